@@ -1,0 +1,248 @@
+from flyteidl.core import errors_pb2 as _errors_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Writer(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WRITER_UNSPECIFIED: _ClassVar[Writer]
+    WRITER_WORKER: _ClassVar[Writer]
+    WRITER_AGENT: _ClassVar[Writer]
+    WRITER_RECORDER: _ClassVar[Writer]
+
+class Subject(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SUBJECT_UNSPECIFIED: _ClassVar[Subject]
+    SUBJECT_WORKER: _ClassVar[Subject]
+    SUBJECT_AGENT: _ClassVar[Subject]
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_JOINED: _ClassVar[Phase]
+    PHASE_FAILED: _ClassVar[Phase]
+    PHASE_SUCCEEDED: _ClassVar[Phase]
+WRITER_UNSPECIFIED: Writer
+WRITER_WORKER: Writer
+WRITER_AGENT: Writer
+WRITER_RECORDER: Writer
+SUBJECT_UNSPECIFIED: Subject
+SUBJECT_WORKER: Subject
+SUBJECT_AGENT: Subject
+PHASE_UNSPECIFIED: Phase
+PHASE_JOINED: Phase
+PHASE_FAILED: Phase
+PHASE_SUCCEEDED: Phase
+
+class WorkerErrorDocument(_message.Message):
+    __slots__ = ("error", "failure", "verdict")
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    error: _errors_pb2.ContainerError
+    failure: WorkerFailure
+    verdict: SealedVerdict
+    def __init__(self, error: _Optional[_Union[_errors_pb2.ContainerError, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., verdict: _Optional[_Union[SealedVerdict, _Mapping]] = ...) -> None: ...
+
+class WorkerFailure(_message.Message):
+    __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WRITER_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    MONOTONIC_NS_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_DELAY_NS_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    SENT_SIGNALS_FIELD_NUMBER: _ClassVar[int]
+    CATEGORY_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
+    STACK_DUMPS_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    schema_version: int
+    writer: Writer
+    subject: Subject
+    place: Place
+    wall_time_ns: int
+    monotonic_ns: int
+    boot_id: str
+    upload_delay_ns: int
+    exception: ExceptionRecord
+    exit_code: int
+    signal: str
+    sent_signals: _containers.RepeatedCompositeFieldContainer[SentSignal]
+    category: str
+    fingerprint: str
+    log_tail: str
+    stack_dumps: _containers.RepeatedCompositeFieldContainer[StackDump]
+    resources: ResourceEvidence
+    versions: _containers.ScalarMap[str, str]
+    def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Place(_message.Message):
+    __slots__ = ("attempt", "round", "incarnation", "restart_count", "global_rank", "local_rank", "group_rank", "world_size", "group_world_size", "role", "node", "host", "ip", "pid")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    GROUP_RANK_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    IP_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    round: int
+    incarnation: int
+    restart_count: int
+    global_rank: int
+    local_rank: int
+    group_rank: int
+    world_size: int
+    group_world_size: int
+    role: str
+    node: str
+    host: str
+    ip: str
+    pid: int
+    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., incarnation: _Optional[int] = ..., restart_count: _Optional[int] = ..., global_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., group_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., group_world_size: _Optional[int] = ..., role: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., ip: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class ExceptionRecord(_message.Message):
+    __slots__ = ("type", "bases", "message", "frames", "notes", "causes", "relation", "frames_omitted", "members")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    BASES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    CAUSES_FIELD_NUMBER: _ClassVar[int]
+    RELATION_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_OMITTED_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    type: str
+    bases: _containers.RepeatedScalarFieldContainer[str]
+    message: str
+    frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    notes: _containers.RepeatedScalarFieldContainer[str]
+    causes: _containers.RepeatedCompositeFieldContainer[ExceptionRecord]
+    relation: str
+    frames_omitted: int
+    members: _containers.RepeatedCompositeFieldContainer[ExceptionRecord]
+    def __init__(self, type: _Optional[str] = ..., bases: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., causes: _Optional[_Iterable[_Union[ExceptionRecord, _Mapping]]] = ..., relation: _Optional[str] = ..., frames_omitted: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ExceptionRecord, _Mapping]]] = ...) -> None: ...
+
+class Frame(_message.Message):
+    __slots__ = ("file", "line", "function", "code")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    FUNCTION_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    line: int
+    function: str
+    code: str
+    def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ..., code: _Optional[str] = ...) -> None: ...
+
+class SentSignal(_message.Message):
+    __slots__ = ("signal", "reason")
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    signal: str
+    reason: str
+    def __init__(self, signal: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class StackDump(_message.Message):
+    __slots__ = ("pid", "global_rank", "text")
+    PID_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    pid: int
+    global_rank: int
+    text: str
+    def __init__(self, pid: _Optional[int] = ..., global_rank: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
+
+class ResourceEvidence(_message.Message):
+    __slots__ = ("oom_kill", "memory_peak_bytes", "memory_limit_bytes")
+    OOM_KILL_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    oom_kill: int
+    memory_peak_bytes: int
+    memory_limit_bytes: int
+    def __init__(self, oom_kill: _Optional[int] = ..., memory_peak_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
+
+class RosterEntry(_message.Message):
+    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts")
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    schema_version: int
+    phase: Phase
+    place: Place
+    workers: _containers.RepeatedCompositeFieldContainer[RosterWorker]
+    wall_time_ns: int
+    receipts: _containers.RepeatedCompositeFieldContainer[DocumentReceipt]
+    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ...) -> None: ...
+
+class RosterWorker(_message.Message):
+    __slots__ = ("global_rank", "local_rank", "pid")
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    global_rank: int
+    local_rank: int
+    pid: int
+    def __init__(self, global_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class DocumentReceipt(_message.Message):
+    __slots__ = ("key", "durable", "fault_to_durable_ns", "error", "global_rank")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
+    FAULT_TO_DURABLE_NS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    durable: bool
+    fault_to_durable_ns: int
+    error: str
+    global_rank: int
+    def __init__(self, key: _Optional[str] = ..., durable: bool = ..., fault_to_durable_ns: _Optional[int] = ..., error: _Optional[str] = ..., global_rank: _Optional[int] = ...) -> None: ...
+
+class SealedVerdict(_message.Message):
+    __slots__ = ("schema_version", "wall_time_ns", "digest", "document_count", "strategy", "json", "node")
+    SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STRATEGY_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    schema_version: int
+    wall_time_ns: int
+    digest: str
+    document_count: int
+    strategy: str
+    json: str
+    node: str
+    def __init__(self, schema_version: _Optional[int] = ..., wall_time_ns: _Optional[int] = ..., digest: _Optional[str] = ..., document_count: _Optional[int] = ..., strategy: _Optional[str] = ..., json: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,291 @@
+"""From single documents to one picture of an attempt: which round counts, who is one and the same, who is missing.
+
+Pure functions; the rules are those of the case table in docs/design.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from firstfault.fingerprint import fingerprint_of
+from firstfault.keys import ErrorKey
+from firstfault.model import (
+    Coverage,
+    JobErrors,
+    NodePresence,
+    Phase,
+    Resources,
+    Seal,
+    Subject,
+    WorkerError,
+    Writer,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Findings", "Unreadable", "assemble", "digest_of", "nodes_done"]
+
+_FINAL = {Phase.FAILED, Phase.SUCCEEDED}
+_MAX_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A document that exists and could not be used."""
+
+    name: str
+    reason: str
+
+    @property
+    def round(self) -> int | None:
+        """The round its name claims, None if the name says nothing."""
+        key = ErrorKey.parse(self.name)
+        return None if key is None else key.round
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one look at the storage brought."""
+
+    documents: tuple[WorkerError, ...] = ()
+    seals: tuple[Seal, ...] = ()
+    roster: tuple[NodePresence, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
+    foreign: tuple[str, ...] = ()
+    """Names of files that are no documents."""
+    notes: tuple[str, ...] = field(default=())
+
+
+def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: bool = True) -> JobErrors:
+    """Return the picture of an attempt.
+
+    Args:
+        findings: what was found, in any order; the result does not depend on it.
+        expected_nodes: overrides what roster and documents say about the number of nodes.
+        settled: whether every node had reported when the reader stopped waiting.
+    """
+    round_ = _judged_round(findings)
+    newest = _newest_incarnations(findings, round_)
+    current: list[WorkerError] = []
+    history: list[WorkerError] = []
+    for document in findings.documents:
+        target = current if _is_current(document, round_, newest) else history
+        target.append(document)
+    roster = tuple(
+        sorted(
+            (entry for entry in findings.roster if entry.place.round == round_),
+            key=lambda entry: (_or_last(entry.place.group_rank), entry.phase.value, entry.place.incarnation),
+        )
+    )
+    unreadable = [item for item in findings.unreadable if item.round is None or item.round >= round_]
+    failures = _in_order(_merged(current))
+    return JobErrors(
+        failures=failures,
+        history=_in_order(_merged(history)),
+        roster=roster,
+        seals=tuple(sorted(findings.seals, key=lambda seal: (-seal.count, seal.name))),
+        coverage=_coverage(findings, failures, roster, unreadable, expected_nodes),
+        round=round_,
+        attempt=max((failure.place.attempt for failure in failures), default=0),
+        settled=settled,
+        digest=digest_of(failures),
+        document_count=sum(len(failure.documents) for failure in failures),
+    )
+
+
+def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None) -> bool:
+    """Whether every node of the last round has said that it has nothing more to write.
+
+    Without `expected_nodes` the number of nodes is what the entries say; without entries nobody can be waited for.
+    """
+    entries = list(roster)
+    last = max((entry.place.round for entry in entries), default=0)
+    current = [entry for entry in entries if entry.place.round == last]
+    expected = expected_nodes or max((entry.place.group_world_size for entry in current), default=0)
+    done = {_node_key(entry.place.node, entry.place.group_rank) for entry in current if entry.phase in _FINAL}
+    return expected > 0 and len(done) >= expected
+
+
+def digest_of(failures: Iterable[WorkerError]) -> str:
+    """Return a digest over the names of all documents that `failures` rest on; independent of order."""
+    names = sorted(document.name for failure in failures for document in failure.documents)
+    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
+
+
+# --- which documents count ------------------------------------------------------------------------------------------
+
+
+def _judged_round(findings: Findings) -> int:
+    """The last round that has a roster entry or a document; a later roster turns a document into history."""
+    rounds = [entry.place.round for entry in findings.roster]
+    rounds += [document.place.round for document in findings.documents if document.writer is not Writer.STOCK]
+    rounds += [item.round for item in findings.unreadable if item.round is not None]
+    return max(rounds, default=0)
+
+
+def _newest_incarnations(findings: Findings, round_: int) -> dict[str, int]:
+    newest: dict[str, int] = defaultdict(int)
+    places = [entry.place for entry in findings.roster]
+    places += [document.place for document in findings.documents if document.writer is not Writer.STOCK]
+    for place in places:
+        if place.round == round_:
+            key = _node_key(place.node, place.group_rank)
+            newest[key] = max(newest[key], place.incarnation)
+    return newest
+
+
+def _is_current(document: WorkerError, round_: int, newest: dict[str, int]) -> bool:
+    if document.writer is Writer.STOCK:
+        return True  # says nothing about rounds
+    place = document.place
+    if place.round != round_:
+        return False
+    return place.incarnation >= newest.get(_node_key(place.node, place.group_rank), 0)
+
+
+def _node_key(node: str, group_rank: int | None) -> str:
+    return node or (f"group rank {group_rank}" if group_rank is not None else "")
+
+
+# --- one worker, heard twice ----------------------------------------------------------------------------------------
+
+
+def _merged(documents: Sequence[WorkerError]) -> list[WorkerError]:
+    groups: dict[tuple[object, ...], list[WorkerError]] = defaultdict(list)
+    for document in documents:
+        groups[_identity(document)].append(document)
+    return [_merge(group) for group in groups.values()]
+
+
+def _identity(document: WorkerError) -> tuple[object, ...]:
+    if document.writer is Writer.STOCK:
+        return ("file", document.documents[0].name if document.documents else id(document))
+    if document.subject is Subject.AGENT:
+        return ("agent", document.node, document.place.group_rank)
+    # the node belongs to it: a document that claims another node's rank is not that worker's
+    return ("worker", document.node, document.rank, document.place.pid if document.rank is None else None)
+
+
+def _merge(group: Sequence[WorkerError]) -> WorkerError:
+    """One failure out of what several documents say: the worker's own word first, then what its agent saw."""
+    ordered = sorted(group, key=lambda item: (_AUTHORITY[item.writer], _time_order(item)))
+    first = ordered[0]
+    merged = first
+    for other in ordered[1:]:
+        merged = replace(
+            merged,
+            exception=merged.exception or other.exception,
+            exit_code=other.exit_code if merged.exit_code is None else merged.exit_code,
+            signal=merged.signal or other.signal,
+            sent_signals=merged.sent_signals or other.sent_signals,
+            log_tail=merged.log_tail or other.log_tail,
+            category=merged.category or other.category,
+            resources=other.resources if merged.resources == Resources() else merged.resources,
+            timestamp_ns=other.timestamp_ns if merged.timestamp_ns is None else merged.timestamp_ns,
+            documents=merged.documents + other.documents,
+        )
+    documents = tuple(sorted(merged.documents, key=lambda ref: ref.name))
+    return replace(merged, documents=documents, fingerprint=merged.fingerprint or fingerprint_of(merged))
+
+
+_AUTHORITY = {Writer.WORKER: 0, Writer.AGENT: 1, Writer.RECORDER: 2, Writer.STOCK: 3}
+
+
+def _in_order(failures: Iterable[WorkerError]) -> tuple[WorkerError, ...]:
+    return tuple(sorted(failures, key=_time_order))
+
+
+def _time_order(failure: WorkerError) -> tuple[object, ...]:
+    """By recorded time, without one last; then rank; then fingerprint and node, which no listing order decides."""
+    missing = failure.timestamp_ns is None
+    return (
+        missing,
+        failure.timestamp_ns or 0,
+        _or_last(failure.rank),
+        failure.fingerprint or fingerprint_of(failure),
+        failure.node,
+        failure.message,
+    )
+
+
+def _or_last(rank: int | None) -> int:
+    return rank if rank is not None else 1 << 62
+
+
+# --- coverage -------------------------------------------------------------------------------------------------------
+
+
+def _coverage(
+    findings: Findings,
+    failures: Sequence[WorkerError],
+    roster: Sequence[NodePresence],
+    unreadable: Sequence[Unreadable],
+    expected_nodes: int | None,
+) -> Coverage:
+    known = [entry.place.group_world_size for entry in roster]
+    known += [failure.place.group_world_size for failure in failures]
+    expected = expected_nodes or max(known, default=0) or None
+    reported = {_reporter(failure) for failure in failures}
+    reported |= {_node_key(entry.place.node, entry.place.group_rank) for entry in roster if entry.phase in _FINAL}
+    notes = [*findings.notes, *_unreadable_notes(unreadable), *_foreign_notes(findings.foreign)]
+    notes += _receipt_notes(findings, roster)
+    notes += _silent_nodes_notes(roster, reported)
+    lost = any(not receipt.durable for entry in roster for receipt in entry.receipts)
+    return Coverage(
+        expected=expected,
+        reported=len(reported),
+        unreadable=len(unreadable),
+        complete=expected is not None
+        and len(reported) >= expected
+        and not unreadable
+        and not lost
+        and not findings.notes,
+        notes=tuple(notes),
+    )
+
+
+def _reporter(failure: WorkerError) -> str:
+    if failure.writer is Writer.STOCK and not failure.worker:
+        return failure.documents[0].name if failure.documents else ""
+    return _node_key(failure.place.node, failure.place.group_rank) or failure.worker
+
+
+def _unreadable_notes(unreadable: Sequence[Unreadable]) -> list[str]:
+    shown = [f"not readable: {item.name}: {item.reason}" for item in unreadable[:_MAX_NAMED]]
+    more = len(unreadable) - _MAX_NAMED
+    return [*shown, f"{more} more documents are not readable"] if more > 0 else shown
+
+
+def _foreign_notes(foreign: Sequence[str]) -> list[str]:
+    if not foreign:
+        return []
+    names = ", ".join(foreign[:_MAX_NAMED])
+    return [f"{len(foreign)} files in the errors folder are no error documents and were left alone: {names}"]
+
+
+def _receipt_notes(findings: Findings, roster: Sequence[NodePresence]) -> list[str]:
+    present = {ref.name for document in findings.documents for ref in document.documents}
+    present |= {item.name for item in findings.unreadable}
+    notes = []
+    for entry in roster:
+        for receipt in entry.receipts:
+            who = f"rank {receipt.rank}" if receipt.rank is not None else "the agent"
+            where = entry.place.node or entry.place.host
+            if not receipt.durable:
+                notes.append(f"the document of {who} on {where} was not uploaded: {receipt.error or 'no reason given'}")
+            elif receipt.name not in present:
+                notes.append(f"{where} says it uploaded {receipt.name}, but it is not there")
+    return notes
+
+
+def _silent_nodes_notes(roster: Sequence[NodePresence], reported: set[str]) -> list[str]:
+    joined = {_node_key(entry.place.node, entry.place.group_rank) for entry in roster}
+    silent = sorted(joined - reported)
+    if not silent:
+        return []
+    names = ", ".join(silent[:_MAX_NAMED]) + (" and others" if len(silent) > _MAX_NAMED else "")
+    return [f"took part but sent no report: {names}"]

@@ -1,0 +1,150 @@
+"""Names of documents and roster entries: what a first look needs, without opening anything.
+
+A name is a hint, the document the authority. Grammar, version 1 (all fixed width but the uuid's end)::
+
+    error key   e1-<round>-<time>-<rank>-<group rank>-<fingerprint>-<incarnation>-<uuid>.pb
+    roster key  r1-<round>-<group rank>-<phase>-<incarnation>-<uuid>.pb
+
+``round`` is written as 99999 minus itself, so that the last round lists first; ``time`` is nanoseconds since the Unix
+epoch in 19 digits, all nines if unknown; ranks have 7 digits, ``x`` filled if there is none; ``fingerprint`` is the 12
+hex digits of fingerprint version 1, zeros if there is none; ``incarnation`` has 13 digits (milliseconds).
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.model import Phase
+
+if TYPE_CHECKING:
+    from firstfault.model import NodePresence, WorkerError
+
+__all__ = ["ErrorKey", "RosterKey", "error_key_for", "roster_key_for"]
+
+_MAX_ROUND = 99_999
+_NO_TIME = "9" * 19
+_MAX_TIME = int(_NO_TIME) - 1
+_NO_RANK = "x" * 7
+_MAX_RANK = 9_999_999
+_MAX_INCARNATION = 10**13 - 1
+_NO_FINGERPRINT = "0" * 12
+
+_ERROR = re.compile(
+    r"e1-(?P<round>\d{5})-(?P<time>\d{19})-(?P<rank>\d{7}|x{7})-(?P<group>\d{7}|x{7})"
+    r"-(?P<fingerprint>[0-9a-f]{12})-(?P<incarnation>\d{13})-(?P<uuid>[0-9a-f]{32})\.pb",
+    re.ASCII,
+)
+_ROSTER = re.compile(
+    r"r1-(?P<round>\d{5})-(?P<group>\d{7}|x{7})-(?P<phase>joined|failed|succeeded)"
+    r"-(?P<incarnation>\d{13})-(?P<uuid>[0-9a-f]{32})\.pb",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKey:
+    """What the name of an error document says."""
+
+    round: int
+    timestamp_ns: int | None
+    rank: int | None
+    group_rank: int | None
+    fingerprint: str
+    """12 hex digits, or empty."""
+    incarnation: int
+    uuid: str
+
+    def __str__(self) -> str:
+        time = _NO_TIME if self.timestamp_ns is None else f"{min(max(self.timestamp_ns, 0), _MAX_TIME):019d}"
+        fingerprint = self.fingerprint or _NO_FINGERPRINT
+        return (
+            f"e1-{_round(self.round)}-{time}-{_rank(self.rank)}-{_rank(self.group_rank)}"
+            f"-{fingerprint}-{_incarnation(self.incarnation)}-{self.uuid}.pb"
+        )
+
+    @classmethod
+    def parse(cls, name: str) -> ErrorKey | None:
+        """Return what `name` says, None if it is no key of this grammar: such a file is opened, never trusted."""
+        match = _ERROR.fullmatch(name)
+        if match is None:
+            return None
+        return cls(
+            round=_MAX_ROUND - int(match["round"]),
+            timestamp_ns=None if match["time"] == _NO_TIME else int(match["time"]),
+            rank=_parse_rank(match["rank"]),
+            group_rank=_parse_rank(match["group"]),
+            fingerprint="" if match["fingerprint"] == _NO_FINGERPRINT else match["fingerprint"],
+            incarnation=int(match["incarnation"]),
+            uuid=match["uuid"],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RosterKey:
+    """What the name of a roster entry says."""
+
+    round: int
+    group_rank: int | None
+    phase: Phase
+    incarnation: int
+    uuid: str
+
+    def __str__(self) -> str:
+        return (
+            f"r1-{_round(self.round)}-{_rank(self.group_rank)}-{self.phase.value}"
+            f"-{_incarnation(self.incarnation)}-{self.uuid}.pb"
+        )
+
+    @classmethod
+    def parse(cls, name: str) -> RosterKey | None:
+        """Return what `name` says, None if it is no key of this grammar."""
+        match = _ROSTER.fullmatch(name)
+        if match is None:
+            return None
+        return cls(
+            round=_MAX_ROUND - int(match["round"]),
+            group_rank=_parse_rank(match["group"]),
+            phase=Phase(match["phase"]),
+            incarnation=int(match["incarnation"]),
+            uuid=match["uuid"],
+        )
+
+
+def error_key_for(error: WorkerError) -> str:
+    """Return a new unique name for a document about `error`."""
+    place = error.place
+    key = ErrorKey(
+        round=place.round,
+        timestamp_ns=error.timestamp_ns,
+        rank=place.rank,
+        group_rank=place.group_rank,
+        fingerprint=error.fingerprint.removeprefix("1:") if error.fingerprint.startswith("1:") else "",
+        incarnation=place.incarnation,
+        uuid=uuid.uuid4().hex,
+    )
+    return str(key)
+
+
+def roster_key_for(presence: NodePresence) -> str:
+    """Return a new unique name for a roster entry."""
+    place = presence.place
+    return str(RosterKey(place.round, place.group_rank, presence.phase, place.incarnation, uuid.uuid4().hex))
+
+
+def _round(number: int) -> str:
+    return f"{_MAX_ROUND - min(max(number, 0), _MAX_ROUND):05d}"
+
+
+def _rank(rank: int | None) -> str:
+    return _NO_RANK if rank is None or not 0 <= rank <= _MAX_RANK else f"{rank:07d}"
+
+
+def _parse_rank(text: str) -> int | None:
+    return None if text == _NO_RANK else int(text)
+
+
+def _incarnation(number: int) -> str:
+    return f"{min(max(number, 0), _MAX_INCARNATION):013d}"

@@ -1,0 +1,396 @@
+"""The data that flows from documents to a decision. Frozen, plain, without storage, protobuf or rendering."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+__all__ = [
+    "CATEGORIES",
+    "Coverage",
+    "Decision",
+    "DocumentRef",
+    "ExceptionInfo",
+    "FrameInfo",
+    "JobErrors",
+    "Kind",
+    "NodePresence",
+    "Origin",
+    "Phase",
+    "Place",
+    "Receipt",
+    "Resources",
+    "Scope",
+    "Seal",
+    "SentSignal",
+    "Subject",
+    "Suspect",
+    "Verdict",
+    "Victims",
+    "WorkerError",
+    "Writer",
+]
+
+
+class Kind(str, enum.Enum):
+    """flyteidl.core.ContainerError.Kind: may the engine run the task again."""
+
+    NON_RECOVERABLE = "NON_RECOVERABLE"
+    RECOVERABLE = "RECOVERABLE"
+
+
+class Origin(str, enum.Enum):
+    """flyteidl.core.ExecutionError.ErrorKind: whose budget a retry is taken from."""
+
+    UNKNOWN = "UNKNOWN"
+    USER = "USER"
+    SYSTEM = "SYSTEM"
+
+
+class Writer(str, enum.Enum):
+    """Who wrote a document."""
+
+    WORKER = "worker"
+    AGENT = "agent"
+    RECORDER = "recorder"
+    STOCK = "stock"
+    """A file of Flyte's own: error.pb or error-<uuid>.pb of a pod without firstfault."""
+
+
+class Subject(str, enum.Enum):
+    """Whose failure a document is about."""
+
+    WORKER = "worker"
+    AGENT = "agent"
+
+
+class Phase(str, enum.Enum):
+    """What a node's roster entry says."""
+
+    JOINED = "joined"
+    FAILED = "failed"
+    SUCCEEDED = "succeeded"
+
+
+class Scope(str, enum.Enum):
+    """What the root cause is."""
+
+    RANK = "rank"
+    RANKS = "ranks"
+    NODE = "node"
+    EXTERNAL = "external"
+    UNDETERMINED = "undetermined"
+
+
+CATEGORIES: dict[str, str] = {
+    "recoverable": "the user's code said so: FlyteRecoverableException or a subclass",
+    "user_code": "an exception of the training code without a more precise class",
+    "input": "the task was given or configured with something it cannot run with",
+    "config": "a configuration that no worker can run with",
+    "data": "malformed or missing training data",
+    "numerics": "NaN, overflow or another numerical fault",
+    "cuda_oom": "the GPU's memory is used up",
+    "gpu_kernel": "a CUDA kernel failed (illegal access, assert)",
+    "gpu_hardware": "a GPU, its memory or its links are faulty (ECC, NVLink, fell off the bus)",
+    "host_oom": "the host's or the container's memory is used up",
+    "disk_full": "no space is left",
+    "storage": "object storage or a file system failed",
+    "network": "the network failed, seen by a party that is not a victim",
+    "external_service": "a hub, a tracker or another service failed",
+    "auth": "credentials are missing, wrong or expired",
+    "collective": "a collective operation failed because of a peer",
+    "rendezvous": "the nodes did not come together, or lost their store",
+    "hang": "a worker stopped making progress",
+    "signal": "a process was ended by a signal that its agent did not send",
+    "exit": "a process exited by itself without an exception",
+    "stopped": "a process was stopped by its own agent",
+    "preemption": "the node was asked to go: preemption, drain, time limit",
+    "node_lost": "a node vanished",
+    "platform": "the elastic agent itself failed",
+    "infrastructure": "something outside of the agent and its workers failed",
+    "unknown": "nothing was said that allows a class",
+}
+"""The closed list of categories, each with its meaning."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameInfo:
+    """One frame of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+    """The source line, stripped; empty if it could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionInfo:
+    """An exception as it was found in the process that raised it."""
+
+    type: str
+    """Qualified name; builtins without their module."""
+    message: str
+    bases: tuple[str, ...] = ()
+    """Qualified names of all base classes, nearest first, without object."""
+    frames: tuple[FrameInfo, ...] = ()
+    """Outermost first."""
+    notes: tuple[str, ...] = ()
+    causes: tuple[ExceptionInfo, ...] = ()
+    """The chain of causes and contexts, nearest first, flattened."""
+    relation: str = ""
+    """"cause" or "context": how this one hangs on the one before it in `causes`."""
+    frames_omitted: int = 0
+    members: tuple[ExceptionInfo, ...] = ()
+    """Members of an exception group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process stood in the job. None: it had no such rank."""
+
+    attempt: int = 0
+    round: int = 0
+    incarnation: int = 0
+    """Milliseconds since the Unix epoch when the node's agent started."""
+    restart_count: int = 0
+    rank: int | None = None
+    local_rank: int | None = None
+    group_rank: int | None = None
+    world_size: int = 0
+    """0: not known."""
+    group_world_size: int = 0
+    """Number of nodes in the round; 0: not known."""
+    role: str = ""
+    node: str = ""
+    host: str = ""
+    ip: str = ""
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SentSignal:
+    """A signal the agent sent to a process of its own."""
+
+    signal: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the node's cgroup said. None: could not be read."""
+
+    oom_kill: int | None = None
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRef:
+    """The object a piece of knowledge comes from."""
+
+    name: str
+    """Name of the object within its folder."""
+    uri: str = ""
+    last_modified_ns: int | None = None
+    """When the storage says the upload ended; often whole seconds."""
+    size: int = 0
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerError:
+    """What is known about one failure of one process or agent; merged if several documents speak of it."""
+
+    code: str
+    message: str
+    kind: Kind
+    origin: Origin
+    timestamp_ns: int | None = None
+    """When it was recorded, nanoseconds since the Unix epoch by the writer's clock. None: the document does not say."""
+    worker: str = ""
+    """ContainerError.worker: the node's name."""
+    place: Place = field(default_factory=Place)
+    writer: Writer = Writer.STOCK
+    subject: Subject = Subject.WORKER
+    exception: ExceptionInfo | None = None
+    exit_code: int | None = None
+    signal: str = ""
+    sent_signals: tuple[SentSignal, ...] = ()
+    category: str = ""
+    fingerprint: str = ""
+    log_tail: str = ""
+    resources: Resources = field(default_factory=Resources)
+    monotonic_ns: int | None = None
+    boot_id: str = ""
+    upload_delay_ns: int | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+    documents: tuple[DocumentRef, ...] = ()
+    """Every document that speaks of this failure."""
+
+    @property
+    def rank(self) -> int | None:
+        """Global rank, None for an agent or a stock file."""
+        return self.place.rank
+
+    @property
+    def node(self) -> str:
+        """The node's name: what the document says, else the host."""
+        return self.place.node or self.worker or self.place.host
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether the worker itself marked it so."""
+        return self.kind is Kind.RECOVERABLE
+
+    @property
+    def stopped_by_agent(self) -> bool:
+        """Whether the process ended because its own agent told it to: the mark of a victim without a word."""
+        return bool(self.sent_signals) and self.exception is None
+
+    @property
+    def what(self) -> str:
+        """The failure in one or two words: the exception's short name, the signal or the exit code."""
+        if self.exception is not None:
+            return self.exception.type.rsplit(".", 1)[-1]
+        if self.signal:
+            return self.signal
+        if self.exit_code is not None:
+            return f"exit code {self.exit_code}"
+        return self.code or "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one document of a node, as its agent knows."""
+
+    name: str
+    durable: bool
+    fault_to_durable_ns: int | None = None
+    error: str = ""
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodePresence:
+    """A roster entry: one node's part in one round."""
+
+    phase: Phase
+    place: Place
+    ranks: tuple[int, ...] = ()
+    receipts: tuple[Receipt, ...] = ()
+    timestamp_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Who was expected to report, who did, and whether everything was looked at. Counted in nodes."""
+
+    expected: int | None
+    """Nodes that took part in the round; None: nobody said."""
+    reported: int
+    """Nodes of which at least one document was read, or that said they are done."""
+    unreadable: int = 0
+    """Documents that exist but could not be read."""
+    complete: bool = False
+    """Every expected node reported, and every document was read."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what was not looked at, or not understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """A verdict that a pod left as its error.pb."""
+
+    name: str
+    digest: str
+    count: int
+    """Number of documents it rests on."""
+    strategy: str
+    json: str
+    timestamp_ns: int
+    node: str
+    code: str
+    message: str
+    kind: Kind
+    origin: Origin
+    fault_timestamp_ns: int | None
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobErrors:
+    """Everything that was read about one attempt."""
+
+    failures: tuple[WorkerError, ...] = ()
+    """Of the round that is judged, one per process, in time order; those without a time come last."""
+    history: tuple[WorkerError, ...] = ()
+    """Failures of earlier rounds and incarnations: recovered from, never judged."""
+    roster: tuple[NodePresence, ...] = ()
+    """Entries of the round that is judged."""
+    seals: tuple[Seal, ...] = ()
+    coverage: Coverage = field(default_factory=lambda: Coverage(None, 0))
+    round: int = 0
+    attempt: int = 0
+    settled: bool = True
+    """False: the reader gave up waiting for nodes that had not reported."""
+    digest: str = ""
+    """Over the sorted names of the documents read."""
+    document_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Somebody who may be the root cause when nobody certainly is."""
+
+    why: str
+    rank: int | None = None
+    node: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """Who failed, or was stopped, as a consequence."""
+
+    count: int = 0
+    by_rank: tuple[tuple[int, str], ...] = ()
+    """At most 100 of (rank, one line), by rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a strategy returns: the root cause, how sure it is and why, and what it did not see."""
+
+    scope: Scope
+    code: str
+    category: str
+    headline: str
+    message: str
+    strategy: str
+    ranks: tuple[int, ...] = ()
+    node: str | None = None
+    fingerprint: str = ""
+    timestamp_ns: int | None = None
+    confidence: str = "low"
+    """"high", "medium" or "low"."""
+    why: tuple[str, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
+    victims: Victims = field(default_factory=Victims)
+    coverage: Coverage = field(default_factory=lambda: Coverage(None, 0))
+    settled: bool = True
+    digest: str = ""
+    document_count: int = 0
+    root: WorkerError | None = None
+    """The failure the verdict rests on, None if there is no single one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether to run the task again, and who pays."""
+
+    retry: bool
+    kind: Kind
+    origin: Origin
+    enforced: bool
+    """True: stock Flyte will do this. False: it is advice."""
+    reason: str

@@ -1,0 +1,60 @@
+"""Where the files of an attempt lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from firstfault.store._uri import join, split_name
+
+__all__ = ["ERRORS", "ROSTER", "Layout", "is_error_file", "is_stock_error_file"]
+
+ERRORS = "firstfault/errors"
+"""Folder of error documents, below the output prefix.
+
+Not ``errors/``: Flyte's reader takes everything under ``<output prefix>/error*.pb`` for a failure of the attempt, also
+the documents of a round that was recovered from.
+"""
+ROSTER = "firstfault/roster"
+"""Folder of roster entries, below the output prefix."""
+OUTPUTS = "outputs.pb"
+DECK = "deck.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The folders and files that a URI stands for. An empty folder name is the root itself, None is none."""
+
+    root: str
+    errors: str | None
+    roster: str | None
+    stock: str | None
+    """Folder in which Flyte's own error.pb and error-<uuid>.pb lie."""
+    document: str | None = None
+    """Name of the only document to read."""
+
+    @classmethod
+    def of(cls, uri: str) -> Layout:
+        """Return the layout of an output prefix, an errors/ folder or a single document."""
+        folder, name = split_name(uri)
+        if name.endswith(".pb"):
+            return cls(folder, None, None, None, document=name)
+        if name == "errors":
+            # beside it, as we write it, lies the roster
+            return cls(folder or "/", "errors", "roster", None)
+        if name == "firstfault":
+            return cls(uri, "errors", "roster", None)
+        return cls(uri, ERRORS, ROSTER, "")
+
+    def errors_uri(self) -> str:
+        """URI of the errors/ folder, or of the document itself."""
+        return join(self.root, self.document or self.errors or "")
+
+
+def is_error_file(name: str) -> bool:
+    """Whether a file in an errors/ folder is meant to be an error document."""
+    return name.endswith(".pb")
+
+
+def is_stock_error_file(name: str) -> bool:
+    """Whether Flyte's reader would take this file beside the outputs for an error: prefix error, suffix .pb."""
+    return name.startswith("error") and name.endswith(".pb")

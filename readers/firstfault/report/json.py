@@ -1,0 +1,165 @@
+"""The contract ``firstfault.verdict/v1``: a verdict and a decision as JSON, and back."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from typing import Any
+
+from firstfault.model import Coverage, Decision, Kind, Origin, Scope, Suspect, Verdict, Victims
+
+__all__ = [
+    "SCHEMA",
+    "decision_from_json",
+    "decision_to_dict",
+    "format_timestamp",
+    "parse_timestamp",
+    "to_json",
+    "verdict_from_json",
+    "verdict_to_dict",
+]
+
+SCHEMA = "firstfault.verdict/v1"
+_NANO = 1_000_000_000
+_RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
+
+
+def to_json(verdict: Verdict, decision: Decision) -> str:
+    """Return ``{"schema", "verdict", "decision"}`` as one line."""
+    document = {"schema": SCHEMA, "verdict": verdict_to_dict(verdict), "decision": decision_to_dict(decision)}
+    return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+
+
+def verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
+    """Return the verdict as the contract has it."""
+    return {
+        "scope": verdict.scope.value,
+        "ranks": list(verdict.ranks),
+        "node": verdict.node,
+        "code": verdict.code,
+        "category": verdict.category,
+        "fingerprint": verdict.fingerprint,
+        "headline": verdict.headline,
+        "message": verdict.message,
+        "timestamp": format_timestamp(verdict.timestamp_ns),
+        "strategy": verdict.strategy,
+        "confidence": verdict.confidence,
+        "why": list(verdict.why),
+        "suspects": [_suspect_to_dict(suspect) for suspect in verdict.suspects],
+        "victims": {
+            "count": verdict.victims.count,
+            "ranks": {str(rank): line for rank, line in verdict.victims.by_rank},
+        },
+        "coverage": {
+            "expected": verdict.coverage.expected,
+            "reported": verdict.coverage.reported,
+            "unreadable": verdict.coverage.unreadable,
+            "complete": verdict.coverage.complete,
+            "notes": list(verdict.coverage.notes),
+        },
+        "settled": verdict.settled,
+        "documents": {"digest": verdict.digest, "count": verdict.document_count},
+    }
+
+
+def decision_to_dict(decision: Decision) -> dict[str, Any]:
+    """Return the decision as the contract has it."""
+    return {
+        "retry": decision.retry,
+        "kind": decision.kind.value,
+        "origin": decision.origin.value,
+        "enforced": decision.enforced,
+        "reason": decision.reason,
+    }
+
+
+def verdict_from_json(text: str) -> Verdict | None:
+    """Return the verdict that `to_json` wrote, without its root; None if this is none, or of another schema."""
+    try:
+        document = json.loads(text)
+        if document["schema"] != SCHEMA:
+            return None
+        return _verdict_from_dict(document["verdict"])
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def decision_from_json(text: str) -> Decision | None:
+    """Return the decision that `to_json` wrote; None if this is none, or of another schema."""
+    try:
+        document = json.loads(text)
+        if document["schema"] != SCHEMA:
+            return None
+        data = document["decision"]
+        return Decision(
+            retry=bool(data["retry"]),
+            kind=Kind(data["kind"]),
+            origin=Origin(data["origin"]),
+            enforced=bool(data["enforced"]),
+            reason=str(data["reason"]),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def format_timestamp(timestamp_ns: int | None) -> str | None:
+    """Return RFC 3339 in UTC with nine decimals; None for None."""
+    if timestamp_ns is None:
+        return None
+    seconds, nanos = divmod(timestamp_ns, _NANO)
+    moment = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=seconds)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{nanos:09d}Z"
+
+
+def parse_timestamp(text: str | None) -> int | None:
+    """Return nanoseconds since the Unix epoch; None for None.
+
+    Raises:
+        ValueError: not RFC 3339 in UTC.
+    """
+    if text is None:
+        return None
+    match = _RFC3339.fullmatch(text)
+    if match is None:
+        raise ValueError(f"not an RFC 3339 time in UTC: {text!r}")
+    moment = dt.datetime.strptime(match[1], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=dt.timezone.utc)
+    return int(moment.timestamp()) * _NANO + int((match[2] or "0").ljust(9, "0"))
+
+
+def _suspect_to_dict(suspect: Suspect) -> dict[str, Any]:
+    named: dict[str, Any] = {"rank": suspect.rank} if suspect.rank is not None else {"node": suspect.node}
+    return {**named, "why": suspect.why}
+
+
+def _verdict_from_dict(data: dict[str, Any]) -> Verdict:
+    coverage, victims, documents = data["coverage"], data["victims"], data["documents"]
+    return Verdict(
+        scope=Scope(data["scope"]),
+        ranks=tuple(data["ranks"]),
+        node=data["node"],
+        code=data["code"],
+        category=data["category"],
+        fingerprint=data["fingerprint"],
+        headline=data["headline"],
+        message=data["message"],
+        timestamp_ns=parse_timestamp(data["timestamp"]),
+        strategy=data["strategy"],
+        confidence=data["confidence"],
+        why=tuple(data["why"]),
+        suspects=tuple(Suspect(item["why"], item.get("rank"), item.get("node")) for item in data["suspects"]),
+        victims=Victims(
+            count=victims["count"],
+            by_rank=tuple((int(rank), line) for rank, line in victims["ranks"].items()),
+        ),
+        coverage=Coverage(
+            expected=coverage["expected"],
+            reported=coverage["reported"],
+            unreadable=coverage["unreadable"],
+            complete=coverage["complete"],
+            notes=tuple(coverage.get("notes", ())),
+        ),
+        settled=data["settled"],
+        digest=documents["digest"],
+        document_count=documents["count"],
+    )

@@ -1,0 +1,265 @@
+"""Retry policies: whether to run a task again, whose budget pays, and whether the engine will enforce it.
+
+Policies compose: ``explicit() | on_category("preemption", "node_lost") & ~exhausted()``. A plain callable that takes
+(verdict, context) and returns a bool is one too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, Union
+
+from firstfault.errors import UsageError
+from firstfault.model import CATEGORIES, Decision, Kind, Origin, Scope, Verdict, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "RetryContext",
+    "RetryPolicy",
+    "Vote",
+    "decide",
+    "declared",
+    "default_policy",
+    "exhausted",
+    "explicit",
+    "never",
+    "on_category",
+    "same_fault_everywhere",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryContext:
+    """What a policy may know besides the verdict."""
+
+    attempt: int = 0
+    retries: int | None = None
+    """The task's `retries`; None: not known."""
+    previous_fingerprint: str = ""
+    """Of the attempt before, empty if there was none."""
+    pods_alive: bool = True
+    """Whether pods live to seal the verdict, so that stock Flyte reads it. False after a pod died as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """A policy's answer. It is true if it says retry."""
+
+    retry: bool
+    reason: str
+    origin: Origin = Origin.USER
+    """Whose budget pays for the retry."""
+
+    def __bool__(self) -> bool:
+        return self.retry
+
+
+class _Combinable(Protocol):
+    def __call__(self, verdict: Verdict, context: RetryContext, /) -> Vote | bool: ...
+
+
+RetryPolicy = Union["PolicyBase", _Combinable]
+"""A policy, or a plain callable of (verdict, context) that returns a Vote or a bool."""
+
+
+class PolicyBase:
+    """Gives a policy its operators: ``|`` either, ``&`` both, ``~`` not."""
+
+    def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
+        """Return the policy's vote."""
+        raise NotImplementedError
+
+    def __or__(self, other: RetryPolicy) -> PolicyBase:
+        return _Any(self, as_policy(other))
+
+    def __ror__(self, other: RetryPolicy) -> PolicyBase:
+        return _Any(as_policy(other), self)
+
+    def __and__(self, other: RetryPolicy) -> PolicyBase:
+        return _All(self, as_policy(other))
+
+    def __rand__(self, other: RetryPolicy) -> PolicyBase:
+        return _All(as_policy(other), self)
+
+    def __invert__(self) -> PolicyBase:
+        return _Not(self)
+
+
+class _Any(PolicyBase):
+    def __init__(self, *policies: PolicyBase) -> None:
+        self._policies = policies
+
+    def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
+        votes = [policy(verdict, context) for policy in self._policies]
+        yes = next((vote for vote in votes if vote), None)
+        return yes or Vote(retry=False, reason="; ".join(vote.reason for vote in votes))
+
+
+class _All(PolicyBase):
+    def __init__(self, *policies: PolicyBase) -> None:
+        self._policies = policies
+
+    def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
+        votes = [policy(verdict, context) for policy in self._policies]
+        no = next((vote for vote in votes if not vote), None)
+        return no or votes[0]
+
+
+class _Not(PolicyBase):
+    def __init__(self, policy: PolicyBase) -> None:
+        self._policy = policy
+
+    def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
+        vote = self._policy(verdict, context)
+        return Vote(retry=not vote.retry, reason=vote.reason, origin=vote.origin)
+
+
+class _Function(PolicyBase):
+    def __init__(self, function: Callable[[Verdict, RetryContext], Vote | bool]) -> None:
+        self._function = function
+        self._name = getattr(function, "__name__", type(function).__name__)
+
+    def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
+        answer = self._function(verdict, context)
+        if isinstance(answer, Vote):
+            return answer
+        return Vote(retry=bool(answer), reason=f"the policy {self._name} says {'retry' if answer else 'do not retry'}")
+
+
+def as_policy(policy: RetryPolicy) -> PolicyBase:
+    """Return `policy` with operators.
+
+    Raises:
+        UsageError: it cannot be called.
+    """
+    if isinstance(policy, PolicyBase):
+        return policy
+    if not callable(policy):
+        raise UsageError(f"a retry policy must be callable with (verdict, context); {policy!r} is not")
+    return _Function(policy)
+
+
+# --- policies -------------------------------------------------------------------------------------------------------
+
+
+def explicit() -> PolicyBase:
+    """Retry on the user's budget if the root cause was raised as recoverable: by type, in the worker that raised it."""
+
+    def explicit_(verdict: Verdict, context: RetryContext) -> Vote:
+        del context
+        root = verdict.root
+        if root is not None and root.recoverable and root.origin is not Origin.SYSTEM:
+            return Vote(retry=True, reason=f"{root.what} was raised as recoverable", origin=Origin.USER)
+        return Vote(retry=False, reason="nothing was raised as recoverable")
+
+    return _Function(explicit_)
+
+
+def declared() -> PolicyBase:
+    """Retry on the system's budget if whoever wrote the root cause's document declared it RECOVERABLE and SYSTEM.
+
+    Flyte's own entrypoint does so for errors outside of the task function, our agent for failures of its own.
+    """
+
+    def declared_(verdict: Verdict, context: RetryContext) -> Vote:
+        del context
+        root = verdict.root
+        if root is not None and root.recoverable and root.origin is Origin.SYSTEM:
+            who = "Flyte's entrypoint" if root.writer is Writer.STOCK else "the agent"
+            return Vote(retry=True, reason=f"{who} reported a recoverable system error", origin=Origin.SYSTEM)
+        return Vote(retry=False, reason="no system error was reported")
+
+    return _Function(declared_)
+
+
+def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> PolicyBase:
+    """Retry if the root cause is of one of `categories`, by default on the system's budget.
+
+    Raises:
+        UsageError: a category does not exist.
+    """
+    unknown = sorted(set(categories) - set(CATEGORIES))
+    if unknown:
+        raise UsageError(f"unknown category {', '.join(unknown)}; known are {', '.join(CATEGORIES)}")
+
+    def on_category_(verdict: Verdict, context: RetryContext) -> Vote:
+        del context
+        if verdict.category in categories:
+            return Vote(retry=True, reason=f"{verdict.category}: {CATEGORIES[verdict.category]}", origin=origin)
+        return Vote(retry=False, reason=f"{verdict.category} is not a reason to retry")
+
+    return _Function(on_category_)
+
+
+def exhausted() -> PolicyBase:
+    """True if the task's `retries` are used up."""
+
+    def exhausted_(verdict: Verdict, context: RetryContext) -> Vote:
+        del verdict
+        over = context.retries is not None and context.attempt >= context.retries
+        return Vote(retry=over, reason="the task's retries are used up" if over else "retries are left")
+
+    return _Function(exhausted_)
+
+
+def same_fault_everywhere() -> PolicyBase:
+    """True if all ranks failed with the same fault: a mistake that another attempt will make again."""
+
+    def same_fault_everywhere_(verdict: Verdict, context: RetryContext) -> Vote:
+        del context
+        world = verdict.root.place.world_size if verdict.root is not None else 0
+        same = verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
+        return Vote(retry=same, reason="the same fault on all ranks" if same else "not the same fault on all ranks")
+
+    return _Function(same_fault_everywhere_)
+
+
+def never() -> PolicyBase:
+    """Never retry."""
+
+    def never_(verdict: Verdict, context: RetryContext) -> Vote:
+        del verdict, context
+        return Vote(retry=False, reason="the policy says never")
+
+    return _Function(never_)
+
+
+def default_policy() -> PolicyBase:
+    """Return firstfault's default, in this order.
+
+    What was raised as recoverable is retried on the user's budget; what came from outside or took a node along, on the
+    system's; everything else is not retried. A text alone never moves a job to the system's budget.
+    """
+    return explicit() | on_category("preemption", "node_lost") | declared()
+
+
+_NO = {
+    Scope.UNDETERMINED: "the root cause is undetermined; stock Flyte would not retry either",
+}
+
+
+def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None) -> Decision:
+    """Return the decision that `policy` (the default if None) takes on `verdict`."""
+    context = context or RetryContext()
+    root = verdict.root
+    vote = as_policy(policy if policy is not None else default_policy())(verdict, context)
+    if vote.retry:
+        origin = vote.origin
+        reason = f"{vote.reason}; the {'system' if origin is Origin.SYSTEM else 'user'}'s retry budget pays"
+    else:
+        origin = root.origin if root is not None else Origin.USER
+        reason = vote.reason if policy is not None else _NO.get(verdict.scope, _plain_no(verdict))
+    return Decision(
+        retry=vote.retry,
+        kind=Kind.RECOVERABLE if vote.retry else Kind.NON_RECOVERABLE,
+        origin=origin,
+        enforced=context.pods_alive,
+        reason=reason,
+    )
+
+
+def _plain_no(verdict: Verdict) -> str:
+    meaning = CATEGORIES.get(verdict.category, verdict.category)
+    return f"nothing says that another attempt would end differently ({verdict.category}: {meaning})"

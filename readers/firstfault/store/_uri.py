@@ -1,0 +1,26 @@
+"""URIs of folders and objects."""
+
+from __future__ import annotations
+
+__all__ = ["is_remote", "join", "protocol_of", "split_name"]
+
+
+def protocol_of(uri: str) -> str:
+    """The scheme of `uri`, ``file`` for a plain path."""
+    return uri.split("://", 1)[0].lower() if "://" in uri else "file"
+
+
+def is_remote(uri: str) -> bool:
+    """Whether `uri` is something else than a folder of this machine."""
+    return protocol_of(uri) not in {"file", "local", "memory"}
+
+
+def join(folder: str, *parts: str) -> str:
+    """Append `parts` to a folder, with one slash between each."""
+    return "/".join([folder.rstrip("/"), *(part.strip("/") for part in parts if part.strip("/"))])
+
+
+def split_name(uri: str) -> tuple[str, str]:
+    """Split ``folder/name`` into its two halves; the folder keeps its scheme."""
+    folder, _, name = uri.rstrip("/").rpartition("/")
+    return folder, name

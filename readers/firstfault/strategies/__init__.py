@@ -1,0 +1,26 @@
+"""Aggregation strategies: from everything that was read about an attempt to one root cause.
+
+A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a plain function will do. Register it with
+`register_strategy`, or in the entry-point group ``firstfault.strategies`` of your distribution.
+"""
+
+from firstfault.strategies._registry import (
+    AggregationStrategy,
+    get_strategy,
+    register_strategy,
+    run_strategy,
+    strategy_names,
+    unregister_strategy,
+)
+from firstfault.strategies._verdict import undetermined, verdict_for
+
+__all__ = [
+    "AggregationStrategy",
+    "get_strategy",
+    "register_strategy",
+    "run_strategy",
+    "strategy_names",
+    "undetermined",
+    "unregister_strategy",
+    "verdict_for",
+]

@@ -1,0 +1,159 @@
+"""Where a strategy is found: registered at run time, built in (as strings, loaded late), or in an entry point."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import inspect
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
+
+from firstfault.errors import StrategyError, UnknownStrategyError
+from firstfault.model import JobErrors, Verdict
+from firstfault.strategies._verdict import undetermined
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "AggregationStrategy",
+    "get_strategy",
+    "register_strategy",
+    "run_strategy",
+    "strategy_names",
+    "unregister_strategy",
+]
+
+ENTRY_POINT_GROUP = "firstfault.strategies"
+
+_BUILT_IN = {
+    "earliest": "firstfault.strategies.earliest:earliest",
+    "majority": "firstfault.strategies.majority:majority",
+    "strictest": "firstfault.strategies.strictest:strictest",
+    "last_written": "firstfault.strategies.last_written:last_written",
+}
+
+
+@runtime_checkable
+class AggregationStrategy(Protocol):
+    """Finds the root cause. Pure: the same `JobErrors` gives the same `Verdict`, in whatever order it was read."""
+
+    def __call__(self, job: JobErrors, /) -> Verdict:
+        """Return the verdict on an attempt with at least one failure."""
+        ...
+
+
+_registered: dict[str, AggregationStrategy] = {}
+
+
+def register_strategy(name: str, strategy: AggregationStrategy) -> AggregationStrategy:
+    """Make `strategy` known as `name` in this process, and return it.
+
+    Raises:
+        StrategyError: the name is taken or not a word, or `strategy` cannot be called with one argument.
+    """
+    if not name.isidentifier():
+        raise StrategyError(f"a strategy's name must be a word of letters, digits and _, not {name!r}")
+    if name in _registered or name in _BUILT_IN:
+        raise StrategyError(f"there is a strategy {name!r} already; choose another name")
+    _validate(name, strategy, "register_strategy")
+    _registered[name] = strategy
+    return strategy
+
+
+def unregister_strategy(name: str) -> None:
+    """Forget a strategy that was registered at run time; one that was not is no error."""
+    _registered.pop(name, None)
+
+
+def strategy_names() -> tuple[str, ...]:
+    """Return the names of all strategies, built-in ones first."""
+    installed = [point.name for point in _entry_points()]
+    return tuple(dict.fromkeys([*_BUILT_IN, *_registered, *sorted(installed)]))
+
+
+def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
+    """Return the strategy of this name; a callable is returned as it is, once checked.
+
+    Raises:
+        UnknownStrategyError: no strategy has this name.
+        StrategyError: it cannot be loaded, or is none; the text names its distribution.
+    """
+    if not isinstance(strategy, str):
+        _validate(getattr(strategy, "__name__", repr(strategy)), strategy, "the caller")
+        return strategy
+    if strategy in _registered:
+        return _registered[strategy]
+    if strategy in _BUILT_IN:
+        loaded: AggregationStrategy = _load_built_in(_BUILT_IN[strategy])
+        return loaded
+    return _from_entry_point(strategy)
+
+
+def run_strategy(strategy: AggregationStrategy, job: JobErrors) -> Verdict:
+    """Return the strategy's verdict on `job`, with coverage and digest filled in from `job`.
+
+    A job without a readable failure is undetermined, whatever the strategy.
+
+    Raises:
+        StrategyError: it returned something else than a Verdict.
+    """
+    if not job.failures:
+        return undetermined(job, getattr(strategy, "__name__", "none"))
+    verdict = strategy(job)
+    if not isinstance(verdict, Verdict):
+        name = getattr(strategy, "__name__", repr(strategy))
+        raise StrategyError(f"the strategy {name} returned {type(verdict).__name__}; it must return a Verdict")
+    return replace(
+        verdict,
+        coverage=job.coverage,
+        settled=job.settled,
+        digest=job.digest,
+        document_count=job.document_count,
+    )
+
+
+def _load_built_in(reference: str) -> AggregationStrategy:
+    module, _, attribute = reference.partition(":")
+    found: AggregationStrategy = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+    return tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+
+
+def _from_entry_point(name: str) -> AggregationStrategy:
+    points = [point for point in _entry_points() if point.name == name]
+    if not points:
+        raise UnknownStrategyError(f"there is no strategy {name!r}; known are {', '.join(strategy_names())}")
+    if len(points) > 1:
+        owners = ", ".join(sorted(_owner(point) for point in points))
+        raise StrategyError(
+            f"the strategy {name!r} is offered by several distributions ({owners}); uninstall all but one"
+        )
+    point = points[0]
+    try:
+        loaded = point.load()
+    except (ImportError, AttributeError) as error:
+        raise StrategyError(f"the strategy {name!r} of {_owner(point)} cannot be loaded: {error}") from error
+    _validate(name, loaded, _owner(point))
+    found: AggregationStrategy = loaded
+    return found
+
+
+def _owner(point: importlib.metadata.EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+
+
+def _validate(name: str, strategy: object, owner: str) -> None:
+    if not callable(strategy) or inspect.isclass(strategy):
+        raise StrategyError(f"the strategy {name!r} of {owner} must be callable with a JobErrors; {strategy!r} is not")
+    try:
+        signature = inspect.signature(strategy)
+    except (TypeError, ValueError):
+        return  # a builtin without a signature: running it will tell
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise StrategyError(f"the strategy {name!r} of {owner} must take one argument, a JobErrors: {error}") from error
+    if inspect.iscoroutinefunction(strategy):
+        raise StrategyError(f"the strategy {name!r} of {owner} must be a plain function; it decides, it does no I/O")

@@ -1,0 +1,169 @@
+"""Building a verdict once the root is known; shared by all strategies, and by those of others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from firstfault.fingerprint import fingerprint_of
+from firstfault.model import Origin, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
+from firstfault.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from firstfault.model import JobErrors
+
+__all__ = ["candidates", "category_of", "headline_of", "undetermined", "verdict_for", "who"]
+
+_MAX_VICTIMS = 100
+_EXTERNAL = {"preemption"}
+_HEADLINE = 160
+
+
+def candidates(job: JobErrors) -> tuple[WorkerError, ...]:
+    """Return the failures that can be a root cause: all but those that their own agent stopped, if others exist."""
+    own = tuple(failure for failure in job.failures if not failure.stopped_by_agent)
+    return own or job.failures
+
+
+def verdict_for(  # noqa: PLR0913 - the parts of a verdict
+    job: JobErrors,
+    root: WorkerError,
+    *,
+    strategy: str,
+    why: Iterable[str],
+    confidence: str,
+    same: Sequence[WorkerError] = (),
+    suspects: Iterable[Suspect] = (),
+) -> Verdict:
+    """Return the verdict that `root` did it.
+
+    Args:
+        job: what was read.
+        root: one of its failures.
+        strategy: the name of who says so.
+        why: sentences a person can check.
+        confidence: "high", "medium" or "low".
+        same: failures with the same fault as `root`, itself included, if the fault is several ranks'; else empty.
+        suspects: others who may be it.
+    """
+    ranks = tuple(sorted({failure.rank for failure in (same or [root]) if failure.rank is not None}))
+    return Verdict(
+        scope=_scope(root, ranks),
+        ranks=ranks,
+        node=root.node or None,
+        code=root.code,
+        category=category_of(root),
+        fingerprint=root.fingerprint or fingerprint_of(root),
+        headline=headline_of(root, ranks),
+        message=root.message,
+        timestamp_ns=root.timestamp_ns,
+        strategy=strategy,
+        confidence=confidence,
+        why=tuple(why),
+        suspects=tuple(suspects),
+        victims=_victims(job, root, same),
+        coverage=job.coverage,
+        settled=job.settled,
+        digest=job.digest,
+        document_count=job.document_count,
+        root=root,
+    )
+
+
+def undetermined(job: JobErrors, strategy: str) -> Verdict:
+    """Return the verdict on an attempt of which no failure could be read."""
+    notes = job.coverage.notes
+    return Verdict(
+        scope=Scope.UNDETERMINED,
+        code="ErrorFileBadFormat",
+        category="unknown",
+        headline=f"undetermined: none of {job.coverage.unreadable} error documents could be read",
+        message="\n".join(notes) or "no error document could be read",
+        strategy=strategy,
+        confidence="low",
+        why=notes,
+        coverage=job.coverage,
+        settled=job.settled,
+        digest=job.digest,
+        document_count=job.document_count,
+    )
+
+
+def category_of(failure: WorkerError) -> str:
+    """Return the category: what the writer claims, else what exception, signal and exit code allow to say."""
+    if failure.category:
+        return failure.category
+    if failure.recoverable and failure.origin is not Origin.SYSTEM:
+        return "recoverable"
+    if failure.stopped_by_agent:
+        return "stopped"
+    if failure.exception is not None:
+        return "user_code"
+    if failure.signal:
+        return "signal"
+    if failure.exit_code is not None:
+        return "exit"
+    if failure.writer is Writer.STOCK:
+        return "infrastructure" if failure.origin is Origin.SYSTEM else "user_code"
+    return "unknown"
+
+
+def who(failure: WorkerError) -> str:
+    """Name a failure's process: "rank 3 on worker-1", "the agent of worker-1", "worker-1"."""
+    node = failure.node
+    if failure.rank is not None:
+        return f"rank {failure.rank} on {node}" if node else f"rank {failure.rank}"
+    if failure.subject is Subject.AGENT:
+        return f"the agent of {node}" if node else "an agent"
+    return node or "a worker without a name"
+
+
+def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
+    """One line: what, who, and the first line of its message."""
+    subject = f"ranks {_listed(ranks)}" if len(ranks) > 1 else who(root)
+    text = one_line(root.exception.message if root.exception is not None else _stock_message(root))
+    headline = f"{root.what} on {subject}" + (f": {text}" if text and text != root.what else "")
+    return one_line(headline, _HEADLINE)
+
+
+def _stock_message(root: WorkerError) -> str:
+    """The sentence of a flytekit message, which starts with ``Trace:`` and carries the text after ``Message:``."""
+    _, found, tail = root.message.rpartition("\nMessage:")
+    return tail if found else root.message
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:8])
+    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown  # noqa: PLR2004 - how many fit a line
+
+
+def _scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
+    if category_of(root) in _EXTERNAL:
+        return Scope.EXTERNAL
+    if len(ranks) > 1:
+        return Scope.RANKS
+    if ranks:
+        return Scope.RANK
+    return Scope.NODE if root.node else Scope.UNDETERMINED
+
+
+def _victims(job: JobErrors, root: WorkerError, same: Sequence[WorkerError]) -> Victims:
+    """Everybody else, but those who failed in the same way by themselves."""
+    fingerprint = root.fingerprint
+    own = {id(root), *(id(failure) for failure in same)}
+    victims = [
+        failure
+        for failure in job.failures
+        if id(failure) not in own and not (fingerprint and failure.fingerprint == fingerprint)
+    ]
+    lines = sorted((failure.rank, _line(failure)) for failure in victims if failure.rank is not None)
+    return Victims(count=len(victims), by_rank=tuple(lines[:_MAX_VICTIMS]))
+
+
+def _line(failure: WorkerError) -> str:
+    if failure.stopped_by_agent:
+        sent = failure.sent_signals[0]
+        return one_line(f"stopped by its agent ({sent.signal}): {sent.reason}")
+    text = one_line(failure.exception.message if failure.exception is not None else failure.message, 120)
+    return one_line(f"{failure.what}: {text}" if text else failure.what)

@@ -1,0 +1,110 @@
+"""The earliest recorded time of the last round: the strategy of Flyte's RFC 5598, without its holes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from firstfault.strategies._verdict import candidates, verdict_for, who
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from firstfault.model import JobErrors, Verdict, WorkerError
+
+__all__ = ["clock_warnings", "earliest", "earliest_of"]
+
+_MS = 1_000_000
+_S = 1_000_000_000
+_AHEAD_S = 2
+"""A document recorded later than its upload ended, by more than whole-second times explain: that clock is ahead."""
+_BEHIND_S = 60
+"""An upload that took longer than any deadline allows: that clock is behind."""
+
+
+def earliest(job: JobErrors) -> Verdict:
+    """Pick the failure with the earliest recorded time.
+
+    A failure without a time comes last, and a process that its own agent stopped is never picked while others exist.
+    Equal times are decided by evidence (its own exception before a bare exit), then by the lowest rank; never by the
+    order of a listing. Clocks are taken at their word, and a clock that contradicts the storage's is named.
+    """
+    field = candidates(job)
+    root = earliest_of(field)
+    followers = [failure for failure in field if failure is not root]
+    warnings = clock_warnings(job.failures)
+    why = [_first_sentence(root, followers), *_tie_sentence(root, followers), *_same_sentence(root, followers)]
+    untimed = sum(failure.timestamp_ns is None for failure in field)
+    if untimed:
+        why.append(f"{untimed} of {len(field)} failures carry no time and were put last")
+    return verdict_for(
+        job, root, strategy="earliest", why=[*why, *warnings], confidence=_confidence(job, root, followers, warnings)
+    )
+
+
+def earliest_of(failures: Sequence[WorkerError]) -> WorkerError:
+    """Return the failure with the earliest time; ties as `earliest` documents."""
+    return min(failures, key=_order)
+
+
+def _order(failure: WorkerError) -> tuple[object, ...]:
+    rank = failure.rank if failure.rank is not None else 1 << 62
+    return (
+        failure.timestamp_ns is None,
+        failure.timestamp_ns or 0,
+        failure.exception is None,
+        rank,
+        failure.node,
+        failure.message,
+    )
+
+
+def clock_warnings(failures: Sequence[WorkerError]) -> list[str]:
+    """Return a sentence for each node whose recorded times contradict the storage's clock."""
+    offsets: dict[str, int] = {}
+    for failure in failures:
+        for document in failure.documents[:1]:
+            if failure.timestamp_ns is None or document.last_modified_ns is None:
+                continue
+            late = (document.last_modified_ns - failure.timestamp_ns - (failure.upload_delay_ns or 0)) // _S
+            if not -_AHEAD_S <= late <= _BEHIND_S and failure.upload_delay_ns is not None:
+                offsets[failure.node or document.name] = -late
+    return [
+        f"the clock of {node} differs from the storage's by about {offset:+d} s; the order of times is unsure"
+        for node, offset in sorted(offsets.items())
+    ]
+
+
+def _first_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> str:
+    timed = [failure for failure in followers if failure.timestamp_ns is not None]
+    if root.timestamp_ns is None:
+        return f"{who(root)} was picked by rank: no failure carries a time"
+    if not timed:
+        return f"{who(root)} is the only failure on record with a time"
+    after = earliest_of(timed)
+    gap = ((after.timestamp_ns or 0) - root.timestamp_ns) / _MS
+    return f"{who(root)} failed first; the next, {who(after)}, was recorded {gap:.1f} ms later"
+
+
+def _tie_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[str]:
+    tied = [failure for failure in followers if failure.timestamp_ns == root.timestamp_ns]
+    if not tied:
+        return []
+    return [f"{len(tied)} more carry the same time; decided by evidence, then by the lowest rank"]
+
+
+def _same_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[str]:
+    same = [failure for failure in followers if failure.fingerprint and failure.fingerprint == root.fingerprint]
+    return [f"the same fault was recorded by {len(same)} more, which are not counted as victims"] if same else []
+
+
+def _confidence(job: JobErrors, root: WorkerError, followers: Sequence[WorkerError], warnings: Sequence[str]) -> str:
+    if root.timestamp_ns is None or warnings:
+        return "low"
+    if any(failure.timestamp_ns == root.timestamp_ns for failure in followers):
+        return "low"
+    if root.exception is None:
+        return "low"  # the time is that of the notice, not of the death
+    one_clock = bool(root.boot_id) and all(failure.boot_id == root.boot_id for failure in followers)
+    if job.coverage.complete and (one_clock or not followers):
+        return "high"
+    return "medium"

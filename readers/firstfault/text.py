@@ -1,0 +1,65 @@
+"""Text that is safe to store and to show: valid UTF-8, bounded, without secrets."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["clean", "elide", "one_line", "printable", "redact"]
+
+_SECRETS = (
+    # user:password@ in a URL
+    (re.compile(r"(?P<keep>[a-z][a-z0-9+.-]*://[^\s/:@]+:)[^\s/@]+(?=@)", re.IGNORECASE), r"\g<keep>***"),
+    # AWS access key ids
+    (re.compile(r"\b(?P<keep>AKIA|ASIA)[0-9A-Z]{16}\b"), r"\g<keep>***"),
+    # query parameters and assignments that carry a credential
+    (
+        re.compile(
+            r"(?P<keep>\b(?:x-amz-signature|x-amz-security-token|signature|sig|access_token|auth_token|api[_-]?key|"
+            r"password|passwd|secret(?:[_-]access[_-]key)?|aws_secret_access_key|client_secret)"
+            r"(?:['\"]?\s*[:=]\s*)['\"]?)[^\s'\",&;)}\]]{4,}",
+            re.IGNORECASE,
+        ),
+        r"\g<keep>***",
+    ),
+    (re.compile(r"(?P<keep>\bauthorization:\s*(?:bearer|basic)\s+)\S+", re.IGNORECASE), r"\g<keep>***"),
+    # tokens with a well-known prefix: Hugging Face, GitHub, Weights & Biases style hex is too generic to match
+    (re.compile(r"\b(?P<keep>hf_|ghp_|gho_|github_pat_|glpat-|xox[bp]-)[0-9A-Za-z_-]{16,}"), r"\g<keep>***"),
+)
+
+
+def redact(text: str) -> str:
+    """Replace what looks like a credential by ``***``. Bounded work: linear in the text's length."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def elide(text: str, limit: int) -> str:
+    """Cut `text` to at most `limit` characters, keeping both ends and saying in the middle how much is gone."""
+    if len(text) <= limit:
+        return text
+    mark = f"\n... {len(text) - limit} characters left out ...\n"
+    room = max(limit - len(mark), 0)
+    head = room - room // 2
+    return text[:head] + mark[: limit - room] + text[len(text) - room // 2 :]
+
+
+def clean(text: str, limit: int) -> str:
+    """Make `text` storable: lone surrogates escaped, NUL dropped, bounded to `limit` characters, secrets redacted."""
+    text = elide(text, limit)
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "")
+    return redact(text)
+
+
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Drop what would steer a terminal (escape sequences, carriage returns, direction marks). Keeps newline and tab."""
+    return _UNPRINTABLE.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text))
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """The first non-empty line of `text`, at most `limit` characters."""
+    line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")
+    return line if len(line) <= limit else line[: max(limit - 3, 0)] + "..."

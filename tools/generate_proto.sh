@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Makes proto/firstfault_proto/v1/*_pb2.py{,i} from the .proto file, in place, or into the folder named by $1.
+#
+# The generator is pinned OLD on purpose: gencode of protobuf 5.26 loads on every runtime from 5.26 on.
+# flyteidl ships no .proto files, so protoc gets the descriptors of the installed flyteidl.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+out=${1:-$root/proto}
+venv=${FIRSTFAULT_CODEGEN_VENV:-$root/build/codegen-venv}
+if [ ! -e "$venv/.ready" ]; then
+  python3 -m venv "$venv"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check \
+    'grpcio-tools==1.63.2' 'setuptools<81' 'flyteidl==1.16.8'
+  touch "$venv/.ready"
+fi
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$venv/bin/python" - "$work/flyteidl.bin" <<'PY'
+import sys
+
+from flyteidl.core import errors_pb2
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+descriptors = FileDescriptorSet()
+seen = set()
+
+
+def add(file):
+    if file.name in seen:
+        return
+    seen.add(file.name)
+    for dependency in file.dependencies:
+        add(dependency)
+    file.CopyToProto(descriptors.file.add())
+
+
+add(errors_pb2.DESCRIPTOR)
+with open(sys.argv[1], "wb") as stream:
+    stream.write(descriptors.SerializeToString())
+PY
+cd "$root/proto"
+"$venv/bin/python" -m grpc_tools.protoc --descriptor_set_in="$work/flyteidl.bin" -I . \
+  --python_out="$out" --pyi_out="$out" firstfault_proto/v1/errors.proto
