@@ -1,0 +1,1 @@
+"""The wire format: protobuf code made from the .proto files beside it."""

@@ -200,7 +200,10 @@ def _in_order(failures: Iterable[WorkerError]) -> tuple[WorkerError, ...]:
 
 
 def _time_order(failure: WorkerError) -> tuple[object, ...]:
-    """By recorded time, without one last; then rank; then fingerprint and node, which no listing order decides."""
+    """By recorded time, without one last; then rank, fingerprint, node and message, which no listing order decides.
+
+    The names of its documents put those in order of which all of that is equal.
+    """
     missing = failure.timestamp_ns is None
     return (
         missing,
@@ -209,6 +212,7 @@ def _time_order(failure: WorkerError) -> tuple[object, ...]:
         failure.fingerprint or fingerprint_of(failure),
         failure.node,
         failure.message,
+        tuple(document.name for document in failure.documents),
     )
 
 

@@ -20,6 +20,8 @@ FINGERPRINT_VERSION = 1
 _DIGITS = 12
 _FRAMES = 5
 _MESSAGE = 400
+"""Characters of the normalized message; cut before that, a long path or number would move the cut."""
+_READ = 10 * _MESSAGE
 _VARYING = (
     (re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b"), "#"),
     (re.compile(r"(?:/[^\s/'\":,)]+){2,}"), "<path>"),
@@ -47,7 +49,7 @@ def _exception_parts(exception: ExceptionInfo) -> list[str]:
 
 def normalized(message: str) -> str:
     """Return `message` without what varies between ranks and runs: numbers, addresses, paths, white space."""
-    text = message[:_MESSAGE]
+    text = message[:_READ]
     for pattern, replacement in _VARYING:
         text = pattern.sub(replacement, text)
-    return text.strip()
+    return text.strip()[:_MESSAGE]

@@ -40,7 +40,7 @@ class Layout:
             return cls(folder, None, None, None, document=name)
         if name == "errors":
             # beside it, as we write it, lies the roster
-            return cls(folder or "/", "errors", "roster", None)
+            return cls(folder, "errors", "roster", None)
         if name == "firstfault":
             return cls(uri, "errors", "roster", None)
         return cls(uri, ERRORS, ROSTER, "")

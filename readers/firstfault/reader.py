@@ -80,7 +80,8 @@ class MultiErrorFileOutputReader:
         settle_seconds: how long to wait for nodes that have not reported; 0 reads what is there.
         retry_policy: None for firstfault's default.
         storage_options: for fsspec; by default from flytekit's and the library's own settings.
-        own_findings: what this pod knows by itself, for a pod that may write but not list.
+        own_findings: what this pod knows by itself: all there is for a pod that may write but not list, and
+            otherwise what it could not upload.
     """
 
     def __init__(  # noqa: PLR0913 - keyword options with defaults
@@ -199,6 +200,8 @@ class MultiErrorFileOutputReader:
         if self._retry_policy is None and sealed is not None and _agrees(sealed, verdict):
             # sealed under the task's own policy, which may be anything; it holds as long as the verdict is the same
             decision = decision_from_json(sealed.json)
+            if decision is not None and context is not None:
+                decision = replace(decision, enforced=context.pods_alive)
         return Conclusion(job, verdict, decision or decide(verdict, self._retry_policy, context))
 
     def verdict(self) -> Verdict | None:
@@ -224,7 +227,7 @@ class MultiErrorFileOutputReader:
         async with open_store(self._layout.root, self._storage_options) as store:
             try:
                 roster, bad, done = await self._settle(store)
-                findings = await self._look(store, roster, bad)
+                findings = self._with_own(await self._look(store, roster, bad))
             except StoreError as error:
                 if self._own_findings is None:
                     raise
@@ -243,6 +246,18 @@ class MultiErrorFileOutputReader:
     async def _get(self, name: str) -> bytes:
         async with open_store(self._layout.root, self._storage_options) as store:
             return await store.get(name)
+
+    def _with_own(self, findings: Findings) -> Findings:
+        """Add what this pod knows and could not upload."""
+        if self._own_findings is None:
+            return findings
+        present = {ref.name for document in findings.documents for ref in document.documents}
+        lost = [
+            document
+            for document in self._own_findings.documents
+            if not any(ref.name in present for ref in document.documents)
+        ]
+        return replace(findings, documents=(*findings.documents, *lost))
 
     async def _settle(self, store: Store) -> tuple[list[NodePresence], list[Unreadable], bool]:
         """Read the roster until every node is done or the time is up; say which."""
@@ -291,12 +306,6 @@ class MultiErrorFileOutputReader:
             foreign=tuple(foreign),
             notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in bad),
         )
-
-    def _own_job(self, error: StoreError) -> JobErrors:
-        findings = self._own_findings or Findings()
-        note = f"own node only, the others' documents could not be looked at: {error}"
-        findings = replace(findings, notes=(*findings.notes, note))
-        return assemble(findings, expected_nodes=self._expected_nodes, settled=False)
 
 
 def join_name(folder: str, name: str) -> str:

@@ -8,20 +8,23 @@ __all__ = ["clean", "elide", "one_line", "printable", "redact"]
 
 _SECRETS = (
     # user:password@ in a URL
-    (re.compile(r"(?P<keep>[a-z][a-z0-9+.-]*://[^\s/:@]+:)[^\s/@]+(?=@)", re.IGNORECASE), r"\g<keep>***"),
+    (re.compile(r"(?P<keep>[a-z][a-z0-9+.-]{0,20}://[^\s/:@]+:)[^\s/@]+(?=@)", re.IGNORECASE), r"\g<keep>***"),
     # AWS access key ids
     (re.compile(r"\b(?P<keep>AKIA|ASIA)[0-9A-Z]{16}\b"), r"\g<keep>***"),
     # query parameters and assignments that carry a credential
     (
         re.compile(
-            r"(?P<keep>\b(?:x-amz-signature|x-amz-security-token|signature|sig|access_token|auth_token|api[_-]?key|"
+            r"(?P<keep>(?:\b|_)(?:x-amz-signature|x-amz-security-token|signature|sig|access_token|auth_token|api[_-]?key|"
             r"password|passwd|secret(?:[_-]access[_-]key)?|aws_secret_access_key|client_secret)"
             r"(?:['\"]?\s*[:=]\s*)['\"]?)[^\s'\",&;)}\]]{4,}",
             re.IGNORECASE,
         ),
         r"\g<keep>***",
     ),
-    (re.compile(r"(?P<keep>\bauthorization:\s*(?:bearer|basic)\s+)\S+", re.IGNORECASE), r"\g<keep>***"),
+    (
+        re.compile(r"(?P<keep>\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\",]+", re.IGNORECASE),
+        r"\g<keep>***",
+    ),
     # tokens with a well-known prefix: Hugging Face, GitHub, Weights & Biases style hex is too generic to match
     (re.compile(r"\b(?P<keep>hf_|ghp_|gho_|github_pat_|glpat-|xox[bp]-)[0-9A-Za-z_-]{16,}"), r"\g<keep>***"),
 )
@@ -62,4 +65,4 @@ def printable(text: str) -> str:
 def one_line(text: str, limit: int = 200) -> str:
     """The first non-empty line of `text`, at most `limit` characters."""
     line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")
-    return line if len(line) <= limit else line[: max(limit - 3, 0)] + "..."
+    return line if len(line) <= limit else (line[: max(limit - 3, 0)] + "...")[:limit]

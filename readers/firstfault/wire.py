@@ -52,6 +52,10 @@ _MAX_LINE = 500
 _MAX_NAMES = 50
 _MAX_CAUSES = 10
 _MAX_FRAMES = 100
+_MAX_DEPTH = 4
+"""Exceptions within exceptions; protobuf's own readers give up at 100 messages within messages."""
+_LEFT_OUT_FIRST = ("members", "notes", "causes", "bases", "frames")
+"""Parts of an exception that a document too large for a reader goes without, in this order."""
 _NANO = 1_000_000_000
 _MAX_SECONDS = 253_402_300_799
 """The last second of the year 9999, the end of google.protobuf.Timestamp."""
@@ -79,15 +83,18 @@ def encode(error: WorkerError) -> bytes:
         place=_place_to_pb(error.place),
         wall_time_ns=error.timestamp_ns or 0,
         monotonic_ns=error.monotonic_ns or 0,
-        boot_id=error.boot_id,
+        boot_id=clean(error.boot_id, _MAX_LINE),
         upload_delay_ns=error.upload_delay_ns or 0,
         exit_code=error.exit_code,
-        signal=error.signal,
-        sent_signals=[pb.SentSignal(signal=sent.signal, reason=sent.reason) for sent in error.sent_signals],
-        category=error.category,
-        fingerprint=error.fingerprint,
+        signal=clean(error.signal, _MAX_LINE),
+        sent_signals=[
+            pb.SentSignal(signal=clean(sent.signal, _MAX_LINE), reason=clean(sent.reason, _MAX_LINE))
+            for sent in error.sent_signals[:_MAX_NAMES]
+        ],
+        category=clean(error.category, _MAX_LINE),
+        fingerprint=clean(error.fingerprint, _MAX_LINE),
         log_tail=clean(error.log_tail, _MAX_LOG_TAIL),
-        versions=dict(error.versions),
+        versions={clean(name, _MAX_LINE): clean(text, _MAX_LINE) for name, text in error.versions[:_MAX_NAMES]},
     )
     if error.exception is not None:
         failure.exception.CopyFrom(_exception_to_pb(error.exception))
@@ -103,7 +110,7 @@ def encode(error: WorkerError) -> bytes:
     container_error = _container_error(
         error.code, error.message, error.kind, error.origin, error.timestamp_ns, error.worker
     )
-    return _bytes(pb.WorkerErrorDocument(error=container_error, failure=failure))
+    return _fitted(pb.WorkerErrorDocument(error=container_error, failure=failure))
 
 
 def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
@@ -124,6 +131,17 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
     if document.HasField("verdict"):
         return _seal_from_pb(document, ref)
     return _error_from_pb(document, ref)
+
+
+def _fitted(document: pb.WorkerErrorDocument) -> bytes:
+    """The document's bytes, not more than a reader takes: one that is refused for its size says nothing at all."""
+    data = _bytes(document)
+    for part in _LEFT_OUT_FIRST:
+        if len(data) <= MAX_DOCUMENT_BYTES:
+            break
+        document.failure.exception.ClearField(part)
+        data = _bytes(document)
+    return data
 
 
 def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> WorkerError:
@@ -311,7 +329,7 @@ def _place_to_pb(place: Place) -> pb.Place:
         role=clean(place.role, _MAX_LINE),
         node=clean(place.node, _MAX_LINE),
         host=clean(place.host, _MAX_LINE),
-        ip=place.ip,
+        ip=clean(place.ip, _MAX_LINE),
         pid=place.pid,
     )
 
@@ -342,7 +360,8 @@ def _resources_from_pb(resources: pb.ResourceEvidence) -> Resources:
     return Resources(read("oom_kill"), read("memory_peak_bytes"), read("memory_limit_bytes"))
 
 
-def _exception_to_pb(exception: ExceptionInfo) -> pb.ExceptionRecord:
+def _exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> pb.ExceptionRecord:
+    deeper = _MAX_CAUSES if depth < _MAX_DEPTH else 0
     frames = exception.frames
     omitted = exception.frames_omitted
     if len(frames) > _MAX_FRAMES:
@@ -362,10 +381,10 @@ def _exception_to_pb(exception: ExceptionInfo) -> pb.ExceptionRecord:
             for frame in frames
         ],
         notes=[clean(note, _MAX_TEXT) for note in exception.notes[:_MAX_NAMES]],
-        causes=[_exception_to_pb(cause) for cause in exception.causes[:_MAX_CAUSES]],
-        relation=exception.relation,
+        causes=[_exception_to_pb(cause, depth + 1) for cause in exception.causes[:deeper]],
+        relation=clean(exception.relation, _MAX_LINE),
         frames_omitted=omitted,
-        members=[_exception_to_pb(member) for member in exception.members[:_MAX_CAUSES]],
+        members=[_exception_to_pb(member, depth + 1) for member in exception.members[:deeper]],
     )
 
 

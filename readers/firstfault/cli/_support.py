@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from firstfault.text import printable
+
 __all__ = ["EXIT", "debug_option", "debugging", "fail"]
 
 
@@ -49,4 +51,4 @@ def debugging() -> bool:
 
 def fail(message: str) -> None:
     """Print one line to stderr."""
-    click.echo(f"firstfault: {' '.join(message.split())}", err=True)
+    click.echo(f"firstfault: {' '.join(printable(message).split())}", err=True)

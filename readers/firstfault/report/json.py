@@ -81,7 +81,7 @@ def verdict_from_json(text: str) -> Verdict | None:
         if document["schema"] != SCHEMA:
             return None
         return _verdict_from_dict(document["verdict"])
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -99,7 +99,7 @@ def decision_from_json(text: str) -> Decision | None:
             enforced=bool(data["enforced"]),
             reason=str(data["reason"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -128,8 +128,8 @@ def parse_timestamp(text: str | None) -> int | None:
 
 
 def _suspect_to_dict(suspect: Suspect) -> dict[str, Any]:
-    named: dict[str, Any] = {"rank": suspect.rank} if suspect.rank is not None else {"node": suspect.node}
-    return {**named, "why": suspect.why}
+    named = {"rank": suspect.rank, "node": suspect.node}
+    return {**{key: value for key, value in named.items() if value is not None}, "why": suspect.why}
 
 
 def _verdict_from_dict(data: dict[str, Any]) -> Verdict:

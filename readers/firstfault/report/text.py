@@ -13,7 +13,7 @@ from firstfault.report.json import format_timestamp
 from firstfault.text import elide, one_line, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["first_line", "flyte_message", "format_exception", "terminal_text"]
 
@@ -21,7 +21,11 @@ _LIST_WIDTH = 55
 _FIRST_LINE = 90
 _MESSAGE = 16_000
 """Characters; Flyte keeps the first and last 50 KB of a text."""
-_SHOWN_VICTIMS = 8
+_SHOWN = 8
+"""Victims, notes and sentences that are listed; the rest is counted."""
+_FACT = 300
+_NODE_TAIL = 10
+"""Characters of the node's name that the answer has room for, however long the rest is."""
 
 
 def first_line(verdict: Verdict, decision: Decision) -> str:
@@ -30,12 +34,13 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
     what = root.what if root is not None else verdict.headline.split(" on ", 1)[0].split(":", 1)[0]
     fate = "retry" if decision.retry else "no retry"
     subject = _subject(verdict)
-    answer = " ".join(part for part in (what, subject) if part)
-    room = _LIST_WIDTH - len(answer) - len(fate) - 2
-    node = _fit_node(verdict.node or "", room)
+    node = one_line(_ascii(verdict.node or ""))
+    what = one_line(_ascii(what), _LIST_WIDTH - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
+    answer = " ".join(part for part in (what if what != subject else "", subject) if part)
+    node = _fit_node(node, _LIST_WIDTH - len(answer) - len(fate) - 2)
     answer = " ".join(part for part in (answer, node, fate) if part)
-    detail = one_line(_detail(verdict), max(_FIRST_LINE - len(answer) - 2, 0))
-    return _ascii(f"{answer}: {detail}" if detail else answer)
+    detail = one_line(_ascii(_detail(verdict)), max(_FIRST_LINE - len(answer) - 2, 0))
+    return f"{answer}: {detail}" if detail else answer
 
 
 def flyte_message(verdict: Verdict, decision: Decision, *, uri: str = "") -> str:
@@ -45,7 +50,7 @@ def flyte_message(verdict: Verdict, decision: Decision, *, uri: str = "") -> str
     facts = [line, "", *_facts(verdict, decision)]
     room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *tail]) - 2
     body = elide(printable(_ascii(verdict.message.strip())), max(room, 200))
-    return "\n".join([*facts, "", body, *tail])
+    return elide("\n".join([*facts, "", body, *tail]), _MESSAGE)
 
 
 def terminal_text(verdict: Verdict, decision: Decision, *, uri: str = "") -> str:
@@ -66,18 +71,27 @@ def format_exception(exception: ExceptionInfo) -> str:
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-def _facts(verdict: Verdict, decision: Decision) -> Iterator[str]:
+def _facts(verdict: Verdict, decision: Decision) -> list[str]:
+    return [_fact(line) for line in _fact_lines(verdict, decision)]
+
+
+def _fact(line: str) -> str:
+    """One line of ASCII, bounded, that steers no terminal: a fact may quote a document that somebody else wrote."""
+    return elide(printable(_ascii(line)).replace("\n", " ").replace("\t", " "), _FACT).replace("\n", " ")
+
+
+def _fact_lines(verdict: Verdict, decision: Decision) -> Iterator[str]:
     root = verdict.root
-    yield f"root cause: {_ascii(verdict.headline)}"
-    yield f"retry: {'yes' if decision.retry else 'no'}, {_ascii(decision.reason)}"
+    yield f"root cause: {verdict.headline}"
+    yield f"retry: {'yes' if decision.retry else 'no'}, {decision.reason}"
     yield f"enforced by Flyte: {'yes' if decision.enforced else 'no, this is advice'}"
     yield f"category: {verdict.category}"
     if verdict.node:
-        yield f"node: {_ascii(verdict.node)}"
+        yield f"node: {verdict.node}"
     if root is not None:
         yield from _root_facts(root)
     yield f"time: {format_timestamp(verdict.timestamp_ns) or 'not recorded'}"
-    yield f"confidence: {verdict.confidence}, by the strategy {_ascii(verdict.strategy)}"
+    yield f"confidence: {verdict.confidence}, by the strategy {verdict.strategy}"
     yield from _victim_facts(verdict)
     yield from _coverage_facts(verdict)
 
@@ -88,7 +102,7 @@ def _root_facts(root: WorkerError) -> Iterator[str]:
         local = f" (local rank {place.local_rank})" if place.local_rank is not None else ""
         yield f"rank: {place.rank}{local}"
     if place.host and place.host != root.node:
-        yield f"host: {_ascii(place.host)}"
+        yield f"host: {place.host}"
     if root.exit_code is not None:
         yield f"exit code: {root.exit_code}" + (f" ({root.signal})" if root.signal else "")
     if place.pid:
@@ -100,10 +114,11 @@ def _victim_facts(verdict: Verdict) -> Iterator[str]:
     if not victims.count:
         return
     yield f"victims: {victims.count}"
-    for rank, line in victims.by_rank[:_SHOWN_VICTIMS]:
-        yield f"  rank {rank}: {_ascii(one_line(line, 100))}"
-    if victims.count > _SHOWN_VICTIMS:
-        yield f"  and {victims.count - min(_SHOWN_VICTIMS, len(victims.by_rank))} more"
+    shown = victims.by_rank[:_SHOWN]
+    for rank, line in shown:
+        yield f"  rank {rank}: {one_line(line, 100)}"
+    if victims.count > len(shown):
+        yield f"  and {victims.count - len(shown)} more"
 
 
 def _coverage_facts(verdict: Verdict) -> Iterator[str]:
@@ -112,22 +127,26 @@ def _coverage_facts(verdict: Verdict) -> Iterator[str]:
     yield f"nodes heard: {coverage.reported} of {expected}" + ("" if coverage.complete else ", incomplete")
     if not verdict.settled:
         yield "not settled: the wait for the other nodes ran out"
-    for note in coverage.notes:
-        yield f"note: {_ascii(one_line(note, 300))}"
+    yield from _first_of("note", coverage.notes)
 
 
 def _evidence(verdict: Verdict) -> Iterator[str]:
-    for sentence in verdict.why:
-        yield f"why: {_ascii(sentence)}"
+    yield from (_fact(f"why: {sentence}") for sentence in verdict.why)
     for suspect in verdict.suspects:
         name = f"rank {suspect.rank}" if suspect.rank is not None else str(suspect.node)
-        yield f"suspect: {_ascii(name)}, {_ascii(suspect.why)}"
+        yield _fact(f"suspect: {name}, {suspect.why}")
 
 
 def _commands(verdict: Verdict, uri: str) -> Iterator[str]:
-    yield from (f"why: {_ascii(sentence)}" for sentence in verdict.why)
+    yield from map(_fact, _first_of("why", verdict.why))
     if uri:
-        yield f"more: firstfault show {uri}"
+        yield f"more: firstfault show {one_line(_ascii(uri), 2_000)}"
+
+
+def _first_of(name: str, sentences: Sequence[str]) -> Iterator[str]:
+    yield from (f"{name}: {sentence}" for sentence in sentences[:_SHOWN])
+    if len(sentences) > _SHOWN:
+        yield f"{name}: and {len(sentences) - _SHOWN} more"
 
 
 def _subject(verdict: Verdict) -> str:

@@ -86,6 +86,8 @@ class FsspecStore:
         if issubclass(kind, AsyncFileSystem):
             options |= {"asynchronous": True, "use_listings_cache": False, "loop": asyncio.get_running_loop()}
         self._fs = kind(**options)
+        if self._protocol in {"s3", "s3a"}:
+            self._fs.retries = 1  # five tries of s3fs within each of ours would multiply its timeouts
         self._root = str(self._fs._strip_protocol(self._uri)).rstrip("/")  # noqa: SLF001 - fsspec's documented hook
         return self
 
@@ -115,6 +117,7 @@ class FsspecStore:
             if entry["type"] == "file"
             # a prefix that is an object itself is listed as its own only entry
             and str(entry["name"]).rstrip("/") != path
+            and not str(entry["name"]).endswith(_PART)
         ]
         return sorted(objects, key=lambda item: item.name)
 
@@ -176,8 +179,8 @@ class FsspecStore:
         """Return our error for one of fsspec's, botocore's or aiohttp's; a programming error comes back as it is."""
         where = f"cannot {verb} {self._named(full)}"
         name = type(error).__name__
-        if isinstance(error, FileNotFoundError | NotADirectoryError):
-            if "bucket" in str(error).lower() and verb != "look at":
+        if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
+            if _no_bucket(error):
                 return StoreError(f"{where}: {_line(error)}; check the bucket's name")
             return ObjectNotFoundError(f"{where}: there is no such object")
         if name in {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}:
@@ -217,11 +220,20 @@ _TRANSIENT_NAMES = {
     "ClientOSError",
     "ResponseParserError",
     "IncompleteReadError",
+    "IncompleteRead",
+    "ClientPayloadError",
+    "HTTPClientError",
     "HttpError",
     "FSTimeoutError",
 }
 
 _BUSY = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
+
+
+def _no_bucket(error: Exception) -> bool:
+    """Whether it is the bucket that does not exist: s3fs has one error for that and for an object."""
+    response = getattr(error.__cause__, "response", None) or {}
+    return bool(response.get("Error", {}).get("Code") == "NoSuchBucket")
 
 
 def _busy(error: Exception) -> bool:

@@ -21,6 +21,6 @@ def join(folder: str, *parts: str) -> str:
 
 
 def split_name(uri: str) -> tuple[str, str]:
-    """Split ``folder/name`` into its two halves; the folder keeps its scheme."""
-    folder, _, name = uri.rstrip("/").rpartition("/")
-    return folder, name
+    """Split ``folder/name`` into its two halves; the folder keeps its scheme, and is ``.`` for a bare name."""
+    folder, slash, name = uri.rstrip("/").rpartition("/")
+    return folder or slash or ".", name

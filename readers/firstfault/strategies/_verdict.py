@@ -157,8 +157,11 @@ def _victims(job: JobErrors, root: WorkerError, same: Sequence[WorkerError]) -> 
         for failure in job.failures
         if id(failure) not in own and not (fingerprint and failure.fingerprint == fingerprint)
     ]
-    lines = sorted((failure.rank, _line(failure)) for failure in victims if failure.rank is not None)
-    return Victims(count=len(victims), by_rank=tuple(lines[:_MAX_VICTIMS]))
+    lines: dict[int, str] = {}
+    for rank, line in sorted((failure.rank, _line(failure)) for failure in victims if failure.rank is not None):
+        # two nodes may claim the same rank
+        lines[rank] = f"{lines[rank]}; {line}" if rank in lines else line
+    return Victims(count=len(victims), by_rank=tuple(lines.items())[:_MAX_VICTIMS])
 
 
 def _line(failure: WorkerError) -> str:

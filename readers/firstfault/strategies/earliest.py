@@ -55,6 +55,8 @@ def _order(failure: WorkerError) -> tuple[object, ...]:
         rank,
         failure.node,
         failure.message,
+        failure.code,
+        failure.fingerprint,
     )
 
 
@@ -87,7 +89,7 @@ def _first_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> str:
 
 def _tie_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[str]:
     tied = [failure for failure in followers if failure.timestamp_ns == root.timestamp_ns]
-    if not tied:
+    if not tied or root.timestamp_ns is None:
         return []
     return [f"{len(tied)} more carry the same time; decided by evidence, then by the lowest rank"]
 

@@ -19,7 +19,8 @@ def last_written(job: JobErrors) -> Verdict:
     return verdict_for(job, root, strategy="last_written", why=[why], confidence="low")
 
 
-def _written(failure: WorkerError) -> tuple[int, int, int, str]:
+def _written(failure: WorkerError) -> tuple[int, int, int, str, str, str, str]:
     modified = max((document.last_modified_ns or 0 for document in failure.documents), default=0)
     rank = failure.rank if failure.rank is not None else -1
-    return (modified, failure.timestamp_ns or 0, rank, failure.message)
+    tie = (failure.node, failure.message, failure.code, failure.fingerprint)
+    return (modified, failure.timestamp_ns or 0, rank, *tie)

@@ -1,0 +1,380 @@
+"""A torch elastic agent that reports: who took part, who died of what, and that it has nothing more to say.
+
+Everything torch decides stays torch's: when a worker counts as failed, restarts, rendezvous, teardown. Our own code is
+guarded; if it breaks, this is a plain LocalElasticAgent and a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from firstfault.fingerprint import fingerprint_of
+from firstfault.keys import roster_key_for
+from firstfault.model import (
+    DocumentRef,
+    ExceptionInfo,
+    NodePresence,
+    Phase,
+    Place,
+    Receipt,
+    SentSignal,
+    Subject,
+    WorkerError,
+    Writer,
+)
+from firstfault.places import ROSTER
+from firstfault.report.text import format_exception
+from firstfault.wire import decode, encode_presence
+from flytekitplugins.firstfault.capture import capture
+from flytekitplugins.firstfault.deaths import Death, DeathWatch
+from flytekitplugins.firstfault.environment import boot_id, node_place, versions
+from flytekitplugins.firstfault.guard import guarded, logger
+from flytekitplugins.firstfault.recorder import Spool, put_document, put_file, record_error
+from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
+from flytekitplugins.firstfault.torch_files import read_error_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from flytekitplugins.firstfault.environment import Recording
+
+__all__ = ["NodeReport", "ReportingAgent", "agent_failure"]
+
+_FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
+_TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL"}
+_UPLOADS = 4
+"""Uploads of one node at a time."""
+
+
+@dataclass
+class NodeReport:
+    """What a node has written about one round."""
+
+    failures: list[WorkerError] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+    error_files: dict[int, str] = field(default_factory=dict)
+    """Local rank to torch's error.json, which need not exist."""
+
+
+class ReportingAgent(LocalElasticAgent):
+    """torch's LocalElasticAgent, with a voice.
+
+    Args:
+        recording: where and how to report; its round is filled in here.
+        kwargs: as LocalElasticAgent takes them.
+    """
+
+    def __init__(self, *, recording: Recording, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.recording = recording
+        self.report = NodeReport()
+        self._watch: DeathWatch | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._pending: list[Future[None]] = []
+        self._documented: dict[int, Future[Receipt]] = {}
+
+    # --- torch's hooks ------------------------------------------------------------------------------------------
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        super()._rendezvous(worker_group)
+        with guarded("numbering the round"):
+            self._begin_round(worker_group)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        # spawned and forked workers alike inherit this process's environment
+        with _environment(self.recording.environment()):
+            ids: dict[int, Any] = super()._start_workers(worker_group)
+        with guarded("watching the workers"):
+            context: Any = self._pcontext
+            self.report.error_files = dict(context.error_files)
+            self._watch = DeathWatch(_processes(context))
+            # only now: a client that has been used before a fork may hang in the child
+            self._announce(Phase.JOINED)
+        return ids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        with guarded("looking at the workers"):
+            self._document_deaths(stopping_since=None)
+        stopping_since = time.monotonic_ns()
+        result: RunResult = super()._monitor_workers(worker_group)
+        if result.state in _FAILED:
+            with guarded("reporting a failure"):
+                self._document_deaths(stopping_since=stopping_since)
+                self._finish_report()
+        return result
+
+    def _exit_barrier(self) -> None:
+        with guarded("reporting success"):
+            self._announce(Phase.SUCCEEDED)
+        super()._exit_barrier()  # type: ignore[no-untyped-call]
+
+    # --- rounds -------------------------------------------------------------------------------------------------
+
+    def _begin_round(self, worker_group: WorkerGroup) -> None:
+        self._end_round()
+        self.report = NodeReport()
+        self._documented = {}
+        self.recording = replace(
+            self.recording, round=_global_round(worker_group), group_world_size=worker_group.group_world_size or 0
+        )
+
+    def _end_round(self) -> None:
+        """Leave no thread behind: the next round may fork."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        self.drain()
+
+    def drain(self) -> None:
+        """Wait for the uploads that run in the background, each bounded by the deadline."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+        for upload in self._pending:
+            with guarded("writing the roster"):
+                upload.result()
+        self._pending = []
+
+    def _submit(self, call: Callable[[], Any]) -> Future[Any]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="firstfault-upload")
+        return self._pool.submit(call)
+
+    # --- what the node says -------------------------------------------------------------------------------------
+
+    def place(self, local_rank: int | None = None, pid: int = 0) -> Place:
+        """Return the place of the agent, or of one of its workers."""
+        group = self._worker_group
+        workers = {worker.local_rank: worker for worker in group.workers}
+        worker = workers.get(local_rank) if local_rank is not None else None
+        base = node_place()
+        return replace(
+            base,
+            round=self.recording.round,
+            incarnation=self.recording.incarnation,
+            restart_count=group.spec.max_restarts - self._remaining_restarts,
+            rank=worker.global_rank if worker else None,
+            local_rank=local_rank,
+            group_rank=group.group_rank,
+            world_size=worker.world_size if worker else next((item.world_size for item in group.workers), 0),
+            group_world_size=group.group_world_size or 0,
+            role=group.spec.role,
+            pid=pid or base.pid,
+        )
+
+    def _announce(self, phase: Phase, receipts: list[Receipt] | None = None) -> None:
+        presence = NodePresence(
+            phase=phase,
+            place=self.place(),
+            ranks=tuple(worker.global_rank for worker in self._worker_group.workers),
+            receipts=tuple(receipts or ()),
+            timestamp_ns=time.time_ns(),
+        )
+        prefix = self.recording.output_prefix
+        name, data = roster_key_for(presence), encode_presence(presence)
+        self._pending.append(self._submit(lambda: put_file(prefix, f"{ROSTER}/{name}", data)))
+
+    def _document_deaths(self, stopping_since: int | None) -> None:
+        """Write a document for each worker that died without one, and pick up what workers could not upload."""
+        if self._watch is None:
+            return
+        for death in self._watch.deaths():
+            if death.local_rank in self._documented:
+                continue
+            stopped = stopping_since is not None and _stopped_by_us(death, stopping_since)
+            self._documented[death.local_rank] = self._submit(partial(self._document, death, stopped=stopped))
+
+    def _document(self, death: Death, *, stopped: bool) -> Receipt:
+        """Return the receipt of the document about one death; runs in an upload thread."""
+        spool = Spool.beside(self.report.error_files[death.local_rank])
+        deadline = self.recording.upload_deadline_seconds
+        spooled = spool.documents()
+        for document in spooled:
+            self.report.failures.append(_read(document.path.read_bytes(), document.name))
+        if not spooled:
+            return self._write(self._describe(death, stopped=stopped))
+        own = self.report.failures[-len(spooled)]
+        receipts = [
+            document.receipt
+            if document.receipt is not None and document.receipt.durable
+            else put_document(
+                document.name,
+                document.path.read_bytes(),
+                self.recording.output_prefix,
+                own.monotonic_ns,
+                own.rank,
+                deadline,
+            )
+            for document in spooled
+        ]
+        for receipt in receipts[1:]:
+            self._keep(receipt)
+        return self._keep(receipts[0])
+
+    def _write(self, failure: WorkerError) -> Receipt:
+        """Upload a document of the agent's own and remember it."""
+        deadline = self.recording.upload_deadline_seconds
+        receipt = record_error(failure, self.recording.output_prefix, None, deadline)
+        self.report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
+        return self._keep(receipt)
+
+    def _keep(self, receipt: Receipt) -> Receipt:
+        self.report.receipts.append(receipt)
+        return receipt
+
+    def _describe(self, death: Death, *, stopped: bool) -> WorkerError:
+        place = self.place(death.local_rank, death.pid)
+        who = f"rank {place.rank} (pid {death.pid})"
+        consequence = CONSEQUENCES[Sort.WORKER_FAILURE]
+        sent: tuple[SentSignal, ...] = ()
+        word = read_error_file(self.report.error_files[death.local_rank])
+        exception = _exception_from(word)
+        code = consequence.code
+        if stopped:
+            reason = "another worker of this node had failed, and its agent stopped the rest"
+            sent = (SentSignal(death.signal or "SIGTERM", reason),)
+            message = f"{who} was stopped by its agent with {death.signal}: {reason}"
+            code = "USER:Stopped"
+        elif death.signal:
+            message = f"{who} was ended by {death.signal}, which its agent had not sent; exit code {death.exit_code}"
+            code = f"USER:{death.signal}"
+        else:
+            message = f"{who} exited with code {death.exit_code} without an exception"
+            code = "USER:ExitCode"
+        if word is not None and exception is not None:
+            message = str(word.get("extraInfo", {}).get("py_callstack") or format_exception(exception))
+            code = consequence.code
+        failure = WorkerError(
+            code=code,
+            message=message,
+            kind=consequence.kind,
+            origin=consequence.origin,
+            timestamp_ns=death.wall_ns,
+            worker=place.node,
+            place=place,
+            writer=Writer.AGENT,
+            subject=Subject.WORKER,
+            exception=exception,
+            exit_code=death.exit_code,
+            signal=death.signal,
+            sent_signals=sent,
+            monotonic_ns=death.monotonic_ns,
+            boot_id=boot_id(),
+            upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
+            versions=versions(),
+        )
+        return replace(failure, fingerprint=fingerprint_of(failure))
+
+    def _finish_report(self) -> None:
+        """Say that this node has written all it will write, once it has."""
+        for upload in self._documented.values():
+            with guarded("uploading a worker's document"):
+                upload.result()
+        self._announce(Phase.FAILED, self.report.receipts)
+
+    # --- the agent's own failures -------------------------------------------------------------------------------
+
+    def record_own_failure(self, error: BaseException, sort: Sort) -> None:
+        """Write a document about a failure of the agent itself, and that the node is done."""
+        self._write(agent_failure(error, sort, self.place()))
+        self._finish_report()
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Leave nothing running when the agent is done."""
+        try:
+            yield
+        finally:
+            with guarded("ending the report"):
+                self._end_round()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether this node's workers have finished."""
+        return bool(self._worker_group.state == WorkerState.SUCCEEDED)
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for the duration of a block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _processes(context: Any) -> list[Any]:
+    """The worker processes in order of local rank; torch keeps them in its own process context."""
+    return list(context._pc.processes)  # noqa: SLF001 - no public name for the processes of a function's workers
+
+
+def agent_failure(error: BaseException, sort: Sort, place: Place) -> WorkerError:
+    """Return the failure that an error in the agent process is."""
+    consequence = CONSEQUENCES[sort]
+    exception = capture(error)
+    failure = WorkerError(
+        code=consequence.code,
+        message=format_exception(exception),
+        kind=consequence.kind,
+        origin=consequence.origin,
+        timestamp_ns=time.time_ns(),
+        worker=place.node,
+        place=place,
+        writer=Writer.AGENT,
+        subject=Subject.AGENT,
+        exception=exception,
+        category=consequence.category,
+        monotonic_ns=time.monotonic_ns(),
+        boot_id=boot_id(),
+        versions=versions(),
+    )
+    return replace(failure, fingerprint=fingerprint_of(failure))
+
+
+def _global_round(worker_group: WorkerGroup) -> int:
+    """Return the number of this rendezvous, the same on all nodes.
+
+    Each rendezvous has a store of its own below one that all rounds share: its first node counts there.
+    """
+    store: Any = worker_group.store
+    shared = getattr(store, "underlying_store", store)
+    if worker_group.group_rank == 0:
+        number = int(shared.add("firstfault/rounds", 1)) - 1
+        store.set("firstfault/round", str(number))
+        return number
+    return int(store.get("firstfault/round"))
+
+
+def _stopped_by_us(death: Death, stopping_since: int) -> bool:
+    return death.signal in _TEARDOWN_SIGNALS and death.monotonic_ns >= stopping_since
+
+
+def _exception_from(word: dict[str, Any] | None) -> ExceptionInfo | None:
+    """What torch's error.json tells of an exception; its text is ``Type: message``."""
+    if word is None:
+        return None
+    kind, _, message = str(word.get("message", "")).partition(": ")
+    return ExceptionInfo(type=kind or "unknown", message=message, notes=())
+
+
+def _read(data: bytes, name: str) -> WorkerError:
+    document = decode(data, DocumentRef(name))
+    if not isinstance(document, WorkerError):
+        raise TypeError(f"{name} in the spool is not an error document")
+    logger.debug("picked up %s from the spool", name)
+    return document

@@ -1,0 +1,89 @@
+"""Who of a node's workers died, when, of what, and whether the agent had told it to.
+
+torch elastic looks at its workers at intervals and keeps one failure a node. This watches every process's sentinel,
+which becomes readable the moment the process ends.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Death", "DeathWatch", "signal_name"]
+
+_WAKE_S = 0.5
+"""How often the watching thread looks whether it is still wanted, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One worker process that ended."""
+
+    local_rank: int
+    pid: int
+    exit_code: int
+    """As multiprocessing has it: negative for a signal."""
+    wall_ns: int
+    monotonic_ns: int
+
+    @property
+    def signal(self) -> str:
+        """Name of the signal that ended it; empty if it exited."""
+        return signal_name(-self.exit_code) if self.exit_code < 0 else ""
+
+
+class DeathWatch:
+    """Notes the moment at which each of a node's worker processes ends.
+
+    It only looks at sentinels; waiting for the processes and their exit codes stays torch's business.
+
+    Args:
+        processes: in order of local rank.
+    """
+
+    def __init__(self, processes: Sequence[Any]) -> None:
+        self._processes = list(processes)
+        self._ended: dict[int, tuple[int, int]] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
+        self._thread.start()
+
+    def deaths(self) -> list[Death]:
+        """Return the processes that have ended with anything but success, in the order of their ends."""
+        found = []
+        for local_rank, process in enumerate(self._processes):
+            code = process.exitcode
+            if code is None or code == 0:
+                continue
+            wall_ns, monotonic_ns = self._ended.get(local_rank) or (time.time_ns(), time.monotonic_ns())
+            found.append(Death(local_rank, process.pid, code, wall_ns, monotonic_ns))
+        return sorted(found, key=lambda death: (death.monotonic_ns, death.local_rank))
+
+    def stop(self) -> None:
+        """End the watching thread; it must be gone before the agent forks again."""
+        self._stop.set()
+        self._thread.join(timeout=2 * _WAKE_S)
+
+    def _watch(self) -> None:
+        waiting = {process.sentinel: index for index, process in enumerate(self._processes)}
+        while waiting and not self._stop.is_set():
+            ready = multiprocessing.connection.wait(list(waiting), timeout=_WAKE_S)
+            now = (time.time_ns(), time.monotonic_ns())
+            for sentinel in ready:
+                index = waiting.pop(sentinel)
+                self._ended[index] = now
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9, "SIG64" for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"

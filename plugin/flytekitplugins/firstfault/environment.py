@@ -1,0 +1,158 @@
+"""Environment variables: what the pod is told, and what an agent tells its workers."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from firstfault.model import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "STRATEGY_VARIABLE",
+    "Recording",
+    "boot_id",
+    "multi_error_files",
+    "node_name",
+    "node_place",
+    "versions",
+    "worker_place",
+]
+
+STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
+"""Turns recording on and names the strategy; set but empty turns it off."""
+
+_PREFIX = "FIRSTFAULT_OUTPUT_PREFIX"
+_DEADLINE = "FIRSTFAULT_UPLOAD_DEADLINE"
+_ROUND = "FIRSTFAULT_ROUND"
+_INCARNATION = "FIRSTFAULT_INCARNATION"
+_NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Where and how this process records."""
+
+    strategy: str
+    output_prefix: str
+    upload_deadline_seconds: float
+    round: int = 0
+    incarnation: int = 0
+    group_world_size: int = 0
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables by which a worker process learns all this."""
+        return {
+            STRATEGY_VARIABLE: self.strategy,
+            _PREFIX: self.output_prefix,
+            _DEADLINE: str(self.upload_deadline_seconds),
+            _ROUND: str(self.round),
+            _INCARNATION: str(self.incarnation),
+            _NODES: str(self.group_world_size),
+        }
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Recording | None:
+        """Return what the agent said, None if recording is off."""
+        strategy, prefix = environment.get(STRATEGY_VARIABLE), environment.get(_PREFIX)
+        if not strategy or not prefix:
+            return None
+        return cls(
+            strategy=strategy,
+            output_prefix=prefix,
+            upload_deadline_seconds=float(environment.get(_DEADLINE, "5")),
+            round=_number(environment, _ROUND) or 0,
+            incarnation=_number(environment, _INCARNATION) or 0,
+            group_world_size=_number(environment, _NODES) or 0,
+        )
+
+
+def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the backend asked every pod for a file of its own (flytekit's own rule)."""
+    return bool(_first(environment, "FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES"))
+
+
+def node_name(environment: Mapping[str, str] = os.environ) -> str:
+    """The pod's name as the backend gives it, else the host's."""
+    return _first(environment, "FLYTE_INTERNAL_WORKER_NAME", "_F_WN") or environment.get("HOSTNAME") or _host()
+
+
+def node_place(environment: Mapping[str, str] = os.environ) -> Place:
+    """Return what any process of the node knows of its place: attempt, node, host, ip and its own pid."""
+    host = _host()
+    return Place(
+        attempt=_number(environment, "FLYTE_ATTEMPT_NUMBER") or 0,
+        node=node_name(environment),
+        host=host,
+        ip=_ip(host),
+        pid=os.getpid(),
+    )
+
+
+def worker_place(recording: Recording, environment: Mapping[str, str] = os.environ) -> Place:
+    """Return the place of this worker process, from torch elastic's variables and the agent's."""
+    return replace(
+        node_place(environment),
+        round=recording.round,
+        incarnation=recording.incarnation,
+        restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
+        rank=_number(environment, "RANK"),
+        local_rank=_number(environment, "LOCAL_RANK"),
+        group_rank=_number(environment, "GROUP_RANK"),
+        world_size=_number(environment, "WORLD_SIZE") or 0,
+        group_world_size=_number(environment, "GROUP_WORLD_SIZE") or recording.group_world_size,
+        role=environment.get("ROLE_NAME", ""),
+    )
+
+
+def boot_id() -> str:
+    """Identify the boot whose CLOCK_MONOTONIC this process reads; empty where Linux does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """Versions of what is loaded in this process; nothing is imported to find out."""
+    found = {"python": sys.version.split()[0]}
+    for name in ("torch", "flytekit"):
+        module = sys.modules.get(name)
+        version = getattr(module, "__version__", None)
+        if isinstance(version, str):
+            found[name] = version
+    return tuple(sorted(found.items()))
+
+
+def new_incarnation() -> int:
+    """Milliseconds since the Unix epoch: this life of the node's container."""
+    return time.time_ns() // 1_000_000
+
+
+def _first(environment: Mapping[str, str], *names: str) -> str:
+    return next((environment[name] for name in names if name in environment), "")
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    try:
+        return int(environment[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def _host() -> str:
+    return socket.gethostname()
+
+
+def _ip(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return ""

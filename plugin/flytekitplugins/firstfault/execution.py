@@ -1,0 +1,213 @@
+"""Running an Elastic task in a pod or in a local call: launch, hand over results, or conclude on the failure."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import flytekit
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.deck.deck import TimeLineDeck
+from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
+from flytekit.extend import IgnoreOutputs
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from flytekitplugins.firstfault.config import parse_nnodes
+from flytekitplugins.firstfault.environment import node_name, node_place
+from flytekitplugins.firstfault.guard import guarded, logger
+from flytekitplugins.firstfault.launch import LaunchFailedError, launch
+from flytekitplugins.firstfault.settle import sealed, settle, torch_error_data
+from flytekitplugins.firstfault.task import VerdictSealedError
+from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, write_error_file
+from flytekitplugins.firstfault.worker import SpawnPayload, WorkerResult, run_forked, run_spawned
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from firstfault.model import WorkerError
+    from firstfault.reader import Conclusion
+    from flytekitplugins.firstfault.environment import Recording
+    from flytekitplugins.firstfault.task import ElasticFunctionTask
+
+__all__ = ["ElasticTaskError", "execute_elastic"]
+
+
+class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
+    """A local call failed for a reason that is not recoverable.
+
+    kfpytorch documents a RuntimeError and raises a FlyteUserRuntimeException; this is both.
+
+    Args:
+        error: torch's ChildFailedError, or the agent's own error.
+        timestamp: seconds since the Unix epoch of the root cause, None if not known.
+    """
+
+    def __init__(self, error: Exception, timestamp: float | None = None) -> None:
+        FlyteUserRuntimeException.__init__(self, error, timestamp=timestamp)
+
+
+def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
+    """See `ElasticFunctionTask.execute`."""
+    _warn_without_operator(task)
+    _set_omp_num_threads(task)
+    config = _launch_config(task)
+    entrypoint, args = _entrypoint(task, kwargs)
+    recording = task.recording()
+    try:
+        results = _launch(config, entrypoint, args, recording)
+    except LaunchFailedError as failure:
+        raise _failure(task, failure) from failure.error
+    except ChildFailedError as error:
+        _, first = error.get_first_failure()
+        raise ElasticTaskError(error, timestamp=first.timestamp) from error
+    except SignalException as error:
+        logger.warning("the agent was told to go (%s); this pod leaves no outputs", error)
+        raise IgnoreOutputs from error
+    return _hand_over(results)
+
+
+def _launch(
+    config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...], recording: Recording | None
+) -> dict[int, Any]:
+    if recording is not None:
+        return launch(config, entrypoint, args, recording)
+    # switched off: plain torch elastic
+    from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
+
+    results: dict[int, Any] = elastic_launch(config=config, entrypoint=entrypoint)(*args)
+    return results
+
+
+# --- before ---------------------------------------------------------------------------------------------------------
+
+
+def _warn_without_operator(task: ElasticFunctionTask) -> None:
+    if task.min_nodes > 1 and "PET_NNODES" not in os.environ:
+        logger.warning(
+            "nnodes is %s, but nothing here says that this pod belongs to a PyTorchJob (PET_NNODES is not set); "
+            "the rendezvous may time out",
+            task.task_config.nnodes,
+        )
+
+
+def _set_omp_num_threads(task: ElasticFunctionTask) -> None:
+    """As torchrun does: several processes a node would otherwise each use every core."""
+    if "OMP_NUM_THREADS" not in os.environ and task.task_config.nproc_per_node > 1:
+        logger.info("OMP_NUM_THREADS is not set; setting it to 1 for each of this node's workers, as torchrun does")
+        os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def _launch_config(task: ElasticFunctionTask) -> LaunchConfig:
+    from torch.distributed.launcher.api import LaunchConfig  # noqa: PLC0415 - looked up when used, as kfpytorch does
+
+    config = task.task_config
+    # the operator's own word on the number of nodes, which torchrun reads too
+    min_nodes, max_nodes = parse_nnodes(os.environ.get("PET_NNODES") or config.nnodes)
+    return LaunchConfig(
+        run_id=flytekit.current_context().execution_id.name,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        nproc_per_node=config.nproc_per_node,
+        rdzv_backend=task.rdzv_backend,
+        rdzv_configs=config.rdzv_configs,
+        rdzv_endpoint=os.environ.get("PET_RDZV_ENDPOINT", "localhost:0"),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        start_method=config.start_method,
+    )
+
+
+def _entrypoint(
+    task: ElasticFunctionTask, kwargs: dict[str, Any]
+) -> tuple[Callable[..., WorkerResult], tuple[Any, ...]]:
+    """What each worker process runs: for spawn something picklable, for fork a closure (torch passes no keywords)."""
+    function = task.task_function
+    if task.task_config.start_method == "fork":
+
+        def forked_worker() -> WorkerResult:
+            return run_forked(function, kwargs)
+
+        return forked_worker, ()
+    context = flytekit.current_context()
+    try:
+        checkpoint = context.checkpoint
+        destination, source = checkpoint._checkpoint_dest, checkpoint._checkpoint_src  # noqa: SLF001 - no public name
+    except NotImplementedError:
+        destination = source = None  # no checkpoints in this execution
+    payload = SpawnPayload(
+        function=cloudpickle.dumps(function),
+        arguments=kwargs,
+        raw_output_prefix=context.raw_output_prefix,
+        checkpoint_dest=destination,
+        checkpoint_src=source,
+    )
+    return run_spawned, (payload,)
+
+
+# --- after ----------------------------------------------------------------------------------------------------------
+
+
+def _hand_over(results: dict[int, WorkerResult]) -> Any:
+    """Return what global rank 0 returned, with its decks and output metadata."""
+    if 0 not in results:
+        raise IgnoreOutputs
+    first = results[0]
+    context = flytekit.current_context()
+    for deck in first.decks:
+        if not isinstance(deck, TimeLineDeck):
+            context.decks.append(deck)
+    if first.output_metadata:
+        tracker = FlyteContextManager.current_context().output_metadata_tracker
+        if tracker is not None:
+            tracker.add(first.return_value, first.output_metadata)
+    return first.return_value
+
+
+def _failure(task: ElasticFunctionTask, failure: LaunchFailedError) -> Exception:
+    """Return what to raise for a failed launch: the sealed verdict in a pod, kfpytorch's types in a local call."""
+    conclusion: Conclusion | None = None
+    document = b""
+    with guarded("concluding on the failure"):
+        conclusion = settle(
+            failure.recording,
+            failure.report.failures,
+            seconds=task.task_config.settle_seconds,
+            policy=task.task_config.retry_policy,
+            attempt=node_place().attempt,
+        )
+        seal, document = sealed(conclusion, failure.recording, node_name())
+        logger.error("%s", seal.message)
+        _tell_outer_launcher(conclusion)
+    if conclusion is None or not document:
+        return ElasticTaskError(failure.error, timestamp=None)
+    state = FlyteContextManager.current_context().execution_state
+    if state is not None and state.mode is not None and not state.is_local_execution():
+        return VerdictSealedError(conclusion.verdict.headline, document)
+    timestamp = conclusion.verdict.timestamp_ns / 1e9 if conclusion.verdict.timestamp_ns else None
+    if conclusion.decision.retry:
+        recoverable: Exception = FlyteRecoverableException(seal.message, timestamp=timestamp)
+        return recoverable
+    return ElasticTaskError(_with_root_first(failure, conclusion.verdict.root), timestamp=timestamp)
+
+
+def _with_root_first(failure: LaunchFailedError, root: WorkerError | None) -> Exception:
+    """Return torch's error with the root cause in it: torch itself keeps one failure a node, not always that one."""
+    error, files = failure.error, failure.report.error_files
+    if not isinstance(error, ChildFailedError) or root is None:
+        return error
+    place = root.place
+    if place.rank is None or place.local_rank not in files or place.rank in error.failures:
+        return error
+    first = ProcessFailure(place.local_rank, place.pid, root.exit_code or 1, files[place.local_rank])
+    return ChildFailedError(error.name, {place.rank: first})
+
+
+def _tell_outer_launcher(conclusion: Conclusion) -> None:
+    """Under another torch agent or launcher, copy the root cause into its error file, as torch's `record` does."""
+    outer = os.environ.get(ERROR_FILE_VARIABLE)
+    if outer:
+        write_error_file(outer, torch_error_data(conclusion))

@@ -1,0 +1,62 @@
+"""The one place that catches everything: around our own code, where hiding the user's error would be worse."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["bounded", "guarded", "logger"]
+
+logger = logging.getLogger("flytekitplugins.firstfault")
+
+T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def guarded(doing: str) -> Iterator[None]:
+    """Turn whatever our own code raises into one warning; torch elastic goes on as it would without us.
+
+    With ``FIRSTFAULT_DEBUG`` set the warning carries the traceback.
+    """
+    try:
+        yield
+    except BaseException as error:
+        logger.warning(
+            "firstfault failed while %s (%s: %s); the job goes on without it",
+            doing,
+            type(error).__name__,
+            _text(error),
+            exc_info=bool(os.environ.get("FIRSTFAULT_DEBUG")),
+        )
+
+
+def bounded(call: Callable[[], T], seconds: float, doing: str) -> T | None:
+    """Return what `call` returns, None if it raised or is not done after `seconds`.
+
+    It runs in a daemon thread, which is left behind if it does not end: no deadline can be kept otherwise when a
+    ``__str__`` blocks or a storage hangs.
+    """
+    results: list[T] = []
+
+    def run() -> None:
+        with guarded(doing):
+            results.append(call())
+
+    thread = threading.Thread(target=run, name="firstfault-record", daemon=True)
+    with guarded(doing):
+        thread.start()
+        thread.join(max(seconds, 0))
+    return results[0] if results else None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001 - a hostile __str__ must not get out of here
+        return "<no text>"

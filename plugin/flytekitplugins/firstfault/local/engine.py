@@ -1,0 +1,356 @@
+"""Attempts: start the pods, watch the job as the operator does, read, decide, perhaps try again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from firstfault.aio import run_sync
+from firstfault.errors import UsageError
+from firstfault.model import Origin
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.retry import RetryContext
+from firstfault.store import is_remote, join, open_store
+from firstfault.strategies import get_strategy
+from flytekitplugins.firstfault.config import PyTorch, parse_nnodes
+from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE, multi_error_files
+from flytekitplugins.firstfault.local.loading import load_task, read_inputs, serialized_command, show_outputs
+from flytekitplugins.firstfault.local.operator import (
+    ErrorSeen,
+    JobState,
+    elastic_environment,
+    error_seen,
+    free_port,
+    job_state,
+    master_environment,
+)
+from flytekitplugins.firstfault.local.pods import Pod, end_all, start_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from firstfault.model import JobErrors, WorkerError
+    from firstfault.reader import Conclusion
+    from flytekitplugins.firstfault.local.loading import Command, TrainingTask
+
+__all__ = ["Attempt", "RunResult", "RunSettings", "run_task"]
+
+_POLL_S = 0.02
+_LINGER_S = 20.0
+"""How long the other pods may go on after the job has ended, beyond the task's settle time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What the user asked for. None: as the task says."""
+
+    file: Path
+    task: str
+    nodes: int | None = None
+    inputs: str | None = None
+    store: str = ".firstfault/runs"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    retries: int | None = None
+    system_retries: int = 3
+    strategy: str | None = None
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt and what came of it."""
+
+    number: int
+    status: str
+    """"succeeded", "failed" or "timeout"."""
+    errors_uri: str
+    conclusion: Conclusion | None
+    job: JobState | None
+    """None: it did not end within the timeout."""
+    seen: ErrorSeen | None
+    total_seconds: float
+    fault_to_durable_seconds: float | None
+    fault_to_verdict_seconds: float | None
+    logs: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """All attempts of a run."""
+
+    status: str
+    attempts: tuple[Attempt, ...]
+    outputs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all attempts of a run share."""
+
+    task: TrainingTask
+    command: Command
+    root: Path
+    name: str
+    base: str
+    logs: Path
+    nodes: str
+    pods: int
+    retries: int
+    settings: RunSettings
+
+    @property
+    def has_master(self) -> bool:
+        return isinstance(self.task.task_config, PyTorch)
+
+
+def run_task(settings: RunSettings, tell: Callable[[str], None] = lambda _: None) -> RunResult:
+    """Run a task to its end and return what happened; every process it started has ended when it returns or raises.
+
+    Args:
+        settings: what the user asked for.
+        tell: called with a line about each step.
+
+    Raises:
+        UsageError: something in the settings cannot be.
+        StoreError: the store cannot be written or read.
+    """
+    plan = _plan(settings)
+    tell(f"run {plan.name}: {plan.pods} pods, store {plan.base}, logs {plan.logs}")
+    attempts: list[Attempt] = []
+    used = {Origin.USER: 0, Origin.SYSTEM: 0}
+    while True:
+        attempt = _attempt(plan, len(attempts), tell)
+        attempts.append(attempt)
+        if attempt.status != "failed" or attempt.conclusion is None:
+            break
+        decision = attempt.conclusion.decision
+        budget, limit = Origin.USER, plan.retries
+        if decision.origin is Origin.SYSTEM:
+            budget, limit = Origin.SYSTEM, settings.system_retries
+        if not decision.retry or used[budget] >= limit:
+            break
+        used[budget] += 1
+        tell(f"retry {used[budget]} of {limit} on the {budget.value.lower()}'s budget")
+    last = attempts[-1]
+    outputs = _outputs(plan, last) if last.status == "succeeded" else {}
+    return RunResult(last.status, tuple(attempts), outputs)
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+
+
+def _plan(settings: RunSettings) -> _Plan:
+    if settings.strategy is not None:
+        get_strategy(settings.strategy)
+    task, root = load_task(settings.file, settings.task)
+    config = task.task_config
+    if isinstance(config, PyTorch):
+        workers = config.num_workers or config.worker.replicas or 0
+        pods = settings.nodes or workers + 1
+        nodes = str(pods)
+    else:
+        nodes = str(settings.nodes) if settings.nodes is not None else str(config.nnodes)
+        pods = parse_nnodes(nodes)[1]
+    inputs = read_inputs(task, settings.inputs)
+    command = serialized_command(task)
+    name = f"f{uuid.uuid4().hex[:19]}"
+    store = settings.store if "://" in settings.store else str(Path(settings.store).resolve())
+    base = join(store, name)
+    run_sync(_put(base, "inputs.pb", inputs.SerializeToString()))
+    local = Path(".firstfault/logs").resolve() / name if is_remote(store) else Path(base) / "logs"
+    retries = settings.retries if settings.retries is not None else task.metadata.retries
+    return _Plan(task, command, root, name, base, local, nodes, pods, retries, settings)
+
+
+async def _put(uri: str, path: str, data: bytes) -> None:
+    async with open_store(uri) as store:
+        await store.put(path, data)
+
+
+def _outputs(plan: _Plan, attempt: Attempt) -> dict[str, Any]:
+    outputs, error = _reader(plan, attempt.number).read()
+    if outputs is None:
+        raise UsageError(error.message if error else "the task left no outputs")
+    return show_outputs(plan.task, outputs)
+
+
+# --- one attempt ----------------------------------------------------------------------------------------------------
+
+
+def _attempt(plan: _Plan, number: int, tell: Callable[[str], None]) -> Attempt:
+    started = time.monotonic()
+    prefix = join(plan.base, str(number))
+    tell(f"attempt {number}: starting {plan.pods} pods")
+    with _pods(plan, number, prefix) as pods:
+        state = _watch(pods, plan, started)
+        multi = multi_error_files(_pod_environment(plan, number, 0, 0))
+        seen = error_seen(prefix, state, multi_file=multi) if state is not None else None
+        ended = time.monotonic() - started
+        if state is not None:
+            tell(f"attempt {number}: job {state.value} after {ended:.1f} s")
+            _linger(pods, plan)
+        else:
+            tell(f"attempt {number}: not done after {plan.settings.timeout_seconds:g} s, ending it")
+    reader = _reader(plan, number)
+    context = RetryContext(attempt=number, retries=plan.retries, pods_alive=state is JobState.SUCCEEDED)
+    conclusion = reader.conclude(context)
+    return Attempt(
+        number=number,
+        status=_status(plan, reader, state, conclusion),
+        errors_uri=reader.errors_uri,
+        conclusion=conclusion,
+        job=state,
+        seen=seen,
+        total_seconds=ended,
+        fault_to_durable_seconds=_durable_seconds(conclusion),
+        fault_to_verdict_seconds=_verdict_seconds(conclusion, seen),
+        logs=tuple(pod.log for pod in pods),
+    )
+
+
+@contextlib.contextmanager
+def _pods(plan: _Plan, number: int, prefix: str) -> Iterator[list[Pod]]:
+    """Start an attempt's pods; end whatever is left of them, however the block is left."""
+    pods: list[Pod] = []
+    port = free_port()
+    raw = join(plan.base, "raw", str(number))
+    values = {
+        "{{.input}}": join(plan.base, "inputs.pb"),
+        "{{.outputPrefix}}": prefix,
+        "{{.rawOutputDataPrefix}}": raw,
+        "{{.checkpointOutputPrefix}}": join(raw, "checkpoints"),
+        "{{.prevCheckpointPrefix}}": join(plan.base, "raw", str(number - 1), "checkpoints") if number else '""',
+    }
+    try:
+        for index in range(plan.pods):
+            pods.append(  # noqa: PERF401 - one by one: if the third cannot start, the first two must be ended
+                start_pod(
+                    _pod_name(plan, index),
+                    arguments=[values.get(argument, argument) for argument in plan.command.arguments],
+                    environment=_pod_environment(plan, number, index, port),
+                    folder=plan.root,
+                    log=plan.logs / f"attempt-{number}" / f"{_pod_name(plan, index)}.log",
+                    master=plan.has_master and index == 0,
+                )
+            )
+        yield pods
+    finally:
+        end_all(pods)
+
+
+def _pod_name(plan: _Plan, index: int) -> str:
+    job = f"{plan.name}-n0-0"
+    if plan.has_master:
+        return f"{job}-master-0" if index == 0 else f"{job}-worker-{index - 1}"
+    return job if plan.pods == 1 else f"{job}-worker-{index}"
+
+
+def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[str, str]:
+    """The pod's environment: this process's, what Flyte and the operator set, the task's own, the user's."""
+    config = plan.task.task_config
+    flyte = {
+        "FLYTE_INTERNAL_EXECUTION_ID": plan.name,
+        "FLYTE_INTERNAL_EXECUTION_PROJECT": "local",
+        "FLYTE_INTERNAL_EXECUTION_DOMAIN": "development",
+        "FLYTE_INTERNAL_TASK_NAME": plan.task.name,
+        "FLYTE_INTERNAL_TASK_VERSION": "local",
+        "FLYTE_ATTEMPT_NUMBER": str(number),
+        "HOSTNAME": _pod_name(plan, index),
+    }
+    if plan.has_master:
+        operator = master_environment(rank=index, world_size=plan.pods, port=port)
+    elif plan.nodes == "1":
+        operator = {}
+    else:
+        operator = elastic_environment(
+            nodes=plan.nodes,
+            processes=config.nproc_per_node,
+            max_restarts=config.max_restarts,
+            job=plan.name,
+            port=port,
+        )
+    if plan.pods > 1 and not (plan.has_master and index == 0):
+        flyte["_F_WN"] = _pod_name(plan, index)
+    strategy = {STRATEGY_VARIABLE: plan.settings.strategy} if plan.settings.strategy else {}
+    path = os.pathsep.join(filter(None, [str(plan.root), os.environ.get("PYTHONPATH", "")]))
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
+    return {
+        **inherited,
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        **flyte,
+        **operator,
+        **plan.command.environment,
+        **strategy,
+        **plan.settings.environment,
+    }
+
+
+def _watch(pods: list[Pod], plan: _Plan, started: float) -> JobState | None:
+    """Wait until the operator would call the job ended; None if the attempt's time is up first."""
+    limit = plan.settings.timeout_seconds
+    while True:
+        state = job_state(pods)
+        if state is not None:
+            return state
+        if limit is not None and time.monotonic() - started > limit:
+            return None
+        time.sleep(_POLL_S)
+
+
+def _linger(pods: list[Pod], plan: _Plan) -> None:
+    """Let the other pods come to their own end: their documents are worth reading."""
+    deadline = time.monotonic() + plan.task.task_config.settle_seconds + _LINGER_S
+    while time.monotonic() < deadline and any(pod.exit_code is None for pod in pods):
+        time.sleep(_POLL_S)
+
+
+# --- after ----------------------------------------------------------------------------------------------------------
+
+
+def _reader(plan: _Plan, number: int) -> MultiErrorFileOutputReader:
+    return MultiErrorFileOutputReader(
+        join(plan.base, str(number)),
+        strategy=plan.settings.strategy,
+        retry_policy=plan.task.task_config.retry_policy,
+    )
+
+
+def _status(
+    plan: _Plan, reader: MultiErrorFileOutputReader, state: JobState | None, conclusion: Conclusion | None
+) -> str:
+    if state is None:
+        return "timeout"
+    if conclusion is not None or state is JobState.FAILED:
+        return "failed"
+    return "succeeded" if reader.exists() or not plan.task.python_interface.outputs else "failed"
+
+
+def _durable_seconds(conclusion: Conclusion | None) -> float | None:
+    """Seconds from the root cause's fault to the storage's answer, as its node's receipt has it."""
+    if conclusion is None or conclusion.verdict.root is None:
+        return None
+    names = {document.name for document in conclusion.verdict.root.documents}
+    taken = [
+        receipt.fault_to_durable_ns
+        for receipt in _receipts(conclusion.job)
+        if receipt.name in names and receipt.fault_to_durable_ns is not None
+    ]
+    return min(taken) / 1e9 if taken else None
+
+
+def _receipts(job: JobErrors) -> list[Any]:
+    return [receipt for presence in job.roster for receipt in presence.receipts]
+
+
+def _verdict_seconds(conclusion: Conclusion | None, seen: ErrorSeen | None) -> float | None:
+    """Seconds from the root cause's fault to the sealing of the verdict that Flyte read."""
+    root: WorkerError | None = conclusion.verdict.root if conclusion is not None else None
+    if root is None or root.timestamp_ns is None or seen is None or seen.sealed_ns is None:
+        return None
+    return (seen.sealed_ns - root.timestamp_ns) / 1e9

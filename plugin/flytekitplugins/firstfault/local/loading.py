@@ -1,0 +1,158 @@
+"""From a file and a name to a task, its serialized command and its inputs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+from flytekit.configuration import ImageConfig, SerializationSettings
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.core.type_engine import TypeEngine
+from flytekit.interaction.click_types import FlyteLiteralConverter
+from flytekit.tools.translator import get_serializable
+
+from firstfault.errors import UsageError
+from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["Command", "TrainingTask", "load_task", "read_inputs", "serialized_command", "show_outputs"]
+
+TrainingTask = ElasticFunctionTask | PyTorchFunctionTask
+
+_PLAIN: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+_PROJECT, _DOMAIN, _VERSION = "local", "development", "local"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What the template tells a pod to run."""
+
+    arguments: tuple[str, ...]
+    """With the backend's placeholders still in it."""
+    environment: dict[str, str]
+
+
+def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
+    """Return the task and the folder that must be on the pods' Python path.
+
+    Raises:
+        UsageError: the file cannot be imported, has no such task, or it is not an Elastic or PyTorch task.
+    """
+    file = file.resolve()
+    root, parts = file.parent, [file.stem]
+    while (root / "__init__.py").exists():
+        parts.insert(0, root.name)
+        root = root.parent
+    sys.path.insert(0, str(root))
+    try:
+        module = importlib.import_module(".".join(parts))
+    except Exception as error:
+        raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    task = getattr(module, name, None)
+    if isinstance(task, ElasticFunctionTask | PyTorchFunctionTask):
+        return task, root
+    known = sorted(key for key, value in vars(module).items() if isinstance(value, TrainingTask))
+    listed = ", ".join(known) if known else "none"
+    if task is None:
+        raise UsageError(f"{file.name} has no task {name!r}; its Elastic and PyTorch tasks are: {listed}")
+    raise UsageError(
+        f"{name} in {file.name} is not a task with task_config=Elastic(...) or PyTorch(...) of "
+        f"flytekitplugins.firstfault; those are: {listed}"
+    )
+
+
+def serialized_command(task: TrainingTask) -> Command:
+    """Return command and environment as the task's own template has them.
+
+    The shared-memory volume makes it a pod template, otherwise they are in the plain container.
+    """
+    settings = SerializationSettings(
+        project=_PROJECT, domain=_DOMAIN, version=_VERSION, image_config=ImageConfig.auto_default_image()
+    )
+    template = get_serializable(OrderedDict(), settings, task).template
+    if template.k8s_pod is not None:
+        containers = template.k8s_pod.pod_spec["containers"]
+        primary = (template.config or {}).get("primary_container_name", "primary")
+        container = next((item for item in containers if item.get("name") == primary), containers[0])
+        environment = {item["name"]: item.get("value") or "" for item in container.get("env") or []}
+        return Command(tuple(container["args"]), environment)
+    return Command(tuple(template.container.args), dict(template.container.env or {}))
+
+
+def read_inputs(task: TrainingTask, text: str | None) -> Any:
+    """Return the task's inputs as a flyteidl LiteralMap, from a JSON object; missing ones take their defaults.
+
+    Raises:
+        UsageError: not a JSON object, an unknown or missing name, a value of the wrong type.
+    """
+    given = _json_object(text)
+    interface = task.python_interface
+    types, defaults = interface.inputs, interface.default_inputs_as_kwargs
+    unknown = sorted(set(given) - set(types))
+    if unknown:
+        raise UsageError(f"--inputs names {', '.join(unknown)}; the task takes {', '.join(types) or 'no inputs'}")
+    missing = sorted(name for name in types if name not in given and name not in defaults)
+    if missing:
+        raise UsageError(f"the task needs inputs that --inputs does not give: {', '.join(missing)}")
+    context = FlyteContextManager.current_context()
+    native = dict(defaults)
+    for name, value in given.items():
+        native[name] = _native(name, value, types[name], task.interface.inputs[name].type)
+    try:
+        literals = TypeEngine.dict_to_literal_map(context, native, types)
+    except Exception as error:
+        raise UsageError(f"--inputs cannot be converted to the task's types: {error}") from error
+    return literals.to_flyte_idl()
+
+
+def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
+    """Return the outputs as values that JSON can hold; what it cannot hold is shown as text."""
+    from flytekit.models.literals import LiteralMap  # noqa: PLC0415 - after a run that succeeded
+
+    context = FlyteContextManager.current_context()
+    values = TypeEngine.literal_map_to_kwargs(
+        context, LiteralMap.from_flyte_idl(outputs), task.python_interface.outputs
+    )
+    return {name: _showable(value) for name, value in values.items()}
+
+
+def _json_object(text: str | None) -> Mapping[str, Any]:
+    if text is None:
+        return {}
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"""--inputs must be a JSON object like '{{"epochs": 3}}'; {error}""") from error
+    if not isinstance(given, dict):
+        raise UsageError(f"""--inputs must be a JSON object like '{{"epochs": 3}}', not {type(given).__name__}""")
+    return given
+
+
+def _native(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
+    if python_type in _PLAIN:
+        wanted = _PLAIN[python_type]
+        if not isinstance(value, wanted) or (isinstance(value, bool) and python_type is not bool):
+            raise UsageError(f"input {name} must be {python_type.__name__}, not {type(value).__name__} ({value!r})")
+        return python_type(value)
+    converter = FlyteLiteralConverter(FlyteContextManager.current_context(), literal_type, python_type, is_remote=False)
+    text = value if isinstance(value, str) else json.dumps(value)
+    try:
+        return converter.click_type.convert(text, None, click.get_current_context(silent=True))
+    except Exception as error:
+        raise UsageError(f"input {name} cannot be converted to {python_type}: {error}") from error
+
+
+def _showable(value: Any) -> Any:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return str(value)
+    return value

@@ -1,0 +1,49 @@
+"""The shared-memory volume that PyTorch's data loaders need."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1PodSpec, V1Volume, V1VolumeMount
+
+if TYPE_CHECKING:
+    from flytekit.core.pod_template import PodTemplate
+
+__all__ = ["add_shared_mem_volume_to_pod_template"]
+
+_MOUNT_PATH = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
+_VOLUME = "shm"
+_PRIMARY = "primary"
+
+
+def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
+    """Add a memory-backed ``emptyDir`` at /dev/shm to the primary container, in place.
+
+    Raises:
+        ValueError: several containers, so that which one to change is the user's to say; or it is mounted already.
+    """
+    warnings.warn(
+        "increase_shared_mem=True (the default of Elastic and PyTorch) is the older way to get shared memory; "
+        "use @task(shared_memory=True) instead",
+        stacklevel=2,
+    )
+    if pod_template.pod_spec is None:
+        pod_template.pod_spec = V1PodSpec(containers=[])
+    spec = pod_template.pod_spec
+    containers = spec.containers or []
+    if len(containers) > 1:
+        raise ValueError(
+            "the pod template has several containers, so firstfault does not know which one needs shared memory; "
+            "set increase_shared_mem=False and mount a volume at /dev/shm where it is needed"
+        )
+    container = containers[0] if containers else V1Container(name=_PRIMARY)
+    mounts = container.volume_mounts or []
+    if any(mount.mount_path == _MOUNT_PATH for mount in mounts):
+        raise ValueError(
+            "the pod template mounts a volume at /dev/shm already; remove it or set increase_shared_mem=False"
+        )
+    container.volume_mounts = [*mounts, V1VolumeMount(name=_VOLUME, mount_path=_MOUNT_PATH)]
+    spec.containers = [container]
+    volume = V1Volume(name=_VOLUME, empty_dir=V1EmptyDirVolumeSource(medium="Memory"))
+    spec.volumes = [*(spec.volumes or []), volume]

@@ -1,0 +1,116 @@
+"""After a failure: wait a bounded time for the other nodes, read, conclude, seal."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from firstfault.assemble import Findings, assemble
+from firstfault.errors import StoreError
+from firstfault.model import Seal
+from firstfault.reader import Conclusion, MultiErrorFileOutputReader
+from firstfault.report import flyte_message, to_json
+from firstfault.retry import RetryContext
+from firstfault.wire import encode_seal
+from flytekitplugins.firstfault.guard import logger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from firstfault.model import WorkerError
+    from firstfault.retry import RetryPolicy
+    from flytekitplugins.firstfault.environment import Recording
+
+__all__ = ["sealed", "settle"]
+
+
+def settle(  # noqa: PLR0913 - keywords
+    recording: Recording,
+    failures: Sequence[WorkerError],
+    *,
+    seconds: float,
+    policy: RetryPolicy | None,
+    attempt: int,
+    expected_nodes: int | None = None,
+) -> Conclusion:
+    """Return the verdict on the attempt and the decision.
+
+    It waits until every node has said that it is done, at most `seconds`. What this node knows counts in any case,
+    also if the storage cannot be listed. A strategy or policy that raises is replaced by firstfault's default, with
+    a warning.
+
+    Args:
+        recording: where the documents are, and the strategy.
+        failures: what this node knows itself.
+        seconds: longest wait.
+        policy: the task's retry policy.
+        attempt: number of the attempt, from 0.
+        expected_nodes: overrides what the roster says.
+    """
+    own = Findings(documents=tuple(failures))
+    context = RetryContext(attempt=attempt)
+
+    def reader(strategy: str, policy: RetryPolicy | None) -> MultiErrorFileOutputReader:
+        return MultiErrorFileOutputReader(
+            recording.output_prefix,
+            strategy=strategy,
+            settle_seconds=seconds,
+            retry_policy=policy,
+            own_findings=own,
+            expected_nodes=expected_nodes,
+        )
+
+    try:
+        job = reader(recording.strategy, policy).job()
+    except StoreError as error:
+        logger.warning("only this node's own documents are looked at: %s", error)
+        job = assemble(own, settled=False)
+    try:
+        conclusion = reader(recording.strategy, policy).conclude_from(job, context)
+    except Exception as error:  # noqa: BLE001 - a strategy or policy is third-party code; the attempt needs a verdict
+        logger.warning(
+            "the strategy %s or the task's retry policy failed (%s: %s); firstfault's defaults decide",
+            recording.strategy,
+            type(error).__name__,
+            error,
+        )
+        conclusion = reader("earliest", None).conclude_from(job, context)
+    if conclusion is None:
+        raise LookupError("no failure is on record, neither here nor in the storage")
+    return conclusion
+
+
+def sealed(conclusion: Conclusion, recording: Recording, node: str) -> tuple[Seal, bytes]:
+    """Return the sealed verdict and the bytes of the ``error.pb`` that hands it to Flyte."""
+    verdict, decision = conclusion.verdict, conclusion.decision
+    seal = Seal(
+        name="",
+        digest=verdict.digest,
+        count=verdict.document_count,
+        strategy=verdict.strategy,
+        json=to_json(verdict, decision),
+        timestamp_ns=time.time_ns(),
+        node=node,
+        code=verdict.code,
+        message=flyte_message(verdict, decision, uri=recording.output_prefix),
+        kind=decision.kind,
+        origin=decision.origin,
+        fault_timestamp_ns=verdict.timestamp_ns,
+        worker=verdict.node or "",
+    )
+    return seal, encode_seal(seal)
+
+
+def torch_error_data(conclusion: Conclusion) -> dict[str, Any]:
+    """Return the root cause as torch's ``error.json`` has it."""
+    from flytekitplugins.firstfault.torch_files import error_file_data  # noqa: PLC0415 - only under another launcher
+
+    verdict = conclusion.verdict
+    root = verdict.root
+    exception = root.exception if root is not None else None
+    return error_file_data(
+        exception.type if exception is not None else verdict.code,
+        exception.message if exception is not None else verdict.headline,
+        verdict.message,
+        verdict.timestamp_ns or time.time_ns(),
+    )

@@ -1,0 +1,92 @@
+"""Running a `PyTorch` task: one process a pod, no agent; the process reports for itself."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from flytekit.core.context_manager import FlyteContextManager
+
+from firstfault.keys import roster_key_for
+from firstfault.model import DocumentRef, NodePresence, Phase
+from firstfault.places import ROSTER
+from firstfault.wire import encode_presence
+from flytekitplugins.firstfault.environment import node_name, worker_place
+from flytekitplugins.firstfault.guard import bounded, guarded, logger
+from flytekitplugins.firstfault.recorder import put_file
+from flytekitplugins.firstfault.settle import sealed, settle
+from flytekitplugins.firstfault.task import VerdictSealedError
+from flytekitplugins.firstfault.worker import describe_and_record
+
+if TYPE_CHECKING:
+    from firstfault.model import Place, Receipt
+    from flytekitplugins.firstfault.environment import Recording
+    from flytekitplugins.firstfault.task import PyTorchFunctionTask
+
+__all__ = ["execute_single"]
+
+
+def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
+    """See `PyTorchFunctionTask.execute`."""
+    state = FlyteContextManager.current_context().execution_state
+    in_pod = state is not None and state.mode is not None and not state.is_local_execution()
+    recording = task.recording() if in_pod else None
+    if recording is None:
+        return task.task_function(**kwargs)
+    pods = _pods(os.environ)
+    recording = replace(recording, group_world_size=pods)
+    place = replace(worker_place(recording), group_rank=_rank(os.environ), group_world_size=pods)
+    _announce(recording, place, Phase.JOINED)
+    try:
+        return task.task_function(**kwargs)
+    except Exception as error:
+        document = b""
+        headline = ""
+        with guarded("concluding on the failure"):
+            failure, receipt = describe_and_record(error, recording, place)
+            known = replace(failure, documents=(DocumentRef(receipt.name),))
+            _announce(recording, place, Phase.FAILED, (receipt,))
+            conclusion = settle(
+                recording,
+                [known],
+                seconds=task.task_config.settle_seconds,
+                policy=task.task_config.retry_policy,
+                attempt=place.attempt,
+                expected_nodes=pods or None,
+            )
+            seal, document = sealed(conclusion, recording, node_name())
+            headline = conclusion.verdict.headline
+            logger.error("%s", seal.message)
+        if document:
+            raise VerdictSealedError(headline, document) from error
+        raise
+
+
+def _announce(recording: Recording, place: Place, phase: Phase, receipts: tuple[Receipt, ...] = ()) -> None:
+    presence = NodePresence(
+        phase=phase,
+        place=place,
+        ranks=(place.rank,) if place.rank is not None else (),
+        receipts=receipts,
+        timestamp_ns=time.time_ns(),
+    )
+    path = f"{ROSTER}/{roster_key_for(presence)}"
+    data = encode_presence(presence)
+    bounded(
+        lambda: put_file(recording.output_prefix, path, data),
+        recording.upload_deadline_seconds,
+        "writing the roster",
+    )
+
+
+def _pods(environment: os._Environ[str]) -> int:
+    """Number of pods: the operator sets WORLD_SIZE, one process a pod; 0 if it did not."""
+    text = environment.get("WORLD_SIZE", "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _rank(environment: os._Environ[str]) -> int | None:
+    text = environment.get("RANK", "")
+    return int(text) if text.isdecimal() else None

@@ -1,0 +1,250 @@
+"""The flytekit task types: serialization, environment, and how a verdict reaches Flyte."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
+from flyteidl.plugins.kubeflow import pytorch_pb2 as pytorch_task
+from flytekit import PythonFunctionTask
+from flytekit.core.pod_template import PodTemplate
+from flytekit.core.resources import convert_resources_to_resource_model
+from flytekit.exceptions.user import FlyteUserRuntimeException
+from flytekit.extend import TaskPlugins
+from flytekit.models.literals import LiteralMap
+from google.protobuf.json_format import MessageToDict
+
+from flytekitplugins.firstfault.config import (
+    CleanPodPolicy,
+    Elastic,
+    Master,
+    PyTorch,
+    RestartPolicy,
+    RunPolicy,
+    Worker,
+    parse_nnodes,
+)
+from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE, Recording, multi_error_files, new_incarnation
+from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flytekit.configuration import SerializationSettings
+    from flytekit.core.context_manager import FlyteContext
+
+__all__ = [
+    "CleanPodPolicy",
+    "Elastic",
+    "ElasticFunctionTask",
+    "Master",
+    "PyTorch",
+    "PyTorchFunctionTask",
+    "RestartPolicy",
+    "RunPolicy",
+    "VerdictSealedError",
+    "Worker",
+]
+
+_TASK_TYPE = "pytorch"
+_SINGLE_NODE_TASK_TYPE = "python-task"
+_TASK_TYPE_VERSION = 1
+"""Of the task template; the backend reads it."""
+_RENDEZVOUS_BACKEND = "c10d"
+
+
+class VerdictSealedError(Exception):
+    """Carries a sealed verdict from the task's execution to its dispatch, where Flyte's entrypoint takes it.
+
+    Args:
+        headline: one line.
+        document: bytes of the ``error.pb``.
+    """
+
+    def __init__(self, headline: str, document: bytes) -> None:
+        super().__init__(headline)
+        self.document = document
+
+
+class _ReportingTask(PythonFunctionTask[Any]):
+    """What both task types share."""
+
+    def __init__(self, task_config: Elastic | PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        environment = {STRATEGY_VARIABLE: task_config.strategy, **(kwargs.pop("environment", None) or {})}
+        self.pod_template: PodTemplate | None
+        super().__init__(
+            task_config,
+            task_function,
+            task_type_version=_TASK_TYPE_VERSION,
+            environment=environment,
+            **kwargs,
+        )
+        if task_config.increase_shared_mem and not self.shared_memory:
+            if self.pod_template is None:
+                self.pod_template = PodTemplate()
+            add_shared_mem_volume_to_pod_template(self.pod_template)
+
+    def dispatch_execute(self, ctx: FlyteContext, input_literal_map: LiteralMap) -> Any:
+        """Run the task; leave a sealed verdict for the stock entrypoint to upload.
+
+        An exception raised here would reach Flyte as ``Trace: ...``, without its nanoseconds and under the name of
+        whichever pod raised it. A file in the engine's folder is uploaded as it is; Flyte looks for errors first, so
+        the empty outputs beside it do no harm.
+        """
+        try:
+            return super().dispatch_execute(ctx, input_literal_map)
+        except FlyteUserRuntimeException as error:
+            if not isinstance(error.value, VerdictSealedError):
+                raise
+            name = f"error-{uuid.uuid4().hex}.pb" if multi_error_files() else "error.pb"
+            folder = Path(ctx.execution_state.engine_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(error.value.document)
+            return LiteralMap(literals={})
+
+    def recording(self) -> Recording | None:
+        """Return where and how this execution records; None if it is switched off.
+
+        The environment decides: a strategy's name turns recording on, an empty value off. Without the variable (a
+        local call) the task's own configuration holds.
+        """
+        strategy = os.environ.get(STRATEGY_VARIABLE, self.task_config.strategy)
+        if not strategy:
+            return None
+        return Recording(
+            strategy=strategy,
+            output_prefix=_output_prefix(),
+            upload_deadline_seconds=self.task_config.upload_deadline_seconds,
+            incarnation=new_incarnation(),
+        )
+
+
+class ElasticFunctionTask(_ReportingTask):
+    """Runs a function with torch elastic on one or several nodes."""
+
+    def __init__(self, task_config: Elastic, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        self.min_nodes, self.max_nodes = parse_nnodes(task_config.nnodes)
+        self.rdzv_backend = _RENDEZVOUS_BACKEND
+        super().__init__(
+            task_config,
+            task_function,
+            task_type=_SINGLE_NODE_TASK_TYPE if task_config.nnodes == 1 else _TASK_TYPE,
+            **kwargs,
+        )
+
+    def execute(self, **kwargs: Any) -> Any:
+        """Run the workers of this node and return the result of global rank 0.
+
+        Raises:
+            IgnoreOutputs: rank 0 is on another node, or the pod was told to go.
+            VerdictSealedError: the training failed; the verdict is in it.
+            FlyteRecoverableException: in a local call, if the root cause is recoverable.
+            FlyteUserRuntimeException: in a local call, if it is not; also a RuntimeError.
+        """
+        from flytekitplugins.firstfault.execution import execute_elastic  # noqa: PLC0415 - it imports torch
+
+        return execute_elastic(self, kwargs)
+
+    def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
+        """Return the PyTorchJob's specification; none for a single node, which is a plain pod."""
+        if self.task_config.nnodes == 1:
+            custom: dict[str, Any] | None = super().get_custom(settings)
+            return custom
+        config: Elastic = self.task_config
+        job = pytorch_task.DistributedPyTorchTrainingTask(
+            worker_replicas=pytorch_task.DistributedPyTorchTrainingReplicaSpec(replicas=self.max_nodes),
+            elastic_config=pytorch_task.ElasticConfig(
+                rdzv_backend=self.rdzv_backend,
+                min_replicas=self.min_nodes,
+                max_replicas=self.max_nodes,
+                nproc_per_node=config.nproc_per_node,
+                max_restarts=config.max_restarts,
+            ),
+            run_policy=_run_policy(config.run_policy),
+        )
+        return dict(MessageToDict(job))
+
+
+class PyTorchFunctionTask(_ReportingTask):
+    """Runs a function once in each pod of a PyTorchJob, without an elastic agent."""
+
+    def __init__(self, task_config: PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        if task_config.num_workers and task_config.worker.replicas:
+            raise ValueError("num_workers and worker.replicas say the same; give worker.replicas only")
+        if task_config.num_workers is None and task_config.worker.replicas is None:
+            raise ValueError("PyTorch needs worker.replicas, the number of worker pods beside the master")
+        super().__init__(task_config, task_function, task_type=_TASK_TYPE, **kwargs)
+
+    def execute(self, **kwargs: Any) -> Any:
+        """Run the function in this pod.
+
+        Raises:
+            VerdictSealedError: it raised, in a pod; the verdict on the whole job is in it.
+            Exception: it raised, in a local call; unchanged.
+        """
+        from flytekitplugins.firstfault.single import execute_single  # noqa: PLC0415 - only when it runs
+
+        return execute_single(self, kwargs)
+
+    def get_custom(self, settings: SerializationSettings) -> dict[str, Any]:
+        """Return the PyTorchJob's specification."""
+        del settings
+        config: PyTorch = self.task_config
+        worker = _replicas(config.worker)
+        if config.num_workers:
+            worker.replicas = config.num_workers
+        job = pytorch_task.DistributedPyTorchTrainingTask(
+            worker_replicas=worker,
+            master_replicas=_replicas(config.master),
+            run_policy=_run_policy(config.run_policy),
+        )
+        return dict(MessageToDict(job))
+
+
+def _output_prefix() -> str:
+    """URI below which this attempt's documents lie: the output prefix that the stock entrypoint was given.
+
+    Without an entrypoint (a local call) a folder of its own below the raw output prefix, so that two calls of one
+    process do not read each other's documents.
+    """
+    from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - at execution only
+
+    command = click.get_current_context(silent=True)
+    prefix = command.params.get("output_prefix") if command is not None else None
+    if prefix:
+        return str(prefix)
+    context = FlyteContextManager.current_context()
+    raw = str(context.file_access.raw_output_prefix).rstrip("/")
+    state = context.execution_state
+    if state is not None and state.mode is not None and not state.is_local_execution():
+        return raw
+    return f"{raw}/{uuid.uuid4().hex}"
+
+
+def _replicas(config: Master | Worker) -> pytorch_task.DistributedPyTorchTrainingReplicaSpec:
+    resources = convert_resources_to_resource_model(requests=config.requests, limits=config.limits)
+    return pytorch_task.DistributedPyTorchTrainingReplicaSpec(
+        replicas=config.replicas if isinstance(config, Worker) else 1,
+        image=config.image,
+        resources=resources.to_flyte_idl() if resources else None,
+        restart_policy=config.restart_policy.value if config.restart_policy else None,
+    )
+
+
+def _run_policy(policy: RunPolicy | None) -> kubeflow_common.RunPolicy | None:
+    if policy is None:
+        return None
+    return kubeflow_common.RunPolicy(
+        clean_pod_policy=policy.clean_pod_policy.value if policy.clean_pod_policy else None,
+        ttl_seconds_after_finished=policy.ttl_seconds_after_finished,
+        active_deadline_seconds=policy.active_deadline_seconds,
+        backoff_limit=policy.backoff_limit,
+    )
+
+
+TaskPlugins.register_pythontask_plugin(Elastic, ElasticFunctionTask)
+TaskPlugins.register_pythontask_plugin(PyTorch, PyTorchFunctionTask)

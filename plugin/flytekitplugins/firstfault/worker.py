@@ -1,0 +1,150 @@
+"""What runs in each training process: the task function, and a document about the exception that leaves it.
+
+The document is durable before the exception leaves this module: peers learn of a failure when the process closes its
+sockets, which it does later. So the root cause is on record before it has a victim.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from firstfault.fingerprint import fingerprint_of
+from firstfault.model import ExceptionInfo, Subject, WorkerError, Writer
+from firstfault.report.text import format_exception
+from flytekitplugins.firstfault.capture import capture, qualified_name
+from flytekitplugins.firstfault.environment import Recording, boot_id, versions, worker_place
+from flytekitplugins.firstfault.guard import bounded, guarded
+from flytekitplugins.firstfault.recorder import record_error, spool_for
+from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort, code_of, is_recoverable
+from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, error_file_data, write_error_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import flytekit
+    from flytekit.core.context_manager import FlyteContext, OutputMetadata
+
+    from firstfault.model import Place, Receipt
+
+__all__ = ["SpawnPayload", "WorkerResult", "recorded", "run_forked", "run_spawned"]
+
+
+class WorkerResult(NamedTuple):
+    """What a worker process hands back to its agent."""
+
+    return_value: Any
+    decks: list[flytekit.Deck]
+    output_metadata: OutputMetadata | None = None
+
+
+@dataclass(frozen=True)
+class SpawnPayload:
+    """What a spawned process needs to run the task function; it must be picklable."""
+
+    function: bytes
+    """By cloudpickle."""
+    arguments: dict[str, Any]
+    raw_output_prefix: str
+    checkpoint_dest: str | None
+    checkpoint_src: str | None
+
+
+def run_spawned(payload: SpawnPayload) -> WorkerResult:
+    """Run the task function in a fresh interpreter, in an execution context of its own."""
+    with recorded():
+        import cloudpickle  # noqa: PLC0415 - a failing import is recorded too
+        from flytekit.bin.entrypoint import setup_execution  # noqa: PLC0415
+
+        with setup_execution(
+            raw_output_data_prefix=payload.raw_output_prefix,
+            checkpoint_path=payload.checkpoint_dest,
+            prev_checkpoint=payload.checkpoint_src,
+        ) as context:
+            function = cloudpickle.loads(payload.function)
+            return _run(function, payload.arguments, context)
+
+
+def run_forked(function: Callable[..., Any], arguments: dict[str, Any]) -> WorkerResult:
+    """Run the task function in a forked process, which has its parent's execution context."""
+    with recorded():
+        from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - the parent has it loaded
+
+        return _run(function, arguments, FlyteContextManager.current_context())
+
+
+def _run(function: Callable[..., Any], arguments: dict[str, Any], context: FlyteContext) -> WorkerResult:
+    import flytekit  # noqa: PLC0415 - loaded by now
+
+    return_value = function(**arguments)
+    tracker = context.output_metadata_tracker
+    metadata = tracker.get(return_value) if tracker else None
+    return WorkerResult(return_value, flytekit.current_context().decks, metadata)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """Make the exception that leaves this block durable, then let it go on unchanged.
+
+    It waits for at most the upload deadline. A clean ``sys.exit()`` is no failure.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and error.code in {None, 0}):
+            with guarded("recording an exception"):
+                record_exception(error)
+        raise
+
+
+def record_exception(error: BaseException) -> Receipt | None:
+    """Write a document about `error` as this worker's failure. None: recording is off."""
+    recording = Recording.from_environment()
+    if recording is None:
+        return None
+    return describe_and_record(error, recording, worker_place(recording))[1]
+
+
+def describe_and_record(error: BaseException, recording: Recording, place: Place) -> tuple[WorkerError, Receipt]:
+    """Write a document about `error`, and torch's error.json; return the failure and what became of the document.
+
+    Bounded by the upload deadline, of which half may go into understanding the exception: its ``__str__`` is the
+    user's code and may block.
+    """
+    wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
+    deadline_ns = monotonic_ns + int(recording.upload_deadline_seconds * 1e9)
+    exception = bounded(lambda: capture(error), recording.upload_deadline_seconds / 2, "reading an exception")
+    if exception is None:
+        exception = ExceptionInfo(qualified_name(type(error)), "<no text: reading the exception took too long>")
+    failure = replace(describe(error, exception, place), timestamp_ns=wall_ns, monotonic_ns=monotonic_ns)
+    error_file = os.environ.get(ERROR_FILE_VARIABLE)
+    if error_file:
+        with guarded("writing torch's error.json"):
+            write_error_file(error_file, error_file_data(exception.type, exception.message, failure.message, wall_ns))
+    failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
+    left = (deadline_ns - time.monotonic_ns()) / 1e9
+    return failure, record_error(failure, recording.output_prefix, spool_for(error_file), left)
+
+
+def describe(error: BaseException, exception: ExceptionInfo, place: Place) -> WorkerError:
+    """Return the failure that an exception in this process is, without its time."""
+    sort = Sort.RECOVERABLE if is_recoverable(exception) else Sort.WORKER_FAILURE
+    consequence = CONSEQUENCES[sort]
+    failure = WorkerError(
+        code=code_of(error),
+        message=format_exception(exception),
+        kind=consequence.kind,
+        origin=consequence.origin,
+        worker=place.node,
+        place=place,
+        writer=Writer.WORKER,
+        subject=Subject.WORKER,
+        exception=exception,
+        category=consequence.category,
+        boot_id=boot_id(),
+        versions=versions(),
+    )
+    return replace(failure, fingerprint=fingerprint_of(failure))
