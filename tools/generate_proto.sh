@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Makes proto/firstfault_proto/v1/*_pb2.py{,i} from the .proto file, in place, or into the folder named by $1.
+# Makes proto/firstfault_proto/v1/*_pb2.py{,i} from the .proto file, in place, or into the existing folder named by $1.
 #
 # The generator is pinned OLD on purpose: gencode of protobuf 5.26 loads on every runtime from 5.26 on.
 # flyteidl ships no .proto files, so protoc gets the descriptors of the installed flyteidl.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-out=${1:-$root/proto}
+out=$(cd "${1:-$root/proto}" && pwd)
 venv=${FIRSTFAULT_CODEGEN_VENV:-$root/build/codegen-venv}
-if [ ! -e "$venv/.ready" ]; then
-  python3 -m venv "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check \
-    'grpcio-tools==1.63.2' 'setuptools<81' 'flyteidl==1.16.8'
-  touch "$venv/.ready"
+generator=(grpcio-tools==1.63.2 'setuptools<81' flyteidl==1.16.8)
+if [ "$(cat "$venv/.made-with" 2>/dev/null)" != "${generator[*]}" ]; then
+  "${PYTHON:-python3}" -m venv --clear "$venv"
+  "$venv/bin/pip" install --quiet --no-input --disable-pip-version-check "${generator[@]}"
+  echo "${generator[*]}" >"$venv/.made-with"
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

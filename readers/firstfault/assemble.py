@@ -78,10 +78,19 @@ def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: 
     roster = tuple(
         sorted(
             (entry for entry in findings.roster if entry.place.round == round_),
-            key=lambda entry: (_or_last(entry.place.group_rank), entry.phase.value, entry.place.incarnation),
+            key=lambda entry: (
+                _or_last(entry.place.group_rank),
+                entry.phase.value,
+                entry.place.incarnation,
+                entry.place.node,
+                entry.timestamp_ns or 0,
+            ),
         )
     )
-    unreadable = [item for item in findings.unreadable if item.round is None or item.round >= round_]
+    unreadable = sorted(
+        (item for item in findings.unreadable if item.round is None or item.round >= round_),
+        key=lambda item: (item.name, item.reason),
+    )
     failures = _in_order(_merged(current))
     return JobErrors(
         failures=failures,

@@ -104,7 +104,7 @@ class _All(PolicyBase):
     def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
         votes = [policy(verdict, context) for policy in self._policies]
         no = next((vote for vote in votes if not vote), None)
-        return no or votes[0]
+        return votes[0] if no is None else no
 
 
 class _Not(PolicyBase):

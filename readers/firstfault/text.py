@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["clean", "elide", "one_line", "printable", "redact"]
+__all__ = ["clean", "elide", "one_line", "printable", "redact", "sentence_of"]
 
 _SECRETS = (
     # user:password@ in a URL
@@ -66,3 +66,12 @@ def one_line(text: str, limit: int = 200) -> str:
     """The first non-empty line of `text`, at most `limit` characters."""
     line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")
     return line if len(line) <= limit else (line[: max(limit - 3, 0)] + "...")[:limit]
+
+
+_FLYTEKIT_CODE = re.compile(r"(?:USER|SYSTEM):\w+: error=")
+
+
+def sentence_of(message: str) -> str:
+    """The first line of an exception's text, without the code that flytekit puts before its own ("USER:X: error=")."""
+    line = one_line(message, 2000)
+    return line[found.end() :] if (found := _FLYTEKIT_CODE.match(line)) else line

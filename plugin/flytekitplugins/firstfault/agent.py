@@ -14,6 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from flytekitplugins.firstfault.capture import capture
+from flytekitplugins.firstfault.deaths import Death, DeathWatch
+from flytekitplugins.firstfault.environment import boot_id, node_place, versions
+from flytekitplugins.firstfault.guard import guarded, logger
+from flytekitplugins.firstfault.recorder import Spool, put_document, put_file, record_error
+from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
+from flytekitplugins.firstfault.torch_files import read_error_file
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
@@ -34,13 +41,6 @@ from firstfault.model import (
 from firstfault.places import ROSTER
 from firstfault.report.text import format_exception
 from firstfault.wire import decode, encode_presence
-from flytekitplugins.firstfault.capture import capture
-from flytekitplugins.firstfault.deaths import Death, DeathWatch
-from flytekitplugins.firstfault.environment import boot_id, node_place, versions
-from flytekitplugins.firstfault.guard import guarded, logger
-from flytekitplugins.firstfault.recorder import Spool, put_document, put_file, record_error
-from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
-from flytekitplugins.firstfault.torch_files import read_error_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -26,6 +26,7 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
     warnings.warn(
         "increase_shared_mem=True (the default of Elastic and PyTorch) is the older way to get shared memory; "
         "use @task(shared_memory=True) instead",
+        DeprecationWarning,  # silent for users: it is the default, they need not have written it
         stacklevel=2,
     )
     if pod_template.pod_spec is None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flytekitplugins.firstfault.guard import bounded, logger
+
 from firstfault.aio import run_sync
 from firstfault.errors import FirstFaultError
 from firstfault.keys import error_key_for
@@ -20,7 +22,6 @@ from firstfault.model import Receipt
 from firstfault.places import ERRORS
 from firstfault.store import join, open_store
 from firstfault.wire import encode
-from flytekitplugins.firstfault.guard import bounded, logger
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from flytekitplugins.firstfault.guard import logger
+
 from firstfault.assemble import Findings, assemble
 from firstfault.errors import StoreError
 from firstfault.model import Seal
@@ -12,14 +14,14 @@ from firstfault.reader import Conclusion, MultiErrorFileOutputReader
 from firstfault.report import flyte_message, to_json
 from firstfault.retry import RetryContext
 from firstfault.wire import encode_seal
-from flytekitplugins.firstfault.guard import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from flytekitplugins.firstfault.environment import Recording
+
     from firstfault.model import WorkerError
     from firstfault.retry import RetryPolicy
-    from flytekitplugins.firstfault.environment import Recording
 
 __all__ = ["sealed", "settle"]
 

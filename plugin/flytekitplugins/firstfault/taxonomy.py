@@ -10,8 +10,9 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.model import Kind, Origin
 from flytekitplugins.firstfault.capture import qualified_name
+
+from firstfault.model import Kind, Origin
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo

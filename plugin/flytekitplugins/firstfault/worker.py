@@ -12,15 +12,17 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from firstfault.fingerprint import fingerprint_of
-from firstfault.model import ExceptionInfo, Subject, WorkerError, Writer
-from firstfault.report.text import format_exception
 from flytekitplugins.firstfault.capture import capture, qualified_name
 from flytekitplugins.firstfault.environment import Recording, boot_id, versions, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded
+from flytekitplugins.firstfault.in_flight import moment_of, watch_process_groups
 from flytekitplugins.firstfault.recorder import record_error, spool_for
 from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort, code_of, is_recoverable
 from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, error_file_data, write_error_file
+
+from firstfault.fingerprint import fingerprint_of
+from firstfault.model import ExceptionInfo, Subject, WorkerError, Writer
+from firstfault.report.text import format_exception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,6 +93,8 @@ def recorded() -> Iterator[None]:
 
     It waits for at most the upload deadline. A clean ``sys.exit()`` is no failure.
     """
+    with guarded("watching process groups"):
+        watch_process_groups()
     try:
         yield
     except BaseException as error:
@@ -114,8 +118,9 @@ def describe_and_record(error: BaseException, recording: Recording, place: Place
     Bounded by the upload deadline, of which half may go into understanding the exception: its ``__str__`` is the
     user's code and may block.
     """
-    wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
-    deadline_ns = monotonic_ns + int(recording.upload_deadline_seconds * 1e9)
+    began = time.monotonic_ns()
+    wall_ns, monotonic_ns = moment_of(error)
+    deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
     exception = bounded(lambda: capture(error), recording.upload_deadline_seconds / 2, "reading an exception")
     if exception is None:
         exception = ExceptionInfo(qualified_name(type(error)), "<no text: reading the exception took too long>")

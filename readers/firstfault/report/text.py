@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.model import Decision, ExceptionInfo, Scope, Verdict, WorkerError
 from firstfault.report.json import format_timestamp
-from firstfault.text import elide, one_line, printable
+from firstfault.text import elide, one_line, printable, sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ _NODE_TAIL = 10
 def first_line(verdict: Verdict, decision: Decision) -> str:
     """One line of at most 90 characters whose first 55 say what, which rank, which node, and retry or not."""
     root = verdict.root
-    what = root.what if root is not None else verdict.headline.split(" on ", 1)[0].split(":", 1)[0]
+    what = root.what if root is not None else verdict.headline.split(":", 1)[0].split(",", 1)[0]
     fate = "retry" if decision.retry else "no retry"
     subject = _subject(verdict)
     node = one_line(_ascii(verdict.node or ""))
@@ -160,7 +160,7 @@ def _subject(verdict: Verdict) -> str:
 def _detail(verdict: Verdict) -> str:
     root = verdict.root
     if root is not None and root.exception is not None:
-        return root.exception.message
+        return sentence_of(root.exception.message)
     _, found, text = verdict.headline.partition(": ")
     return text if found else ""
 

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 _ATTEMPTS = 4
 _RETRY_TIMEOUT_S = 15.0
+_WRITE_TIMEOUT_S = 20.0
+"""For one attempt to write one document; as long as one answer to a read may take."""
 _NANO = 1_000_000_000
 _PART = ".part"
 """Suffix of a file that is being written to a local folder; never a document."""
@@ -145,7 +147,9 @@ class FsspecStore:
 
     async def _write(self, full: str, data: bytes) -> None:
         if isinstance(self._fs, AsyncFileSystem):
-            await self._fs._pipe_file(full, data)  # noqa: SLF001 - fsspec's public async API is underscored
+            write_it = self._fs._pipe_file(full, data)  # noqa: SLF001 - fsspec's public async API is underscored
+            # botocore's PUT says "Expect: 100-continue", and aiohttp waits for that answer without any timeout
+            await asyncio.wait_for(write_it, _WRITE_TIMEOUT_S)
             return
         # A folder shows a file while it grows; a rename makes it appear whole.
         part = f"{full}.{uuid.uuid4().hex}{_PART}"
@@ -179,9 +183,9 @@ class FsspecStore:
         """Return our error for one of fsspec's, botocore's or aiohttp's; a programming error comes back as it is."""
         where = f"cannot {verb} {self._named(full)}"
         name = type(error).__name__
+        if _no_bucket(error):
+            return StoreError(f"{where}: {_line(error)}; check the bucket's name")
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
-            if _no_bucket(error):
-                return StoreError(f"{where}: {_line(error)}; check the bucket's name")
             return ObjectNotFoundError(f"{where}: there is no such object")
         if name in {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}:
             return AccessDeniedError(

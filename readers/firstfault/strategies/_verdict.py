@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.fingerprint import fingerprint_of
 from firstfault.model import Origin, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
-from firstfault.text import one_line
+from firstfault.text import one_line, sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -122,8 +122,8 @@ def who(failure: WorkerError) -> str:
 def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     """One line: what, who, and the first line of its message."""
     subject = f"ranks {_listed(ranks)}" if len(ranks) > 1 else who(root)
-    text = one_line(root.exception.message if root.exception is not None else _stock_message(root))
-    headline = f"{root.what} on {subject}" + (f": {text}" if text and text != root.what else "")
+    text = sentence_of(root.exception.message if root.exception is not None else _stock_message(root))
+    headline = f"{root.what}, {subject}" + (f": {text}" if text and text != root.what else "")
     return one_line(headline, _HEADLINE)
 
 

@@ -1,0 +1,51 @@
+# Every target makes .venv when it is missing or older than what it is made from, and needs nothing else but python3.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format types proto proto-check wheel test-wheel clean
+
+BIN := .venv/bin
+VENV := .venv/.made-for
+
+$(VENV): pyproject.toml constraints.txt
+	@tools/make_venv.sh
+
+# A folder that was copied or moved brings a .venv that leads back to the old place.
+ifneq ($(shell cat $(VENV) 2>/dev/null),$(CURDIR))
+.PHONY: $(VENV)
+endif
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' Makefile | expand -t 14
+
+demo: $(VENV) ## run a small training job that fails, and read why
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV) ## run all tests; ARGS="-k name" is passed to pytest
+	@$(BIN)/pytest $(ARGS)
+
+lint: $(VENV) ## check style and format
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+format: $(VENV) ## put every file into the format that lint checks
+	@$(BIN)/ruff format
+
+types: $(VENV) ## check types
+	@$(BIN)/mypy
+
+proto: ## generate the protobuf code from its .proto file
+	@tools/generate_proto.sh
+
+proto-check: ## fail if the checked-in protobuf code is not what its .proto file generates
+	@tools/quietly.sh "generating the protobuf code and comparing it" tools/check_generated.sh
+
+wheel: $(VENV) ## build the source distribution, and the wheel from it, into dist/
+	@rm -rf dist
+	@tools/quietly.sh "building dist/" $(BIN)/python -m build --no-isolation
+
+test-wheel: wheel ## install the wheel out of reach of the sources, and test it there
+	@tools/test_wheel.sh dist/*.whl
+
+clean: ## remove everything that was made, .venv included
+	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find plugin readers proto tests examples tools -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,234 @@
+"""The documentation says what the code does: tables hold what exists, links lead somewhere, examples run."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+from firstfault import decide, errors, keys, retry
+from firstfault.cli import EXIT
+from firstfault.cli._main import group
+from firstfault.model import CATEGORIES, Kind, Origin
+from firstfault.report import verdict_to_dict
+from firstfault.report.json import decision_to_dict
+from firstfault.strategies import get_strategy, run_strategy, unregister_strategy
+from firstfault.strategies._registry import _BUILT_IN
+from firstfault.testing import make_error, make_job
+from firstfault.wire import MAX_DOCUMENT_BYTES
+from firstfault_proto.v1 import errors_pb2
+from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+ERRORS = [getattr(errors, name) for name in errors.__all__]
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def _text(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def _plain(cell: str) -> str:
+    return cell.strip().replace("`", "").replace("\\|", "|")
+
+
+def _table(page: str, first_header: str) -> dict[str, list[str]]:
+    """Return the rows below the header that starts with this cell: first cell -> the other cells, without backticks."""
+    lines = iter(_text(page).splitlines())
+    for line in lines:
+        if line.startswith("|") and _plain(line.split("|")[1]) == first_header:
+            break
+    else:
+        pytest.fail(f"{page} has no table whose first column is {first_header!r}")
+    next(lines)  # the rule below the header
+    rows: dict[str, list[str]] = {}
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        cells = [_plain(cell) for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        assert cells[0] not in rows, f"{page} lists {cells[0]} twice"
+        rows[cells[0]] = cells[1:]
+    return rows
+
+
+def _section(page: str, heading: str) -> str:
+    match = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", _text(page), re.MULTILINE | re.DOTALL)
+    assert match is not None, f"{page} has no section {heading!r}"
+    return match[1]
+
+
+# --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_category_is_documented_with_its_meaning() -> None:
+    """The table of categories is the closed list in the code, word for word."""
+    rows = _table("docs/categories.md", "Category")
+    assert {name: cells[0] for name, cells in rows.items()} == {
+        name: meaning.replace("`", "") for name, meaning in CATEGORIES.items()
+    }
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+def test_the_default_decision_on_a_category_is_as_documented(category: str) -> None:
+    """On a document as firstfault writes it, the default policy decides what the table says, for that budget."""
+    claims = {consequence.category: (consequence.kind, consequence.origin) for consequence in CONSEQUENCES.values()}
+    kind, origin = claims.get(category, (Kind.NON_RECOVERABLE, Origin.USER))
+    job = make_job(make_error(category=category, kind=kind, origin=origin))
+    decision = decide(run_strategy(get_strategy("earliest"), job))
+    said = _table("docs/categories.md", "Category")[category][1]
+    expected = f"retry, {decision.origin.value.lower()}'s budget" if decision.retry else "no retry"
+    assert said.startswith(expected)
+
+
+@pytest.mark.parametrize("sort", Sort, ids=lambda sort: sort.value)
+def test_the_taxonomy_is_documented(sort: Sort) -> None:
+    """Each sort of error has the documented category, kind and origin; a worker failure's category is the reader's."""
+    consequence = CONSEQUENCES[sort]
+    category = consequence.category or "user_code"
+    rows = _table("docs/categories.md", "Sort of error")
+    assert rows[sort.value] == [category, consequence.kind.value, consequence.origin.value]
+    assert set(rows) == {known.value for known in Sort}
+
+
+def test_every_error_is_documented() -> None:
+    """The table of errors has every slug with its class and exit code."""
+    assert {slug: (cells[0], int(cells[2])) for slug, cells in _errors_table().items()} == {
+        kind.slug: (kind.__name__, kind.exit_code) for kind in ERRORS
+    }
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.slug)
+def test_every_error_has_a_section_and_its_built_in_bases(kind: type[errors.FirstFaultError]) -> None:
+    """Each slug has a section that says what to do, and each error is what the table says it also is."""
+    assert _section("docs/errors.md", kind.slug).strip()
+    for name in _errors_table()[kind.slug][1].split(", "):
+        assert issubclass(kind, getattr(builtins, name))
+
+
+def _errors_table() -> dict[str, list[str]]:
+    return {link.split("]")[0][1:]: cells for link, cells in _table("docs/errors.md", "Slug").items()}
+
+
+def test_every_built_in_strategy_is_documented() -> None:
+    """The table of strategies has the built-in ones and no other."""
+    assert set(_table("docs/strategies.md", "Strategy")) == set(_BUILT_IN)
+
+
+def test_every_exit_code_is_documented() -> None:
+    """The table of exit codes has every code with its name."""
+    rows = _table("docs/cli.md", "Code")
+    assert {int(code): cells[0] for code, cells in rows.items()} == {code.value: code.name for code in EXIT}
+
+
+@pytest.mark.parametrize("name", ["show", "run"])
+def test_every_option_is_documented(name: str) -> None:
+    """A command's section names each of its options, and no other."""
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
+    documented = set(re.findall(r"^\| `(--[a-z-]+)", _section("docs/cli.md", f"firstfault {name}"), re.MULTILINE))
+    assert documented == options - {"--help", "--debug"}
+
+
+def test_every_field_of_the_verdict_contract_is_documented() -> None:
+    """The tables of firstfault.verdict/v1 have the fields that are written."""
+    verdict = run_strategy(get_strategy("earliest"), make_job(make_error()))
+    documented = {field for cell in _table("docs/cli.md", "Field of verdict") for field in cell.split(", ")}
+    assert documented == set(verdict_to_dict(verdict))
+    assert set(_table("docs/cli.md", "Field of decision")) == set(decision_to_dict(decide(verdict)))
+
+
+def test_every_retry_policy_is_documented() -> None:
+    """The tables of policies and of what a policy may know are complete."""
+    policies = {name.split("(")[0] for name in _table("docs/retry.md", "Policy")}
+    others = {"RetryContext", "RetryPolicy", "Vote", "decide", "default_policy"}
+    assert policies == set(retry.__all__) - others
+    fields = {field.name for field in dataclasses.fields(retry.RetryContext)}
+    assert set(_table("docs/retry.md", "Field of RetryContext")) == fields
+
+
+def test_the_wire_format_is_documented() -> None:
+    """Field numbers, the size limit and the key grammar in the design are those of the code."""
+    rows = _table("docs/design.md", "Field")
+    fields = errors_pb2.WorkerErrorDocument.DESCRIPTOR.fields
+    assert set(rows) == {f"{field.number} {field.name}" for field in fields}
+    assert f"at most {MAX_DOCUMENT_BYTES >> 20} MiB" in _text("docs/design.md")
+    grammar = re.findall(r"^(?:error|roster) key .*$", _text("docs/design.md"), re.MULTILINE)
+    assert len(grammar) == 2
+    assert all(line in (keys.__doc__ or "") for line in grammar)
+
+
+# --- links and examples ---------------------------------------------------------------------------------------------
+
+
+def _anchors(path: Path) -> set[str]:
+    text = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_relative_link_resolves(page: str) -> None:
+    """Each relative link leads to a file that exists, and to a heading of it."""
+    for target in _LINK.findall(_FENCE.sub("", _text(page))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (ROOT / page).parent / name if name else ROOT / page
+        assert path.exists(), f"{page} links to {target}"
+        assert not anchor or anchor in _anchors(path), f"{page} links to {target}"
+
+
+def _run_examples(page: str) -> dict[str, Any]:
+    """Run a page's Python blocks one after the other, as a reader would paste them; return what they defined."""
+    module = ModuleType(f"example_{Path(page).stem}")
+    module.__file__ = str(ROOT / page)
+    sys.modules[module.__name__] = module  # flytekit looks up the module of a task
+    try:
+        for language, block in _FENCE.findall(_text(page)):
+            if language == "python":
+                exec(compile(block, page, "exec"), vars(module))  # noqa: S102 - the page is ours
+    finally:
+        del sys.modules[module.__name__]
+    return vars(module)
+
+
+@pytest.mark.filterwarnings("ignore:increase_shared_mem=True")
+def test_the_examples_of_retry_policies_run() -> None:
+    """The policies on the page can be built and used."""
+    found = _run_examples("docs/retry.md")
+    job = make_job(make_error(category="disk_full"))
+    decision = decide(run_strategy(get_strategy("earliest"), job), found["policy"])
+    assert decision.retry
+    assert decision.origin is Origin.USER
+    assert found["train"].task_config.retry_policy is not None
+
+
+def _strategy_page() -> tuple[dict[str, Any], object]:
+    """Return what the page on strategies defines, and what it registers."""
+    try:
+        return _run_examples("docs/strategies.md"), get_strategy("lowest_rank")
+    finally:
+        unregister_strategy("lowest_rank")
+
+
+_DEFINED, _REGISTERED = _strategy_page()
+
+
+class TestTheStrategyOnThePage(_DEFINED["TestLowestRank"]):
+    """The page's strategy passes the suite that the page tells to inherit."""
+
+
+def test_the_strategy_on_the_page_is_registered() -> None:
+    """The page's line of registration makes its strategy known by its name."""
+    assert _REGISTERED is _DEFINED["lowest_rank"]

@@ -1,0 +1,59 @@
+"""A training loop that fails on one rank, in one of four ways."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekitplugins.firstfault import Elastic
+
+FAULT_AT = 5
+
+
+class ShardMissingError(FlyteRecoverableException):
+    """A subclass of the user's own."""
+
+
+class HostileError(Exception):
+    """Nobody can read this."""
+
+    def __str__(self) -> str:
+        """Raise instead of answering."""
+        raise SystemExit(7)
+
+
+FAULTS = {
+    "plain": lambda: ValueError("loss is nan at step 5"),
+    "recoverable": lambda: FlyteRecoverableException("storage did not answer"),
+    "subclass": lambda: ShardMissingError("shard 5 is not there yet"),
+    "hostile": HostileError,
+}
+
+
+def raise_fault(kind: str) -> None:
+    """Raise from a frame of its own, so that the traceback has something to name."""
+    error = FAULTS[kind]()
+    raise error
+
+
+@task(
+    task_config=Elastic(
+        nnodes=2,
+        nproc_per_node=2,
+        start_method=os.environ.get("MATRIX_START_METHOD", "spawn"),
+        monitor_interval=float(os.environ.get("MATRIX_MONITOR_INTERVAL", "0.1")),
+        increase_shared_mem=False,
+    ),
+)
+def train(kind: str, rank: int) -> float:
+    """Sum up ones until the fault comes."""
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    for step in range(20):
+        if step == FAULT_AT and dist.get_rank() == rank:
+            raise_fault(kind)
+        dist.all_reduce(total)
+        total /= dist.get_world_size()
+    dist.destroy_process_group()
+    return float(total)

@@ -1,0 +1,137 @@
+"""A raise on any rank, of any kind, in both of Flyte's modes: named with rank, node, traceback and decision.
+
+CI runs four of the 24 combinations; ``make matrix`` runs all and prints their times.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRAINING = Path(__file__).parent / "matrix" / "training.py"
+KINDS = ("plain", "recoverable", "subclass", "hostile")
+CODES = {"plain": "USER:RuntimeError", "hostile": "USER:RuntimeError"}
+TYPES = {
+    "plain": "ValueError",
+    "recoverable": "FlyteRecoverableException",
+    "subclass": "ShardMissingError",
+    "hostile": "HostileError",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination."""
+
+    kind: str
+    rank: int
+    store: str
+    start_method: str
+    monitor_interval: str
+    multi_file: bool
+
+    def __str__(self) -> str:
+        mode = "multi" if self.multi_file else "single"
+        return f"{self.kind}-rank{self.rank}-{self.store}-{self.start_method}-{self.monitor_interval}s-{mode}"
+
+
+_DESIGNS = (
+    ("folder", "spawn", "0.1", False),
+    ("s3", "fork", "5", True),
+    ("folder", "spawn", "5", True),
+    ("s3", "spawn", "0.1", True),
+    ("folder", "fork", "0.1", True),
+    ("s3", "fork", "5", False),
+)
+ALL = [
+    Case(kind, (index + number) % 4, *design)
+    for index, kind in enumerate(KINDS)
+    for number, design in enumerate(_DESIGNS)
+]
+IN_CI = [ALL[0], ALL[6 + 1], ALL[12 + 3], ALL[18 + 4]]
+CHOSEN = ALL if os.environ.get("FIRSTFAULT_MATRIX") == "all" else IN_CI
+
+
+@pytest.fixture(scope="module")
+def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
+    """Collect a line a run and print them all at the end."""
+    lines: list[str] = []
+    yield lines
+    writer = request.config.get_terminal_writer()
+    writer.line()
+    writer.line("fault_to_durable fault_to_verdict total (s)  case")
+    for line in lines:
+        writer.line(line)
+
+
+def _run(case: Case, store: str, environment: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    pods = {"MATRIX_START_METHOD": case.start_method, "MATRIX_MONITOR_INTERVAL": case.monitor_interval}
+    if case.multi_file:
+        pods["_F_DES"] = "Earliest"
+    arguments = [sys.executable, "-m", "firstfault", "run", str(TRAINING), "train", "--store", store, "--json"]
+    arguments += ["--inputs", json.dumps({"kind": case.kind, "rank": case.rank}), "--retries", "0"]
+    for name, value in pods.items():
+        arguments += ["--env", f"{name}={value}"]
+    done = subprocess.run(
+        arguments, env={**os.environ, **environment}, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("case", CHOSEN, ids=str)
+def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: Path, table: list[str]) -> None:
+    """The verdict and what stock Flyte would have read both name the rank that raised, and decide by its type."""
+    store, environment = str(tmp_path), {}
+    if case.store == "s3":
+        server = request.getfixturevalue("s3")
+        store, environment = server.uri("matrix"), server.environment()
+
+    code, result = _run(case, store, environment)
+
+    attempt = result["attempts"][-1]
+    verdict, decision, seen = attempt["verdict"], attempt["decision"], attempt["engine"]["error_seen"]
+    seconds = attempt["seconds"]
+    recoverable = case.kind in {"recoverable", "subclass"}
+    assert len(result["attempts"]) == 1
+    assert verdict["scope"] == "rank"
+    assert verdict["ranks"] == [case.rank]
+    # group ranks are the rendezvous' to give: the pod's name and the rank need not have the same number
+    assert "-worker-" in verdict["node"]
+    assert f"{TYPES[case.kind]}, rank {case.rank} on {verdict['node']}" in verdict["headline"]
+    assert "in raise_fault" in verdict["message"]
+    assert "in train" in verdict["message"]
+    assert verdict["code"] == CODES.get(case.kind, "USER:Recoverable")
+    assert verdict["victims"]["count"] == 3
+    assert verdict["coverage"]["complete"]
+    assert decision["retry"] is recoverable
+    assert decision["kind"] == ("RECOVERABLE" if recoverable else "NON_RECOVERABLE")
+    assert decision["origin"] == "USER"
+    assert decision["enforced"]
+    assert code == (11 if recoverable else 10)
+    # and stock Flyte would have read the same at the moment the job ended
+    assert attempt["engine"]["job"] == "Succeeded"
+    assert seen["code"] == verdict["code"]
+    assert seen["kind"] == decision["kind"]
+    assert seen["origin"] == decision["origin"]
+    assert seen["worker"] == verdict["node"]
+    assert seen["timestamp"] == verdict["timestamp"]
+    first_line = seen["message"].splitlines()[0]
+    assert first_line.startswith(f"{TYPES[case.kind]} rank {case.rank} ")
+    assert ("no retry" in first_line) is not recoverable
+    assert "in raise_fault" in seen["message"]
+    assert 0 < seconds["fault_to_durable"] < seconds["fault_to_verdict"] < seconds["total"]
+    table.append(
+        f"{seconds['fault_to_durable']:16.3f} {seconds['fault_to_verdict']:16.3f} {seconds['total']:9.1f}  {case}"
+    )

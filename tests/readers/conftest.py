@@ -1,0 +1,86 @@
+"""An attempt's output prefix in a temporary folder, and what the tests of the reader write into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
+from flyteidl.core.execution_pb2 import ExecutionError
+from hypothesis import settings
+
+from firstfault.keys import error_key_for, roster_key_for
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.wire import encode, encode_presence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from firstfault.model import NodePresence, WorkerError
+
+# the same examples on every machine, and no time limit on one that is busy
+settings.register_profile("readers", deadline=None, derandomize=True, database=None, max_examples=100)
+settings.load_profile("readers")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An output prefix on disk."""
+
+    folder: Path
+
+    @property
+    def uri(self) -> str:
+        """The output prefix."""
+        return str(self.folder)
+
+    def put(self, path: str, data: bytes) -> str:
+        """Write a file below the prefix and return its name."""
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        return target.name
+
+    def write(self, *errors: WorkerError) -> list[str]:
+        """Write our documents and return their names."""
+        return [self.put(f"firstfault/errors/{error_key_for(error)}", encode(error)) for error in errors]
+
+    def join(self, *entries: NodePresence) -> list[str]:
+        """Write roster entries and return their names."""
+        return [self.put(f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry)) for entry in entries]
+
+    def stock(self, name: str, **fields: Any) -> str:
+        """Write a file as Flyte's own entrypoint does, with flyteidl's own message."""
+        return self.put(name, stock_document(**fields))
+
+    def reader(self, **options: Any) -> MultiErrorFileOutputReader:
+        """Return a reader of the prefix."""
+        return MultiErrorFileOutputReader(self.uri, **options)
+
+
+def stock_document(*, seconds: int | None = None, **fields: Any) -> bytes:
+    """Return flyteidl's ErrorDocument: a user error "red" that says "hi", unless told otherwise."""
+    values = {
+        "code": "red",
+        "message": "hi",
+        "kind": ContainerError.NON_RECOVERABLE,
+        "origin": ExecutionError.USER,
+        **fields,
+    }
+    error = ContainerError(**values)
+    if seconds is not None:
+        error.timestamp.seconds = seconds
+    return ErrorDocument(error=error).SerializeToString()
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    """An output prefix in which nothing is yet."""
+    return Attempt(tmp_path / "out")
+
+
+@pytest.fixture(autouse=True)
+def _no_debugging(monkeypatch: pytest.MonkeyPatch) -> None:
+    # the command line remembers --debug in the environment
+    monkeypatch.delenv("FIRSTFAULT_DEBUG", raising=False)

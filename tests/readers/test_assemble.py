@@ -1,0 +1,416 @@
+"""From single documents to one picture of an attempt."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstfault.assemble import Findings, Unreadable, assemble, digest_of, nodes_done
+from firstfault.keys import ErrorKey
+from firstfault.model import (
+    DocumentRef,
+    ExceptionInfo,
+    NodePresence,
+    Phase,
+    Receipt,
+    Resources,
+    Seal,
+    SentSignal,
+    Subject,
+    WorkerError,
+    Writer,
+)
+from firstfault.testing import START_NS, make_error, make_presence
+
+if TYPE_CHECKING:
+    from firstfault.model import JobErrors
+
+_KILLED = {"writer": Writer.AGENT, "exception": None, "exit_code": -9, "signal": "SIGKILL"}
+
+
+def _job(*documents: WorkerError, expected_nodes: int | None = None, **findings: Any) -> JobErrors:
+    return assemble(Findings(documents=documents, **findings), expected_nodes=expected_nodes)
+
+
+def _said(failures: tuple[WorkerError, ...]) -> list[str]:
+    return [failure.message for failure in failures]
+
+
+# --- which documents count ------------------------------------------------------------------------------------------
+
+
+def test_nothing_found() -> None:
+    """Of nothing, the picture is empty: no failures, nobody expected, not complete."""
+    job = _job()
+    assert (job.failures, job.history, job.roster, job.round, job.document_count) == ((), (), (), 0, 0)
+    assert (job.coverage.expected, job.coverage.reported, job.coverage.complete) == (None, 0, False)
+
+
+def test_a_later_roster_entry_makes_a_document_history() -> None:
+    """A failure of round 0 is history as soon as a node took part in round 1."""
+    job = _job(make_error(), roster=(make_presence(Phase.JOINED, round=1),))
+    assert job.failures == ()
+    assert _said(job.history) == ["boom"]
+    assert job.round == 1
+
+
+def test_a_later_document_makes_a_document_history() -> None:
+    """Also without a roster, only the failures of the last round are judged."""
+    job = _job(make_error(message="old", at_ms=0), make_error(message="new", at_ms=9, round=1))
+    assert (_said(job.failures), _said(job.history)) == (["new"], ["old"])
+
+
+def test_an_unreadable_document_of_a_later_round_counts() -> None:
+    """A document of the last round that cannot be read does not let an earlier round be taken for the last."""
+    name = str(ErrorKey(1, START_NS, 0, 0, "", 0, "0" * 32))
+    job = _job(make_error(), unreadable=(Unreadable(name, "empty"),))
+    assert (job.failures, job.round, job.coverage.unreadable) == ((), 1, 1)
+
+
+def test_an_unreadable_document_of_an_earlier_round_does_not_count() -> None:
+    """What cannot be read of a round that was recovered from does not make the picture incomplete."""
+    name = str(ErrorKey(0, START_NS, 0, 0, "", 0, "0" * 32))
+    job = _job(make_error(round=1, group_world_size=1), unreadable=(Unreadable(name, "empty"),))
+    assert job.coverage.unreadable == 0
+    assert job.coverage.complete
+
+
+def test_only_the_judged_rounds_roster_is_kept() -> None:
+    """The roster of the picture is that of the round that is judged, in the order of the group ranks."""
+    entries = (
+        make_presence(Phase.JOINED, node="b", group_rank=1, round=1),
+        make_presence(Phase.JOINED, node="a", group_rank=0, round=1),
+        make_presence(Phase.FAILED, node="a", group_rank=0, round=0),
+    )
+    assert _job(roster=entries).roster == (entries[1], entries[0])
+
+
+def test_an_earlier_incarnation_is_history() -> None:
+    """What a node's earlier life reported is history; another node's earlier life is not older than it."""
+    job = _job(
+        make_error(0, node="a", message="old", incarnation=1),
+        make_error(0, node="a", message="new", incarnation=2, at_ms=5),
+        make_error(1, node="b", message="other", incarnation=1, at_ms=9),
+    )
+    assert (_said(job.failures), _said(job.history)) == (["new", "other"], ["old"])
+
+
+def test_the_roster_knows_of_a_newer_incarnation() -> None:
+    """A node that came back and joined the round turns its own earlier documents into history."""
+    entry = make_presence(Phase.JOINED, node="a", incarnation=2)
+    job = _job(make_error(0, node="a", incarnation=1, group_rank=0), roster=(entry,))
+    assert (_said(job.failures), _said(job.history)) == ([], ["boom"])
+
+
+def test_an_incarnation_of_another_round_does_not_count() -> None:
+    """A newer incarnation in an earlier round does not make this round's documents history."""
+    job = _job(
+        make_error(0, node="a", message="old", incarnation=5, round=0),
+        make_error(0, node="a", message="new", incarnation=4, round=1),
+    )
+    assert _said(job.failures) == ["new"]
+
+
+def test_a_stock_file_is_always_judged() -> None:
+    """A file of Flyte's own says nothing of rounds: it counts in whatever round is judged."""
+    stock = make_error(None, writer=Writer.STOCK, exception=None, message="stock")
+    job = _job(stock, make_error(round=3, message="ours"))
+    assert sorted(_said(job.failures)) == ["ours", "stock"]
+
+
+# --- one worker, heard twice ----------------------------------------------------------------------------------------
+
+
+def test_a_worker_and_its_agent_are_merged() -> None:
+    """What the agent saw is added to what the worker said; where both speak, the worker is believed."""
+    word = make_error(3, message="mine", at_ms=5, log_tail="")
+    seen = make_error(
+        3, message="agent's", at_ms=1, **_KILLED, log_tail="tail", category="signal", resources=Resources(1)
+    )
+    (failure,) = _job(seen, word).failures
+    assert (failure.message, failure.writer, failure.timestamp_ns) == ("mine", Writer.WORKER, word.timestamp_ns)
+    assert failure.exception == word.exception
+    assert (failure.exit_code, failure.signal, failure.log_tail) == (-9, "SIGKILL", "tail")
+    assert (failure.category, failure.resources) == ("signal", Resources(1))
+    assert failure.documents == tuple(sorted(word.documents + seen.documents, key=lambda ref: ref.name))
+
+
+def test_what_a_worker_does_not_say_its_agent_does() -> None:
+    """A worker's document without a time gets the agent's."""
+    (failure,) = _job(make_error(3, at_ms=None), make_error(3, at_ms=7, **_KILLED)).failures
+    assert failure.timestamp_ns == START_NS + 7_000_000
+
+
+def test_the_agents_signals_are_the_mark_of_a_victim() -> None:
+    """A process that only its agent speaks of, and that its agent had signalled, was stopped; with its own word not."""
+    sent = (SentSignal("SIGTERM", "stopped because rank 0 failed"),)
+    seen = make_error(3, **{**_KILLED, "sent_signals": sent})
+    assert _job(seen).failures[0].stopped_by_agent
+    assert not _job(seen, make_error(3)).failures[0].stopped_by_agent
+
+
+def test_the_same_rank_on_two_nodes_is_two_failures() -> None:
+    """A document that claims another node's rank is not that worker's."""
+    assert len(_job(make_error(3, node="a"), make_error(3, node="b")).failures) == 2
+
+
+def test_processes_without_a_rank_are_told_apart_by_pid() -> None:
+    """Two processes of one node that have no rank are two failures, one process heard twice is one."""
+    documents = [make_error(None, pid=pid, writer=writer) for pid in (7, 8) for writer in (Writer.WORKER, Writer.AGENT)]
+    assert len(_job(*documents).failures) == 2
+
+
+def test_an_agent_is_not_one_of_its_workers() -> None:
+    """An agent's own failure stays apart from those of the workers it speaks of."""
+    agent = make_error(None, subject=Subject.AGENT, writer=Writer.AGENT, group_rank=0)
+    assert len(_job(agent, make_error(0, group_rank=0), make_error(0, group_rank=0, **_KILLED)).failures) == 2
+
+
+def test_stock_files_are_never_merged() -> None:
+    """Every file of Flyte's own is a failure of its own."""
+    stock = [make_error(None, writer=Writer.STOCK, exception=None) for _ in range(3)]
+    assert len(_job(*stock).failures) == 3
+
+
+def test_a_failure_always_has_a_fingerprint() -> None:
+    """What the writer did not fingerprint is fingerprinted; what it did is kept."""
+    given_, made = _job(make_error(0, fingerprint="1:0123456789ab"), make_error(1)).failures
+    assert given_.fingerprint == "1:0123456789ab"
+    assert made.fingerprint.startswith("1:")
+
+
+def test_failures_are_in_time_order() -> None:
+    """Failures come by time, at the same time by rank, and without a time last."""
+    documents = (
+        make_error(0, at_ms=None, message="untimed"),
+        make_error(9, at_ms=5, message="tie 9"),
+        make_error(2, at_ms=5, message="tie 2"),
+        make_error(None, at_ms=5, message="tie without"),
+        make_error(7, at_ms=1, message="first"),
+    )
+    assert _said(_job(*documents).failures) == ["first", "tie 2", "tie 9", "tie without", "untimed"]
+
+
+# --- no order of reading matters ------------------------------------------------------------------------------------
+
+_DOCUMENTS = st.builds(
+    make_error,
+    rank=st.none() | st.integers(0, 2),
+    node=st.sampled_from(["", "a", "b"]),
+    at_ms=st.none() | st.integers(0, 2),
+    exception=st.sampled_from([None, "ValueError", "KeyError"]),
+    message=st.sampled_from(["x", "y"]),
+    writer=st.sampled_from(Writer),
+    subject=st.sampled_from(Subject),
+    round=st.integers(0, 1),
+    incarnation=st.integers(0, 1),
+    group_rank=st.none() | st.integers(0, 1),
+    exit_code=st.none() | st.integers(0, 1),
+    pid=st.integers(0, 1),
+)
+_ENTRIES = st.builds(
+    make_presence,
+    st.sampled_from(Phase),
+    node=st.sampled_from(["a", "b"]),
+    group_rank=st.integers(0, 1),
+    timestamp_ns=st.integers(0, 1),
+    round=st.integers(0, 1),
+    incarnation=st.integers(0, 1),
+)
+
+
+@given(st.lists(_DOCUMENTS, max_size=8), st.lists(_ENTRIES, max_size=5), st.randoms(use_true_random=False))
+def test_the_order_of_reading_does_not_matter(
+    documents: list[WorkerError], entries: list[NodePresence], shuffler: random.Random
+) -> None:
+    """However documents and roster entries are listed, the picture is the same."""
+    unreadable = [Unreadable("b.pb", "empty"), Unreadable("a.pb", "refused")]
+    expected = _assembled(documents, entries, unreadable)
+    for items in (documents, entries, unreadable):
+        shuffler.shuffle(items)
+    assert _assembled(documents, entries, unreadable) == expected
+
+
+def _assembled(
+    documents: list[WorkerError], entries: list[NodePresence], unreadable: list[Unreadable]
+) -> JobErrors:
+    return assemble(Findings(tuple(documents), roster=tuple(entries), unreadable=tuple(unreadable)))
+
+
+@given(st.lists(_DOCUMENTS, max_size=8))
+def test_no_document_is_lost(documents: list[WorkerError]) -> None:
+    """Every document is in exactly one failure, judged or history."""
+    job = _job(*documents)
+    names = [ref.name for failure in job.failures + job.history for ref in failure.documents]
+    assert sorted(names) == sorted(ref.name for document in documents for ref in document.documents)
+    assert job.document_count == sum(len(failure.documents) for failure in job.failures)
+
+
+# --- the digest -----------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_is_over_the_documents_names() -> None:
+    """The digest is the same for the same documents in any order, and another for more or others."""
+    one, other = make_error(0), make_error(1)
+    assert digest_of([one, other]) == digest_of([other, one])
+    assert len({digest_of([]), digest_of([one]), digest_of([other]), digest_of([one, other])}) == 4
+
+
+def test_seals_are_in_the_order_of_what_they_rest_on() -> None:
+    """The seal that rests on the most documents comes first, then by name."""
+    seal = Seal("b", "", 2, "earliest", "", 0, "", "", "", make_error().kind, make_error().origin, None, "")
+    seals = (seal, replace(seal, name="a"), replace(seal, name="c", count=9))
+    assert [item.name for item in _job(seals=seals).seals] == ["c", "a", "b"]
+
+
+# --- coverage -------------------------------------------------------------------------------------------------------
+
+
+def test_everybody_reported() -> None:
+    """With a report of every node of the roster, everything was looked at."""
+    job = _job(
+        make_error(0, node="a", group_rank=0),
+        roster=(make_presence(node="a", nodes=2), make_presence(Phase.SUCCEEDED, node="b", group_rank=1, nodes=2)),
+    )
+    assert (job.coverage.expected, job.coverage.reported, job.coverage.complete) == (2, 2, True)
+    assert job.coverage.notes == ()
+
+
+def test_a_silent_node_is_named() -> None:
+    """A node that joined and sent nothing makes the picture incomplete, and is named."""
+    job = _job(
+        make_error(0, node="a"),
+        roster=(make_presence(node="a", nodes=2), make_presence(Phase.JOINED, node="b", group_rank=1, nodes=2)),
+    )
+    assert (job.coverage.expected, job.coverage.reported, job.coverage.complete) == (2, 1, False)
+    assert job.coverage.notes == ("took part but sent no report: b",)
+
+
+def test_many_silent_nodes_are_not_all_named() -> None:
+    """Of many silent nodes only some are named."""
+    entries = tuple(make_presence(Phase.JOINED, node=f"n{n:03}", group_rank=n, nodes=200) for n in range(200))
+    (note,) = _job(roster=entries).coverage.notes
+    assert note == "took part but sent no report: n000, n001, n002, n003, n004 and others"
+
+
+@pytest.mark.parametrize(("expected_nodes", "complete"), [(1, True), (2, False), (None, False)])
+def test_the_expected_number_of_nodes(expected_nodes: int | None, complete: bool) -> None:
+    """The caller's number of nodes counts; without it and without a roster nobody knows, and nothing is complete."""
+    coverage = _job(make_error(), expected_nodes=expected_nodes).coverage
+    assert (coverage.expected, coverage.complete) == (expected_nodes, complete)
+
+
+def test_a_document_says_how_many_nodes_there_are() -> None:
+    """Without a roster, the number of nodes that a document carries is expected."""
+    assert _job(make_error(group_world_size=4)).coverage.expected == 4
+
+
+def test_two_workers_of_a_node_are_one_report() -> None:
+    """Coverage counts nodes, not workers."""
+    assert _job(make_error(0, node="a"), make_error(1, node="a")).coverage.reported == 1
+
+
+def test_a_node_without_a_name_is_its_group_rank() -> None:
+    """Nodes that have no name are told apart by their group ranks."""
+    documents = [make_error(rank, node="", worker="", group_rank=rank) for rank in range(3)]
+    assert _job(*documents).coverage.reported == 3
+
+
+@pytest.mark.parametrize(
+    "findings",
+    [
+        {"unreadable": (Unreadable("x.pb", "it is empty"),)},
+        {"notes": ("x.pb was not looked at: it is empty",)},
+    ],
+)
+def test_what_was_not_looked_at_makes_it_incomplete(findings: dict[str, Any]) -> None:
+    """An unreadable document, or anything else that could not be looked at, is said and makes it incomplete."""
+    coverage = _job(make_error(), expected_nodes=1, **findings).coverage
+    assert not coverage.complete
+    (note,) = coverage.notes
+    assert "x.pb" in note
+    assert "it is empty" in note
+
+
+def test_many_unreadable_documents_are_counted_and_some_named() -> None:
+    """All unreadable documents are counted; five are named with their reasons."""
+    unreadable = tuple(Unreadable(f"{number}.pb", "empty") for number in range(9))
+    coverage = _job(make_error(), unreadable=unreadable).coverage
+    assert coverage.unreadable == 9
+    assert coverage.notes[0] == "not readable: 0.pb: empty"
+    assert coverage.notes[5:] == ("4 more documents are not readable",)
+
+
+def test_foreign_files_are_named_and_harmless() -> None:
+    """A file that is no document is said to have been left alone, and changes nothing else."""
+    coverage = _job(make_error(), expected_nodes=1, foreign=("notes.txt",)).coverage
+    assert coverage.complete
+    assert coverage.notes == ("1 files in the errors folder are no error documents and were left alone: notes.txt",)
+
+
+def test_a_document_that_was_never_uploaded_is_missed() -> None:
+    """A receipt that says a document is not durable makes the picture incomplete and gives the reason."""
+    receipt = Receipt("e1.pb", durable=False, error="refused", rank=3)
+    coverage = _job(make_error(), roster=(make_presence(receipts=(receipt,)),)).coverage
+    assert not coverage.complete
+    assert coverage.notes == ("the document of rank 3 on worker-0 was not uploaded: refused",)
+
+
+def test_a_document_that_has_gone_is_missed() -> None:
+    """A receipt for a document that is not there is said."""
+    receipt = Receipt("e1-gone.pb", durable=True)
+    coverage = _job(make_error(), roster=(make_presence(receipts=(receipt,)),)).coverage
+    assert coverage.notes == ("worker-0 says it uploaded e1-gone.pb, but it is not there",)
+
+
+@pytest.mark.parametrize("findings", [{}, {"unreadable": (Unreadable("e1-here.pb", "empty"),)}])
+def test_a_document_that_is_there_is_not_missed(findings: dict[str, Any]) -> None:
+    """A receipt for a document that was read, or found unreadable, is no news."""
+    here = make_error(documents=(DocumentRef("e1-here.pb"),)) if not findings else make_error()
+    entry = make_presence(receipts=(Receipt("e1-here.pb", durable=True),))
+    notes = _job(here, roster=(entry,), **findings).coverage.notes
+    assert not any("it is not there" in note for note in notes)
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("phases", "expected_nodes", "done"),
+    [
+        ([], None, False),
+        ([], 2, False),
+        ([Phase.FAILED, Phase.SUCCEEDED], None, True),
+        ([Phase.FAILED, Phase.JOINED], None, False),
+        ([Phase.FAILED], None, False),
+        ([Phase.FAILED], 1, True),
+        ([Phase.FAILED, Phase.FAILED], 3, False),
+    ],
+)
+def test_whether_all_nodes_are_done(phases: list[Phase], expected_nodes: int | None, done: bool) -> None:
+    """All nodes are done once as many as take part have said that they have nothing more to write."""
+    entries = [make_presence(phase, node=f"n{n}", group_rank=n, nodes=2) for n, phase in enumerate(phases)]
+    assert nodes_done(entries, expected_nodes) is done
+
+
+def test_one_node_that_speaks_twice_is_one() -> None:
+    """Two final entries of one node do not stand for two nodes."""
+    assert not nodes_done([make_presence(nodes=2), make_presence(Phase.SUCCEEDED, nodes=2)])
+
+
+def test_an_earlier_rounds_entries_do_not_count_as_done() -> None:
+    """That everybody was done in round 0 says nothing of round 1."""
+    entries = [make_presence(Phase.FAILED, round=0), make_presence(Phase.JOINED, round=1)]
+    assert not nodes_done(entries)
+
+
+def test_the_members_of_a_merge_are_not_changed() -> None:
+    """Merging takes the first exception that somebody knows, whole."""
+    inner = ExceptionInfo("OSError", "disk full", notes=("on /data",))
+    (failure,) = _job(make_error(3, exception=None), make_error(3, exception=inner, writer=Writer.AGENT)).failures
+    assert failure.exception == inner

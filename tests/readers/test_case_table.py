@@ -1,0 +1,362 @@
+"""Every row of the table of cases in the design: what the reader says, and that it does not say something else."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from firstfault.assemble import Findings
+from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
+from firstfault.keys import ErrorKey
+from firstfault.model import DocumentRef, Kind, Origin, Phase, Scope, Writer
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.store import FsspecStore
+from firstfault.testing import START_NS, make_error, make_job, make_presence
+from firstfault.wire import MAX_DOCUMENT_BYTES, encode
+
+_S = 1_000_000_000
+
+# --- same timestamp -------------------------------------------------------------------------------------------------
+
+_TIES = {
+    "the lowest rank": ([make_error(rank, node=f"w-{9 - rank}") for rank in (7, 2, 5)], 2),
+    "a rank before none": ([make_error(None, node="w-0"), make_error(4, node="w-1")], 4),
+    "an exception before a bare exit": (
+        [make_error(0, node="w-0", exception=None, exit_code=1), make_error(6, node="w-1")],
+        6,
+    ),
+    "both": (
+        [
+            make_error(0, node="w-0", exception=None, exit_code=1),
+            make_error(9, node="w-1"),
+            make_error(5, node="w-2"),
+        ],
+        5,
+    ),
+}
+
+
+@pytest.mark.parametrize(("errors", "rank"), _TIES.values(), ids=_TIES)
+def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt, errors: list, rank: int) -> None:
+    """At the same time, evidence decides, then the lowest rank; whichever name comes first in the listing."""
+    for number, order in enumerate(itertools.permutations(errors)):
+        for name, error in enumerate(order):
+            attempt.put(f"{number}/firstfault/errors/{name}.pb", encode(error))
+        verdict = MultiErrorFileOutputReader(f"{attempt.uri}/{number}").verdict()
+        assert verdict.ranks == (rank,)
+        assert verdict.confidence == "low"
+        assert any("carry the same time" in sentence for sentence in verdict.why)
+
+
+# --- missing timestamp ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["firstfault/errors/", ""], ids=["ours", "stock"])
+def test_missing_timestamp_comes_last_and_is_said(attempt, folder: str) -> None:
+    """A failure without a time is not 1970: it comes last, and the verdict says so."""
+    attempt.put(f"{folder}error-a.pb", encode(make_error(0, node="w-0", at_ms=None)))
+    attempt.put(f"{folder}error-b.pb", encode(make_error(1, node="w-1", at_ms=5)))
+    verdict = attempt.reader().verdict()
+    assert verdict.ranks == (1,)
+    assert verdict.timestamp_ns == START_NS + 5_000_000
+    assert "1 of 2 failures carry no time and were put last" in verdict.why
+
+
+def test_no_timestamp_at_all_is_said(attempt) -> None:
+    """When nobody recorded a time the lowest rank is taken, and neither a time nor a tie of times is claimed."""
+    attempt.write(make_error(2, at_ms=None), make_error(1, at_ms=None))
+    verdict = attempt.reader().verdict()
+    assert (verdict.ranks, verdict.timestamp_ns, verdict.confidence) == ((1,), None, "low")
+    assert verdict.why[0] == "rank 1 on worker-0 was picked by rank: no failure carries a time"
+    assert not any("same time" in sentence for sentence in verdict.why)
+
+
+# --- empty, truncated, oversized, undecodable, forbidden ------------------------------------------------------------
+
+_GOOD = encode(make_error(0, node="w-0", at_ms=-5, message="x" * 100))
+_BROKEN = {
+    "empty": (b"", "is empty (0 bytes)"),
+    "truncated": (_GOOD[: len(_GOOD) // 2], "is not an error document"),
+    "oversized": (_GOOD + b"\0" * MAX_DOCUMENT_BYTES, f"more than the {MAX_DOCUMENT_BYTES}"),
+    "undecodable": (b"<html>502 Bad Gateway</html>", "is not an error document"),
+    "of another kind": (b"\x10\x01", "holds no error"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), _BROKEN.values(), ids=_BROKEN)
+@pytest.mark.parametrize("name", ["firstfault/errors/broken.pb", "error-broken.pb"], ids=["ours", "stock"])
+def test_a_broken_document_is_skipped_counted_and_named(attempt, name: str, data: bytes, reason: str) -> None:
+    """A document that cannot be used is skipped, counted in the coverage, and named with the reason."""
+    attempt.put(name, data)
+    attempt.write(make_error(3, node="w-1", group_world_size=1))
+    reader = attempt.reader()
+    verdict = reader.verdict()
+    assert verdict.ranks == (3,)
+    assert (verdict.coverage.unreadable, verdict.coverage.complete) == (1, False)
+    (note,) = verdict.coverage.notes
+    assert name.rsplit("/", 1)[-1] in note
+    assert reason in note
+    assert note in reader.read_error().message
+
+
+def test_only_broken_documents_are_an_error_that_nobody_can_name(attempt) -> None:
+    """If nothing could be read the attempt failed all the same: undetermined, with the documents named."""
+    attempt.put("firstfault/errors/broken.pb", b"")
+    reader = attempt.reader()
+    assert reader.is_error()
+    conclusion = reader.conclude()
+    assert conclusion.verdict.scope is Scope.UNDETERMINED
+    assert "broken.pb" in conclusion.verdict.message
+    assert not conclusion.decision.retry
+    read = reader.read_error()
+    assert read.code == "ErrorFileBadFormat"
+    assert read.message.splitlines()[0].startswith("undetermined no retry:")
+
+
+def test_a_forbidden_document_is_skipped_counted_and_named(attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document that may not be read is skipped, counted and named, with the permission that is missing."""
+    (secret,) = attempt.write(make_error(0, node="w-0"))
+    attempt.write(make_error(3, node="w-1", at_ms=9))
+    get = FsspecStore.get
+
+    async def refused(self: FsspecStore, path: str, *, limit: int | None = None) -> bytes:
+        if path.endswith(secret):
+            raise AccessDeniedError(f"cannot read {path}: refused; check the credentials and the read permission")
+        return await get(self, path, limit=limit)
+
+    monkeypatch.setattr(FsspecStore, "get", refused)
+    verdict = attempt.reader().verdict()
+    assert verdict.ranks == (3,)
+    assert verdict.coverage.unreadable == 1
+    assert secret in verdict.coverage.notes[0]
+    assert "the read permission" in verdict.coverage.notes[0]
+
+
+# --- late document --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _late(attempt, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Node w-1 writes its document and says so only after the roster has been looked at; the looks are recorded."""
+    looks: list[str] = []
+    listed = FsspecStore.list
+
+    async def later(self: FsspecStore, folder: str = "") -> list:
+        found = await listed(self, folder)
+        if folder.endswith("roster"):
+            looks.append(folder)
+            if len(looks) == 1:
+                attempt.write(make_error(1, node="w-1", group_rank=1, at_ms=0, message="late"))
+                attempt.join(make_presence(node="w-1", group_rank=1, nodes=2))
+        return found
+
+    attempt.write(make_error(0, node="w-0", group_rank=0, at_ms=30, message="early"))
+    attempt.join(
+        make_presence(node="w-0", group_rank=0, nodes=2),
+        make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2),
+    )
+    monkeypatch.setattr(FsspecStore, "list", later)
+    return looks
+
+
+def test_a_late_document_is_waited_for(attempt, _late: list[str]) -> None:
+    """With time to settle, a document that comes later is the root cause, and the verdict is settled and complete."""
+    verdict = attempt.reader(settle_seconds=30).verdict()
+    assert verdict.message == "late"
+    assert verdict.settled
+    assert (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.complete) == (2, 2, True)
+    assert len(_late) == 2
+
+
+def test_without_time_to_settle_nobody_is_waited_for(attempt, _late: list[str]) -> None:
+    """Without time to settle the reader looks once."""
+    attempt.reader().verdict()
+    assert len(_late) == 1
+
+
+def test_the_wait_is_bounded_and_its_end_is_said(attempt) -> None:
+    """If a node never reports, the reader gives up, says that it did, and names the node."""
+    attempt.write(make_error(0, node="w-0", group_rank=0))
+    attempt.join(
+        make_presence(node="w-0", group_rank=0, nodes=2),
+        make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2),
+    )
+    reader = attempt.reader(settle_seconds=0.01)
+    verdict = reader.verdict()
+    assert not verdict.settled
+    assert not verdict.coverage.complete
+    assert "took part but sent no report: w-1" in verdict.coverage.notes
+    assert "not settled: the wait for the other nodes ran out" in reader.read_error().message
+
+
+@pytest.mark.parametrize(("expected_nodes", "settled"), [(1, True), (2, False)])
+def test_the_expected_number_of_nodes_ends_the_wait(attempt, expected_nodes: int, settled: bool) -> None:
+    """The caller's number of nodes, not the roster's, decides how many are waited for."""
+    attempt.write(make_error())
+    attempt.join(make_presence(nodes=3))
+    verdict = attempt.reader(settle_seconds=0.01, expected_nodes=expected_nodes).verdict()
+    assert verdict.settled is settled
+    assert verdict.coverage.expected == expected_nodes
+
+
+# --- documents of an earlier round or incarnation -------------------------------------------------------------------
+
+
+def test_a_recovered_round_is_no_error(attempt) -> None:
+    """Failures of round 0 are history once round 1 has begun, and no error when it leaves outputs."""
+    attempt.write(make_error())
+    attempt.join(make_presence(Phase.JOINED, round=0), make_presence(Phase.SUCCEEDED, round=1))
+    attempt.put("outputs.pb", b"")
+    reader = attempt.reader()
+    assert not reader.is_error()
+    assert reader.conclude() is None
+    assert len(reader.job().history) == 1
+
+
+def test_an_earlier_round_is_history(attempt) -> None:
+    """The last round's failure is the root cause, however much earlier another round's is."""
+    attempt.write(make_error(0, at_ms=-99_999, message="recovered from"), make_error(1, round=1, message="final"))
+    verdict = attempt.reader().verdict()
+    assert verdict.message == "final"
+    assert verdict.victims.count == 0
+
+
+def test_the_document_is_the_authority_on_its_round(attempt) -> None:
+    """A name that claims a later round than its document does not make the other documents history."""
+    name = str(ErrorKey(9, START_NS, 0, 0, "", 0, "0" * 32))
+    attempt.put(f"firstfault/errors/{name}", encode(make_error(0, at_ms=5, message="claims")))
+    attempt.write(make_error(1, message="first"))
+    assert attempt.reader().verdict().message == "first"
+
+
+def test_an_earlier_incarnation_is_history(attempt) -> None:
+    """What a pod reported before it was restarted in place is history."""
+    attempt.write(
+        make_error(0, at_ms=-500, message="before the restart", incarnation=1),
+        make_error(0, at_ms=0, message="after it", incarnation=2),
+    )
+    verdict = attempt.reader().verdict()
+    assert verdict.message == "after it"
+
+
+# --- one worker heard twice -----------------------------------------------------------------------------------------
+
+
+def test_one_worker_heard_twice_is_merged(attempt) -> None:
+    """The worker's document and its agent's about it are one failure, with what each of them knows."""
+    attempt.write(
+        make_error(3, message="mine"),
+        make_error(3, at_ms=900, exception=None, message="exit code 1", exit_code=1, writer=Writer.AGENT),
+    )
+    conclusion = attempt.reader().conclude()
+    assert len(conclusion.job.failures) == 1
+    assert conclusion.verdict.victims.count == 0
+    assert conclusion.verdict.message == "mine"
+    assert conclusion.verdict.root.exit_code == 1
+    assert conclusion.verdict.document_count == 2
+
+
+# --- nothing found --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outputs", [True, False])
+def test_nothing_found_is_not_an_error(attempt, outputs: bool) -> None:
+    """Without an error document there is no error; who reads one all the same gets Flyte's ErrorFileNotFound."""
+    if outputs:
+        attempt.put("outputs.pb", b"")
+    reader = attempt.reader()
+    assert not reader.is_error()
+    assert reader.conclude() is None
+    assert reader.verdict() is None
+    assert reader.decision() is None
+    read = reader.read_error()
+    assert (read.code, read.kind, read.recoverable) == ("ErrorFileNotFound", Origin.SYSTEM, True)
+    assert read.error_uri in read.message
+
+
+# --- storage cannot be listed ---------------------------------------------------------------------------------------
+
+
+def _refuse_listing(monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
+    async def refused(self: FsspecStore, folder: str = "") -> list:
+        raise error
+
+    monkeypatch.setattr(FsspecStore, "list", refused)
+
+
+_ANSWERS: dict[str, Any] = {
+    name: lambda reader, name=name: getattr(reader, name)()
+    for name in ("is_error", "read_error", "conclude", "verdict", "decision", "job")
+}
+
+
+@pytest.mark.parametrize("ask", _ANSWERS.values(), ids=_ANSWERS)
+@pytest.mark.parametrize("error", [AccessDeniedError("list refused"), StoreUnavailableError("no answer")])
+def test_storage_that_cannot_be_listed_is_never_no_error(
+    attempt, monkeypatch: pytest.MonkeyPatch, ask: Any, error: StoreError
+) -> None:
+    """Whatever is asked, storage that cannot be listed is a typed error, also when there are outputs."""
+    attempt.put("outputs.pb", b"")
+    _refuse_listing(monkeypatch, error)
+    with pytest.raises(type(error), match=str(error)):
+        ask(attempt.reader())
+
+
+def test_in_a_pod_that_may_write_but_not_list(attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a pod judges by its own documents, says so, and names the permission that is missing."""
+    attempt.write(make_error(0, node="w-0", at_ms=-50, message="another pod's"))
+    _refuse_listing(monkeypatch, AccessDeniedError("refused; check the credentials and the list permission"))
+    own = Findings(documents=(make_error(3, node="w-1", group_world_size=2, message="mine"),))
+    reader = attempt.reader(own_findings=own)
+    verdict = reader.verdict()
+    assert verdict.message == "mine"
+    assert not verdict.settled
+    assert (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.complete) == (2, 1, False)
+    (note,) = verdict.coverage.notes
+    assert "own node only" in note
+    assert "the list permission" in note
+    assert note in reader.read_error().message
+
+
+# --- clock skew -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("late_s", "warned"), [(-600, "about +600 s"), (0, ""), (59, ""), (-1, ""), (3_600, "about -3600 s")]
+)
+def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, warned: str) -> None:
+    """The recorded time decides (the RFC's rule); a clock that contradicts the storage's is named."""
+    stamp = START_NS + late_s * _S
+    skewed = make_error(
+        0,
+        node="w-0",
+        at_ms=0,
+        upload_delay_ns=0,
+        documents=(DocumentRef("a.pb", last_modified_ns=stamp),),
+        group_world_size=1,
+    )
+    verdict = MultiErrorFileOutputReader("unused").conclude_from(make_job(skewed)).verdict
+    assert verdict.ranks == (0,)
+    warnings = [sentence for sentence in verdict.why if "clock" in sentence]
+    assert len(warnings) == bool(warned)
+    if warned:
+        assert warnings == [f"the clock of w-0 differs from the storage's by {warned}; the order of times is unsure"]
+    assert verdict.confidence == ("low" if warned else "high")
+
+
+# --- a listing cached by the client ---------------------------------------------------------------------------------
+
+
+def test_every_look_is_fresh(attempt) -> None:
+    """The same reader, asked again, sees what was written since."""
+    reader = attempt.reader()
+    assert not reader.is_error()
+    attempt.write(make_error(1, at_ms=5, message="second"))
+    assert reader.verdict().message == "second"
+    attempt.write(make_error(0, at_ms=0, message="first", kind=Kind.RECOVERABLE))
+    assert reader.verdict().message == "first"
+    assert reader.read_error().recoverable
+    attempt.join(make_presence(Phase.JOINED, round=1))
+    assert not reader.is_error()

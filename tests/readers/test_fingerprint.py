@@ -1,0 +1,131 @@
+"""Fingerprints: equal for the same fault, different for another."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from firstfault.fingerprint import fingerprint_of, normalized
+from firstfault.model import ExceptionInfo, FrameInfo, Subject
+from firstfault.testing import make_error
+
+_FRAMES = tuple(FrameInfo(f"/job/lib/module_{name}.py", 10, name) for name in "abcdefg")
+
+
+def _raised(message: str = "boom", *, type_: str = "ValueError", frames: tuple[FrameInfo, ...] = _FRAMES) -> str:
+    return fingerprint_of(make_error(exception=ExceptionInfo(type_, message, frames=frames)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("bad sample 17 of 4096", "bad sample 5 of 4096"),
+        ("worker-3 at 10.0.0.3:29500 is gone", "worker-12 at 10.0.0.12:29501 is gone"),
+        ("object at 0x7f3a90b1c2d0", "object at 0x7f0000b1ffff"),
+        ("cannot read /data/shard-00017/part.bin", "cannot read /mnt/other/place/shard/part.bin"),
+        ("run 8f14e45fceea167a failed", "run c9f0f895fb98ab91 failed"),
+        ("too   many\n  spaces", "too many spaces"),
+        ("cannot read " + "/very/long/path" * 30 + ": no such file, giving up", "cannot read /a/b: no such file, giving up"),
+    ],
+)
+def test_what_varies_between_ranks_does_not_count(one: str, other: str) -> None:
+    """The same fault with other numbers, addresses, paths or white space has the same fingerprint."""
+    assert _raised(one) == _raised(other)
+
+
+def test_a_longer_number_does_not_move_the_cut_of_a_long_message() -> None:
+    """A message longer than what is hashed gives ranks 9 and 10 the same fingerprint."""
+    text = "rank {} failed: " + "one two three four five six seven eight nine ten; " * 20
+    assert _raised(text.format(9)) == _raised(text.format(10))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (_raised("a"), _raised("b")),
+        (_raised(type_="ValueError"), _raised(type_="TypeError")),
+        (_raised(frames=_FRAMES), _raised(frames=_FRAMES[:-1])),
+        (
+            fingerprint_of(make_error(exception=None, signal="SIGKILL", exit_code=-9)),
+            fingerprint_of(make_error(exception=None, signal="SIGSEGV", exit_code=-11)),
+        ),
+        (
+            fingerprint_of(make_error(exception=None, exit_code=1)),
+            fingerprint_of(make_error(exception=None, exit_code=2)),
+        ),
+        (
+            fingerprint_of(make_error(exception=None, exit_code=1)),
+            fingerprint_of(make_error(exception=None, exit_code=1, subject=Subject.AGENT)),
+        ),
+        (
+            fingerprint_of(make_error(exception=None, message="a")),
+            fingerprint_of(make_error(exception=None, message="b")),
+        ),
+        (
+            fingerprint_of(make_error(exception=None, code="a")),
+            fingerprint_of(make_error(exception=None, code="b")),
+        ),
+    ],
+    ids=["message", "type", "frames", "signal", "exit code", "subject", "stock message", "stock code"],
+)
+def test_another_fault_has_another_fingerprint(one: str, other: str) -> None:
+    """What makes a fault another one changes the fingerprint."""
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rank": 7},
+        {"node": "worker-7"},
+        {"attempt": 3},
+        {"at_ms": 17},
+        {"code": "other"},
+        {"pid": 99},
+        {"exit_code": 1},
+        {"log_tail": "lines"},
+    ],
+)
+def test_who_and_when_do_not_count(changes: dict[str, Any]) -> None:
+    """The same exception on another rank, node, attempt or moment has the same fingerprint."""
+    assert fingerprint_of(make_error(**changes)) == fingerprint_of(make_error())
+
+
+def test_lines_and_folders_do_not_count() -> None:
+    """An edit above the fault and another installation folder keep the fingerprint."""
+    moved = tuple(replace(frame, file=frame.file.replace("/job/lib", "/opt/x"), line=frame.line + 5) for frame in _FRAMES)
+    assert _raised(frames=moved) == _raised(frames=_FRAMES)
+
+
+def test_only_the_innermost_frames_count() -> None:
+    """How the training was started, the outermost frames, does not count."""
+    assert _raised(frames=(FrameInfo("launcher.py", 1, "main"), *_FRAMES)) == _raised(frames=_FRAMES)
+
+
+@pytest.mark.parametrize("message", ["", "\udc80", "x" * 1_000_000, "\x1f"])
+def test_the_form(message: str) -> None:
+    """Whatever was raised, the fingerprint is the version and twelve hex digits."""
+    assert re.fullmatch("1:[0-9a-f]{12}", _raised(message))
+
+
+def test_it_is_stable() -> None:
+    """Version 1 stays what it is: fingerprints of different releases are compared across attempts."""
+    assert _raised("bad sample 17", frames=_FRAMES[:1]) == "1:ab4cfd85858c"
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("cannot read /data/shard-7/part.bin at 0x7f", "cannot read <path> at #"),
+        ("rank 3 of 16", "rank # of #"),
+        (" a \n b ", "a b"),
+        ("deadbeefcafe", "#"),
+        ("a/b", "a/b"),
+    ],
+)
+def test_normalizing(message: str, text: str) -> None:
+    """Numbers, addresses and paths become placeholders."""
+    assert normalized(message) == text

@@ -1,0 +1,301 @@
+"""Retry policies and the decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.errors import UsageError
+from firstfault.model import CATEGORIES, Decision, Kind, Origin, Scope, Verdict, WorkerError, Writer
+from firstfault.retry import (
+    RetryContext,
+    RetryPolicy,
+    Vote,
+    decide,
+    declared,
+    default_policy,
+    exhausted,
+    explicit,
+    never,
+    on_category,
+    same_fault_everywhere,
+)
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import make_error, make_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CONTEXT = RetryContext()
+
+
+def _verdict(root: WorkerError | None = None, **changes: Any) -> Verdict:
+    verdict = run_strategy(get_strategy("earliest"), make_job(root or make_error(3)))
+    return replace(verdict, **changes)
+
+
+def _yes(verdict: Verdict, context: RetryContext) -> Vote:
+    return Vote(retry=True, reason="yes", origin=Origin.SYSTEM)
+
+
+def _no(verdict: Verdict, context: RetryContext) -> Vote:
+    return Vote(retry=False, reason="no")
+
+
+_POLICIES: dict[str, Callable[[], RetryPolicy]] = {"yes": lambda: never() | _yes, "no": lambda: never() & _yes}
+
+
+# --- composition ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "retry"),
+    [
+        (explicit() | _yes, True),
+        (explicit() | _no, False),
+        (_yes | explicit(), True),
+        (_no | explicit(), False),
+        (~never() & _yes, True),
+        (~never() & _no, False),
+        (never() & _yes, False),
+        (_yes & ~never(), True),
+        (_no & ~never(), False),
+        (_yes & never(), False),
+        (~never(), True),
+        (~~never(), False),
+        (~(never() | _yes), False),
+        (~(never() & _yes), True),
+        # & binds more tightly than |
+        (never() | ~never() & _no, False),
+        (~never() | ~never() & _no, True),
+        (never() & _yes | _yes, True),
+        (never() & (_yes | never()), False),
+        (never() | _no | _yes, True),
+        (~never() & _yes & _no, False),
+    ],
+)
+def test_policies_compose(policy: RetryPolicy, retry: bool) -> None:
+    """Either, both and not mean what they say, in any nesting and with plain functions on either side."""
+    assert bool(policy(_verdict(), _CONTEXT)) is retry
+
+
+def test_either_takes_the_reason_and_budget_of_the_first_yes() -> None:
+    """Of two policies that say retry, the first one's budget pays; of two that do not, both reasons are given."""
+    both = on_category("user_code", origin=Origin.USER) | on_category("user_code", origin=Origin.SYSTEM)
+    assert both(_verdict(), _CONTEXT).origin is Origin.USER
+    neither = never() | _no
+    assert neither(_verdict(), _CONTEXT) == Vote(retry=False, reason="the policy says never; no")
+
+
+def test_both_takes_the_budget_of_the_first_and_the_reason_of_the_first_no() -> None:
+    """If all say retry, the first one's vote stands; else the first that does not."""
+    assert (on_category("user_code") & _yes)(_verdict(), _CONTEXT).reason.startswith("user_code")
+    assert (on_category("user_code") & _no & never())(_verdict(), _CONTEXT).reason == "no"
+
+
+def test_the_documented_example() -> None:
+    """The composition in the module's docstring works: category and budget only while retries are left."""
+    policy = explicit() | on_category("preemption", "node_lost") & ~exhausted()
+    gone = _verdict(category="node_lost")
+    assert decide(gone, policy, RetryContext(attempt=0, retries=1)).retry
+    assert decide(gone, policy, RetryContext(attempt=0, retries=1)).origin is Origin.SYSTEM
+    assert not decide(gone, policy, RetryContext(attempt=1, retries=1)).retry
+    recoverable = _verdict(make_error(3, kind=Kind.RECOVERABLE))
+    assert decide(recoverable, policy, RetryContext(attempt=1, retries=1)).retry
+
+
+# --- plain callables ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_a_plain_function_is_a_policy(answer: bool) -> None:
+    """A function that returns a bool decides, is named in the reason, and takes from the user's budget."""
+
+    def on_tuesdays(verdict: Verdict, context: RetryContext) -> bool:
+        return answer
+
+    decision = decide(_verdict(), on_tuesdays)
+    assert decision.retry is answer
+    assert "on_tuesdays" in decision.reason
+    assert decision.origin is Origin.USER
+
+
+def test_a_plain_function_may_choose_the_budget() -> None:
+    """A function that returns a Vote chooses reason and budget."""
+    decision = decide(_verdict(), _yes)
+    assert (decision.retry, decision.origin) == (True, Origin.SYSTEM)
+    assert decision.reason == "yes; the system's retry budget pays"
+
+
+def test_a_plain_function_sees_verdict_and_context() -> None:
+    """A policy is called with the verdict and the context it was given."""
+    seen = []
+    context = RetryContext(attempt=2, previous_fingerprint="1:abc")
+
+    def policy(verdict: Verdict, context: RetryContext) -> bool:
+        seen.append((verdict, context))
+        return False
+
+    verdict = _verdict()
+    decide(verdict, policy, context)
+    assert seen == [(verdict, context)]
+
+
+@pytest.mark.parametrize("policy", [17, "never", Decision])
+def test_what_is_no_policy_is_refused(policy: Any) -> None:
+    """What cannot be called, or only makes an object, is refused."""
+    with pytest.raises((UsageError, TypeError)):
+        decide(_verdict(), policy)
+
+
+def test_what_is_no_policy_is_refused_in_a_composition() -> None:
+    """A composition checks its parts when it is made, not when a job has failed."""
+    with pytest.raises(UsageError, match="must be callable"):
+        explicit() | 17
+
+
+def test_an_unknown_category_is_refused() -> None:
+    """A policy on a category that does not exist would never match; it is refused, and the known ones are listed."""
+    with pytest.raises(UsageError, match=r"unknown category premption; known are .*preemption"):
+        on_category("node_lost", "premption")
+
+
+# --- single policies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("attempt", "retries", "over"), [(0, None, False), (9, None, False), (0, 0, True), (0, 1, False), (1, 1, True), (3, 1, True)]
+)
+def test_exhausted(attempt: int, retries: int | None, over: bool) -> None:
+    """Retries are used up when as many attempts have been retried; if the number is not known they never are."""
+    assert bool(exhausted()(_verdict(), RetryContext(attempt=attempt, retries=retries))) is over
+
+
+@pytest.mark.parametrize(
+    ("scope", "ranks", "world", "same"),
+    [
+        (Scope.RANKS, (0, 1, 2, 3), 4, True),
+        (Scope.RANKS, (0, 1, 2), 4, False),
+        (Scope.RANK, (0,), 1, False),
+        (Scope.RANKS, (0, 1), 0, False),
+    ],
+)
+def test_same_fault_everywhere(scope: Scope, ranks: tuple[int, ...], world: int, same: bool) -> None:
+    """It is everywhere if all ranks of a world of more than one have it."""
+    verdict = _verdict(make_error(0, world_size=world), scope=scope, ranks=ranks)
+    assert bool(same_fault_everywhere()(verdict, _CONTEXT)) is same
+
+
+def test_same_fault_everywhere_is_what_majority_finds() -> None:
+    """The most common fault of all ranks is the same fault everywhere."""
+    job = make_job(*(make_error(rank, world_size=3, message=f"rank {rank}: bad config") for rank in range(3)))
+    verdict = run_strategy(get_strategy("majority"), job)
+    assert same_fault_everywhere()(verdict, _CONTEXT)
+
+
+# --- the default ----------------------------------------------------------------------------------------------------
+
+_STOCK = {"writer": Writer.STOCK, "exception": None}
+_DEFAULT = {
+    "a plain exception": ({}, False, Origin.USER),
+    "raised as recoverable": ({"kind": Kind.RECOVERABLE}, True, Origin.USER),
+    "raised as recoverable, of a node that was preempted": (
+        {"kind": Kind.RECOVERABLE, "category": "preemption"},
+        True,
+        Origin.USER,
+    ),
+    "recoverable of unknown origin": ({"kind": Kind.RECOVERABLE, "origin": Origin.UNKNOWN}, True, Origin.USER),
+    "preemption": ({"category": "preemption", "exception": None}, True, Origin.SYSTEM),
+    "a lost node": ({"category": "node_lost", "exception": None}, True, Origin.SYSTEM),
+    "Flyte's entrypoint, outside of the task": (
+        {**_STOCK, "kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM},
+        True,
+        Origin.SYSTEM,
+    ),
+    "our agent broke": ({"kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM}, True, Origin.SYSTEM),
+    "a system error that is not recoverable": ({**_STOCK, "origin": Origin.SYSTEM}, False, Origin.SYSTEM),
+    "killed": ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, False, Origin.USER),
+    "exited": ({"exception": None, "exit_code": 1}, False, Origin.USER),
+    "a text that sounds like the network": ({"message": "Connection reset: network is unreachable"}, False, Origin.USER),
+    **{
+        f"the category {name}": ({"category": name}, False, Origin.USER)
+        for name in CATEGORIES
+        if name not in {"preemption", "node_lost"}
+    },
+}
+
+
+@pytest.mark.parametrize(("changes", "retry", "origin"), _DEFAULT.values(), ids=_DEFAULT)
+def test_the_default(changes: dict[str, Any], retry: bool, origin: Origin) -> None:
+    """By default what was raised as recoverable takes from the user's budget, what came from outside the system's."""
+    decision = decide(_verdict(make_error(3, **changes)))
+    assert (decision.retry, decision.origin) == (retry, origin)
+    assert decision.kind is (Kind.RECOVERABLE if retry else Kind.NON_RECOVERABLE)
+    assert decision.reason
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        (
+            {"kind": Kind.RECOVERABLE, "exception": "flytekit.FlyteRecoverableException"},
+            "FlyteRecoverableException was raised as recoverable; the user's retry budget pays",
+        ),
+        ({"category": "node_lost"}, "node_lost: a node vanished; the system's retry budget pays"),
+        (
+            {**_STOCK, "kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM},
+            "Flyte's entrypoint reported a recoverable system error; the system's retry budget pays",
+        ),
+        (
+            {"kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM, "writer": Writer.AGENT},
+            "the agent reported a recoverable system error; the system's retry budget pays",
+        ),
+        (
+            {"category": "data"},
+            "nothing says that another attempt would end differently (data: malformed or missing training data)",
+        ),
+        (
+            {"category": "of_the_future"},
+            "nothing says that another attempt would end differently (of_the_future: of_the_future)",
+        ),
+    ],
+)
+def test_the_reason(changes: dict[str, Any], reason: str) -> None:
+    """The decision says why, and whose budget pays for a retry."""
+    assert decide(_verdict(make_error(3, **changes))).reason == reason
+
+
+def test_undetermined_is_said_plainly() -> None:
+    """Where nobody knows the root cause there is no retry, and the reason says that."""
+    verdict = _verdict(scope=Scope.UNDETERMINED, root=None)
+    decision = decide(verdict)
+    assert decision == Decision(
+        retry=False,
+        kind=Kind.NON_RECOVERABLE,
+        origin=Origin.USER,
+        enforced=True,
+        reason="the root cause is undetermined; stock Flyte would not retry either",
+    )
+
+
+def test_only_the_root_causes_mark_counts() -> None:
+    """A victim that was raised as recoverable does not make the job one."""
+    job = make_job(make_error(3, at_ms=0), make_error(0, at_ms=30, kind=Kind.RECOVERABLE))
+    assert not decide(run_strategy(get_strategy("earliest"), job)).retry
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_without_living_pods_it_is_advice(alive: bool) -> None:
+    """If no pod lives to leave the verdict, stock Flyte does not read it: the decision is advice."""
+    assert decide(_verdict(), None, RetryContext(pods_alive=alive)).enforced is alive
+
+
+def test_the_default_is_the_default() -> None:
+    """Without a policy the default one decides."""
+    gone = _verdict(category="node_lost")
+    assert decide(gone).retry
+    assert decide(gone, default_policy()) == decide(gone)
+    assert not decide(gone, never()).retry
+    assert decide(gone, declared()).reason == "no system error was reported"

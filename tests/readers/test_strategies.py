@@ -1,0 +1,338 @@
+"""What each built-in strategy picks, how sure it is, and what its verdict says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.model import (
+    CATEGORIES,
+    Coverage,
+    DocumentRef,
+    ExceptionInfo,
+    JobErrors,
+    Kind,
+    Origin,
+    Scope,
+    SentSignal,
+    Subject,
+    Verdict,
+    WorkerError,
+    Writer,
+)
+from firstfault.strategies import get_strategy, run_strategy, undetermined, verdict_for
+from firstfault.strategies._verdict import category_of, who
+from firstfault.testing import START_NS, make_error, make_job, make_presence
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_BUILT_IN = ["earliest", "majority", "strictest", "last_written"]
+_STOPPED = {"exception": None, "writer": Writer.AGENT, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
+_PEER = {"exception": "RuntimeError", "message": "Connection closed by peer"}
+
+
+def _verdict(strategy: str, *failures: WorkerError, **findings: Any) -> Verdict:
+    return run_strategy(get_strategy(strategy), make_job(*failures, **findings))
+
+
+def _modified(error: WorkerError, ms: int) -> WorkerError:
+    document = replace(error.documents[0], last_modified_ns=START_NS + ms * 1_000_000)
+    return replace(error, documents=(document,))
+
+
+# --- what they pick -------------------------------------------------------------------------------------------------
+
+_CASCADE = (
+    _modified(make_error(3, node="w-1", at_ms=0, exception="KeyError", message="'label'"), 90),
+    _modified(make_error(0, node="w-0", at_ms=31, kind=Kind.RECOVERABLE, **_PEER), 70),
+    _modified(make_error(1, node="w-0", at_ms=32, kind=Kind.RECOVERABLE, **_PEER), 95),
+    _modified(make_error(2, node="w-1", at_ms=-5, **_STOPPED), 99),
+)
+
+
+@pytest.mark.parametrize(("strategy", "rank"), [("earliest", 3), ("majority", 0), ("strictest", 3), ("last_written", 1)])
+def test_what_is_picked_of_a_cascade(strategy: str, rank: int) -> None:
+    """Of one cascade each strategy picks what it is for; none picks the process that its agent stopped."""
+    verdict = _verdict(strategy, *_CASCADE)
+    assert verdict.root.rank == rank
+    assert verdict.strategy == strategy
+
+
+@pytest.mark.parametrize("strategy", _BUILT_IN)
+def test_a_stopped_process_is_picked_only_when_there_is_nothing_else(strategy: str) -> None:
+    """If all that is known is who was stopped, that is what the verdict rests on."""
+    verdict = _verdict(strategy, make_error(1, at_ms=2, **_STOPPED), make_error(2, at_ms=2, **_STOPPED))
+    assert verdict.root.stopped_by_agent
+    assert verdict.category == "stopped"
+
+
+def test_strictest_prefers_what_is_not_recoverable() -> None:
+    """A worker that says not recoverable beats earlier ones that say otherwise; the evidence counts them."""
+    verdict = _verdict(
+        "strictest",
+        make_error(0, at_ms=0, kind=Kind.RECOVERABLE),
+        make_error(1, at_ms=9),
+        make_error(2, at_ms=5),
+    )
+    assert verdict.root.rank == 2
+    assert verdict.why == ("2 of 3 failures are not recoverable; rank 2 on worker-0 is the earliest of them",)
+
+
+def test_strictest_with_only_recoverable_failures() -> None:
+    """If every worker says recoverable, the earliest of them is the root cause."""
+    verdict = _verdict("strictest", *(make_error(rank, at_ms=-rank, kind=Kind.RECOVERABLE) for rank in range(3)))
+    assert verdict.root.rank == 2
+    assert verdict.why == ("all 3 failures are recoverable; rank 2 on worker-0 is the earliest",)
+
+
+def test_majority_names_all_ranks_with_the_fault() -> None:
+    """The most common fault is that of several ranks, and the others are its victims."""
+    verdict = _verdict(
+        "majority",
+        make_error(5, at_ms=0, message="something else", exception="KeyError"),
+        *(make_error(rank, at_ms=rank, message=f"bad config on rank {rank}") for rank in (3, 1, 2)),
+    )
+    assert (verdict.scope, verdict.ranks) == (Scope.RANKS, (1, 2, 3))
+    assert verdict.headline.startswith("ValueError, ranks 1, 2, 3: ")
+    assert verdict.confidence == "medium"
+    assert verdict.victims.by_rank == ((5, "KeyError: something else"),)
+
+
+def test_majority_without_a_majority() -> None:
+    """Of equally common faults the earliest is taken, and the verdict says that they are."""
+    verdict = _verdict("majority", make_error(0, at_ms=5, message="a"), make_error(1, at_ms=1, message="b"))
+    assert verdict.root.rank == 1
+    assert verdict.confidence == "low"
+    assert verdict.why[-1] == "2 faults are equally common; the earliest was taken"
+
+
+def test_last_written_goes_by_the_storages_clock() -> None:
+    """What a racing error.pb would have shown is decided by the upload, not by the recorded time."""
+    first = _modified(make_error(0, at_ms=50), 100)
+    last = _modified(make_error(1, at_ms=0), 200)
+    assert _verdict("last_written", first, last).root.rank == 1
+
+
+# --- how sure earliest is -------------------------------------------------------------------------------------------
+
+_COMPLETE = (make_presence(nodes=1),)
+
+
+@pytest.mark.parametrize(
+    ("failures", "roster", "confidence"),
+    [
+        ([make_error(0)], _COMPLETE, "high"),
+        ([make_error(0)], (), "medium"),
+        ([make_error(0, boot_id="b"), make_error(1, at_ms=1, boot_id="b")], _COMPLETE, "high"),
+        ([make_error(0, boot_id="b"), make_error(1, at_ms=1, boot_id="c")], _COMPLETE, "medium"),
+        ([make_error(0), make_error(1, at_ms=1)], _COMPLETE, "medium"),
+        ([make_error(0), make_error(1, at_ms=0)], _COMPLETE, "low"),
+        ([make_error(0, at_ms=None)], _COMPLETE, "low"),
+        ([make_error(0, exception=None, signal="SIGKILL", exit_code=-9)], _COMPLETE, "low"),
+    ],
+    ids=["alone", "incomplete", "one clock", "two clocks", "unknown clocks", "a tie", "no time", "a bare exit"],
+)
+def test_how_sure_earliest_is(failures: Sequence[WorkerError], roster: Any, confidence: str) -> None:
+    """Earliest is sure with one clock and complete coverage, and unsure where times do not decide."""
+    assert _verdict("earliest", *failures, roster=roster).confidence == confidence
+
+
+def test_the_evidence_of_earliest() -> None:
+    """The evidence names the first, the next and the time between them."""
+    verdict = _verdict("earliest", make_error(3, node="w-1", at_ms=0), make_error(0, node="w-0", at_ms=31.25))
+    assert verdict.why[0] == "rank 3 on w-1 failed first; the next, rank 0 on w-0, was recorded 31.2 ms later"
+
+
+def test_the_same_fault_later_is_no_victim() -> None:
+    """Ranks that failed by themselves in the same way are counted as such, not as victims."""
+    same = [make_error(rank, at_ms=rank, message=f"bad config on rank {rank}") for rank in range(3)]
+    verdict = _verdict("earliest", *same, make_error(3, at_ms=9, **_PEER))
+    assert verdict.victims.by_rank == ((3, "RuntimeError: Connection closed by peer"),)
+    assert "the same fault was recorded by 2 more, which are not counted as victims" in verdict.why
+
+
+@pytest.mark.parametrize("delay", [0, None])
+def test_a_clock_is_judged_only_if_the_upload_was_measured(delay: int | None) -> None:
+    """Without the time between fault and upload, a late upload says nothing about the clock."""
+    late = make_error(
+        0, upload_delay_ns=delay, documents=(DocumentRef("a.pb", last_modified_ns=START_NS + 3_600_000_000_000),)
+    )
+    assert any("clock of" in sentence for sentence in _verdict("earliest", late).why) is (delay is not None)
+
+
+def test_a_long_wait_for_the_upload_is_not_skew() -> None:
+    """A document that its writer held back for ten minutes does not accuse its clock."""
+    ten_minutes = 600 * 1_000_000_000
+    late = make_error(
+        0,
+        upload_delay_ns=ten_minutes,
+        documents=(DocumentRef("a.pb", last_modified_ns=START_NS + ten_minutes),),
+    )
+    assert not any("clock" in sentence for sentence in _verdict("earliest", late).why)
+
+
+# --- the verdict ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("root", "scope", "ranks", "node"),
+    [
+        (make_error(3, node="w-1"), Scope.RANK, (3,), "w-1"),
+        (make_error(None, node="w-1", subject=Subject.AGENT), Scope.NODE, (), "w-1"),
+        (make_error(None, node="", writer=Writer.STOCK, exception=None), Scope.UNDETERMINED, (), None),
+        (make_error(3, node="w-1", category="preemption"), Scope.EXTERNAL, (3,), "w-1"),
+        (make_error(3, node="", host="host-7"), Scope.RANK, (3,), "host-7"),
+    ],
+)
+def test_the_scope(root: WorkerError, scope: Scope, ranks: tuple[int, ...], node: str | None) -> None:
+    """What the root cause is follows from what the document says of itself."""
+    verdict = verdict_for(make_job(root), root, strategy="mine", why=["because"], confidence="low")
+    assert (verdict.scope, verdict.ranks, verdict.node) == (scope, ranks, node)
+
+
+@pytest.mark.parametrize(
+    ("changes", "category"),
+    [
+        ({}, "user_code"),
+        ({"category": "cuda_oom"}, "cuda_oom"),
+        ({"category": "cuda_oom", "kind": Kind.RECOVERABLE}, "cuda_oom"),
+        ({"kind": Kind.RECOVERABLE}, "recoverable"),
+        ({"kind": Kind.RECOVERABLE, "origin": Origin.UNKNOWN}, "recoverable"),
+        ({"kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM, "exception": None}, "unknown"),
+        (_STOPPED, "stopped"),
+        ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, "signal"),
+        ({"exception": None, "exit_code": 1}, "exit"),
+        ({"exception": None, "writer": Writer.STOCK}, "user_code"),
+        ({"exception": None, "writer": Writer.STOCK, "origin": Origin.SYSTEM}, "infrastructure"),
+        ({"exception": None}, "unknown"),
+    ],
+)
+def test_the_category(changes: dict[str, Any], category: str) -> None:
+    """The writer's claim counts first, then what exception, signal and exit code allow to say."""
+    assert category_of(make_error(**changes)) == category
+    assert category in CATEGORIES
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"rank": 3, "node": "w-1"}, "rank 3 on w-1"),
+        ({"rank": 0, "node": ""}, "rank 0"),
+        ({"rank": None, "node": "w-1", "subject": Subject.AGENT}, "the agent of w-1"),
+        ({"rank": None, "node": "", "subject": Subject.AGENT}, "an agent"),
+        ({"rank": None, "node": "w-1"}, "w-1"),
+        ({"rank": None, "node": ""}, "a worker without a name"),
+    ],
+)
+def test_how_a_process_is_named(changes: dict[str, Any], name: str) -> None:
+    """A process is named by rank and node, an agent as one."""
+    assert who(make_error(**changes)) == name
+
+
+@pytest.mark.parametrize(
+    ("changes", "headline"),
+    [
+        ({"message": "boom\nmore"}, "ValueError, rank 3 on w-1: boom"),
+        ({"message": "USER:ValueError: error=boom"}, "ValueError, rank 3 on w-1: boom"),
+        ({"exception": "torch.cuda.OutOfMemoryError"}, "OutOfMemoryError, rank 3 on w-1: boom"),
+        ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, "SIGKILL, rank 3 on w-1: boom"),
+        ({"exception": None, "exit_code": 1, "message": ""}, "exit code 1, rank 3 on w-1"),
+        (
+            {"exception": None, "message": "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"},
+            "USER, rank 3 on w-1: ValueError: bad input",
+        ),
+        ({"exception": None, "code": "", "message": ""}, "error, rank 3 on w-1"),
+    ],
+)
+def test_the_headline(changes: dict[str, Any], headline: str) -> None:
+    """The headline is one line: what, who, and what it said; of Flyte's own texts the sentence after "Message:"."""
+    assert _verdict("earliest", make_error(3, node="w-1", **changes)).headline == headline
+
+
+def test_many_ranks_in_a_headline() -> None:
+    """Of many ranks the first are listed and the rest counted."""
+    verdict = _verdict("majority", *(make_error(rank) for rank in range(100)))
+    assert verdict.headline == "ValueError, ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more: boom"
+
+
+def test_victims_are_listed_by_rank() -> None:
+    """Victims come by rank with what they said, those that were stopped with why; without a rank they only count."""
+    verdict = _verdict("earliest", *_CASCADE, make_error(None, node="w-9", at_ms=40, **_PEER))
+    assert verdict.victims.count == 4
+    assert verdict.victims.by_rank == (
+        (0, "RuntimeError: Connection closed by peer"),
+        (1, "RuntimeError: Connection closed by peer"),
+        (2, "stopped by its agent (SIGTERM): rank 3 failed"),
+    )
+
+
+def test_two_victims_of_one_rank_share_a_line() -> None:
+    """Two nodes that claim the same rank do not hide each other."""
+    verdict = _verdict(
+        "earliest",
+        make_error(0, node="w-0", at_ms=-1),
+        make_error(5, node="w-1", exception="KeyError", message="a"),
+        make_error(5, node="w-2", exception="KeyError", message="b"),
+    )
+    assert verdict.victims.by_rank == ((5, "KeyError: a; KeyError: b"),)
+    assert verdict.victims.count == 2
+
+
+def test_at_most_a_hundred_victims_are_listed() -> None:
+    """All victims are counted and the first hundred listed."""
+    verdict = _verdict("earliest", make_error(0, at_ms=-1), *(make_error(n, **_PEER) for n in range(1, 500)))
+    assert verdict.victims.count == 499
+    assert [rank for rank, _ in verdict.victims.by_rank] == list(range(1, 101))
+
+
+def test_what_was_read_is_in_the_verdict() -> None:
+    """The verdict carries the message, code, time and fingerprint of its root, and the job's coverage and digest."""
+    job = make_job(make_error(3, at_ms=7, code="E42", message="boom"), roster=(make_presence(nodes=2),))
+    verdict = run_strategy(get_strategy("earliest"), replace(job, settled=False))
+    assert (verdict.code, verdict.message, verdict.timestamp_ns) == ("E42", "boom", START_NS + 7_000_000)
+    assert verdict.fingerprint == job.failures[0].fingerprint
+    assert (verdict.coverage, verdict.digest, verdict.document_count) == (job.coverage, job.digest, 1)
+    assert not verdict.settled
+
+
+# --- running one ----------------------------------------------------------------------------------------------------
+
+
+def test_coverage_and_digest_are_the_jobs_whatever_the_strategy_says() -> None:
+    """A strategy that invents a coverage is corrected from the job."""
+
+    def inventive(job: JobErrors) -> Verdict:
+        verdict = get_strategy("earliest")(job)
+        return replace(verdict, coverage=Coverage(9, 9, complete=True), digest="x", document_count=9, settled=False)
+
+    job = make_job(make_error())
+    verdict = run_strategy(inventive, job)
+    assert (verdict.coverage, verdict.digest, verdict.document_count) == (job.coverage, job.digest, 1)
+    assert verdict.settled
+
+
+def test_without_a_readable_failure_no_strategy_is_asked() -> None:
+    """A job in which nothing could be read is undetermined, and the strategy is not called."""
+
+    def never(job: JobErrors) -> Verdict:
+        raise AssertionError
+
+    verdict = run_strategy(never, make_job(notes=("why.pb was refused",)))
+    assert (verdict.scope, verdict.strategy, verdict.root) == (Scope.UNDETERMINED, "never", None)
+    assert verdict.message == "why.pb was refused"
+
+
+def test_undetermined_without_notes() -> None:
+    """Also when nobody knows why, the verdict has a message."""
+    assert undetermined(make_job(), "mine").message == "no error document could be read"
+
+
+def test_a_chain_of_causes_does_not_hide_the_exception() -> None:
+    """The verdict speaks of the exception itself; its causes are in the root."""
+    cause = ExceptionInfo("OSError", "disk", relation="cause")
+    verdict = _verdict("earliest", make_error(exception=ExceptionInfo("ValueError", "bad", causes=(cause,))))
+    assert verdict.headline == "ValueError, rank 0 on worker-0: bad"
+    assert verdict.root.exception.causes == (cause,)

@@ -1,0 +1,180 @@
+"""Text that is safe to store and to show."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstfault.text import clean, elide, one_line, printable, redact, sentence_of
+
+_ANY_TEXT = st.text(st.characters(exclude_categories=()))
+_FRAGMENTS = "password|api_key|=|: |'| |hunter22|authorization|Bearer |https://|me:|@|***|sig|hf_".split("|")
+_CPU_SECONDS = 2.0
+"""Far above what linear work on 64 KiB takes, far below what quadratic work does."""
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("postgresql://train:hunter22@db:5432/x", "hunter22"),
+        ("redis+sentinel://me:pa55.word@cache", "pa55.word"),
+        ("AKIAIOSFODNN7EXAMPLE is not allowed", "IOSFODNN7EXAMPLE"),
+        ("GET /b/o?X-Amz-Signature=8d9e0f&X-Amz-Date=1", "8d9e0f"),
+        ("password=hunter22", "hunter22"),
+        ("{'password': 'hunter22'}", "hunter22"),
+        ('{"api_key": "abcd1234"}', "abcd1234"),
+        ("DB_PASSWORD=hunter22", "hunter22"),
+        ("WANDB_API_KEY=0123456789abcdef", "0123456789abcdef"),
+        ("AWS_SECRET_ACCESS_KEY: wJalrXUtnFEMI/K7MDENG", "wJalrXUtnFEMI/K7MDENG"),
+        ("client_secret = s3cr3t-s3cr3t", "s3cr3t-s3cr3t"),
+        ("Authorization: Bearer eyJhbGciOi.J9", "eyJhbGciOi.J9"),
+        ("{'Authorization': 'Bearer eyJhbGciOi.J9'}", "eyJhbGciOi.J9"),
+        ("authorization: basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ("token hf_abcdefghijklmnopqrst was refused", "abcdefghijklmnopqrst"),
+        ("ghp_0123456789abcdefghij", "0123456789abcdefghij"),
+        ("glpat-0123456789abcdefghij", "0123456789abcdefghij"),
+    ],
+)
+def test_secrets_are_redacted(text: str, secret: str) -> None:
+    """What looks like a credential is replaced by three stars, also at the end of a longer text."""
+    redacted = redact(f"before {text} after")
+    assert secret not in redacted
+    assert "***" in redacted
+    assert redacted.startswith("before ")
+    assert redacted.endswith("after")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "shape '[4, 16]' is invalid for input of size 60",
+        "s3://bucket/key/of/a/file.pb was not found",
+        "http://10.0.0.3:29500 refused the connection",
+        "git@github.com:torch/torch.git",
+        "KeyError: 'password'",
+        "missing 1 required keyword-only argument: 'secret'",
+        "hf_hub",
+        "the design=oversized",
+    ],
+)
+def test_other_text_is_left_alone(text: str) -> None:
+    """What only resembles a credential stays readable."""
+    assert redact(text) == text
+
+
+@given(st.lists(st.sampled_from(_FRAGMENTS)).map("".join))
+def test_redacting_twice_changes_nothing(text: str) -> None:
+    """A redacted text has nothing left to redact."""
+    assert redact(redact(text)) == redact(text)
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["a", "ab.", "://", "a://", "a://b:", "://x:y", "secret ", "password=", "authorization: ", "0x", "AKIA", "-_", "hf_"],
+)
+def test_redacting_is_linear(unit: str) -> None:
+    """A dump of letters as long as a message may be does not hold up a dying worker."""
+    text = unit * (65_536 // len(unit))
+    started = time.process_time()
+    redact(text)
+    assert time.process_time() - started < _CPU_SECONDS
+
+
+@given(_ANY_TEXT, st.integers(0, 80))
+def test_eliding_keeps_the_limit(text: str, limit: int) -> None:
+    """The result is never longer than the limit, and a short text is not touched."""
+    short = elide(text, limit)
+    assert len(short) <= limit
+    assert short == text if len(text) <= limit else short != text
+
+
+def test_eliding_keeps_both_ends_and_says_how_much_is_gone() -> None:
+    """The beginning and the end of a long text stay, with the number of characters left out between them."""
+    short = elide("<" + "x" * 10_000 + ">", 200)
+    assert short.startswith("<xxx")
+    assert short.endswith("xxx>")
+    assert "9802 characters left out" in short
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ("caf\u00e9 \U0001f525", "caf\u00e9 \U0001f525"),
+        ("lone \udc80 surrogate", "lone \\udc80 surrogate"),
+        ("a\x00b", "ab"),
+        ("password=hunter22", "password=***"),
+        ("tab\tand\nline", "tab\tand\nline"),
+    ],
+)
+def test_cleaning(text: str, stored: str) -> None:
+    """What is stored is valid UTF-8 without NUL and secrets, and otherwise the text."""
+    assert clean(text, 1_000) == stored
+
+
+@given(_ANY_TEXT)
+def test_whatever_is_cleaned_is_utf8(text: str) -> None:
+    """A cleaned text can be encoded, whatever it was."""
+    assert "\x00" not in clean(text, 50)
+    clean(text, 50).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m", "red"),
+        ("\x1b[2J\x1b[1;1Hgone", "gone"),
+        ("over\rwritten", "overwritten"),
+        ("back\x08space \x07bell \x9b31mC1", "backspace bell 31mC1"),
+        ("\u202eright to left\u2069", "right to left"),
+        ("two\nlines\tand a tab", "two\nlines\tand a tab"),
+        ("caf\u00e9 \u2192 \U0001f525", "caf\u00e9 \u2192 \U0001f525"),
+    ],
+)
+def test_printable(text: str, shown: str) -> None:
+    """What would steer a terminal is dropped; letters, newlines and tabs stay."""
+    assert printable(text) == shown
+
+
+@given(_ANY_TEXT)
+def test_nothing_printable_steers_a_terminal(text: str) -> None:
+    """No escape, carriage return or other control character but newline and tab is left."""
+    assert all(character in "\n\t" or not (ord(character) < 32 or 127 <= ord(character) < 160) for character in printable(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "line"),
+    [
+        ("first\nsecond", 200, "first"),
+        ("\n \n  third  \n", 200, "third"),
+        ("", 200, ""),
+        ("\n\t\n", 200, ""),
+        ("exactly ten"[:10], 10, "exactly te"),
+        ("one too long", 11, "one too ..."),
+        ("abcdef", 3, "..."),
+        ("abcdef", 1, "."),
+        ("abcdef", 0, ""),
+        ("\x1b[31mred\x1b[0m\nnext", 200, "red"),
+    ],
+)
+def test_one_line(text: str, limit: int, line: str) -> None:
+    """The first line that says something, with dots where it was cut, never longer than the limit."""
+    assert one_line(text, limit) == line
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        ("boom\nmore", "boom"),
+        ("USER:ValueError: error=boom", "boom"),
+        ("SYSTEM:Unknown: error=boom\nmore", "boom"),
+        ("the USER:X: error=boom", "the USER:X: error=boom"),
+        ("USER:", "USER:"),
+        ("", ""),
+    ],
+)
+def test_the_sentence_of_a_message(message: str, sentence: str) -> None:
+    """The first line of a message, without the code that flytekit puts before it."""
+    assert sentence_of(message) == sentence

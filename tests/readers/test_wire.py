@@ -1,0 +1,512 @@
+"""Documents and roster entries, to and from bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import string
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from firstfault_proto.v1 import errors_pb2 as pb
+from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
+from flyteidl.core.execution_pb2 import ExecutionError
+from google.protobuf.unknown_fields import UnknownFieldSet
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstfault.errors import BadDocumentError
+from firstfault.model import (
+    DocumentRef,
+    ExceptionInfo,
+    FrameInfo,
+    Kind,
+    NodePresence,
+    Origin,
+    Phase,
+    Place,
+    Receipt,
+    Resources,
+    Seal,
+    SentSignal,
+    Subject,
+    WorkerError,
+    Writer,
+)
+from firstfault.testing import START_NS, make_error, make_presence
+from firstfault.wire import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_REF = DocumentRef("e1-document.pb", "s3://bucket/e1-document.pb", 17, 400)
+_NANO = 1_000_000_000
+
+# --- what a document may hold ---------------------------------------------------------------------------------------
+
+# without what looks like a secret: redaction has tests of its own
+_TEXT = st.text(st.sampled_from(string.ascii_letters + " .,'()[]\n\t\u00e9\u2192\U0001f525"), max_size=40)
+_SMALL = st.integers(0, 2**32 - 1)
+_BIG = st.integers(0, 2**64 - 1)
+_MAYBE_TIME = st.none() | st.integers(1, 253_402_300_799 * _NANO).filter(lambda stamp: stamp < 2**64)
+_FRAMES = st.builds(FrameInfo, file=_TEXT, line=_SMALL, function=_TEXT, code=_TEXT)
+
+
+def _texts(most: int) -> st.SearchStrategy[tuple[str, ...]]:
+    return st.lists(_TEXT, max_size=most).map(tuple)
+
+
+def _exceptions(depth: int) -> st.SearchStrategy[ExceptionInfo]:
+    inner = st.lists(_exceptions(depth - 1), max_size=2).map(tuple) if depth else st.just(())
+    return st.builds(
+        ExceptionInfo,
+        type=_TEXT,
+        message=_TEXT,
+        bases=_texts(3),
+        frames=st.lists(_FRAMES, max_size=3).map(tuple),
+        notes=_texts(2),
+        causes=inner,
+        relation=st.sampled_from(["", "cause", "context"]),
+        frames_omitted=_SMALL,
+        members=inner,
+    )
+
+
+_PLACES = st.builds(
+    Place,
+    attempt=_SMALL,
+    round=_SMALL,
+    incarnation=_BIG,
+    restart_count=_SMALL,
+    rank=st.none() | _SMALL,
+    local_rank=st.none() | _SMALL,
+    group_rank=st.none() | _SMALL,
+    world_size=_SMALL,
+    group_world_size=_SMALL,
+    role=_TEXT,
+    node=_TEXT,
+    host=_TEXT,
+    ip=_TEXT,
+    pid=_SMALL,
+)
+_ERRORS = st.builds(
+    WorkerError,
+    code=_TEXT,
+    message=_TEXT,
+    kind=st.sampled_from(Kind),
+    origin=st.sampled_from(Origin),
+    timestamp_ns=_MAYBE_TIME,
+    worker=_TEXT,
+    place=_PLACES,
+    writer=st.sampled_from(Writer),
+    subject=st.sampled_from(Subject),
+    exception=st.none() | _exceptions(2),
+    exit_code=st.none() | st.integers(-(2**31), 2**31 - 1),
+    signal=_TEXT,
+    sent_signals=st.lists(st.builds(SentSignal, _TEXT, _TEXT), max_size=3).map(tuple),
+    category=_TEXT,
+    fingerprint=_TEXT,
+    log_tail=_TEXT,
+    resources=st.builds(Resources, st.none() | _BIG, st.none() | _BIG, st.none() | _BIG),
+    monotonic_ns=st.none() | st.integers(1, 2**64 - 1),
+    boot_id=_TEXT,
+    upload_delay_ns=st.none() | st.integers(1, 2**64 - 1),
+    versions=st.dictionaries(_TEXT, _TEXT, max_size=3).map(lambda found: tuple(sorted(found.items()))),
+)
+_PRESENCES = st.builds(
+    NodePresence,
+    phase=st.sampled_from(Phase),
+    place=_PLACES,
+    ranks=st.lists(_SMALL, max_size=4).map(tuple),
+    receipts=st.lists(
+        st.builds(
+            Receipt,
+            name=_TEXT,
+            durable=st.booleans(),
+            fault_to_durable_ns=st.none() | st.integers(1, 2**64 - 1),
+            error=_TEXT,
+            rank=st.none() | _SMALL,
+        ),
+        max_size=3,
+    ).map(tuple),
+    timestamp_ns=st.none() | st.integers(1, 2**64 - 1),
+)
+
+
+# --- round trips ----------------------------------------------------------------------------------------------------
+
+
+@given(_ERRORS)
+def test_a_failure_comes_back(error: WorkerError) -> None:
+    """Encoded and decoded, every field of a failure is the same, and the document is named."""
+    assert decode(encode(error), _REF) == replace(error, documents=(_REF,))
+
+
+@given(_PRESENCES)
+def test_a_roster_entry_comes_back(presence: NodePresence) -> None:
+    """Encoded and decoded, a roster entry is the same."""
+    local = presence.place.local_rank or 0
+    if local + len(presence.ranks) < 2**32:
+        assert decode_presence(encode_presence(presence), "r1.pb") == presence
+
+
+_SEAL = Seal(
+    name=_REF.name,
+    digest="d" * 32,
+    count=12,
+    strategy="earliest",
+    json='{"schema": "firstfault.verdict/v1"}',
+    timestamp_ns=START_NS,
+    node="worker-1",
+    code="USER",
+    message="boom",
+    kind=Kind.RECOVERABLE,
+    origin=Origin.SYSTEM,
+    fault_timestamp_ns=START_NS - 1,
+    worker="worker-3",
+)
+
+
+def test_a_seal_comes_back() -> None:
+    """Encoded and decoded, a sealed verdict is the same."""
+    assert decode(encode_seal(_SEAL), _REF) == _SEAL
+
+
+def test_every_field_is_tried() -> None:
+    """A field that is added to the model is added to the round trip: it is not silently lost."""
+    drawn = {
+        WorkerError: {"documents"},
+        Place: set(),
+        ExceptionInfo: set(),
+        FrameInfo: set(),
+        Resources: set(),
+        SentSignal: set(),
+        Receipt: set(),
+        NodePresence: set(),
+    }
+    full = _full_error()
+    for kind, exempt in drawn.items():
+        example = _one_of(kind, full)
+        empty = [field.name for field in fields(kind) if getattr(example, field.name) in ((), "", None, 0, False)]
+        assert set(empty) <= exempt, f"{kind.__name__}: give {empty} a value in _full_error"
+    assert decode(encode(full), _REF) == replace(full, documents=(_REF,))
+    assert decode_presence(encode_presence(_FULL_PRESENCE), "r1.pb") == _FULL_PRESENCE
+
+
+_FULL_PLACE = Place(1, 2, 3, 4, 5, 6, 7, 8, 9, "trainer", "worker-0", "host-0", "10.0.0.3", 99)
+_FULL_PRESENCE = NodePresence(
+    Phase.FAILED, _FULL_PLACE, (5, 6), (Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=5),), 9
+)
+
+
+def _full_error() -> WorkerError:
+    inner = ExceptionInfo("OSError", "disk", relation="cause")
+    frame = FrameInfo("train.py", 7, "train", "step()")
+    outer = ExceptionInfo("ValueError", "boom", ("Exception",), (frame,), ("note",), (inner,), "context", 3, (inner,))
+    return make_error(
+        place=_FULL_PLACE,
+        exception=outer,
+        exit_code=1,
+        signal="SIGKILL",
+        sent_signals=(SentSignal("SIGTERM", "stopped"),),
+        category="data",
+        fingerprint="1:0123456789ab",
+        log_tail="tail",
+        resources=Resources(1, 2, 3),
+        monotonic_ns=4,
+        boot_id="boot",
+        upload_delay_ns=5,
+        versions=(("torch", "2.7"),),
+    )
+
+
+def _one_of(kind: type, error: WorkerError) -> Any:
+    examples = [error, error.place, error.exception, *error.exception.frames, error.resources, *error.sent_signals]
+    examples += [_FULL_PRESENCE, *_FULL_PRESENCE.receipts]
+    return next(example for example in examples if type(example) is kind)
+
+
+# --- Flyte's own message --------------------------------------------------------------------------------------------
+
+
+@given(_ERRORS)
+def test_flyte_reads_our_documents(error: WorkerError) -> None:
+    """As flyteidl's ErrorDocument, ours has the same code, message, kind, origin, time and worker."""
+    read = ErrorDocument.FromString(encode(error)).error
+    assert (read.code, read.message, read.worker) == (error.code, error.message, error.worker)
+    assert ContainerError.Kind.Name(read.kind) == error.kind.value
+    assert ExecutionError.ErrorKind.Name(read.origin) == error.origin.value
+    assert read.HasField("timestamp") == (error.timestamp_ns is not None)
+    assert read.timestamp.seconds * _NANO + read.timestamp.nanos == (error.timestamp_ns or 0)
+
+
+@given(_ERRORS)
+def test_what_flyte_writes_again_is_still_ours(error: WorkerError) -> None:
+    """Read and written by a program that knows only flyteidl, our document loses nothing."""
+    through_flyte = ErrorDocument.FromString(encode(error)).SerializeToString()
+    assert decode(through_flyte, _REF) == decode(encode(error), _REF)
+
+
+def test_flyte_reads_a_sealed_verdict() -> None:
+    """As flyteidl's ErrorDocument, a sealed verdict is the error that Flyte is to show."""
+    read = ErrorDocument.FromString(encode_seal(_SEAL)).error
+    assert (read.code, read.message, read.worker) == ("USER", "boom", "worker-3")
+    assert (read.kind, read.origin) == (ContainerError.RECOVERABLE, ExecutionError.SYSTEM)
+    assert read.timestamp.ToNanoseconds() == START_NS - 1
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (ExecutionError.UNKNOWN, Origin.UNKNOWN),
+        (ExecutionError.USER, Origin.USER),
+        (ExecutionError.SYSTEM, Origin.SYSTEM),
+        (7, Origin.UNKNOWN),
+    ],
+)
+def test_we_read_flytes_documents(origin: int, expected: Origin) -> None:
+    """A file of Flyte's own is read with its code, message, kind, origin, time and worker, and marked as such."""
+    error = ContainerError(code="red", message="hi", kind=ContainerError.RECOVERABLE, origin=origin, worker="worker-1")
+    error.timestamp.FromNanoseconds(START_NS + 7)
+    read = decode(ErrorDocument(error=error).SerializeToString(), _REF)
+    assert read == WorkerError(
+        code="red",
+        message="hi",
+        kind=Kind.RECOVERABLE,
+        origin=expected,
+        timestamp_ns=START_NS + 7,
+        worker="worker-1",
+        place=Place(node="worker-1"),
+        writer=Writer.STOCK,
+        documents=(_REF,),
+    )
+
+
+@pytest.mark.parametrize(
+    "stamp",
+    [{"seconds": 0, "nanos": 0}, {"seconds": -1}, {"seconds": 10**15}, {"seconds": 5, "nanos": -1}, {"nanos": 10**9}],
+)
+def test_a_time_that_cannot_be_is_no_time(stamp: dict[str, int]) -> None:
+    """A timestamp at or before the epoch, after the year 9999, or of impossible nanoseconds counts as missing."""
+    document = ErrorDocument(error=ContainerError(code="red", timestamp=stamp))
+    read = decode(document.SerializeToString(), _REF)
+    assert isinstance(read, WorkerError)
+    assert read.timestamp_ns is None
+
+
+# --- hostile bytes --------------------------------------------------------------------------------------------------
+
+
+def _decoded(data: bytes) -> WorkerError | Seal | NodePresence | None:
+    with contextlib.suppress(BadDocumentError):
+        return decode(data, _REF)
+    return None
+
+
+@pytest.mark.parametrize("data", [encode(_full_error()), encode_seal(_SEAL)], ids=["document", "seal"])
+def test_a_document_cut_off_anywhere(data: bytes) -> None:
+    """Of a document cut off at any byte, nothing worse is said than that it is bad, and that is said at most cuts."""
+    results = [_decoded(data[:length]) for length in range(len(data))]
+    assert sum(result is None for result in results) > len(data) * 0.9
+    assert all(result is None or result.code == "USER" for result in results)
+
+
+def test_a_roster_entry_cut_off_anywhere() -> None:
+    """Of a roster entry cut off at any byte, nothing worse is said than that it is bad."""
+    data = encode_presence(_FULL_PRESENCE)
+    bad = 0
+    for length in range(len(data)):
+        try:
+            decode_presence(data[:length], "r1.pb")
+        except BadDocumentError:
+            bad += 1
+    assert bad > len(data) * 0.8
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes(data: bytes) -> None:
+    """Of any bytes at all, nothing worse is said than that they are no document."""
+    _decoded(data)
+    with contextlib.suppress(BadDocumentError):
+        decode_presence(data, "r1.pb")
+
+
+@given(st.integers(0, 10_000), st.integers(0, 255))
+def test_one_wrong_byte(position: int, value: int) -> None:
+    """One byte that changed anywhere gives a document or a bad one, never a crash."""
+    data = bytearray(encode(_full_error()))
+    data[position % len(data)] = value
+    _decoded(bytes(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "is empty"),
+        (b"\n", "is not an error document"),
+        (b"not protobuf", "is not an error document"),
+        (b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>', "is not an error document"),
+        (encode_presence(_FULL_PRESENCE), "holds no error"),
+        (b"\x0a\x04\x0a\x02\xff\xfe", "is not an error document"),
+    ],
+    ids=["empty", "one byte", "text", "xml", "roster entry", "not UTF-8"],
+)
+def test_a_bad_document_says_which_and_why(data: bytes, reason: str) -> None:
+    """The error for bytes that are no document names the document and what is wrong with it."""
+    with pytest.raises(BadDocumentError, match=rf"e1-document\.pb {reason}"):
+        decode(data, _REF)
+
+
+@pytest.mark.parametrize("data", [b"", b"not protobuf", encode(_full_error()), b"\x10\x63"])
+def test_a_bad_roster_entry_says_which(data: bytes) -> None:
+    """Bytes that are no roster entry, also of a phase that nobody knows, give an error that names the entry."""
+    with pytest.raises(BadDocumentError, match=r"r1-entry\.pb is not a roster entry"):
+        decode_presence(data, "r1-entry.pb")
+
+
+# --- other versions of the schema -----------------------------------------------------------------------------------
+
+
+def test_fields_of_a_newer_schema_are_tolerated() -> None:
+    """A document with fields, messages and enum values that this version does not know is read as far as it is known."""
+    document = pb.WorkerErrorDocument.FromString(encode(_full_error()))
+    document.failure.schema_version = 99
+    newer = document.SerializeToString()
+    newer += bytes([0xFA, 0x3F, 4]) + b"news"  # field 1023, a string
+    failure = bytes([0x98, 0x7D, 1])  # field 2003 of the failure, a number
+    newer += bytes([0xCA, 0x3E, len(failure)]) + failure  # field 1001 once more: protobuf merges the two
+    assert decode(newer, _REF) == replace(_full_error(), documents=(_REF,))
+    assert len(UnknownFieldSet(pb.WorkerErrorDocument.FromString(newer))) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"writer": 9}, {"writer": Writer.STOCK}),
+        ({"subject": 9}, {"subject": Subject.WORKER}),
+        ({"category": "of_the_future"}, {"category": "of_the_future"}),
+    ],
+)
+def test_values_of_a_newer_schema_are_tolerated(change: dict[str, Any], expected: dict[str, Any]) -> None:
+    """An unknown writer or subject does not make a document unreadable."""
+    document = pb.WorkerErrorDocument.FromString(encode(_full_error()))
+    for name, value in change.items():
+        setattr(document.failure, name, value)
+    read = decode(document.SerializeToString(), _REF)
+    assert read == replace(_full_error(), documents=(_REF,), **expected)
+
+
+# --- what writers may not forget ------------------------------------------------------------------------------------
+
+_SECRET = "password=hunter22"  # noqa: S105 - the one that has to go
+
+
+def _everywhere(text: str) -> WorkerError:
+    """A failure with `text` in every field that is a text."""
+    inner = ExceptionInfo(text, text, relation="cause")
+    frame = FrameInfo(text, 7, text, text)
+    return make_error(
+        place=Place(rank=3, role=text, node=text, host=text, ip=text),
+        worker=text,
+        code=text,
+        message=text,
+        exception=ExceptionInfo(text, text, (text,), (frame,), (text,), (inner,), text, 0, (inner,)),
+        signal=text,
+        sent_signals=(SentSignal(text, text),),
+        category=text,
+        fingerprint=text,
+        log_tail=text,
+        boot_id=text,
+        versions=((text, text),),
+        documents=(_REF,),
+    )
+
+
+def test_secrets_are_redacted_in_every_field() -> None:
+    """No text of a failure carries a credential into the storage."""
+    data = encode(_everywhere(_SECRET))
+    assert b"hunter22" not in data
+    assert data.count(b"password=***") > 20
+
+
+def test_secrets_are_redacted_in_receipts_and_seals() -> None:
+    """Neither a receipt's error nor a seal's message carries a credential into the storage."""
+    receipt = Receipt("e1.pb", durable=False, error=_SECRET)
+    assert b"hunter22" not in encode_presence(make_presence(receipts=(receipt,)))
+    assert b"hunter22" not in encode_seal(replace(_SEAL, message=_SECRET))
+
+
+@pytest.mark.parametrize("text", ["lone \udc80 surrogate", "\ud800", "NUL \x00", "\U0010ffff", "\x1b[31m"])
+def test_any_text_can_be_stored(text: str) -> None:
+    """A text that is no valid UTF-8 is stored escaped, whatever field it is in."""
+    assert isinstance(decode(encode(_everywhere(text)), _REF), WorkerError)
+
+
+def test_a_lone_surrogate_is_escaped() -> None:
+    """What cannot be encoded is still recognisable."""
+    read = decode(encode(make_error(message="bad \udc80 byte")), _REF)
+    assert read.message == "bad \\udc80 byte"
+
+
+def _wide(text: str) -> ExceptionInfo:
+    """An exception with more of everything than a document has room for."""
+    frame = FrameInfo(text, 7, text, text)
+    leaf = ExceptionInfo(text, text, (text,) * 100, (frame,) * 200, (text,) * 100)
+    return replace(leaf, causes=(leaf,) * 20, members=(leaf,) * 20)
+
+
+def _nested(depth: int) -> ExceptionInfo:
+    group = ExceptionInfo("ValueError", "innermost")
+    for _ in range(depth):
+        group = ExceptionInfo("ExceptionGroup", "group", members=(group,))
+    return group
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: make_error(message="x" * 10_000_000),
+        lambda: make_error(message="\U0001f525" * 3_000_000),
+        lambda: make_error(message="\udc80" * 1_000_000),
+        lambda: _everywhere("word " * 100_000),
+        lambda: _everywhere("\udc80" * 100_000),
+        lambda: make_error(exception=_wide("\U0001f525" * 20_000)),
+        lambda: make_error(exception=_nested(500)),
+        lambda: make_error(sent_signals=(SentSignal("SIGTERM", "why " * 1_000),) * 5_000),
+        lambda: make_error(versions=tuple((f"package {number}", "1" * 900) for number in range(5_000))),
+    ],
+    ids=["long", "emoji", "surrogates", "everywhere", "escaped everywhere", "wide", "deep", "signals", "versions"],
+)
+def test_a_document_is_never_larger_than_readers_take(build: Callable[[], WorkerError]) -> None:
+    """However much a failure has to say, its document is below the limit, can be read, and says who failed."""
+    error = build()
+    data = encode(error)
+    assert len(data) < MAX_DOCUMENT_BYTES
+    read = decode(data, _REF)
+    assert isinstance(read, WorkerError)
+    assert (read.rank, read.timestamp_ns) == (error.rank, error.timestamp_ns)
+    assert read.exception is not None
+
+
+def test_a_long_message_keeps_both_ends() -> None:
+    """What an error says first and last is kept, and how much is missing is said."""
+    read = decode(encode(make_error(message="first " + "x" * 10_000_000 + " last")), _REF)
+    assert read.message.startswith("first ")
+    assert read.message.endswith(" last")
+    assert "characters left out" in read.message
+
+
+def test_a_deep_stack_keeps_both_ends() -> None:
+    """Of a very deep stack the outermost and the innermost frames are kept, and the number left out is added up."""
+    frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(1_000))
+    read = decode(encode(make_error(exception=ExceptionInfo("RecursionError", "", frames=frames, frames_omitted=5))), _REF)
+    lines = [frame.line for frame in read.exception.frames]
+    assert lines == [*range(50), *range(950, 1_000)]
+    assert read.exception.frames_omitted == 905
+
+
+def test_the_same_failure_gives_the_same_bytes() -> None:
+    """Encoding is deterministic, also for the map of versions."""
+    versions = tuple((name, "1") for name in string.ascii_lowercase)
+    error = make_error(versions=versions)
+    assert encode(error) == encode(replace(error, versions=tuple(reversed(versions))))

@@ -1,0 +1,257 @@
+"""What the storage tests share: documents, other parties that touch the same bucket, and servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import http.server
+import socket
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import pytest
+import stamina
+from firstfault.keys import error_key_for
+from firstfault.places import ERRORS
+from firstfault.store import FsspecStore, open_store
+from firstfault.wire import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+    from firstfault.model import WorkerError
+
+    from tests.conftest import S3
+
+T = TypeVar("T")
+
+
+# --- firstfault's own side ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_store() -> Callable[..., Any]:
+    """Return a function that opens a store for a folder and returns what an asynchronous function does with it."""
+
+    def run(uri: str, use: Callable[[FsspecStore], Awaitable[T]], **options: Any) -> T:
+        async def use_it() -> T:
+            async with open_store(uri, options or None) as store:
+                return await use(store)
+
+        return asyncio.run(use_it())
+
+    return run
+
+
+@pytest.fixture
+def write(with_store: Callable[..., Any]) -> Callable[..., list[str]]:
+    """Return a function that writes error documents below an output prefix, and returns their names."""
+
+    def put(uri: str, *errors: WorkerError) -> list[str]:
+        names = [error_key_for(error) for error in errors]
+
+        async def put_all(store: FsspecStore) -> None:
+            gate = asyncio.Semaphore(32)
+
+            async def put_one(name: str, error: WorkerError) -> None:
+                async with gate:
+                    await store.put(f"{ERRORS}/{name}", encode(error))
+
+            await asyncio.gather(*map(put_one, names, errors))
+
+        with_store(uri, put_all)
+        return names
+
+    return put
+
+
+# --- other parties --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Somebody else who uses the same bucket, over a client of their own."""
+
+    client: Any
+    bucket: str
+
+    def put(self, uri: str, data: bytes) -> None:
+        """Write an object."""
+        self.client.put_object(Bucket=self.bucket, Key=self._key(uri), Body=data)
+
+    def delete(self, uri: str) -> None:
+        """Remove an object."""
+        self.client.delete_object(Bucket=self.bucket, Key=self._key(uri))
+
+    def files(self, uri: str) -> dict[str, bytes]:
+        """Return the objects directly in a folder."""
+        prefix = self._key(uri) + "/"
+        listing = self.client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, Delimiter="/")
+        keys = [item["Key"] for item in listing.get("Contents", ())]
+        return {
+            key.removeprefix(prefix): self.client.get_object(Bucket=self.bucket, Key=key)["Body"].read() for key in keys
+        }
+
+    def first_page_is_all(self, uri: str) -> bool:
+        """Whether the server puts everything below a folder into one page."""
+        return not self.client.list_objects_v2(Bucket=self.bucket, Prefix=self._key(uri) + "/")["IsTruncated"]
+
+    def _key(self, uri: str) -> str:
+        return urlsplit(uri).path.strip("/")
+
+
+@pytest.fixture
+def peer(s3: S3) -> Iterator[Peer]:
+    """Return another user of the bucket."""
+    with contextlib.closing(s3.client()) as client:
+        yield Peer(client, s3.bucket)
+
+
+@pytest.fixture
+def files_in(request: pytest.FixtureRequest) -> Callable[[str], dict[str, bytes]]:
+    """Return a function that reads the files directly in a folder, local or on S3, without firstfault."""
+
+    def read(uri: str) -> dict[str, bytes]:
+        if uri.startswith("s3://"):
+            other: Peer = request.getfixturevalue("peer")
+            return other.files(uri)
+        folder: Path = request.getfixturevalue("tmp_path").joinpath(uri)
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+    return read
+
+
+# --- servers that misbehave -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unused_endpoint() -> Iterator[str]:
+    """Hold a port of the loopback on which nobody listens."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
+
+
+@dataclass
+class SilentServer:
+    """Takes connections and never says a word."""
+
+    endpoint: str
+    connections: list[socket.socket] = field(default_factory=list)
+
+
+@pytest.fixture
+def silent_server() -> Iterator[SilentServer]:
+    """Start a server that never answers."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = SilentServer(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                server.connections.append(listener.accept()[0])
+
+    thread = threading.Thread(target=accept, name="silent-server")
+    thread.start()
+    try:
+        yield server
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)  # wakes accept
+        listener.close()
+        thread.join()
+        for connection in server.connections:
+            connection.close()
+
+
+@dataclass
+class FaultyProxy:
+    """Stands before the real server and spoils the next requests."""
+
+    endpoint: str
+    faults: deque[str] = field(default_factory=deque)
+    """What goes wrong with the next requests, in order: a status, "drop" or "truncate". Then all goes well."""
+    forbidden: list[str] = field(default_factory=list)
+    """Parts of paths that get 403."""
+    requests: list[str] = field(default_factory=list)
+    """Method and path of every request."""
+
+
+@pytest.fixture
+def faulty_proxy(s3: S3, s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """Send this process's requests to the S3 server through a proxy that can be told to fail."""
+    proxy = FaultyProxy("")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self) -> None:
+            proxy.requests.append(f"{self.command} {self.path}")
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            fault = proxy.faults.popleft() if proxy.faults else ""
+            if any(part in self.path for part in proxy.forbidden):
+                fault = "403"
+            if fault == "drop":
+                self.close_connection = True
+            elif fault.isdigit():
+                self.reply(int(fault), [], b"<Error><Code>" + _S3_CODES[fault] + b"</Code></Error>")
+            else:
+                self.reply(*self.forward(body), cut=fault == "truncate")
+
+        do_GET = do_PUT = do_HEAD = handle_any  # noqa: N815 - http.server's names
+
+        def forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+            connection = http.client.HTTPConnection(urlsplit(s3.endpoint).netloc, timeout=10)
+            with contextlib.closing(connection):
+                # the host is part of the signature, so it stays the proxy's
+                connection.request(self.command, self.path, body, dict(self.headers.items()))
+                answer = connection.getresponse()
+                return answer.status, answer.getheaders(), answer.read()
+
+        def reply(self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False) -> None:
+            self.send_response_only(status)
+            length = next((value for name, value in headers if name.lower() == "content-length"), str(len(body)))
+            for name, value in headers:
+                if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
+                    self.send_header(name, value)
+            self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+            self.close_connection = self.close_connection or cut
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="faulty-proxy")
+        thread.start()
+        proxy.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+        monkeypatch.setenv("FLYTE_AWS_ENDPOINT", proxy.endpoint)
+        try:
+            yield proxy
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+_S3_CODES = {"403": b"AccessDenied", "500": b"InternalError", "503": b"SlowDown"}
+
+
+@pytest.fixture
+def no_waiting() -> Iterator[None]:
+    """Let retries follow each other at once; as many as ever."""
+    stamina.set_testing(True, attempts=4)
+    yield
+    stamina.set_testing(False)
+
+
+@pytest.fixture
+def seconds() -> Callable[[], float]:
+    """Return a function that says how long the test has been running."""
+    start = time.monotonic()
+    return lambda: time.monotonic() - start

@@ -1,0 +1,298 @@
+"""The reader where attempts really lie: in a folder and on S3."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from firstfault import reader as reader_module
+from firstfault.assemble import Findings
+from firstfault.cli import main
+from firstfault.errors import AccessDeniedError, ObjectTooLargeError, StoreUnavailableError
+from firstfault.keys import error_key_for, roster_key_for
+from firstfault.model import Phase
+from firstfault.places import ERRORS, ROSTER
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.store import FsspecStore
+from firstfault.testing import make_error, make_presence
+from firstfault.wire import MAX_DOCUMENT_BYTES, encode, encode_presence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.store import ObjectInfo
+
+    from tests.conftest import S3
+    from tests.storage.conftest import FaultyProxy, Peer
+
+ROOT = make_error(3, node="worker-1", at_ms=0, message="the first fault", group_world_size=2, world_size=4)
+VICTIMS = [
+    make_error(rank, node=f"worker-{rank // 2}", at_ms=50 + rank, exception="RuntimeError", message="peer is gone")
+    for rank in range(3)
+]
+
+
+# --- what a job left ------------------------------------------------------------------------------------------------
+
+
+def test_the_root_cause_is_found(store_uri: str, write: Callable[..., list[str]]) -> None:
+    """The worker that failed first is the root cause, the others are its victims."""
+    write(store_uri, *VICTIMS, ROOT)
+    reader = MultiErrorFileOutputReader(store_uri)
+    verdict = reader.verdict()
+    assert verdict is not None
+    assert (verdict.ranks, verdict.node, verdict.victims.count) == ((3,), "worker-1", 3)
+    assert reader.is_error()
+    error = reader.read_error()
+    assert (error.worker, error.timestamp_ns) == ("worker-1", ROOT.timestamp_ns)
+    assert "the first fault" in error.message
+    assert f"firstfault show {store_uri}" in error.message
+
+
+def test_an_attempt_without_any_file(store_uri: str) -> None:
+    """Nothing written is no error, no outputs and no deck; reading an error says that there is none."""
+    reader = MultiErrorFileOutputReader(store_uri)
+    assert not reader.is_error()
+    assert not reader.exists()
+    assert not reader.deck_exists()
+    assert reader.read_error().code == "ErrorFileNotFound"
+
+
+def test_outputs_and_deck_are_seen(store_uri: str, with_store: Callable[..., Any]) -> None:
+    """An attempt that left outputs and a deck has them, and no error."""
+
+    async def put(store: FsspecStore) -> None:
+        await store.put("outputs.pb", b"")
+        await store.put("deck.html", b"<html>")
+
+    with_store(store_uri, put)
+    reader = MultiErrorFileOutputReader(store_uri)
+    assert reader.exists()
+    assert reader.deck_exists()
+    assert not reader.is_error()
+    outputs, error = reader.read()
+    assert error is None
+    assert not outputs.literals
+
+
+@pytest.mark.parametrize("part", ["errors", "document", "slash"])
+def test_every_way_to_name_it(store_uri: str, write: Callable[..., list[str]], part: str) -> None:
+    """The errors folder, a single document and a prefix with a slash at its end lead to the same failure."""
+    (name,) = write(store_uri, ROOT)
+    uri = {"errors": f"{store_uri}/{ERRORS}", "document": f"{store_uri}/{ERRORS}/{name}", "slash": f"{store_uri}/"}
+    verdict = MultiErrorFileOutputReader(uri[part]).verdict()
+    assert verdict is not None
+    assert verdict.ranks == (3,)
+
+
+def test_a_document_that_comes_later_is_seen(store_uri: str, write: Callable[..., list[str]]) -> None:
+    """The same reader sees what has been written since it last looked."""
+    reader = MultiErrorFileOutputReader(store_uri)
+    seen = [reader.verdict()]
+    for error in (VICTIMS[0], ROOT):
+        write(store_uri, error)
+        seen.append(reader.verdict())
+    assert [verdict.ranks if verdict else None for verdict in seen] == [None, (0,), (3,)]
+
+
+def test_a_document_over_the_limit_is_not_fetched(
+    store_uri: str, write: Callable[..., list[str]], with_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A document over 2 MiB is counted as unreadable, neither read nor decoded; the others still count."""
+    write(store_uri, VICTIMS[0])
+    big = error_key_for(ROOT)
+    with_store(store_uri, lambda store: store.put(f"{ERRORS}/{big}", bytes(MAX_DOCUMENT_BYTES + 1)))
+    fetched: list[str] = []
+    decoded: list[str] = []
+    get, decode = FsspecStore.get, reader_module.decode
+
+    async def spy_get(store: FsspecStore, path: str, **options: Any) -> bytes:
+        fetched.append(path)
+        return await get(store, path, **options)
+
+    monkeypatch.setattr(FsspecStore, "get", spy_get)
+    monkeypatch.setattr(reader_module, "decode", lambda data, ref: (decoded.append(ref.name), decode(data, ref))[1])
+    job = MultiErrorFileOutputReader(store_uri).job()
+    assert [failure.rank for failure in job.failures] == [0]
+    assert job.coverage.unreadable == 1
+    assert any(big in note and str(MAX_DOCUMENT_BYTES) in note for note in job.coverage.notes)
+    assert len(decoded) == 1
+    assert not any(big in path for path in fetched)
+
+
+def test_a_single_document_over_the_limit(store_uri: str, with_store: Callable[..., Any]) -> None:
+    """The only document, named by itself, is refused with its size."""
+    with_store(store_uri, lambda store: store.put("error.pb", bytes(MAX_DOCUMENT_BYTES + 1)))
+    with pytest.raises(ObjectTooLargeError, match=str(MAX_DOCUMENT_BYTES + 1)):
+        MultiErrorFileOutputReader(f"{store_uri}/error.pb").job()
+
+
+def test_the_root_cause_on_the_second_page(s3_environ: S3, peer: Peer, write: Callable[..., list[str]]) -> None:
+    """Of 1,100 documents, more than one page lists, the one that is listed last is found if it was the first."""
+    uri = s3_environ.uri()
+    write(uri, *(make_error(rank, node=f"worker-{rank}", at_ms=rank) for rank in range(1, 1100)))
+    peer.put(f"{uri}/{ERRORS}/zzz.pb", encode(make_error(0, node="worker-0", at_ms=-1)))
+    assert not peer.first_page_is_all(uri)
+    job = MultiErrorFileOutputReader(uri).job()
+    assert len(job.failures) == 1100
+    assert job.failures[0].rank == 0
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------
+
+
+def test_settling_sees_a_node_that_reports_late(
+    store_uri: str, write: Callable[..., list[str]], with_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the reader waits for the second node, its report arrives, and the wait ends with the root cause."""
+    looked = threading.Event()
+    listing = FsspecStore.list
+
+    async def spy_list(store: FsspecStore, folder: str = "") -> list[ObjectInfo]:
+        found = await listing(store, folder)
+        looked.set()
+        return found
+
+    def enter(node: int, phase: Phase) -> None:
+        entry = make_presence(phase, node=f"worker-{node}", group_rank=node, nodes=2)
+        path = f"{ROSTER}/{roster_key_for(entry)}"
+        with_store(store_uri, lambda store: store.put(path, encode_presence(entry)))
+
+    enter(0, Phase.JOINED)
+    enter(1, Phase.JOINED)
+    write(store_uri, *VICTIMS)
+    enter(0, Phase.FAILED)
+    monkeypatch.setattr(FsspecStore, "list", spy_list)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(MultiErrorFileOutputReader(store_uri, settle_seconds=60).job)
+        assert looked.wait(30)
+        write(store_uri, ROOT)
+        assert not waiting.done()
+        enter(1, Phase.FAILED)
+        job = waiting.result(30)
+    assert job.settled
+    assert job.failures[0].rank == 3
+
+
+# --- storage that does not play along -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["is_error", "read_error", "verdict", "decision", "job"])
+def test_a_folder_that_may_not_be_listed_never_reads_as_no_error(
+    s3_no_list: S3, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """An account without the list permission gets a refusal from every question about errors."""
+    for name, value in s3_no_list.environment().items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(AccessDeniedError, match="list permission"):
+        getattr(MultiErrorFileOutputReader(s3_no_list.uri()), call)()
+
+
+def test_without_the_list_permission_the_own_node_is_judged(
+    s3_no_list: S3, monkeypatch: pytest.MonkeyPatch, write: Callable[..., list[str]]
+) -> None:
+    """A pod that may write but not list judges what it knows itself, and says that this is all, and what is missing."""
+    for name, value in s3_no_list.environment().items():
+        monkeypatch.setenv(name, value)
+    uri = s3_no_list.uri()
+    write(uri, ROOT, VICTIMS[0])
+    reader = MultiErrorFileOutputReader(uri, own_findings=Findings(documents=(VICTIMS[0],)), settle_seconds=60)
+    conclusion = reader.conclude()
+    assert conclusion is not None
+    assert conclusion.verdict.ranks == (0,)
+    assert not conclusion.verdict.settled
+    assert not conclusion.verdict.coverage.complete
+    (note,) = conclusion.verdict.coverage.notes
+    assert note.startswith("own node only")
+    assert "list permission" in note
+    assert "own node only" in reader.read_error().message
+
+
+def test_a_document_that_may_not_be_read_is_counted(
+    s3_environ: S3, faulty_proxy: FaultyProxy, write: Callable[..., list[str]]
+) -> None:
+    """One document that the server refuses to hand out is unreadable; the verdict comes from the others."""
+    uri = s3_environ.uri()
+    names = write(uri, ROOT, VICTIMS[0])
+    faulty_proxy.forbidden.append(names[0])
+    job = MultiErrorFileOutputReader(uri).job()
+    assert [failure.rank for failure in job.failures] == [0]
+    assert job.coverage.unreadable == 1
+    assert not job.coverage.complete
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_storage_that_is_down_never_reads_as_no_error(s3_environ: S3, unused_endpoint: str) -> None:
+    """With nobody at the endpoint every question about errors is an error itself."""
+    options = {"endpoint_url": unused_endpoint}
+    reader = MultiErrorFileOutputReader(s3_environ.uri(), storage_options=options)
+    for call in (reader.is_error, reader.read_error, reader.exists, reader.read, reader.deck_exists):
+        with pytest.raises(StoreUnavailableError):
+            call()
+
+
+# --- who calls ------------------------------------------------------------------------------------------------------
+
+
+def test_inside_a_running_event_loop(store_uri: str, write: Callable[..., list[str]]) -> None:
+    """A notebook's event loop does not get in the way."""
+    write(store_uri, ROOT)
+
+    async def main() -> tuple[bool, int]:
+        reader = MultiErrorFileOutputReader(store_uri)
+        return reader.is_error(), len((await reader.job_async()).failures)
+
+    assert asyncio.run(main()) == (True, 1)
+
+
+def test_one_reader_in_many_threads(store_uri: str, write: Callable[..., list[str]]) -> None:
+    """Sixteen threads that share a reader all get the same answer."""
+    write(store_uri, ROOT, *VICTIMS)
+    reader = MultiErrorFileOutputReader(store_uri)
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        answers = {pool.submit(reader.read_error).result() for _ in range(16)}
+    assert [answer.worker for answer in answers] == ["worker-1"]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs ``firstfault show`` and returns its exit code, output and error output."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["show", *arguments])
+        return (int(ended.value.code), *capsys.readouterr())
+
+    return run
+
+
+def test_the_command_shows_the_root_cause(
+    store_uri: str, write: Callable[..., list[str]], show: Callable[..., tuple[int, str, str]]
+) -> None:
+    """The command exits with 10 and names the root cause, whatever the storage."""
+    write(store_uri, ROOT, *VICTIMS)
+    code, output, errors = show(store_uri)
+    assert (code, errors) == (10, "")
+    assert "rank 3 on worker-1" in output
+    assert "the first fault" in output
+
+
+@pytest.mark.parametrize("where", ["s3://no-such-place/run", "denied"])
+def test_the_command_says_what_is_wrong_in_one_line(
+    s3_environ: S3, show: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Storage that refuses is exit code 1 and one line on the error output: neither "no error" nor a traceback."""
+    if where == "denied":
+        monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "guessed")
+        where = s3_environ.uri()
+    code, output, errors = show(where)
+    assert (code, output) == (1, "")
+    assert len(errors.splitlines()) == 1
+    assert errors.startswith("firstfault: cannot list s3://")
+    assert "check the" in errors

@@ -1,0 +1,265 @@
+"""What a storage that refuses, is not there, or answers badly becomes: a typed error of one line, in bounded time."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, StoreUnavailableError, UsageError
+from firstfault.store import FsspecStore, _fsspec, _settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import S3
+    from tests.storage.conftest import FaultyProxy, SilentServer
+
+
+async def list_it(store: FsspecStore) -> object:
+    """List a folder."""
+    return await store.list("firstfault/errors")
+
+
+async def get_it(store: FsspecStore) -> object:
+    """Read an object."""
+    return await store.get("firstfault/errors/a.pb")
+
+
+async def put_it(store: FsspecStore) -> object:
+    """Write an object."""
+    await store.put("firstfault/errors/a.pb", b"data")
+    return None
+
+
+async def look_at_it(store: FsspecStore) -> object:
+    """Ask whether an object is there."""
+    return await store.exists("firstfault/errors/a.pb")
+
+
+VERBS = {"list": list_it, "read": get_it, "write": put_it, "look at": look_at_it}
+every_request = pytest.mark.parametrize("verb", VERBS)
+
+
+@pytest.fixture
+def use_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[[S3], None]:
+    """Return a function that points this process at an account."""
+
+    def set_all(account: S3) -> None:
+        for name, value in account.environment().items():
+            monkeypatch.setenv(name, value)
+
+    return set_all
+
+
+def refusal(kind: type[FirstFaultError], run: Callable[[], object]) -> str:
+    """Return the text of the error that `run` raises, which is exactly `kind` and one line."""
+    with pytest.raises(kind) as caught:
+        run()
+    assert caught.type is kind
+    text = str(caught.value)
+    assert len(text.splitlines()) == 1
+    return text
+
+
+# --- credentials ----------------------------------------------------------------------------------------------------
+
+
+@every_request
+@pytest.mark.parametrize("wrong", [{"access_key": "nobody"}, {"secret_key": "guessed"}], ids=["key", "secret"])
+def test_wrong_credentials(
+    s3: S3,
+    use_environment: Callable[[S3], None],
+    with_store: Callable[..., Any],
+    wrong: dict[str, str],
+    verb: str,
+) -> None:
+    """A key or a secret that the server does not accept is access denied, and the text says what to check."""
+    use_environment(replace(s3, **wrong))
+    uri = s3.uri()
+    text = refusal(AccessDeniedError, lambda: with_store(uri, VERBS[verb]))
+    assert text.startswith(f"cannot {verb} {uri}/firstfault/errors")
+    assert "check the credentials" in text
+    assert "guessed" not in text
+
+
+@pytest.mark.parametrize("variables", ["AWS_", "FLYTE_AWS_"])
+def test_credentials_come_from_either_kind_of_variables(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any], variables: str
+) -> None:
+    """The variables of flytekit are enough, and so are those of botocore."""
+    for name, value in s3.environment().items():
+        if name.startswith(variables):
+            monkeypatch.setenv(name, value)
+    assert with_store(s3.uri(), list_it) == []
+
+
+def test_given_options_win(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+    """Options that the caller passes are used instead of the environment's."""
+    os.environ["FLYTE_AWS_SECRET_ACCESS_KEY"] = "guessed"
+    refusal(AccessDeniedError, lambda: with_store(s3_environ.uri(), list_it))
+    assert with_store(s3_environ.uri(), list_it, secret=s3_environ.secret_key) == []
+
+
+@every_request
+def test_no_credentials_at_all(
+    s3: S3,
+    monkeypatch: pytest.MonkeyPatch,
+    with_store: Callable[..., Any],
+    seconds: Callable[[], float],
+    verb: str,
+) -> None:
+    """Without credentials the text names the variables to set, at once."""
+    monkeypatch.setenv("FLYTE_AWS_ENDPOINT", s3.endpoint)
+    text = refusal(AccessDeniedError, lambda: with_store(s3.uri(), VERBS[verb]))
+    assert f"cannot {verb}" in text
+    for name in ("FLYTE_AWS_ACCESS_KEY_ID", "FLYTE_AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
+        assert name in text
+    assert seconds() < 5
+
+
+def test_no_credentials_and_an_instance_service_that_hangs(
+    s3: S3,
+    silent_server: SilentServer,
+    monkeypatch: pytest.MonkeyPatch,
+    with_store: Callable[..., Any],
+    seconds: Callable[[], float],
+) -> None:
+    """The search of botocore for an instance role, where nobody answers it, ends within seconds and is not repeated."""
+    monkeypatch.setenv("FLYTE_AWS_ENDPOINT", s3.endpoint)
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", silent_server.endpoint)
+    refusal(AccessDeniedError, lambda: with_store(s3.uri(), list_it))
+    assert silent_server.connections, "nobody asked the instance service; this test shows nothing"
+    assert seconds() < 10
+
+
+# --- permissions, buckets, endpoints --------------------------------------------------------------------------------
+
+
+def test_an_account_that_may_not_list(
+    s3_no_list: S3, use_environment: Callable[[S3], None], with_store: Callable[..., Any]
+) -> None:
+    """An account with read and write but without list can do the former, and the text names the latter."""
+    use_environment(s3_no_list)
+    uri = s3_no_list.uri()
+    with_store(uri, put_it)
+    assert with_store(uri, get_it) == b"data"
+    assert with_store(uri, look_at_it) is True
+    text = refusal(AccessDeniedError, lambda: with_store(uri, list_it))
+    assert "the list permission" in text
+
+
+@pytest.mark.parametrize("verb", ["list", "read", "write"])
+def test_a_bucket_that_does_not_exist(s3_environ: S3, with_store: Callable[..., Any], verb: str) -> None:
+    """A wrong bucket is neither an empty folder nor a missing object: the text says to check its name."""
+    text = refusal(StoreError, lambda: with_store("s3://no-such-place/run", VERBS[verb]))
+    assert f"cannot {verb} s3://no-such-place/run/" in text
+    assert "check the bucket's name" in text
+
+
+def test_a_bucket_that_cannot_exist(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+    """A bucket name against the rules is a typed error too."""
+    assert "Not_A_Bucket" in refusal(StoreError, lambda: with_store("s3://Not_A_Bucket!/run", list_it))
+
+
+@every_request
+def test_an_endpoint_that_nobody_listens_on(
+    s3_environ: S3, unused_endpoint: str, with_store: Callable[..., Any], seconds: Callable[[], float], verb: str
+) -> None:
+    """A refused connection is storage that is not available, said within seconds, with the endpoint to check."""
+    os.environ["FLYTE_AWS_ENDPOINT"] = unused_endpoint
+    text = refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))
+    assert f"cannot {verb}" in text
+    assert unused_endpoint in text
+    assert "check the endpoint" in text
+    assert seconds() < 20
+
+
+def test_an_endpoint_without_a_scheme(
+    s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
+) -> None:
+    """An endpoint that is no URL is a mistake of the caller, and said so."""
+    monkeypatch.setenv("FLYTE_AWS_ENDPOINT", "minio.flyte:9000")
+    text = refusal(UsageError, lambda: with_store(s3_environ.uri(), list_it))
+    assert "minio.flyte:9000" in text
+    assert "https://" in text
+
+
+@pytest.mark.usefixtures("no_waiting")
+@every_request
+def test_a_server_that_never_answers(
+    s3_environ: S3,
+    silent_server: SilentServer,
+    monkeypatch: pytest.MonkeyPatch,
+    with_store: Callable[..., Any],
+    verb: str,
+) -> None:
+    """A silent server costs one read timeout for each of the store's attempts: no layer beneath tries again."""
+    monkeypatch.setattr(_settings, "_READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(_fsspec, "_WRITE_TIMEOUT_S", 0.2)
+    monkeypatch.setenv("FLYTE_AWS_ENDPOINT", silent_server.endpoint)
+    refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))
+    assert len(silent_server.connections) == 4
+
+
+# --- answers that are wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("faults", [["503"], ["500"], ["drop"], ["503", "drop", "500"]], ids="-".join)
+@pytest.mark.parametrize("verb", ["list", "read", "write"])
+def test_a_fault_that_passes(
+    s3_environ: S3,
+    faulty_proxy: FaultyProxy,
+    with_store: Callable[..., Any],
+    verb: str,
+    faults: list[str],
+) -> None:
+    """Up to three transient faults in a row are not seen by the caller."""
+    uri = s3_environ.uri()
+    with_store(uri, put_it)
+    before = len(faulty_proxy.requests)
+    faulty_proxy.faults.extend(faults)
+    with_store(uri, VERBS[verb])
+    assert not faulty_proxy.faults
+    assert len(faulty_proxy.requests) - before == len(faults) + 1
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("fault", ["503", "500", "drop"])
+@every_request
+def test_a_fault_that_stays(
+    s3_environ: S3,
+    faulty_proxy: FaultyProxy,
+    with_store: Callable[..., Any],
+    verb: str,
+    fault: str,
+) -> None:
+    """A fault that stays is storage that is not available, after four requests."""
+    faulty_proxy.faults.extend([fault] * 100)
+    text = refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))
+    assert f"cannot {verb}" in text
+    # aiohttp by itself repeats once what was sent on a connection that closed
+    assert len(faulty_proxy.requests) in ({4, 8} if fault == "drop" else {4})
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_an_answer_that_is_cut_off(s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any]) -> None:
+    """Half an object is never returned: it is asked for again, and refused if that does not help."""
+    uri = s3_environ.uri()
+    with_store(uri, put_it)
+    faulty_proxy.faults.append("truncate")
+    assert with_store(uri, get_it) == b"data"
+    faulty_proxy.faults.extend(["truncate"] * 100)
+    refusal(StoreUnavailableError, lambda: with_store(uri, get_it))
+
+
+def test_a_refusal_is_not_repeated(
+    s3_environ: S3, faulty_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
+) -> None:
+    """Wrong credentials are sent once: asking again would not make them right."""
+    monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "guessed")
+    refusal(AccessDeniedError, lambda: with_store(s3_environ.uri(), list_it))
+    assert len(faulty_proxy.requests) == 1

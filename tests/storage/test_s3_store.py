@@ -1,0 +1,267 @@
+"""The store on a real S3 server: what a folder cannot show."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+from firstfault.aio import run_sync
+from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
+from firstfault.store import FsspecStore, open_store
+from firstfault.testing import StoreTests
+from firstfault.wire import MAX_DOCUMENT_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.conftest import S3
+    from tests.storage.conftest import Peer
+
+
+class TestS3(StoreTests):
+    """What every store owes, on S3."""
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, s3_environ: S3) -> None:
+        self.uri = s3_environ.uri()
+
+    def open_store(self) -> FsspecStore:
+        """Return a store for this test's folder."""
+        return open_store(self.uri)
+
+
+async def names(store: FsspecStore) -> list[str]:
+    """Return the names in the store's folder."""
+    return [item.name for item in await store.list()]
+
+
+# --- listings -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_nobody_wrote_is_empty(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+    """A prefix without objects lists as nothing, also in a bucket whose name holds the word bucket."""
+    assert "bucket" in s3_environ.bucket
+    assert with_store(s3_environ.uri(), names) == []
+
+
+def test_only_objects_directly_in_the_folder_are_listed(
+    s3_environ: S3, peer: Peer, with_store: Callable[..., Any]
+) -> None:
+    """Neither deeper objects, nor siblings with the same beginning, nor the folder's own marker are listed."""
+    uri = s3_environ.uri()
+    for name in ("/b.pb", "/a.pb", "/deep/c.pb", "-sibling/d.pb"):
+        peer.put(uri + name, b"x")
+    peer.client.put_object(Bucket=peer.bucket, Key=uri.removeprefix(f"s3://{peer.bucket}/") + "/", Body=b"")
+    assert with_store(uri, names) == ["a.pb", "b.pb"]
+
+
+def test_a_listing_says_size_and_time(s3_environ: S3, peer: Peer, with_store: Callable[..., Any]) -> None:
+    """An entry carries its size and when the server says it was written."""
+    uri = s3_environ.uri()
+    before = time.time_ns()
+    peer.put(f"{uri}/a.pb", b"12345")
+    (item,) = with_store(uri, lambda store: store.list())
+    assert (item.name, item.size) == ("a.pb", 5)
+    whole_seconds = 1_000_000_000
+    assert before - whole_seconds <= item.last_modified_ns <= time.time_ns() + whole_seconds
+
+
+def test_what_others_write_and_remove_is_seen_at_once(s3_environ: S3, peer: Peer) -> None:
+    """One store, opened once, lists every change that another client makes."""
+    uri = s3_environ.uri()
+    peer.put(f"{uri}/first.pb", b"x")
+
+    async def look() -> list[list[str]]:
+        async with open_store(uri) as store:
+            seen = [await names(store)]
+            peer.put(f"{uri}/second.pb", b"x")
+            seen += [await names(store)]
+            peer.delete(f"{uri}/first.pb")
+            return [*seen, await names(store)]
+
+    assert asyncio.run(look()) == [["first.pb"], ["first.pb", "second.pb"], ["second.pb"]]
+
+
+def test_what_others_overwrite_is_read_at_once(s3_environ: S3, peer: Peer) -> None:
+    """One store, opened once, reads what another client has just written over an object."""
+    uri = s3_environ.uri()
+
+    async def look() -> list[object]:
+        async with open_store(uri) as store:
+            seen: list[object] = [await store.exists("a.pb")]
+            for data in (b"old", b"newer"):
+                peer.put(f"{uri}/a.pb", data)
+                seen += [await store.exists("a.pb"), await store.get("a.pb")]
+            peer.delete(f"{uri}/a.pb")
+            return [*seen, await store.exists("a.pb")]
+
+    assert asyncio.run(look()) == [False, True, b"old", True, b"newer", False]
+
+
+def test_a_listing_that_fsspec_remembers_is_not_used(
+    s3_environ: S3, peer: Peer, with_store: Callable[..., Any]
+) -> None:
+    """The filesystem that fsspec shares, also with flytekit, does not see a new object; the store does."""
+    uri = s3_environ.uri()
+    peer.put(f"{uri}/first.pb", b"x")
+    shared = fsspec.filesystem(
+        "s3",
+        key=s3_environ.access_key,
+        secret=s3_environ.secret_key,
+        client_kwargs={"endpoint_url": s3_environ.endpoint},
+    )
+    try:
+        assert len(shared.ls(uri)) == 1
+        assert with_store(uri, names) == ["first.pb"]
+        peer.put(f"{uri}/second.pb", b"x")
+        assert len(shared.ls(uri)) == 1, "the shared filesystem no longer remembers; this test shows nothing"
+        assert with_store(uri, names) == ["first.pb", "second.pb"]
+    finally:
+        type(shared).clear_instance_cache()
+
+
+def test_more_than_one_page(s3_environ: S3, peer: Peer, with_store: Callable[..., Any]) -> None:
+    """1,500 objects, which the server lists in two pages, are all listed, in order."""
+    uri = s3_environ.uri()
+    expected = [f"{number:05d}.pb" for number in range(1500)]
+
+    async def fill(store: FsspecStore) -> None:
+        gate = asyncio.Semaphore(32)
+
+        async def put(name: str) -> None:
+            async with gate:
+                await store.put(name, b"x")
+
+        await asyncio.gather(*map(put, reversed(expected)))
+
+    with_store(uri, fill)
+    assert not peer.first_page_is_all(uri)
+    assert with_store(uri, names) == expected
+
+
+# --- objects --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_put_is_what_others_get(s3_environ: S3, peer: Peer, with_store: Callable[..., Any]) -> None:
+    """Bytes arrive unchanged, under exactly the name that was given."""
+    uri = s3_environ.uri()
+    data = bytes(range(256)) * 5
+    with_store(uri, lambda store: store.put("firstfault/errors/a.pb", data))
+    assert peer.files(f"{uri}/firstfault/errors") == {"a.pb": data}
+
+
+@pytest.mark.parametrize("name", ["missing.pb", "deep/missing.pb"])
+def test_a_missing_object(s3_environ: S3, with_store: Callable[..., Any], name: str) -> None:
+    """A missing object is one, also in a bucket whose name holds the word bucket."""
+    with pytest.raises(ObjectNotFoundError, match="no such object"):
+        with_store(s3_environ.uri(), lambda store: store.get(name))
+
+
+@pytest.mark.parametrize("size", [MAX_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES + 1, 3 * MAX_DOCUMENT_BYTES])
+def test_the_limit(s3_environ: S3, with_store: Callable[..., Any], size: int) -> None:
+    """An object of the limit's size is returned, a larger one refused with both numbers."""
+    uri = s3_environ.uri()
+    with_store(uri, lambda store: store.put("a.pb", bytes(size)))
+    if size <= MAX_DOCUMENT_BYTES:
+        assert len(with_store(uri, lambda store: store.get("a.pb", limit=MAX_DOCUMENT_BYTES))) == size
+        return
+    with pytest.raises(ObjectTooLargeError, match=f"{size} bytes, {MAX_DOCUMENT_BYTES} are allowed"):
+        with_store(uri, lambda store: store.get("a.pb", limit=MAX_DOCUMENT_BYTES))
+
+
+@pytest.mark.parametrize("name", ["a b+c&d=e.pb", "ä.pb", "100%.pb", "a#b?.pb"])
+def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: Callable[..., Any], name: str) -> None:
+    """A name with characters that URLs encode is put, listed and read as it is."""
+    uri = s3_environ.uri()
+
+    async def use(store: FsspecStore) -> tuple[list[str], bytes]:
+        await store.put(name, b"x")
+        return await names(store), await store.get(name)
+
+    assert with_store(uri, use) == ([name], b"x")
+    assert peer.files(uri) == {name: b"x"}
+
+
+# --- who calls ------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+    """64 requests on a store that has no connection yet all succeed, and leave nothing open behind."""
+    uri = s3_environ.uri()
+
+    async def use(store: FsspecStore) -> int:
+        await asyncio.gather(*(store.put(f"{number}.pb", b"x") for number in range(64)))
+        return len(await store.list())
+
+    assert with_store(uri, use) == 64
+
+
+def test_many_threads(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+    """Sixteen threads, each with a store of its own, write and list at the same time."""
+    uri = s3_environ.uri()
+
+    def work(number: int) -> bool:
+        async def use(store: FsspecStore) -> bool:
+            await store.put(f"{number}.pb", b"x")
+            return f"{number}.pb" in await names(store)
+
+        return bool(with_store(uri, use))
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        assert all(pool.map(work, range(16)))
+    assert len(with_store(uri, names)) == 16
+
+
+def test_inside_a_running_event_loop(s3_environ: S3, peer: Peer) -> None:
+    """The synchronous bridge works in a coroutine, on a loop that has used a store itself."""
+    uri = s3_environ.uri()
+    peer.put(f"{uri}/a.pb", b"x")
+
+    async def listed() -> list[str]:
+        async with open_store(uri) as store:
+            return await names(store)
+
+    async def main() -> tuple[list[str], list[str]]:
+        return await listed(), run_sync(listed())
+
+    assert asyncio.run(main()) == (["a.pb"], ["a.pb"])
+
+
+FORK = """
+import os, sys
+import fsspec
+from firstfault.aio import run_sync
+from firstfault.store import open_store
+
+uri, key, secret, endpoint = sys.argv[1:]
+
+async def put(name):
+    async with open_store(uri) as store:
+        await store.put(name, b"x")
+        return [item.name for item in await store.list()]
+
+run_sync(put("parent.pb"))
+# as flytekit does: an instance of its own, with a thread that a fork does not copy
+fsspec.filesystem("s3", key=key, secret=secret, client_kwargs={"endpoint_url": endpoint}).ls(uri)
+child = os.fork()
+if child == 0:
+    assert run_sync(put("child.pb")) == ["child.pb", "parent.pb"]
+    os._exit(7)
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+assert run_sync(put("parent-again.pb")) == ["child.pb", "parent-again.pb", "parent.pb"]
+print("done")
+"""
+
+
+def test_a_forked_child_uses_a_store_of_its_own(s3_environ: S3) -> None:
+    """A child that is forked after its parent has used S3 can write and list, and so can the parent afterwards."""
+    command = [sys.executable, "-c", FORK, s3_environ.uri(), s3_environ.access_key, s3_environ.secret_key]
+    done = subprocess.run([*command, s3_environ.endpoint], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr

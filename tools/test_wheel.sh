@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# test_wheel.sh WHEEL
+# Installs the wheel into an environment of its own and runs the tests from a folder of their own, so that nothing can
+# come from the sources: first with its core dependencies only, as the library is used by an engine, then with all.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+wheel=$(realpath "$1")
+quietly=$root/tools/quietly.sh
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+"$quietly" "looking into $(basename "$wheel")" "${PYTHON:-python3}" "$root/tools/check_wheel.py" "$wheel"
+
+cp -r "$root/tests" "$root/examples" "$root/pyproject.toml" "$root/constraints.txt" "$work"
+rm -rf "$work/tests/docs" # these check the documentation, which no wheel holds
+cd "$work"
+unset PYTHONPATH
+"$quietly" "making an environment for it" "${PYTHON:-python3}" -m venv venv
+pip=(venv/bin/python -m pip --no-input --disable-pip-version-check install)
+"$quietly" "updating pip" "${pip[@]}" --upgrade 'pip>=25.1'
+
+"$quietly" "installing the wheel alone" "${pip[@]}" "$wheel"
+"$quietly" "using the library without flytekit and torch" venv/bin/python - <<'PY'
+import importlib.util
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+absent = [name for name in ("flytekit", "torch", "s3fs") if importlib.util.find_spec(name)]
+assert not absent, f"{absent} came with the core dependencies"
+
+import firstfault
+
+for name in firstfault.__all__:
+    getattr(firstfault, name)
+
+command = str(Path(sys.executable).with_name("firstfault"))
+for arguments, expected, words in (
+    (["--help"], 0, "not available: `firstfault run` needs "),
+    (["show", tempfile.mkdtemp()], 3, "no error document"),
+    (["run", "training.py", "train"], 1, "pip install 'firstfault[elastic]'"),
+):
+    done = subprocess.run([command, *arguments], capture_output=True, text=True, env={"COLUMNS": "200"})
+    assert done.returncode == expected, (arguments, done)
+    assert words in " ".join((done.stdout + done.stderr).split()), (arguments, done)
+PY
+
+"$quietly" "installing torch" "${pip[@]}" -c constraints.txt torch
+"$quietly" "installing the extras and what the tests need" \
+  "${pip[@]}" -c constraints.txt "$wheel[elastic,s3]" --group test
+"$quietly" "checking where the packages come from" venv/bin/python - <<'PY'
+import sys
+from pathlib import Path
+
+import firstfault
+import firstfault_proto
+import flytekitplugins.firstfault
+
+site = Path(sys.prefix, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages").resolve()
+for package in (firstfault, firstfault_proto, flytekitplugins.firstfault):
+    home = Path(package.__file__).resolve()
+    assert home.is_relative_to(site), f"{package.__name__} was loaded from {home}, not from {site}"
+PY
+venv/bin/pytest -m 'not jobs'
