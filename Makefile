@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing or older than what it is made from, and needs nothing else but python3.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format types proto proto-check wheel test-wheel clean
+.PHONY: help demo test matrix compare lint format types proto proto-check wheel test-wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -17,11 +17,17 @@ endif
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
-demo: $(VENV) ## run a small training job that fails, and read why
-	@$(BIN)/python examples/demo.py
+demo: $(VENV) ## train on 2 nodes, lose a rank, read why, retry, succeed
+	$(BIN)/firstfault run examples/recoverable.py train --nodes 2 --store build/demo
 
 test: $(VENV) ## run all tests; ARGS="-k name" is passed to pytest
 	@$(BIN)/pytest $(ARGS)
+
+matrix: $(VENV) ## run all 24 combinations of raises; print what they took
+	@FIRSTFAULT_MATRIX=all $(BIN)/pytest tests/plugin/test_matrix.py $(ARGS)
+
+compare: $(VENV) ## measure raise to durable error, beside flytekitplugins-kfpytorch
+	@$(BIN)/python tests/benchmarks/raise_to_durable.py
 
 lint: $(VENV) ## check style and format
 	@$(BIN)/ruff check

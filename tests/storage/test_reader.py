@@ -253,7 +253,7 @@ def test_one_reader_in_many_threads(store_uri: str, write: Callable[..., list[st
     write(store_uri, ROOT, *VICTIMS)
     reader = MultiErrorFileOutputReader(store_uri)
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = {pool.submit(reader.read_error).result() for _ in range(16)}
+        answers = {future.result() for future in [pool.submit(reader.read_error) for _ in range(16)]}
     assert [answer.worker for answer in answers] == ["worker-1"]
 
 

@@ -95,9 +95,9 @@ def test_credentials_come_from_either_kind_of_variables(
     assert with_store(s3.uri(), list_it) == []
 
 
-def test_given_options_win(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+def test_given_options_win(s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]) -> None:
     """Options that the caller passes are used instead of the environment's."""
-    os.environ["FLYTE_AWS_SECRET_ACCESS_KEY"] = "guessed"
+    monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "guessed")
     refusal(AccessDeniedError, lambda: with_store(s3_environ.uri(), list_it))
     assert with_store(s3_environ.uri(), list_it, secret=s3_environ.secret_key) == []
 

@@ -15,9 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flytekitplugins.firstfault.capture import capture
-from flytekitplugins.firstfault.deaths import Death, DeathWatch
+from flytekitplugins.firstfault.deaths import Death, DeathWatch, signal_name
 from flytekitplugins.firstfault.environment import boot_id, node_place, versions
 from flytekitplugins.firstfault.guard import guarded, logger
+from flytekitplugins.firstfault.in_flight import Moment
 from flytekitplugins.firstfault.recorder import Spool, put_document, put_file, record_error
 from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
 from flytekitplugins.firstfault.torch_files import read_error_file
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
 __all__ = ["NodeReport", "ReportingAgent", "agent_failure"]
 
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
-_TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL"}
+_TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
+"""What torch sends when it stops workers: the signal it was sent itself, else SIGTERM, then SIGKILL."""
 _UPLOADS = 4
 """Uploads of one node at a time."""
 
@@ -81,6 +83,7 @@ class ReportingAgent(LocalElasticAgent):
         self._pool: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
         self._documented: dict[int, Future[Receipt]] = {}
+        self._stopping: Moment | None = None
 
     # --- torch's hooks ------------------------------------------------------------------------------------------
 
@@ -103,14 +106,19 @@ class ReportingAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         with guarded("looking at the workers"):
-            self._document_deaths(stopping_since=None)
-        stopping_since = time.monotonic_ns()
+            self._document_deaths()
+        stopping = Moment.now()
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state in _FAILED:
             with guarded("reporting a failure"):
-                self._document_deaths(stopping_since=stopping_since)
+                self._document_deaths(stopping, "another worker of this node had failed")
                 self._finish_report()
         return result
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
+        if self._stopping is None:
+            self._stopping = Moment.now()
+        super()._shutdown(*args, **kwargs)
 
     def _exit_barrier(self) -> None:
         with guarded("reporting success"):
@@ -123,6 +131,7 @@ class ReportingAgent(LocalElasticAgent):
         self._end_round()
         self.report = NodeReport()
         self._documented = {}
+        self._stopping = None
         self.recording = replace(
             self.recording, round=_global_round(worker_group), group_world_size=worker_group.group_world_size or 0
         )
@@ -183,17 +192,22 @@ class ReportingAgent(LocalElasticAgent):
         name, data = roster_key_for(presence), encode_presence(presence)
         self._pending.append(self._submit(lambda: put_file(prefix, f"{ROSTER}/{name}", data)))
 
-    def _document_deaths(self, stopping_since: int | None) -> None:
-        """Write a document for each worker that died without one, and pick up what workers could not upload."""
+    def _document_deaths(self, stopping: Moment | None = None, reason: str = "") -> None:
+        """Write a document for each worker that died without one, and pick up what workers could not upload.
+
+        Args:
+            stopping: when the agent began to stop its workers, None if it has not.
+            reason: why.
+        """
         if self._watch is None:
             return
         for death in self._watch.deaths():
             if death.local_rank in self._documented:
                 continue
-            stopped = stopping_since is not None and _stopped_by_us(death, stopping_since)
-            self._documented[death.local_rank] = self._submit(partial(self._document, death, stopped=stopped))
+            stopped = reason if stopping is not None and _stopped_by_us(death, stopping) else ""
+            self._documented[death.local_rank] = self._submit(partial(self._document, death, stopped))
 
-    def _document(self, death: Death, *, stopped: bool) -> Receipt:
+    def _document(self, death: Death, stopped: str) -> Receipt:
         """Return the receipt of the document about one death; runs in an upload thread."""
         spool = Spool.beside(self.report.error_files[death.local_rank])
         deadline = self.recording.upload_deadline_seconds
@@ -201,7 +215,7 @@ class ReportingAgent(LocalElasticAgent):
         for document in spooled:
             self.report.failures.append(_read(document.path.read_bytes(), document.name))
         if not spooled:
-            return self._write(self._describe(death, stopped=stopped))
+            return self._write(self._describe(death, stopped))
         own = self.report.failures[-len(spooled)]
         receipts = [
             document.receipt
@@ -231,7 +245,7 @@ class ReportingAgent(LocalElasticAgent):
         self.report.receipts.append(receipt)
         return receipt
 
-    def _describe(self, death: Death, *, stopped: bool) -> WorkerError:
+    def _describe(self, death: Death, stopped: str) -> WorkerError:
         place = self.place(death.local_rank, death.pid)
         who = f"rank {place.rank} (pid {death.pid})"
         consequence = CONSEQUENCES[Sort.WORKER_FAILURE]
@@ -240,9 +254,8 @@ class ReportingAgent(LocalElasticAgent):
         exception = _exception_from(word)
         code = consequence.code
         if stopped:
-            reason = "another worker of this node had failed, and its agent stopped the rest"
-            sent = (SentSignal(death.signal or "SIGTERM", reason),)
-            message = f"{who} was stopped by its agent with {death.signal}: {reason}"
+            sent = (SentSignal(death.signal, stopped),)
+            message = f"{who} was stopped by its agent with {death.signal}: {stopped}"
             code = "USER:Stopped"
         elif death.signal:
             message = f"{who} was ended by {death.signal}, which its agent had not sent; exit code {death.exit_code}"
@@ -285,17 +298,14 @@ class ReportingAgent(LocalElasticAgent):
 
     def record_own_failure(self, error: BaseException, sort: Sort) -> None:
         """Write a document about a failure of the agent itself, and that the node is done."""
-        self._write(agent_failure(error, sort, self.place()))
+        moment = self._stopping or Moment.now()
+        self._document_deaths(moment, "its agent was told to go" if sort is Sort.PREEMPTION else "its agent had failed")
+        self._write(agent_failure(error, sort, self.place(), moment))
         self._finish_report()
 
-    @contextlib.contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Leave nothing running when the agent is done."""
-        try:
-            yield
-        finally:
-            with guarded("ending the report"):
-                self._end_round()
+    def close(self) -> None:
+        """Leave nothing running: wait for the uploads, each bounded by the deadline."""
+        self._end_round()
 
     @property
     def succeeded(self) -> bool:
@@ -323,23 +333,27 @@ def _processes(context: Any) -> list[Any]:
     return list(context._pc.processes)  # noqa: SLF001 - no public name for the processes of a function's workers
 
 
-def agent_failure(error: BaseException, sort: Sort, place: Place) -> WorkerError:
-    """Return the failure that an error in the agent process is."""
+def agent_failure(error: BaseException, sort: Sort, place: Place, moment: Moment) -> WorkerError:
+    """Return the failure that an error in the agent process is; a signal to the agent is an exit, not an exception."""
     consequence = CONSEQUENCES[sort]
-    exception = capture(error)
+    signal_number = getattr(error, "sigval", None) if sort is Sort.PREEMPTION else None
+    exception = capture(error) if signal_number is None else None
+    name = signal_name(signal_number) if signal_number is not None else ""
+    told = f"the agent of {place.node} was told to go by {name}: preemption, drain, a time limit, or a person"
     failure = WorkerError(
         code=consequence.code,
-        message=format_exception(exception),
+        message=format_exception(exception) if exception is not None else told,
         kind=consequence.kind,
         origin=consequence.origin,
-        timestamp_ns=time.time_ns(),
+        timestamp_ns=moment.wall_ns,
         worker=place.node,
         place=place,
         writer=Writer.AGENT,
         subject=Subject.AGENT,
         exception=exception,
+        signal=name,
         category=consequence.category,
-        monotonic_ns=time.monotonic_ns(),
+        monotonic_ns=moment.monotonic_ns,
         boot_id=boot_id(),
         versions=versions(),
     )
@@ -360,8 +374,8 @@ def _global_round(worker_group: WorkerGroup) -> int:
     return int(store.get("firstfault/round"))
 
 
-def _stopped_by_us(death: Death, stopping_since: int) -> bool:
-    return death.signal in _TEARDOWN_SIGNALS and death.monotonic_ns >= stopping_since
+def _stopped_by_us(death: Death, stopping: Moment) -> bool:
+    return death.signal in _TEARDOWN_SIGNALS and death.monotonic_ns >= stopping.monotonic_ns
 
 
 def _exception_from(word: dict[str, Any] | None) -> ExceptionInfo | None:

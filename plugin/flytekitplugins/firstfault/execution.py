@@ -168,19 +168,16 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
 
 def _failure(task: ElasticFunctionTask, failure: LaunchFailedError) -> Exception:
     """Return what to raise for a failed launch: the sealed verdict in a pod, kfpytorch's types in a local call."""
-    conclusion: Conclusion | None = None
+    # a signal during the wait ends it: what is known by then is sealed
+    conclusion = _concluded(task, failure, task.task_config.settle_seconds) or _concluded(task, failure, 0.0)
     document = b""
-    with guarded("concluding on the failure"):
-        conclusion = settle(
-            failure.recording,
-            failure.report.failures,
-            seconds=task.task_config.settle_seconds,
-            policy=task.task_config.retry_policy,
-            attempt=node_place().attempt,
-        )
-        seal, document = sealed(conclusion, failure.recording, node_name())
-        logger.error("%s", seal.message)
-        _tell_outer_launcher(conclusion)
+    message = ""
+    with guarded("sealing the verdict"):
+        if conclusion is not None:
+            seal, document = sealed(conclusion, failure.recording, node_name())
+            message = seal.message
+            logger.error("%s", message)
+            _tell_outer_launcher(conclusion)
     if conclusion is None or not document:
         return ElasticTaskError(failure.error, timestamp=None)
     state = FlyteContextManager.current_context().execution_state
@@ -188,9 +185,22 @@ def _failure(task: ElasticFunctionTask, failure: LaunchFailedError) -> Exception
         return VerdictSealedError(conclusion.verdict.headline, document)
     timestamp = conclusion.verdict.timestamp_ns / 1e9 if conclusion.verdict.timestamp_ns else None
     if conclusion.decision.retry:
-        recoverable: Exception = FlyteRecoverableException(seal.message, timestamp=timestamp)
+        recoverable: Exception = FlyteRecoverableException(message, timestamp=timestamp)
         return recoverable
     return ElasticTaskError(_with_root_first(failure, conclusion.verdict.root), timestamp=timestamp)
+
+
+def _concluded(task: ElasticFunctionTask, failure: LaunchFailedError, seconds: float) -> Conclusion | None:
+    with guarded("concluding on the failure"):
+        return settle(
+            failure.recording,
+            failure.report.failures,
+            seconds=seconds,
+            policy=task.task_config.retry_policy,
+            attempt=node_place().attempt,
+            retries=task.metadata.retries,
+        )
+    return None
 
 
 def _with_root_first(failure: LaunchFailedError, root: WorkerError | None) -> Exception:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flytekitplugins.firstfault.agent import NodeReport, ReportingAgent, agent_failure
 from flytekitplugins.firstfault.environment import node_place
 from flytekitplugins.firstfault.guard import guarded
+from flytekitplugins.firstfault.in_flight import Moment
 from flytekitplugins.firstfault.recorder import put_file, record_error
 from flytekitplugins.firstfault.taxonomy import Sort, sort_of_agent_error
 from torch.distributed.elastic.agent.server.api import WorkerSpec
@@ -99,15 +100,14 @@ def launch(
             start_method=config.start_method,
             **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
         )
-        with agent.reporting():
-            return _run(agent, entrypoint)
+        return _run(agent, entrypoint)
     except ChildFailedError as error:
         raise LaunchFailedError(error, agent.report if agent else NodeReport(), _final(agent, recording)) from error
     except SignalException as error:
         # the rendezvous stays open: another pod may take this one's place
         shutdown = None
         if agent is not None and not agent.succeeded:
-            with guarded("reporting a signal"), agent.reporting():
+            with guarded("reporting a signal"):
                 agent.record_own_failure(error, Sort.PREEMPTION)
         raise
     except Exception as error:
@@ -116,6 +116,9 @@ def launch(
             _report_own_failure(agent, error, recording, report)
         raise LaunchFailedError(error, report, _final(agent, recording)) from error
     finally:
+        if agent is not None:
+            with guarded("ending the report"):
+                agent.close()
         if shutdown is not None:
             with guarded("closing the rendezvous"):
                 shutdown()
@@ -159,12 +162,11 @@ def _report_own_failure(
 ) -> None:
     sort = sort_of_agent_error(error)
     if agent is not None:
-        with agent.reporting():
-            agent.record_own_failure(error, sort)
+        agent.record_own_failure(error, sort)
         return
     # before there was an agent: no round, no ranks
     place = replace(node_place(), incarnation=recording.incarnation)
-    failure = agent_failure(error, sort, place)
+    failure = agent_failure(error, sort, place, Moment.now())
     receipt = record_error(failure, recording.output_prefix, None, recording.upload_deadline_seconds)
     report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
     report.receipts.append(receipt)

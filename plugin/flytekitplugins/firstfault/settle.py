@@ -33,6 +33,7 @@ def settle(  # noqa: PLR0913 - keywords
     seconds: float,
     policy: RetryPolicy | None,
     attempt: int,
+    retries: int | None = None,
     expected_nodes: int | None = None,
 ) -> Conclusion:
     """Return the verdict on the attempt and the decision.
@@ -47,10 +48,11 @@ def settle(  # noqa: PLR0913 - keywords
         seconds: longest wait.
         policy: the task's retry policy.
         attempt: number of the attempt, from 0.
+        retries: the task's, None if not known.
         expected_nodes: overrides what the roster says.
     """
     own = Findings(documents=tuple(failures))
-    context = RetryContext(attempt=attempt)
+    context = RetryContext(attempt=attempt, retries=retries)
 
     def reader(strategy: str, policy: RetryPolicy | None) -> MultiErrorFileOutputReader:
         return MultiErrorFileOutputReader(
@@ -63,7 +65,7 @@ def settle(  # noqa: PLR0913 - keywords
         )
 
     try:
-        job = reader(recording.strategy, policy).job()
+        job = reader("earliest", None).job()
     except StoreError as error:
         logger.warning("only this node's own documents are looked at: %s", error)
         job = assemble(own, settled=False)

@@ -39,7 +39,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
     pods = _pods(os.environ)
     recording = replace(recording, group_world_size=pods)
     place = replace(worker_place(recording), group_rank=_rank(os.environ), group_world_size=pods)
-    _announce(recording, place, Phase.JOINED)
+    _announce(recording, place, Phase.JOINED, wait=False)
     try:
         return task.task_function(**kwargs)
     except Exception as error:
@@ -55,6 +55,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
                 seconds=task.task_config.settle_seconds,
                 policy=task.task_config.retry_policy,
                 attempt=place.attempt,
+                retries=task.metadata.retries,
                 expected_nodes=pods or None,
             )
             seal, document = sealed(conclusion, recording, node_name())
@@ -65,7 +66,10 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
         raise
 
 
-def _announce(recording: Recording, place: Place, phase: Phase, receipts: tuple[Receipt, ...] = ()) -> None:
+def _announce(
+    recording: Recording, place: Place, phase: Phase, receipts: tuple[Receipt, ...] = (), *, wait: bool = True
+) -> None:
+    """Write a roster entry; without `wait` in the background, since the training need not wait for it."""
     presence = NodePresence(
         phase=phase,
         place=place,
@@ -77,7 +81,7 @@ def _announce(recording: Recording, place: Place, phase: Phase, receipts: tuple[
     data = encode_presence(presence)
     bounded(
         lambda: put_file(recording.output_prefix, path, data),
-        recording.upload_deadline_seconds,
+        recording.upload_deadline_seconds if wait else 0,
         "writing the roster",
     )
 

@@ -34,7 +34,7 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
     what = root.what if root is not None else verdict.headline.split(":", 1)[0].split(",", 1)[0]
     fate = "retry" if decision.retry else "no retry"
     subject = _subject(verdict)
-    node = one_line(_ascii(verdict.node or ""))
+    node = " ".join(printable(_ascii(verdict.node or "")).split())
     what = one_line(_ascii(what), _LIST_WIDTH - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
     answer = " ".join(part for part in (what if what != subject else "", subject) if part)
     node = _fit_node(node, _LIST_WIDTH - len(answer) - len(fate) - 2)
@@ -123,7 +123,7 @@ def _victim_facts(verdict: Verdict) -> Iterator[str]:
 
 def _coverage_facts(verdict: Verdict) -> Iterator[str]:
     coverage = verdict.coverage
-    expected = coverage.expected if coverage.expected is not None else "an unknown number of"
+    expected = coverage.expected if coverage.expected is not None else "an unknown number"
     yield f"nodes heard: {coverage.reported} of {expected}" + ("" if coverage.complete else ", incomplete")
     if not verdict.settled:
         yield "not settled: the wait for the other nodes ran out"

@@ -266,7 +266,7 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
     }
     if plan.has_master:
         operator = master_environment(rank=index, world_size=plan.pods, port=port)
-    elif plan.nodes == "1":
+    elif plan.nodes == "1" == str(config.nnodes):
         operator = {}
     else:
         operator = elastic_environment(

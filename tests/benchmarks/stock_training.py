@@ -1,0 +1,51 @@
+"""The same training loop for both plugins: rank 3 notes the time and raises."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from flytekit import task
+from flytekitplugins.firstfault import Elastic
+from flytekitplugins.kfpytorch import Elastic as StockElastic
+
+RANK = 3
+FAULT_AT = 5
+
+
+def loop() -> float:
+    """Sum up ones until rank 3 raises."""
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    for step in range(20):
+        if step == FAULT_AT and dist.get_rank() == RANK:
+            Path(os.environ["RAISED_AT"]).write_text(str(time.time_ns()))
+            raise ValueError("loss is nan at step 5")
+        dist.all_reduce(total)
+        total /= dist.get_world_size()
+    return float(total)
+
+
+@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
+def stock_default() -> float:
+    """Kfpytorch with its default settings."""
+    return loop()
+
+
+@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, monitor_interval=0.1, increase_shared_mem=False))
+def stock_fast() -> float:
+    """Kfpytorch with torchrun's monitor interval."""
+    return loop()
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
+def ours_default() -> float:
+    """Firstfault with its default settings."""
+    return loop()
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, monitor_interval=5, increase_shared_mem=False))
+def ours_slow() -> float:
+    """Firstfault with kfpytorch's monitor interval."""
+    return loop()

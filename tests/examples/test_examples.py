@@ -1,0 +1,72 @@
+"""Each example does what it says, run as its first lines say."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+pytestmark = pytest.mark.jobs
+
+
+def _run(tmp_path: Path, file: str, task: str, *options: str) -> tuple[int, dict[str, Any]]:
+    arguments = [sys.executable, "-m", "firstfault", "run", str(EXAMPLES / file), task, "--store", str(tmp_path)]
+    done = subprocess.run([*arguments, "--json", *options], capture_output=True, text=True, timeout=170, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_ddp_example_learns(tmp_path: Path) -> None:
+    """Two nodes of two workers learn to tell the spirals apart, far above chance."""
+    code, result = _run(tmp_path, "ddp.py", "train", "--inputs", '{"epochs": 60}')
+
+    assert code == 0
+    assert result["outputs"]["o0"] > 0.9
+
+
+def test_the_retry_of_the_recoverable_example_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
+    """Rank 3 is named, the user's budget pays for one retry, and that one begins where the first attempt was lost."""
+    code, result = _run(tmp_path, "recoverable.py", "train")
+
+    first, second = result["attempts"]
+    assert code == 0
+    assert first["verdict"]["ranks"] == [3]
+    assert first["verdict"]["headline"].startswith("DataUnavailableError, rank 3")
+    assert first["decision"] == {**first["decision"], "retry": True, "origin": "USER", "enforced": True}
+    assert second["status"] == "succeeded"
+    assert result["outputs"]["o0"]["first_epoch"] == 4
+    assert result["outputs"]["o0"]["slope"] == pytest.approx(3, abs=0.01)
+
+
+def test_the_user_error_is_not_retried(tmp_path: Path) -> None:
+    """The rank with the bad shard is named, and although the task has retries none is made."""
+    code, result = _run(tmp_path, "user_error.py", "train")
+
+    (attempt,) = result["attempts"]
+    assert code == 10
+    assert attempt["verdict"]["ranks"] == [3]
+    assert "mat1 and mat2 shapes cannot be multiplied" in attempt["verdict"]["message"]
+    assert attempt["decision"]["retry"] is False
+
+
+def test_one_import_line_migrates_a_kfpytorch_script(tmp_path: Path) -> None:
+    """The script differs from the kfpytorch one in its import line only, and runs."""
+    before = (EXAMPLES / "migration" / "before.py").read_text().splitlines()
+    after = (EXAMPLES / "migration" / "after.py").read_text().splitlines()
+    changed = [line for line in difflib.ndiff(before, after) if line.startswith(("-", "+"))]
+
+    code, result = _run(tmp_path, "migration/after.py", "sum_of_ranks")
+
+    assert [line.split(" import ")[0] for line in changed] == [
+        "- from flytekitplugins.kfpytorch",
+        "+ from flytekitplugins.firstfault",
+    ]
+    assert code == 0
+    assert result["outputs"]["o0"] == 0 + 1 + 2 + 3

@@ -1,0 +1,99 @@
+"""The names that the library promises, its errors, and what importing it costs."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import firstfault
+from firstfault import errors
+from firstfault.model import CATEGORIES
+
+_HEAVY = ("flytekit", "torch", "s3fs", "rich", "fsspec", "google.protobuf", "flyteidl", "click", "asyncio")
+_SECONDS = 0.2
+
+
+def _python(code: str) -> str:
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return ran.stdout.strip()
+
+
+def test_importing_is_cheap() -> None:
+    """Importing the library takes less than a fifth of a second, best of three fresh interpreters."""
+    code = "import time; t = time.perf_counter(); import firstfault; print(time.perf_counter() - t)"
+    assert min(float(_python(code)) for _ in range(3)) < _SECONDS
+
+
+def test_importing_loads_nothing_heavy() -> None:
+    """Importing the library loads neither a client of a storage, nor protobuf, nor anything of the plugin's."""
+    code = f"import sys, firstfault; print([name for name in {_HEAVY!r} if name in sys.modules])"
+    assert _python(code) == "[]"
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("firstfault.model", ("google.protobuf", "fsspec", "click")),
+        ("firstfault.keys", ("google.protobuf", "fsspec", "click")),
+        ("firstfault.retry", ("google.protobuf", "fsspec", "click")),
+        ("firstfault.strategies", ("google.protobuf", "fsspec", "click")),
+        ("firstfault.strategies.earliest", ("google.protobuf", "fsspec", "click")),
+        ("firstfault.report", ("google.protobuf", "fsspec", "click")),
+        ("firstfault.assemble", ("google.protobuf", "fsspec", "click")),
+        ("firstfault.wire", ("fsspec", "click")),
+        ("firstfault.store", ("google.protobuf", "s3fs", "botocore", "click")),
+        ("firstfault.cli", ("google.protobuf", "fsspec")),
+    ],
+)
+def test_a_room_loads_only_what_it_needs(module: str, absent: tuple[str, ...]) -> None:
+    """Each room can be used without the libraries that are none of its business; none needs flytekit or torch."""
+    wanted = (*absent, "flytekit", "torch", "flytekitplugins.firstfault", "pytest")
+    code = f"import sys, {module}; print([name for name in {wanted!r} if name in sys.modules])"
+    assert _python(code) == "[]"
+
+
+def test_the_public_names() -> None:
+    """The root has at most fifteen names, each of which is there, documented, and listed."""
+    assert len(firstfault.__all__) <= 15
+    assert sorted(firstfault.__all__) == firstfault.__all__ == dir(firstfault)
+    for name in firstfault.__all__:
+        assert inspect.getdoc(getattr(firstfault, name)), name
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    """A name that is not promised is no attribute, as of any module."""
+    with pytest.raises(AttributeError, match="no_such_name"):
+        firstfault.no_such_name  # noqa: B018 - looking is what is tested
+
+
+_ERRORS = [getattr(errors, name) for name in errors.__all__]
+
+
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: error.__name__)
+def test_every_error_has_one_base(error: type) -> None:
+    """Every error has the common base and a built-in one beside it, and a text that is what it was given."""
+    assert issubclass(error, firstfault.FirstFaultError)
+    assert str(error("what to do")) == "what to do"
+    others = [base for base in error.__mro__ if base.__module__ == "builtins" and base not in {object, BaseException}]
+    assert error is firstfault.FirstFaultError or len(others) > 1
+
+
+def test_slugs_are_unique_and_plain() -> None:
+    """Every error has a slug of its own, of letters and hyphens."""
+    slugs = [error.slug for error in _ERRORS]
+    assert len(set(slugs)) == len(slugs)
+    assert all(slug.replace("-", "").isalpha() and slug.islower() for slug in slugs)
+
+
+@pytest.mark.parametrize("error", _ERRORS, ids=lambda error: error.__name__)
+def test_exit_codes_are_those_of_the_tool(error: type) -> None:
+    """What the caller got wrong is exit code 2, everything else 1."""
+    assert error.exit_code == (2 if issubclass(error, errors.UsageError) else 1)
+
+
+def test_every_category_has_a_meaning() -> None:
+    """Each category is one word and has a sentence that says what it means."""
+    assert all(name.isidentifier() and name.islower() and meaning for name, meaning in CATEGORIES.items())

@@ -1,0 +1,243 @@
+"""The contract firstfault.verdict/v1."""
+
+from __future__ import annotations
+
+import json
+import string
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstfault.model import CATEGORIES, Coverage, Decision, Kind, Origin, Scope, Suspect, Verdict, Victims
+from firstfault.report.json import (
+    decision_from_json,
+    format_timestamp,
+    parse_timestamp,
+    to_json,
+    verdict_from_json,
+    verdict_to_dict,
+)
+from firstfault.testing import START_NS, make_error
+
+_VERDICT_KEYS = [
+    "scope",
+    "ranks",
+    "node",
+    "code",
+    "category",
+    "fingerprint",
+    "headline",
+    "message",
+    "timestamp",
+    "strategy",
+    "confidence",
+    "why",
+    "suspects",
+    "victims",
+    "coverage",
+    "settled",
+    "documents",
+]
+_TEXT = st.text(st.sampled_from(string.printable + "\u00e9\u2192\U0001f525\x00\x1b\u2028"), max_size=30)
+_COUNT = st.integers(0, 2**40)
+_LAST_NS = 253_402_300_800 * 10**9 - 1
+_VERDICTS = st.builds(
+    Verdict,
+    scope=st.sampled_from(Scope),
+    code=_TEXT,
+    category=st.sampled_from(sorted(CATEGORIES)),
+    headline=_TEXT,
+    message=_TEXT,
+    strategy=_TEXT,
+    ranks=st.lists(_COUNT, max_size=3).map(tuple),
+    node=st.none() | _TEXT,
+    fingerprint=_TEXT,
+    timestamp_ns=st.none() | st.integers(0, _LAST_NS),
+    confidence=st.sampled_from(["high", "medium", "low"]),
+    why=st.lists(_TEXT, max_size=3).map(tuple),
+    suspects=st.lists(st.builds(Suspect, _TEXT, st.none() | _COUNT, st.none() | _TEXT), max_size=3).map(tuple),
+    victims=st.builds(
+        Victims, _COUNT, st.dictionaries(_COUNT, _TEXT, max_size=3).map(lambda lines: tuple(lines.items()))
+    ),
+    coverage=st.builds(
+        Coverage, st.none() | _COUNT, _COUNT, _COUNT, st.booleans(), st.lists(_TEXT, max_size=3).map(tuple)
+    ),
+    settled=st.booleans(),
+    digest=_TEXT,
+    document_count=_COUNT,
+)
+_DECISIONS = st.builds(Decision, st.booleans(), st.sampled_from(Kind), st.sampled_from(Origin), st.booleans(), _TEXT)
+_DECISION = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.SYSTEM, enforced=False, reason="because")
+_VERDICT = Verdict(
+    scope=Scope.RANK,
+    code="USER",
+    category="data",
+    headline="ValueError, rank 3",
+    message="boom",
+    strategy="earliest",
+    ranks=(3,),
+    node="w-1",
+    fingerprint="1:0123456789ab",
+    timestamp_ns=START_NS + 7,
+    confidence="high",
+    why=("it was first",),
+    suspects=(Suspect("it was near", rank=4), Suspect("it is silent", node="w-2"), Suspect("both", rank=5, node="w-3")),
+    victims=Victims(2, ((0, "peer"), (1, "peer"))),
+    coverage=Coverage(2, 1, 1, complete=False, notes=("a note",)),
+    settled=False,
+    digest="d1",
+    document_count=3,
+)
+
+
+def test_the_contract() -> None:
+    """The whole contract: every key, its place and its form."""
+    assert json.loads(to_json(_VERDICT, _DECISION)) == {
+        "schema": "firstfault.verdict/v1",
+        "verdict": {
+            "scope": "rank",
+            "ranks": [3],
+            "node": "w-1",
+            "code": "USER",
+            "category": "data",
+            "fingerprint": "1:0123456789ab",
+            "headline": "ValueError, rank 3",
+            "message": "boom",
+            "timestamp": "2023-11-14T22:13:20.000000007Z",
+            "strategy": "earliest",
+            "confidence": "high",
+            "why": ["it was first"],
+            "suspects": [
+                {"rank": 4, "why": "it was near"},
+                {"node": "w-2", "why": "it is silent"},
+                {"rank": 5, "node": "w-3", "why": "both"},
+            ],
+            "victims": {"count": 2, "ranks": {"0": "peer", "1": "peer"}},
+            "coverage": {"expected": 2, "reported": 1, "unreadable": 1, "complete": False, "notes": ["a note"]},
+            "settled": False,
+            "documents": {"digest": "d1", "count": 3},
+        },
+        "decision": {
+            "retry": True,
+            "kind": "RECOVERABLE",
+            "origin": "SYSTEM",
+            "enforced": False,
+            "reason": "because",
+        },
+    }
+
+
+def test_every_key_is_there_when_nothing_is_known() -> None:
+    """A verdict about which little is known has the same keys, with null and empty values."""
+    bare = verdict_to_dict(Verdict(Scope.UNDETERMINED, "", "unknown", "", "", "earliest"))
+    assert list(bare) == _VERDICT_KEYS
+    assert (bare["node"], bare["timestamp"], bare["ranks"]) == (None, None, [])
+    assert bare["coverage"]["expected"] is None
+
+
+@given(_VERDICTS, _DECISIONS)
+def test_verdict_and_decision_come_back(verdict: Verdict, decision: Decision) -> None:
+    """Written and read, verdict and decision are the same."""
+    text = to_json(verdict, decision)
+    assert verdict_from_json(text) == verdict
+    assert decision_from_json(text) == decision
+
+
+@given(_VERDICTS)
+def test_it_is_one_line_of_ascii(verdict: Verdict) -> None:
+    """The object is one line of ASCII without control characters, whatever a message holds."""
+    text = to_json(verdict, _DECISION)
+    assert text.isascii()
+    assert text.isprintable()
+
+
+def test_a_lone_surrogate_can_be_written() -> None:
+    """A text that is no valid UTF-8 does not stop the report."""
+    text = to_json(replace(_VERDICT, message="\udc80"), _DECISION)
+    text.encode()
+    assert verdict_from_json(text).message == "\udc80"
+
+
+def test_the_root_is_not_written() -> None:
+    """The root is in the documents, not in the report."""
+    assert verdict_from_json(to_json(replace(_VERDICT, root=make_error()), _DECISION)) == _VERDICT
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "{}",
+        "not json",
+        '{"schema": "firstfault.verdict/v2", "verdict": {}, "decision": {}}',
+        '{"schema": "firstfault.verdict/v1"}',
+        '{"schema": "firstfault.verdict/v1", "verdict": null, "decision": null}',
+        '{"schema": "firstfault.verdict/v1", "verdict": {"scope": "rank"}, "decision": {"retry": true}}',
+        to_json(_VERDICT, _DECISION).replace('"rank"', '"of the future"').replace("SYSTEM", "FUTURE"),
+        to_json(_VERDICT, _DECISION)[:-20],
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_report_is_none(text: str) -> None:
+    """A text that is no report of this schema is None, never a crash."""
+    assert verdict_from_json(text) is None
+    assert decision_from_json(text) is None
+
+
+def test_keys_of_a_newer_report_are_tolerated() -> None:
+    """Keys that this version does not know, in any part of a report, are left alone."""
+    document = json.loads(to_json(_VERDICT, _DECISION))
+    for part in (document, document["verdict"], document["decision"], document["verdict"]["coverage"]):
+        part["new"] = 1
+    assert verdict_from_json(json.dumps(document)) == _VERDICT
+    assert decision_from_json(json.dumps(document)) == _DECISION
+
+
+# --- times ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("timestamp_ns", "text"),
+    [
+        (None, None),
+        (0, "1970-01-01T00:00:00.000000000Z"),
+        (START_NS + 123_456_789, "2023-11-14T22:13:20.123456789Z"),
+        (-1, "1969-12-31T23:59:59.999999999Z"),
+        (_LAST_NS, "9999-12-31T23:59:59.999999999Z"),
+    ],
+)
+def test_times(timestamp_ns: int | None, text: str | None) -> None:
+    """A time is RFC 3339 in UTC with all its nanoseconds, and is read back to the same."""
+    assert format_timestamp(timestamp_ns) == text
+    assert parse_timestamp(text) == timestamp_ns
+
+
+@pytest.mark.parametrize(
+    ("text", "timestamp_ns"),
+    [("2023-11-14T22:13:20Z", START_NS), ("2023-11-14T22:13:20.5Z", START_NS + 500_000_000)],
+)
+def test_shorter_times_are_read(text: str, timestamp_ns: int) -> None:
+    """A time with fewer decimals, as other tools write it, is read."""
+    assert parse_timestamp(text) == timestamp_ns
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "yesterday",
+        "2023-11-14",
+        "2023-11-14T22:13:20",
+        "2023-11-14T22:13:20+01:00",
+        "2023-13-14T22:13:20Z",
+        "2023-11-14T22:13:20.1234567890Z",
+    ],
+)
+def test_what_is_no_time_is_refused(text: str) -> None:
+    """A text that is no time in UTC is refused."""
+    with pytest.raises(ValueError, match="time"):
+        parse_timestamp(text)

@@ -1,0 +1,395 @@
+"""The message that Flyte shows, and what the terminal shows."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstfault.model import (
+    Coverage,
+    Decision,
+    ExceptionInfo,
+    FrameInfo,
+    Kind,
+    Origin,
+    Scope,
+    SentSignal,
+    Suspect,
+    Verdict,
+    WorkerError,
+    Writer,
+)
+from firstfault.report import flyte_message, terminal_text
+from firstfault.report.text import first_line, format_exception
+from firstfault.retry import decide
+from firstfault.strategies import get_strategy, run_strategy, undetermined
+from firstfault.testing import make_error, make_job, make_presence
+
+_LIST_WIDTH = 55
+_FIRST_LINE = 90
+_MESSAGE_BYTES = 16 * 1024
+_URI = "s3://bucket/metadata/f00/n0/data/0"
+_NO = Decision(retry=False, kind=Kind.NON_RECOVERABLE, origin=Origin.USER, enforced=True, reason="it is a bug")
+_YES = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.SYSTEM, enforced=False, reason="the node went")
+
+
+def _verdict(*failures: WorkerError, strategy: str = "earliest", **findings: Any) -> Verdict:
+    return run_strategy(get_strategy(strategy), make_job(*failures, **findings))
+
+
+# --- the first line -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdict", "decision", "line"),
+    [
+        (
+            _verdict(make_error(3, node="f00-n0-0-worker-1", message="bad sample")),
+            _NO,
+            "ValueError rank 3 f00-n0-0-worker-1 no retry: bad sample",
+        ),
+        (_verdict(make_error(3, node="w-1", message="bad")), _YES, "ValueError rank 3 w-1 retry: bad"),
+        (_verdict(make_error(3, node="", message="bad")), _NO, "ValueError rank 3 no retry: bad"),
+        (
+            _verdict(make_error(12, node="w-1", exception=None, signal="SIGKILL", message="")),
+            _NO,
+            "SIGKILL rank 12 w-1 no retry",
+        ),
+        (
+            _verdict(make_error(3, node="w-1", exception="torch.OutOfMemoryError", message="CUDA\nmore")),
+            _NO,
+            "OutOfMemoryError rank 3 w-1 no retry: CUDA",
+        ),
+        (
+            _verdict(*(make_error(rank, node="w-1") for rank in range(4)), strategy="majority"),
+            _NO,
+            "ValueError 4 ranks w-1 no retry: boom",
+        ),
+        (
+            undetermined(make_job(), "earliest"),
+            _NO,
+            "undetermined no retry: none of 0 error documents could be read",
+        ),
+    ],
+)
+def test_the_first_line(verdict: Verdict, decision: Decision, line: str) -> None:
+    """What, which rank, which node, retry or not, and what it said."""
+    assert first_line(verdict, decision) == line
+
+
+@pytest.mark.parametrize("decision", [_NO, _YES])
+@pytest.mark.parametrize("node", ["w-1", "a-very-long-execution-name-n0-0-worker-1", "x" * 300])
+@pytest.mark.parametrize("rank", [0, 3, 99_999])
+@pytest.mark.parametrize(
+    "exception", ["ValueError", "my.package.FlyteRecoverableException", "lib.UnsupportedTensorLayoutForCollectiveError"]
+)
+def test_lists_keep_the_answer(decision: Decision, node: str, rank: int, exception: str) -> None:
+    """However long the names, the first 55 characters hold what, rank, the node's tail, and retry or not."""
+    error = make_error(rank, node=node, exception=exception, message="detail " * 100)
+    line = first_line(_verdict(error), decision)
+    assert len(line) <= _FIRST_LINE
+    shown = line[:_LIST_WIDTH]
+    assert shown.startswith(exception.rsplit(".", 1)[-1][:20])
+    assert f" rank {rank} " in shown
+    assert f"{node[-3:]} " in shown
+    assert ("no retry" in shown) is not decision.retry
+    assert "retry" in shown
+    assert "detail" in line
+
+
+_HOSTILE = "\x1b[31mE\x1b[0m\r\x07 \u202e\u00e9\U0001f525\udc80\nsecond"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        make_error(3, node=_HOSTILE),
+        make_error(3, message=_HOSTILE),
+        make_error(3, exception=_HOSTILE),
+        make_error(3, exception=None, signal=_HOSTILE),
+        make_error(3, exception=None, code=_HOSTILE),
+        make_error(3, host=_HOSTILE, category=_HOSTILE, exit_code=1, signal=_HOSTILE),
+        make_error(3, exception=_HOSTILE * 50, node=_HOSTILE * 50, message=_HOSTILE * 50, kind=Kind.RECOVERABLE),
+    ],
+    ids=["node", "message", "exception", "signal", "code", "facts", "everything"],
+)
+def test_a_hostile_document_cannot_forge_the_message(error: WorkerError) -> None:
+    """A document cannot put colours, control characters, non-ASCII or lines of its own among the facts."""
+    verdict = _verdict(error, make_error(1, at_ms=5, node=_HOSTILE, message=_HOSTILE, exception="KeyError"))
+    message = flyte_message(verdict, decide(verdict), uri=_URI)
+    assert message.isascii()
+    assert all(character == "\n" or character.isprintable() for character in message)
+    facts = message.split("\n\n")[:2]
+    assert not [line for part in facts for line in part.splitlines() if line.startswith("second")]
+    assert len(message.splitlines()[0]) <= _FIRST_LINE
+    terminal = terminal_text(verdict, decide(verdict), uri=_URI)
+    assert not {"\x1b", "\r", "\x07", "\u202e"} & set(terminal)
+
+
+@given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80), st.integers(0, 10**7), st.booleans())
+def test_the_first_line_is_one_short_line_of_ascii(
+    exception: str, node: str, message: str, rank: int, retry: bool
+) -> None:
+    """Whatever its parts, the first line is one printable line of at most 90 ASCII characters with rank and retry."""
+    decision = _YES if retry else _NO
+    line = first_line(_verdict(make_error(rank, node=node, exception=exception, message=message)), decision)
+    assert len(line) <= _FIRST_LINE
+    assert line.isascii()
+    assert line.isprintable()
+    assert f"rank {rank}" in line[:_LIST_WIDTH]
+    assert "retry" in line[:_LIST_WIDTH]
+
+
+# --- the whole message ----------------------------------------------------------------------------------------------
+
+
+def _cascade() -> Verdict:
+    return _verdict(
+        make_error(
+            3,
+            node="w-1",
+            message="bad sample",
+            local_rank=1,
+            host="node-7",
+            pid=99,
+            exit_code=1,
+            exception="KeyError",
+        ),
+        make_error(0, node="w-0", at_ms=31, exception="RuntimeError", message="Connection closed by peer"),
+        make_error(2, at_ms=40, node="w-1", exception=None, sent_signals=(SentSignal("SIGTERM", "rank 3 failed"),)),
+        roster=(make_presence(node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2)),
+    )
+
+
+def test_the_message() -> None:
+    """The whole message of a small cascade: one fact a line, what was said, the evidence, the command, the answer."""
+    assert flyte_message(_cascade(), _NO, uri=_URI).splitlines() == [
+        "KeyError rank 3 w-1 no retry: bad sample",
+        "",
+        "root cause: KeyError, rank 3 on w-1: bad sample",
+        "retry: no, it is a bug",
+        "enforced by Flyte: yes",
+        "category: user_code",
+        "node: w-1",
+        "rank: 3 (local rank 1)",
+        "host: node-7",
+        "exit code: 1",
+        "pid: 99",
+        "time: 2023-11-14T22:13:20.000000000Z",
+        "confidence: medium, by the strategy earliest",
+        "victims: 2",
+        "  rank 0: RuntimeError: Connection closed by peer",
+        "  rank 2: stopped by its agent (SIGTERM): rank 3 failed",
+        "nodes heard: 2 of 2",
+        "",
+        "bad sample",
+        "",
+        "why: rank 3 on w-1 failed first; the next, rank 0 on w-0, was recorded 31.0 ms later",
+        f"more: firstfault show {_URI}",
+        "",
+        "KeyError rank 3 w-1 no retry: bad sample",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "decision", "fact"),
+    [
+        (_cascade(), _YES, "retry: yes, the node went"),
+        (_cascade(), _YES, "enforced by Flyte: no, this is advice"),
+        (replace(_cascade(), settled=False), _NO, "not settled: the wait for the other nodes ran out"),
+        (_verdict(make_error()), _NO, "nodes heard: 1 of an unknown number, incomplete"),
+        (_verdict(make_error(at_ms=None)), _NO, "time: not recorded"),
+        (_verdict(make_error(exception=None, signal="SIGKILL", exit_code=-9)), _NO, "exit code: -9 (SIGKILL)"),
+        (_verdict(make_error(), notes=("x was refused",)), _NO, "note: x was refused"),
+        (_verdict(make_error(), make_error(None, node="w-9", at_ms=1, message="x")), _NO, "  and 1 more"),
+    ],
+)
+def test_facts(verdict: Verdict, decision: Decision, fact: str) -> None:
+    """What is known beyond the usual is a line of its own, in the message and on the terminal."""
+    assert fact in flyte_message(verdict, decision).splitlines()
+    assert fact in terminal_text(verdict, decision).splitlines()
+
+
+def test_many_victims_are_counted() -> None:
+    """Eight victims are shown and the others counted."""
+    verdict = _verdict(make_error(0, at_ms=-1), *(make_error(n, message="peer gone by") for n in range(1, 500)))
+    lines = flyte_message(verdict, _NO).splitlines()
+    assert "victims: 499" in lines
+    assert sum(line.startswith("  rank ") for line in lines) == 8
+    assert "  and 491 more" in lines
+
+
+def test_many_notes_are_counted() -> None:
+    """Eight notes are shown and the others counted."""
+    lines = flyte_message(_verdict(make_error(), notes=tuple(map(str, range(500)))), _NO).splitlines()
+    assert [line for line in lines if line.startswith("note: ")][7:] == ["note: 7", "note: and 492 more"]
+
+
+@pytest.mark.parametrize(
+    "verdict",
+    [
+        _verdict(make_error(message="x" * 1_000_000)),
+        _verdict(make_error(message="\U0001f525\n" * 500_000)),
+        _verdict(make_error(message="\n" * 1_000_000)),
+        _verdict(make_error(), notes=tuple("note " * 500 for _ in range(10_000))),
+        replace(_cascade(), why=tuple("because " * 500 for _ in range(10_000))),
+        replace(_cascade(), headline="h" * 100_000, category="c" * 100_000, node="n" * 100_000),
+        _verdict(make_error(node="n" * 100_000, host="h" * 100_000, exception="E" * 100_000)),
+    ],
+    ids=["letters", "emoji", "newlines", "notes", "evidence", "facts", "names"],
+)
+def test_the_message_is_bounded(verdict: Verdict) -> None:
+    """However much there is to say, the message is below 16 KB and both its first and last line are the answer."""
+    message = flyte_message(verdict, _NO, uri=_URI)
+    assert len(message.encode()) < _MESSAGE_BYTES
+    lines = message.splitlines()
+    assert lines[0] == lines[-1] == first_line(verdict, _NO)
+    assert f"more: firstfault show {_URI}" in lines
+
+
+def test_a_long_message_is_shown_from_both_ends() -> None:
+    """Of a message of 1 MB the beginning and the end are shown, and what is missing is counted."""
+    message = flyte_message(_verdict(make_error(message="first " + "x" * 1_000_000 + " last")), _NO)
+    assert "\nfirst xxx" in message
+    assert "xxx last\n" in message
+    assert "characters left out" in message
+
+
+def test_the_terminal_shows_everything() -> None:
+    """On the terminal stand all evidence, the suspects, the whole message as it is, and where the documents are."""
+    verdict = replace(
+        _cascade(),
+        message="caf\u00e9\n" * 5_000,
+        why=tuple(f"reason {number}" for number in range(20)),
+        suspects=(Suspect("it is near", rank=4), Suspect("it is silent", node="w-2")),
+    )
+    text = terminal_text(verdict, _NO, uri=_URI)
+    lines = text.splitlines()
+    assert lines[0] == first_line(verdict, _NO)
+    assert [f"why: reason {number}" for number in range(20)] == [line for line in lines if line.startswith("why")]
+    assert "suspect: rank 4, it is near" in lines
+    assert "suspect: w-2, it is silent" in lines
+    assert text.count("caf\u00e9") == 5_000
+    assert lines[-1] == f"documents: {_URI}"
+
+
+def test_a_verdict_without_a_root_can_be_shown() -> None:
+    """A verdict that was read from a report, without its root, gives the same answer."""
+    whole, bare = _cascade(), replace(_cascade(), root=None)
+    assert first_line(bare, _NO) == first_line(whole, _NO)
+    assert "rank: 3" not in flyte_message(bare, _NO)
+
+
+def test_nobody_expected() -> None:
+    """Coverage without a known number of nodes says so."""
+    verdict = replace(_cascade(), coverage=Coverage(None, 3))
+    assert "nodes heard: 3 of an unknown number, incomplete" in flyte_message(verdict, _NO).splitlines()
+
+
+def test_the_scope_undetermined_is_in_the_answer() -> None:
+    """A failure of which nobody knows where it was is called undetermined."""
+    stock = make_error(None, node="", writer=Writer.STOCK, exception=None, code="red", message="hi")
+    verdict = _verdict(stock)
+    assert verdict.scope is Scope.UNDETERMINED
+    assert first_line(verdict, _NO) == "red undetermined no retry: hi"
+
+
+# --- exceptions -----------------------------------------------------------------------------------------------------
+
+
+def _raise_with_a_cause() -> None:
+    try:
+        raise KeyError("label")
+    except KeyError as error:
+        raise ValueError("bad sample") from error
+
+
+def _raise_while_handling() -> None:
+    try:
+        raise KeyError("label")
+    except KeyError:
+        raise ValueError("bad sample")  # noqa: B904 - the context is what is tested
+
+
+def _raise_with_notes() -> None:
+    error = ValueError("bad sample\nof two lines")
+    error.__notes__ = ["in shard 7", "of 9"]
+    raise error
+
+
+def _raise_without_a_message() -> None:
+    raise ValueError
+
+
+def _raise_a_chain_of_three() -> None:
+    try:
+        _raise_while_handling()
+    except ValueError as error:
+        raise RuntimeError("giving up") from error
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _raise_with_a_cause,
+        _raise_while_handling,
+        _raise_with_notes,
+        _raise_without_a_message,
+        _raise_a_chain_of_three,
+    ],
+)
+def test_an_exception_looks_as_python_prints_it(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Causes, frames, message and notes stand where Python's own traceback has them."""
+    monkeypatch.setattr(traceback, "_should_show_carets", lambda *_args, **_kwargs: False, raising=False)
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 - any of them
+        printed = "".join(traceback.format_exception(error))
+        recorded = _recorded(error)
+    without_carets = [line for line in printed.splitlines() if not line.strip() or set(line.strip()) - set("^~")]
+    assert format_exception(recorded).splitlines() == without_carets
+
+
+def _recorded(error: BaseException, relation: str = "") -> ExceptionInfo:
+    causes, current = [], error
+    while current.__cause__ or (current.__context__ and not current.__suppress_context__):
+        how = "cause" if current.__cause__ else "context"
+        current = current.__cause__ or current.__context__
+        causes.append(replace(_recorded_alone(current), relation=how))
+    return replace(_recorded_alone(error), causes=tuple(causes), relation=relation)
+
+
+def _recorded_alone(error: BaseException) -> ExceptionInfo:
+    frames = tuple(
+        FrameInfo(frame.filename, frame.lineno or 0, frame.name, frame.line or "")
+        for frame in traceback.extract_tb(error.__traceback__)
+    )
+    notes = tuple(getattr(error, "__notes__", ()))
+    return ExceptionInfo(type(error).__name__, str(error), frames=frames, notes=notes)
+
+
+def test_frames_that_were_left_out_are_counted() -> None:
+    """In the middle of a cut stack stands how much is missing."""
+    frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(4))
+    lines = format_exception(ExceptionInfo("RecursionError", "deep", frames=frames, frames_omitted=96)).splitlines()
+    assert lines[3] == "  ... 96 frames left out ..."
+    assert lines[2].endswith("line 1, in recurse")
+    assert lines[4].endswith("line 2, in recurse")
+
+
+def test_the_members_of_a_group_are_shown() -> None:
+    """Each member of an exception group is shown with its number."""
+    members = (ExceptionInfo("KeyError", "'a'"), ExceptionInfo("OSError", "disk"))
+    text = format_exception(ExceptionInfo("ExceptionGroup", "two", members=members))
+    assert text.splitlines() == [
+        "ExceptionGroup: two",
+        "  ---- member 1 ----",
+        "  KeyError: 'a'",
+        "  ---- member 2 ----",
+        "  OSError: disk",
+    ]

@@ -1,0 +1,389 @@
+"""What the store over fsspec does beyond the conformance suite: errors, retries, settings, URIs."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import errno
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import pytest
+import stamina
+from fsspec.asyn import AsyncFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from firstfault.aio import run_sync
+from firstfault.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    UsageError,
+)
+from firstfault.places import Layout, is_error_file, is_stock_error_file
+from firstfault.store import FsspecStore, is_remote, join, open_store, split_name
+from firstfault.store._settings import storage_options
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting() -> Iterator[None]:
+    stamina.set_testing(True, attempts=3)  # noqa: FBT003 - stamina's signature
+    yield
+    stamina.set_testing(False)  # noqa: FBT003
+
+
+def _in(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any:
+    async def entered() -> Any:
+        async with open_store(str(uri)) as store:
+            return await action(store)
+
+    return run_sync(entered())
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a-file/error.pb", "a-file/below/error.pb"])
+def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    """Writing below what is a file fails with the path, and does not claim that an object is missing."""
+    (tmp_path / "a-file").write_bytes(b"x")
+    with pytest.raises(StoreError, match=rf"cannot write {tmp_path}/{name}") as caught:
+        _in(tmp_path, lambda store: store.put(name, b"x"))
+    assert not isinstance(caught.value, ObjectNotFoundError)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    """After a write that failed, the folder holds what it held before."""
+    (tmp_path / "a-file").write_bytes(b"x")
+    with pytest.raises(StoreError):
+        _in(tmp_path, lambda store: store.put("a-file/error.pb", b"x"))
+    assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
+
+
+def test_a_file_that_is_still_being_written_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an object is being written to a folder, a listing shows the old one or none, never a part."""
+    seen: list[list[tuple[str, int]]] = []
+    move = LocalFileSystem.mv
+
+    def look_then_move(self: LocalFileSystem, source: str, target: str, **options: Any) -> None:
+        assert source != target
+        listed = _in(tmp_path, lambda store: store.list("errors"))
+        seen.append([(item.name, item.size) for item in listed])
+        move(self, source, target, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "mv", look_then_move)
+    _in(tmp_path, lambda store: store.put("errors/a.pb", b"x"))
+    _in(tmp_path, lambda store: store.put("errors/a.pb", b"xyz"))
+    assert seen == [[], [("a.pb", 1)]]
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [
+        ("nosuchthing://bucket/out", "there is no storage of the kind 'nosuchthing'"),
+        ("gs://bucket/out", "pip install 'firstfault\\[gcs\\]'"),
+        ("abfs://bucket/out", "pip install 'firstfault\\[azure\\]'"),
+        ("s3://bucket/out", "pip install 'firstfault\\[s3\\]'"),
+        ("webhdfs://host/out", "pip install 'firstfault\\[webhdfs\\]'"),
+    ],
+)
+def test_a_storage_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, uri: str, reason: str) -> None:
+    """A scheme that nobody knows, or whose package is missing, is a usage error that says what to install."""
+    known = fsspec.get_filesystem_class
+
+    def missing(protocol: str) -> type:
+        if protocol == "nosuchthing":
+            return known(protocol)
+        raise ImportError(f"install a package to access {protocol}")
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
+    with pytest.raises(UsageError, match=reason):
+        _in(uri, lambda store: store.list())
+
+
+def test_a_store_is_used_inside_async_with(tmp_path: Path) -> None:
+    """A store that was not entered, or has been left, says so."""
+    store = open_store(str(tmp_path))
+    with pytest.raises(RuntimeError, match="async with"):
+        run_sync(store.list())
+
+
+class EndpointConnectionError(Exception):
+    """Named as botocore's error is."""
+
+
+class NoCredentialsError(Exception):
+    """Named as botocore's error is."""
+
+
+def _os_error(number: int) -> OSError:
+    return OSError(number, "Please reduce your request rate")
+
+
+_TRANSIENT = {
+    "connection": ConnectionResetError("reset by peer"),
+    "timeout": TimeoutError("timed out"),
+    "endpoint": EndpointConnectionError("Could not connect to the endpoint URL"),
+    "busy": _os_error(errno.EBUSY),
+    "remote": _os_error(errno.EREMOTEIO),
+}
+_FINAL = {
+    "permission": (PermissionError("Access Denied"), AccessDeniedError, "check the credentials and the list permission"),
+    "credentials": (NoCredentialsError("Unable to locate"), AccessDeniedError, "set AWS_ACCESS_KEY_ID"),
+    "disk": (OSError(errno.EIO, "Input/output error"), StoreError, "Input/output error"),
+}
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Make the next listings of a local folder fail, and record each."""
+
+    def fail(*errors: Exception) -> list[str]:
+        calls: list[str] = []
+        listed = LocalFileSystem.ls
+
+        def ls(self: LocalFileSystem, path: str, **options: Any) -> Any:
+            calls.append(path)
+            if len(calls) <= len(errors):
+                raise errors[len(calls) - 1]
+            return listed(self, path, **options)
+
+        monkeypatch.setattr(LocalFileSystem, "ls", ls)
+        return calls
+
+    return fail
+
+
+@pytest.mark.parametrize("error", _TRANSIENT.values(), ids=_TRANSIENT)
+def test_a_transient_error_is_retried(tmp_path: Path, failing: Callable[..., list[str]], error: Exception) -> None:
+    """A request that fails for a moment is asked again, and its answer is the answer."""
+    (tmp_path / "a.pb").write_bytes(b"x")
+    calls = failing(error, error)
+    assert [item.name for item in _in(tmp_path, lambda store: store.list())] == ["a.pb"]
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("error", _TRANSIENT.values(), ids=_TRANSIENT)
+def test_a_lasting_transient_error_is_typed(
+    tmp_path: Path, failing: Callable[..., list[str]], error: Exception
+) -> None:
+    """A storage that does not answer at all is an error after retries: never an empty listing."""
+    calls = failing(*[error] * 9)
+    with pytest.raises(StoreUnavailableError, match=rf"cannot list {tmp_path}: .*check the endpoint") as caught:
+        _in(tmp_path, lambda store: store.list())
+    assert len(calls) == 3
+    assert type(caught.value.__cause__) is type(error)
+
+
+@pytest.mark.parametrize(("error", "kind", "advice"), _FINAL.values(), ids=_FINAL)
+def test_a_final_error_is_typed_at_once(
+    tmp_path: Path, failing: Callable[..., list[str]], error: Exception, kind: type[StoreError], advice: str
+) -> None:
+    """A refusal is not asked again; its error says what to check."""
+    calls = failing(*[error] * 9)
+    with pytest.raises(kind, match=advice) as caught:
+        _in(tmp_path, lambda store: store.list())
+    assert type(caught.value) is kind
+    assert len(calls) == 1
+
+
+def test_a_programming_error_is_not_a_storage_error(tmp_path: Path, failing: Callable[..., list[str]]) -> None:
+    """A bug is not dressed up as a problem of the storage."""
+    failing(ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError):
+        _in(tmp_path, lambda store: store.list())
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (StoreError, OSError),
+        (AccessDeniedError, PermissionError),
+        (ObjectNotFoundError, FileNotFoundError),
+    ],
+)
+def test_errors_are_what_a_caller_would_catch(error: type, builtin: type) -> None:
+    """A caller may catch the built-in error of the same meaning."""
+    assert issubclass(error, builtin)
+    assert issubclass(error, StoreError)
+
+
+# --- an asynchronous filesystem -------------------------------------------------------------------------------------
+
+
+class _Recording(AsyncFileSystem):
+    """Keeps its objects in a dictionary, natively asynchronous, as s3fs is."""
+
+    protocol = "recording"
+    objects: dict[str, bytes] = {}  # noqa: RUF012 - shared by all instances on purpose
+    made: list[dict[str, Any]] = []  # noqa: RUF012
+    modified = dt.datetime(2023, 11, 14, 22, 13, 20, 250_000)  # noqa: DTZ001 - some filesystems leave the zone out
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.made.append(options)
+
+    async def _ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "size": len(data), "type": "file", "LastModified": self.modified}
+            for name, data in self.objects.items()
+            if name.startswith(f"{path}/")
+        ]
+
+    async def _pipe_file(self, path: str, value: bytes, **options: Any) -> None:
+        self.objects[path] = value
+
+    async def _cat_file(self, path: str, **options: Any) -> bytes:
+        return self.objects[path]
+
+    async def _info(self, path: str, **options: Any) -> dict[str, Any]:
+        raise FileNotFoundError(path)
+
+
+def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made for the running loop, never shared, without a cache of listings; one put is one write."""
+    monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: _Recording)
+
+    async def scenario() -> None:
+        async with open_store("recording://bucket/out", {"key": "k"}) as store:
+            await store.put("errors/a.pb", b"xyz")
+            (item,) = await store.list("errors")
+            assert (item.name, item.size, item.last_modified_ns) == ("a.pb", 3, 1_700_000_000_250_000_000)
+            assert await store.get("errors/a.pb") == b"xyz"
+            assert not await store.exists("errors/b.pb")
+        async with open_store("recording://bucket/out", {"key": "k"}):
+            pass
+        assert len(_Recording.made) == 2
+        options = _Recording.made[-1]
+        assert options["loop"] is asyncio.get_running_loop()
+        assert (options["asynchronous"], options["use_listings_cache"]) == (True, False)
+        assert options["key"] == "k"
+        assert list(_Recording.objects) == ["bucket/out/errors/a.pb"]
+
+    run_sync(scenario())
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, {}),
+        (
+            {
+                "FLYTE_AWS_ENDPOINT": "http://minio:9000",
+                "FLYTE_AWS_ACCESS_KEY_ID": "id",
+                "FLYTE_AWS_SECRET_ACCESS_KEY": "s",
+            },
+            {"endpoint_url": "http://minio:9000", "key": "id", "secret": "s"},
+        ),
+        ({"AWS_ENDPOINT_URL": "http://a"}, {"endpoint_url": "http://a"}),
+        ({"AWS_ENDPOINT_URL": "http://a", "AWS_ENDPOINT_URL_S3": "http://b"}, {"endpoint_url": "http://b"}),
+        ({"AWS_ENDPOINT_URL_S3": "http://b", "FLYTE_AWS_ENDPOINT": "http://c"}, {"endpoint_url": "http://c"}),
+        ({"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "s"}, {}),
+    ],
+)
+def test_settings_of_s3(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]
+) -> None:
+    """Flytekit's variables come before botocore's for the endpoint; keys of botocore's own are left to it."""
+    for name in ("FLYTE_AWS_ENDPOINT", "FLYTE_AWS_ACCESS_KEY_ID", "FLYTE_AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    options = storage_options("s3")
+    assert {name: options[name] for name in ("endpoint_url", "key", "secret") if name in options} == expected
+    assert storage_options("s3", {"key": "mine"})["key"] == "mine"
+
+
+def test_other_storages_get_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of S3 do not reach another storage."""
+    monkeypatch.setenv("FLYTE_AWS_ACCESS_KEY_ID", "id")
+    assert storage_options("gs", {"token": "t"}) == {"token": "t"}
+    assert storage_options("file") == {}
+
+
+# --- URIs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "uri"),
+    [
+        (("s3://b/out", "errors", "a.pb"), "s3://b/out/errors/a.pb"),
+        (("s3://b/out/", "/errors/", "a.pb"), "s3://b/out/errors/a.pb"),
+        (("/tmp/out", ""), "/tmp/out"),
+        (("/", "error.pb"), "/error.pb"),
+        (("out",), "out"),
+    ],
+)
+def test_joining(parts: tuple[str, ...], uri: str) -> None:
+    """Parts are joined with one slash between each."""
+    assert join(*parts) == uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "halves"),
+    [
+        ("s3://b/out/error.pb", ("s3://b/out", "error.pb")),
+        ("s3://b/out/", ("s3://b", "out")),
+        ("/out/error.pb", ("/out", "error.pb")),
+        ("/error.pb", ("/", "error.pb")),
+        ("error.pb", (".", "error.pb")),
+        ("./error.pb", (".", "error.pb")),
+    ],
+)
+def test_splitting(uri: str, halves: tuple[str, str]) -> None:
+    """A URI is split into its folder and its name."""
+    assert split_name(uri) == halves
+
+
+@pytest.mark.parametrize(
+    ("uri", "remote"),
+    [("s3://b/x", True), ("gs://b/x", True), ("/x", False), ("x", False), ("file:///x", False), ("memory://x", False)],
+)
+def test_what_is_remote(uri: str, remote: bool) -> None:
+    """A folder of this machine is not remote, whatever scheme names it."""
+    assert is_remote(uri) is remote
+
+
+@pytest.mark.parametrize(
+    ("uri", "errors_uri", "roster", "stock"),
+    [
+        ("s3://b/out", "s3://b/out/firstfault/errors", "firstfault/roster", ""),
+        ("s3://b/out/", "s3://b/out/firstfault/errors", "firstfault/roster", ""),
+        ("s3://b/out/firstfault", "s3://b/out/firstfault/errors", "roster", None),
+        ("s3://b/out/firstfault/errors", "s3://b/out/firstfault/errors", "roster", None),
+        ("s3://b/out/firstfault/errors/", "s3://b/out/firstfault/errors", "roster", None),
+        ("s3://b/out/error.pb", "s3://b/out/error.pb", None, None),
+        ("errors", "./errors", "roster", None),
+        ("error.pb", "./error.pb", None, None),
+        ("/errors", "/errors", "roster", None),
+    ],
+)
+def test_what_a_uri_stands_for(uri: str, errors_uri: str, roster: str | None, stock: str | None) -> None:
+    """A URI is an output prefix, the folder of ours in it, an errors folder, or a document."""
+    layout = Layout.of(uri)
+    assert (layout.errors_uri(), layout.roster, layout.stock) == (errors_uri, roster, stock)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "stock"),
+    [
+        ("e1-0.pb", True, False),
+        ("error.pb", True, True),
+        ("error-abc.pb", True, True),
+        ("error.pb.part", False, False),
+        ("deck.html", False, False),
+    ],
+)
+def test_which_files_are_error_files(name: str, ours: bool, stock: bool) -> None:
+    """In our folder every .pb is a document; beside the outputs those that Flyte's own reader would take."""
+    assert (is_error_file(name), is_stock_error_file(name)) == (ours, stock)

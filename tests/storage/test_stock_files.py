@@ -1,0 +1,196 @@
+"""Files of jobs without firstfault, written by Flyte's own entrypoint, in its own process, to a folder and to S3."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from firstfault.model import Kind, Origin, WorkerError, Writer
+from firstfault.reader import MultiErrorFileOutputReader
+from flyteidl.core.errors_pb2 import ErrorDocument
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SECOND = 1_000_000_000
+WORKER = "run-n0-0-worker-1"
+ONE_FILE: dict[str, str] = {}
+A_FILE_EACH = {"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest", "FLYTE_INTERNAL_WORKER_NAME": WORKER}
+SHORT_NAMES = {"_F_DES": "Earliest", "_F_WN": WORKER}
+"""What the backend sets."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A way to fail, and what Flyte 1.16 makes of it."""
+
+    task: str
+    code: str
+    kind: Kind
+    origin: Origin
+    text: str
+    """Part of the message."""
+    module: str = "stock_tasks"
+    inputs: str = "inputs.pb"
+
+
+CASES = [
+    Case("plain", "USER:RuntimeError", Kind.NON_RECOVERABLE, Origin.USER, "RuntimeError: a plain fault"),
+    Case("recoverable", "USER:Recoverable", Kind.RECOVERABLE, Origin.USER, "error=try again"),
+    Case("system", "USER:NonRecoverableSystemError", Kind.NON_RECOVERABLE, Origin.USER, "error=the platform is gone"),
+    Case("platform", "SYSTEM", Kind.NON_RECOVERABLE, Origin.SYSTEM, "ValueError: the platform is gone"),
+    Case("fine", "SYSTEM", Kind.RECOVERABLE, Origin.SYSTEM, "missing.pb", inputs="missing.pb"),
+]
+ELASTIC = [
+    Case(
+        "plain",
+        "USER:RuntimeError",
+        Kind.NON_RECOVERABLE,
+        Origin.USER,
+        "RuntimeError: rank 1 cannot go on",
+        module="stock_elastic_tasks",
+    ),
+    Case(
+        "recoverable",
+        "USER:Recoverable",
+        Kind.RECOVERABLE,
+        Origin.USER,
+        "rank 1 wants to try again",
+        module="stock_elastic_tasks",
+    ),
+]
+ON_FOLDER = [("folder", case, mode) for case in CASES for mode in (ONE_FILE, A_FILE_EACH)]
+# processes that speak S3 are slow to start: each case once, each way once
+ON_S3 = [
+    pytest.param("s3", case, mode, marks=pytest.mark.s3)
+    for case, mode in zip(CASES, (ONE_FILE, A_FILE_EACH, SHORT_NAMES, ONE_FILE, A_FILE_EACH), strict=True)
+]
+
+
+@pytest.fixture
+def execute(tmp_path: Path) -> Callable[..., None]:
+    """Return a function that runs a task with the stock ``pyflyte-execute``, as the pod's container does."""
+
+    def run(case: Case, output_prefix: str, mode: dict[str, str]) -> None:
+        (tmp_path / "inputs.pb").write_bytes(b"")
+        environment = os.environ | mode | {"PYTHONPATH": str(Path(__file__).parent), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [
+            str(Path(sysconfig.get_path("scripts")) / "pyflyte-execute"),
+            f"--inputs={tmp_path / case.inputs}",
+            f"--output-prefix={output_prefix}",
+            f"--raw-output-data-prefix={output_prefix}-raw",
+            "--resolver=flytekit.core.python_auto_container.default_task_resolver",
+            *("--", "task-module", case.module, "task-name", case.task),
+        ]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment | {"TMPDIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+
+    return run
+
+
+@pytest.mark.parametrize(("store_uri", "case", "mode"), [*ON_FOLDER, *ON_S3], indirect=["store_uri"])
+def test_a_stock_error_is_read_as_it_was_written(
+    store_uri: str,
+    execute: Callable[..., None],
+    files_in: Callable[[str], dict[str, bytes]],
+    case: Case,
+    mode: dict[str, str],
+) -> None:
+    """Code, message, kind, origin, time and worker of a stock error file arrive unchanged, and decide as in Flyte."""
+    check(case, store_uri, mode, execute, files_in)
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize(
+    ("store_uri", "case", "mode"),
+    [
+        pytest.param("folder", ELASTIC[0], ONE_FILE),
+        pytest.param("s3", ELASTIC[1], A_FILE_EACH, marks=pytest.mark.s3),
+    ],
+    indirect=["store_uri"],
+)
+def test_a_stock_elastic_error_is_read_as_it_was_written(
+    store_uri: str,
+    execute: Callable[..., None],
+    files_in: Callable[[str], dict[str, bytes]],
+    case: Case,
+    mode: dict[str, str],
+) -> None:
+    """The error that the stock elastic plugin leaves is read unchanged; its time has whole seconds only."""
+    check(case, store_uri, mode, execute, files_in)
+
+
+def check(
+    case: Case,
+    uri: str,
+    mode: dict[str, str],
+    execute: Callable[..., None],
+    files_in: Callable[[str], dict[str, bytes]],
+) -> None:
+    """Run a task and compare what the reader says with the case, and with the bytes as flyteidl reads them."""
+    before = time.time_ns() // SECOND * SECOND
+    execute(case, uri, mode)
+    after = time.time_ns()
+
+    files = files_in(uri)
+    (name,) = [name for name in files if name.startswith("error")]
+    assert re.fullmatch(r"error-[0-9a-f]{32}\.pb" if mode else r"error\.pb", name)
+    written = ErrorDocument.FromString(files[name]).error
+
+    reader = MultiErrorFileOutputReader(uri)
+    (failure,) = reader.job().failures
+    worker = WORKER if mode else ""
+    assert (failure.writer, failure.node, failure.worker) == (Writer.STOCK, worker, worker)
+    assert (failure.code, failure.kind, failure.origin) == (case.code, case.kind, case.origin)
+    assert failure.message == written.message
+    assert case.text in failure.message
+    assert failure.timestamp_ns == written.timestamp.ToNanoseconds()
+    assert before <= failure.timestamp_ns <= after
+    assert_flyte_would_say_the_same(reader, failure)
+
+
+def assert_flyte_would_say_the_same(reader: MultiErrorFileOutputReader, failure: WorkerError) -> None:
+    """Compare with Flyte's own reader: message and code as they are, RECOVERABLE is recoverable, origin is the kind."""
+    assert reader.is_error()
+    assert not reader.exists()
+    error = reader.read_error()
+    assert (error.code, error.message, error.kind) == (failure.code, failure.message, failure.origin)
+    assert error.recoverable is (failure.kind is Kind.RECOVERABLE)
+    assert (error.timestamp_ns, error.worker) == (failure.timestamp_ns, failure.worker)
+
+
+def test_the_outputs_of_a_stock_task(store_uri: str, execute: Callable[..., None]) -> None:
+    """A task that returned has outputs and no error."""
+    execute(Case("fine", "", Kind.RECOVERABLE, Origin.USER, ""), store_uri, {})
+    reader = MultiErrorFileOutputReader(store_uri)
+    assert not reader.is_error()
+    assert reader.exists()
+    outputs, error = reader.read()
+    assert error is None
+    assert outputs.literals["o0"].scalar.primitive.integer == 7
+
+
+def test_the_earliest_of_several_stock_workers(tmp_path: Path, execute: Callable[..., None]) -> None:
+    """Of the files of two workers, the one that failed first is the root cause, whatever their names."""
+    uri = str(tmp_path / "run")
+    for number in (1, 0):
+        execute(CASES[0], uri, {"_F_DES": "Earliest", "_F_WN": f"worker-{number}"})
+    reader = MultiErrorFileOutputReader(uri)
+    assert [failure.worker for failure in reader.job().failures] == ["worker-1", "worker-0"]
+    error = reader.read_error()
+    assert (error.worker, error.code) == ("worker-1", "USER:RuntimeError")
