@@ -10,10 +10,11 @@ import math
 import torch
 import torch.distributed as dist
 from flytekit import task, workflow
-from flytekitplugins.firstfault import Elastic
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+
+from flytekitplugins.firstfault import Elastic
 
 
 def two_spirals(points: int, seed: int) -> TensorDataset:

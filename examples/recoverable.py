@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 from flytekit import current_context, task
 from flytekit.exceptions.user import FlyteRecoverableException
-from flytekitplugins.firstfault import Elastic
 from torch.nn.parallel import DistributedDataParallel
+
+from flytekitplugins.firstfault import Elastic
 
 FAULTY_RANK = 3
 EPOCHS = 8

@@ -6,6 +6,7 @@ firstfault run examples/user_error.py train --nodes 2
 import torch
 import torch.distributed as dist
 from flytekit import task
+
 from flytekitplugins.firstfault import Elastic
 
 LAST_STEP = 5

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _BUCKET = "documents-bucket"
 _LOOPBACK = "127.0.0.1"
 _STARTS = 3
-_START_DEADLINE_S = 40.0
+_START_DEADLINE_S = 25.0
 _STOP_DEADLINE_S = 10.0
 _POLL_S = 0.05
 _LISTEN = "0A"
@@ -115,6 +115,20 @@ class S3:
             config=Config(connect_timeout=5, read_timeout=10, retries={"max_attempts": 0}),
         )
 
+    def listening(self) -> list[str]:
+        """Return the ``address:port`` of every TCP socket on which the server listens, from /proc."""
+        inodes = set()
+        for descriptor in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed in the meantime
+                inodes.add(descriptor.readlink().name.removeprefix("socket:[").removesuffix("]"))
+        found = []
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]:
+                local, state, inode = (line.split()[column] for column in (1, 3, 9))
+                if state == _LISTEN and inode in inodes:
+                    found.append(_address(local))
+        return found
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that asks for the S3 server."""
@@ -138,7 +152,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
 @pytest.fixture(scope="session")
 def s3_no_list(s3: S3) -> S3:
     """Return an account of the same server that may read and write objects, but not list them."""
-    return replace(s3, access_key=_no_list_key(s3), secret_key=s3.secret_key)
+    return replace(s3, access_key=_no_list_key(s3))
 
 
 @pytest.fixture
@@ -282,39 +296,28 @@ def _wait_until_ready(server: _Server, account: S3) -> None:
     Raises:
         _NotReadyError: the server ended, did not answer in time, or somebody else answers.
     """
-    client = replace(account, endpoint=server.endpoint).client()
+    running = replace(account, endpoint=server.endpoint, pid=server.process.pid)
     deadline = time.monotonic() + _START_DEADLINE_S
-    while True:
-        try:
-            client.put_object(Bucket=account.bucket, Key="ready", Body=b"ready")
-            if client.list_objects_v2(Bucket=account.bucket, Prefix="ready")["KeyCount"] == 1:
-                break
-            reason = "an object that was written is not listed"
-        except (BotoCoreError, ClientError) as error:
-            reason = str(error)
-        if server.process.poll() is not None:
-            raise _NotReadyError(f"weed ended with {server.process.returncode}")
-        if time.monotonic() > deadline:
-            raise _NotReadyError(f"no answer in {_START_DEADLINE_S} s: {reason}")
-        time.sleep(_POLL_S)
-    open_to_others = [address for address in listening(server.process.pid) if not address.startswith(_LOOPBACK)]
+    with contextlib.closing(running.client()) as client:
+        while (trouble := _trouble(client, account.bucket)) is not None:
+            if server.process.poll() is not None:
+                raise _NotReadyError(f"weed ended with {server.process.returncode}")
+            if time.monotonic() > deadline:
+                raise _NotReadyError(f"no answer in {_START_DEADLINE_S} s: {trouble}")
+            time.sleep(_POLL_S)
+    open_to_others = [address for address in running.listening() if not address.startswith(f"{_LOOPBACK}:")]
     if open_to_others:
         raise _NotReadyError(f"weed listens beyond the loopback: {open_to_others}")
 
 
-def listening(pid: int) -> list[str]:
-    """Return the ``address:port`` of every TCP socket on which a process listens, from /proc."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(descriptor.readlink().name.removeprefix("socket:[").removesuffix("]"))
-    found = []
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            local, state, inode = (line.split()[column] for column in (1, 3, 9))
-            if state == _LISTEN and inode in inodes:
-                found.append(_address(local))
-    return found
+def _trouble(client: Any, bucket: str) -> str | None:
+    """Return why the bucket cannot be used yet, None if it can."""
+    try:
+        client.put_object(Bucket=bucket, Key="ready", Body=b"ready")
+        listed = client.list_objects_v2(Bucket=bucket, Prefix="ready")["KeyCount"]
+    except (BotoCoreError, ClientError) as error:
+        return str(error)
+    return None if listed == 1 else "an object that was written is not listed"
 
 
 def _address(text: str) -> str:

@@ -176,7 +176,9 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
     if document.subject is Subject.AGENT:
         return ("agent", document.node, document.place.group_rank)
     # the node belongs to it: a document that claims another node's rank is not that worker's
-    return ("worker", document.node, document.rank, document.place.pid if document.rank is None else None)
+    place = document.place
+    life = (place.round, place.incarnation)
+    return ("worker", document.node, life, document.rank, place.pid if document.rank is None else None)
 
 
 def _merge(group: Sequence[WorkerError]) -> WorkerError:

@@ -15,7 +15,7 @@ from firstfault.errors import (
     StoreError,
     UsageError,
 )
-from firstfault.model import DocumentRef, JobErrors, NodePresence, Origin, Seal, Verdict, WorkerError, Writer
+from firstfault.model import DocumentRef, JobErrors, NodePresence, Origin, Place, Seal, Verdict, WorkerError, Writer
 from firstfault.places import DECK, OUTPUTS, Layout, is_error_file, is_stock_error_file
 from firstfault.report.json import decision_from_json, verdict_from_json
 from firstfault.report.text import flyte_message
@@ -318,10 +318,10 @@ async def _read(
 ) -> WorkerError | Seal | Unreadable:
     name = path.rsplit("/", 1)[-1]
     if item is not None and item.size > MAX_DOCUMENT_BYTES:
-        return Unreadable(name, f"{item.size} bytes, more than the {MAX_DOCUMENT_BYTES} that a document may have")
+        return _too_large(name, item.size)
     async with gate:
         try:
-            data = await store.get(path, limit=MAX_DOCUMENT_BYTES)
+            data = await store.get(path, limit=MAX_DOCUMENT_BYTES if item is None else None)
             ref = DocumentRef(
                 name=name,
                 uri=join(store.uri, path),
@@ -339,15 +339,21 @@ async def _read(
             return Unreadable(name, str(error))
 
 
+def _too_large(name: str, size: int) -> Unreadable:
+    return Unreadable(name, f"{size} bytes, more than the {MAX_DOCUMENT_BYTES} that a document may have")
+
+
 async def _read_roster(
     store: Store, folder: str, names: list[ObjectInfo]
 ) -> tuple[list[NodePresence], list[Unreadable]]:
     gate = asyncio.Semaphore(_PARALLEL_GETS)
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
+        if item.size > MAX_DOCUMENT_BYTES:
+            return _too_large(item.name, item.size)
         async with gate:
             try:
-                data = await store.get(join_name(folder, item.name), limit=MAX_DOCUMENT_BYTES)
+                data = await store.get(join_name(folder, item.name))
                 return decode_presence(data, item.name)
             except (StoreError, BadDocumentError) as error:
                 return Unreadable(item.name, str(error))
@@ -381,9 +387,17 @@ def _agrees(seal: Seal, verdict: Verdict) -> bool:
 def _verdict_of_seal(seal: Seal, job: JobErrors) -> Verdict:
     verdict = verdict_from_json(seal.json)
     if verdict is None:
-        raise BadDocumentError(
-            f"{seal.name} holds a sealed verdict that this version cannot read, and no documents are beside it"
+        # sealed by another version; what it says to Flyte is readable all the same
+        spoken = WorkerError(
+            seal.code,
+            seal.message,
+            seal.kind,
+            seal.origin,
+            seal.fault_timestamp_ns,
+            seal.worker,
+            Place(node=seal.worker),
         )
+        verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(spoken,)))
     note = "the error documents are gone; this is the verdict that the pods sealed"
     notes = (*verdict.coverage.notes, *job.coverage.notes, note)
     return replace(verdict, coverage=replace(verdict.coverage, notes=notes, complete=False))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault_proto.v1 import errors_pb2 as pb
 from flyteidl.core import errors_pb2, execution_pb2
 from google.protobuf.message import DecodeError
 
@@ -27,6 +26,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.text import clean
+from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import stock_training
 from flyteidl.core.literals_pb2 import LiteralMap
+
 from flytekitplugins.firstfault.local.loading import serialized_command
 from flytekitplugins.firstfault.local.operator import elastic_environment, error_seen, free_port, job_state
 from flytekitplugins.firstfault.local.pods import end_all, start_pod
@@ -109,9 +110,8 @@ def main() -> None:
                 samples[name].append(run(name, Path(folder)))
             print(f"round {number} {name}: {samples[name][-1]}", file=sys.stderr)
     cores = os.cpu_count()
-    print(
-        f"{platform.machine()}, {cores} cores, Python {platform.python_version()}; medians of {rounds}, seconds after the raise"
-    )
+    machine = f"{platform.machine()}, {cores} cores, Python {platform.python_version()}"
+    print(f"{machine}; medians of {rounds}, seconds after the raise")
     print(f"{'task':16} {'durable':>8} {'error.pb':>9} {'job ended':>10}  right")
     for name, taken in samples.items():
         durable = statistics.median(sample.durable for sample in taken)

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from flytekit import task
-from flytekitplugins.firstfault import Elastic
 from flytekitplugins.kfpytorch import Elastic as StockElastic
+
+from flytekitplugins.firstfault import Elastic
 
 RANK = 3
 FAULT_AT = 5

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import pytest
+
 from firstfault import decide, errors, keys, retry
 from firstfault.cli import EXIT
 from firstfault.cli._main import group

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import firstfault
 import firstfault_proto
-import pytest
 
 _READERS = Path(firstfault.__file__).parent
 _PROTO = Path(firstfault_proto.__file__).parent

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,8 @@ from firstfault.model import (
 from firstfault.testing import START_NS, make_error, make_presence
 
 if TYPE_CHECKING:
+    import random
+
     from firstfault.model import JobErrors
 
 _KILLED = {"writer": Writer.AGENT, "exception": None, "exit_code": -9, "signal": "SIGKILL"}
@@ -171,6 +172,21 @@ def test_an_agent_is_not_one_of_its_workers() -> None:
     assert len(_job(agent, make_error(0, group_rank=0), make_error(0, group_rank=0, **_KILLED)).failures) == 2
 
 
+def test_an_agent_heard_twice_is_one() -> None:
+    """What an agent and its node's recorder, two processes, say of the agent is one failure."""
+    own, seen = (
+        make_error(None, subject=Subject.AGENT, writer=writer, group_rank=0, pid=pid, message=writer.value)
+        for writer, pid in ((Writer.AGENT, 7), (Writer.RECORDER, 8))
+    )
+    assert _said(_job(seen, own).failures) == ["agent"]
+
+
+def test_two_rounds_of_a_worker_are_two_failures() -> None:
+    """What a worker reported in two rounds that were recovered from, or in two lives, is not one failure."""
+    lives = [make_error(3, round=0), make_error(3, round=1), make_error(3, round=1, incarnation=2)]
+    assert len(_job(*lives, make_error(3, round=2)).history) == 3
+
+
 def test_stock_files_are_never_merged() -> None:
     """Every file of Flyte's own is a failure of its own."""
     stock = [make_error(None, writer=Writer.STOCK, exception=None) for _ in range(3)]
@@ -236,9 +252,7 @@ def test_the_order_of_reading_does_not_matter(
     assert _assembled(documents, entries, unreadable) == expected
 
 
-def _assembled(
-    documents: list[WorkerError], entries: list[NodePresence], unreadable: list[Unreadable]
-) -> JobErrors:
+def _assembled(documents: list[WorkerError], entries: list[NodePresence], unreadable: list[Unreadable]) -> JobErrors:
     return assemble(Findings(tuple(documents), roster=tuple(entries), unreadable=tuple(unreadable)))
 
 
@@ -313,6 +327,14 @@ def test_a_document_says_how_many_nodes_there_are() -> None:
 def test_two_workers_of_a_node_are_one_report() -> None:
     """Coverage counts nodes, not workers."""
     assert _job(make_error(0, node="a"), make_error(1, node="a")).coverage.reported == 1
+
+
+def test_a_stock_file_without_a_worker_is_a_report_of_its_own() -> None:
+    """Files of Flyte's own that name no worker are taken for one node each, those that do for that node."""
+    stock = {"writer": Writer.STOCK, "exception": None}
+    nameless = [make_error(None, node="", **stock) for _ in range(2)]
+    named = [make_error(None, node="a", **stock) for _ in range(2)]
+    assert _job(*nameless, *named).coverage.reported == 3
 
 
 def test_a_node_without_a_name_is_its_group_rank() -> None:

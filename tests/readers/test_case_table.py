@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,9 @@ from firstfault.reader import MultiErrorFileOutputReader
 from firstfault.store import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire import MAX_DOCUMENT_BYTES, encode
+
+if TYPE_CHECKING:
+    from conftest import Attempt
 
 _S = 1_000_000_000
 
@@ -39,7 +42,7 @@ _TIES = {
 
 
 @pytest.mark.parametrize(("errors", "rank"), _TIES.values(), ids=_TIES)
-def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt, errors: list, rank: int) -> None:
+def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt: Attempt, errors: list, rank: int) -> None:
     """At the same time, evidence decides, then the lowest rank; whichever name comes first in the listing."""
     for number, order in enumerate(itertools.permutations(errors)):
         for name, error in enumerate(order):
@@ -54,7 +57,7 @@ def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt, errors:
 
 
 @pytest.mark.parametrize("folder", ["firstfault/errors/", ""], ids=["ours", "stock"])
-def test_missing_timestamp_comes_last_and_is_said(attempt, folder: str) -> None:
+def test_missing_timestamp_comes_last_and_is_said(attempt: Attempt, folder: str) -> None:
     """A failure without a time is not 1970: it comes last, and the verdict says so."""
     attempt.put(f"{folder}error-a.pb", encode(make_error(0, node="w-0", at_ms=None)))
     attempt.put(f"{folder}error-b.pb", encode(make_error(1, node="w-1", at_ms=5)))
@@ -64,7 +67,7 @@ def test_missing_timestamp_comes_last_and_is_said(attempt, folder: str) -> None:
     assert "1 of 2 failures carry no time and were put last" in verdict.why
 
 
-def test_no_timestamp_at_all_is_said(attempt) -> None:
+def test_no_timestamp_at_all_is_said(attempt: Attempt) -> None:
     """When nobody recorded a time the lowest rank is taken, and neither a time nor a tie of times is claimed."""
     attempt.write(make_error(2, at_ms=None), make_error(1, at_ms=None))
     verdict = attempt.reader().verdict()
@@ -87,7 +90,7 @@ _BROKEN = {
 
 @pytest.mark.parametrize(("data", "reason"), _BROKEN.values(), ids=_BROKEN)
 @pytest.mark.parametrize("name", ["firstfault/errors/broken.pb", "error-broken.pb"], ids=["ours", "stock"])
-def test_a_broken_document_is_skipped_counted_and_named(attempt, name: str, data: bytes, reason: str) -> None:
+def test_a_broken_document_is_skipped_counted_and_named(attempt: Attempt, name: str, data: bytes, reason: str) -> None:
     """A document that cannot be used is skipped, counted in the coverage, and named with the reason."""
     attempt.put(name, data)
     attempt.write(make_error(3, node="w-1", group_world_size=1))
@@ -101,7 +104,19 @@ def test_a_broken_document_is_skipped_counted_and_named(attempt, name: str, data
     assert note in reader.read_error().message
 
 
-def test_only_broken_documents_are_an_error_that_nobody_can_name(attempt) -> None:
+@pytest.mark.parametrize(("size", "unreadable"), [(MAX_DOCUMENT_BYTES, 0), (MAX_DOCUMENT_BYTES + 1, 1)])
+def test_the_limit_is_the_largest_document_that_is_read(attempt: Attempt, size: int, unreadable: int) -> None:
+    """A document of exactly the limit is read, one byte more is not."""
+    data = encode(make_error(3))
+    padding = size - len(data) - 6  # a field that nobody knows: two bytes of tag, four of length
+    length = bytes(padding >> shift & 0x7F | (0x80 if shift < 21 else 0) for shift in (0, 7, 14, 21))
+    attempt.put("firstfault/errors/large.pb", data + b"\xfa\x3f" + length + b"x" * padding)
+    coverage = attempt.reader().job().coverage
+    assert coverage.unreadable == unreadable
+    assert coverage.reported == 1 - unreadable
+
+
+def test_only_broken_documents_are_an_error_that_nobody_can_name(attempt: Attempt) -> None:
     """If nothing could be read the attempt failed all the same: undetermined, with the documents named."""
     attempt.put("firstfault/errors/broken.pb", b"")
     reader = attempt.reader()
@@ -115,7 +130,7 @@ def test_only_broken_documents_are_an_error_that_nobody_can_name(attempt) -> Non
     assert read.message.splitlines()[0].startswith("undetermined no retry:")
 
 
-def test_a_forbidden_document_is_skipped_counted_and_named(attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document that may not be read is skipped, counted and named, with the permission that is missing."""
     (secret,) = attempt.write(make_error(0, node="w-0"))
     attempt.write(make_error(3, node="w-1", at_ms=9))
@@ -138,7 +153,7 @@ def test_a_forbidden_document_is_skipped_counted_and_named(attempt, monkeypatch:
 
 
 @pytest.fixture
-def _late(attempt, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def late(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Node w-1 writes its document and says so only after the roster has been looked at; the looks are recorded."""
     looks: list[str] = []
     listed = FsspecStore.list
@@ -161,22 +176,22 @@ def _late(attempt, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return looks
 
 
-def test_a_late_document_is_waited_for(attempt, _late: list[str]) -> None:
+def test_a_late_document_is_waited_for(attempt: Attempt, late: list[str]) -> None:
     """With time to settle, a document that comes later is the root cause, and the verdict is settled and complete."""
     verdict = attempt.reader(settle_seconds=30).verdict()
     assert verdict.message == "late"
     assert verdict.settled
     assert (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.complete) == (2, 2, True)
-    assert len(_late) == 2
+    assert len(late) == 2
 
 
-def test_without_time_to_settle_nobody_is_waited_for(attempt, _late: list[str]) -> None:
+def test_without_time_to_settle_nobody_is_waited_for(attempt: Attempt, late: list[str]) -> None:
     """Without time to settle the reader looks once."""
     attempt.reader().verdict()
-    assert len(_late) == 1
+    assert len(late) == 1
 
 
-def test_the_wait_is_bounded_and_its_end_is_said(attempt) -> None:
+def test_the_wait_is_bounded_and_its_end_is_said(attempt: Attempt) -> None:
     """If a node never reports, the reader gives up, says that it did, and names the node."""
     attempt.write(make_error(0, node="w-0", group_rank=0))
     attempt.join(
@@ -192,7 +207,7 @@ def test_the_wait_is_bounded_and_its_end_is_said(attempt) -> None:
 
 
 @pytest.mark.parametrize(("expected_nodes", "settled"), [(1, True), (2, False)])
-def test_the_expected_number_of_nodes_ends_the_wait(attempt, expected_nodes: int, settled: bool) -> None:
+def test_the_expected_number_of_nodes_ends_the_wait(attempt: Attempt, expected_nodes: int, settled: bool) -> None:
     """The caller's number of nodes, not the roster's, decides how many are waited for."""
     attempt.write(make_error())
     attempt.join(make_presence(nodes=3))
@@ -204,7 +219,7 @@ def test_the_expected_number_of_nodes_ends_the_wait(attempt, expected_nodes: int
 # --- documents of an earlier round or incarnation -------------------------------------------------------------------
 
 
-def test_a_recovered_round_is_no_error(attempt) -> None:
+def test_a_recovered_round_is_no_error(attempt: Attempt) -> None:
     """Failures of round 0 are history once round 1 has begun, and no error when it leaves outputs."""
     attempt.write(make_error())
     attempt.join(make_presence(Phase.JOINED, round=0), make_presence(Phase.SUCCEEDED, round=1))
@@ -215,7 +230,7 @@ def test_a_recovered_round_is_no_error(attempt) -> None:
     assert len(reader.job().history) == 1
 
 
-def test_an_earlier_round_is_history(attempt) -> None:
+def test_an_earlier_round_is_history(attempt: Attempt) -> None:
     """The last round's failure is the root cause, however much earlier another round's is."""
     attempt.write(make_error(0, at_ms=-99_999, message="recovered from"), make_error(1, round=1, message="final"))
     verdict = attempt.reader().verdict()
@@ -223,7 +238,7 @@ def test_an_earlier_round_is_history(attempt) -> None:
     assert verdict.victims.count == 0
 
 
-def test_the_document_is_the_authority_on_its_round(attempt) -> None:
+def test_the_document_is_the_authority_on_its_round(attempt: Attempt) -> None:
     """A name that claims a later round than its document does not make the other documents history."""
     name = str(ErrorKey(9, START_NS, 0, 0, "", 0, "0" * 32))
     attempt.put(f"firstfault/errors/{name}", encode(make_error(0, at_ms=5, message="claims")))
@@ -231,7 +246,7 @@ def test_the_document_is_the_authority_on_its_round(attempt) -> None:
     assert attempt.reader().verdict().message == "first"
 
 
-def test_an_earlier_incarnation_is_history(attempt) -> None:
+def test_an_earlier_incarnation_is_history(attempt: Attempt) -> None:
     """What a pod reported before it was restarted in place is history."""
     attempt.write(
         make_error(0, at_ms=-500, message="before the restart", incarnation=1),
@@ -244,7 +259,7 @@ def test_an_earlier_incarnation_is_history(attempt) -> None:
 # --- one worker heard twice -----------------------------------------------------------------------------------------
 
 
-def test_one_worker_heard_twice_is_merged(attempt) -> None:
+def test_one_worker_heard_twice_is_merged(attempt: Attempt) -> None:
     """The worker's document and its agent's about it are one failure, with what each of them knows."""
     attempt.write(
         make_error(3, message="mine"),
@@ -262,7 +277,7 @@ def test_one_worker_heard_twice_is_merged(attempt) -> None:
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-def test_nothing_found_is_not_an_error(attempt, outputs: bool) -> None:
+def test_nothing_found_is_not_an_error(attempt: Attempt, outputs: bool) -> None:
     """Without an error document there is no error; who reads one all the same gets Flyte's ErrorFileNotFound."""
     if outputs:
         attempt.put("outputs.pb", b"")
@@ -295,7 +310,7 @@ _ANSWERS: dict[str, Any] = {
 @pytest.mark.parametrize("ask", _ANSWERS.values(), ids=_ANSWERS)
 @pytest.mark.parametrize("error", [AccessDeniedError("list refused"), StoreUnavailableError("no answer")])
 def test_storage_that_cannot_be_listed_is_never_no_error(
-    attempt, monkeypatch: pytest.MonkeyPatch, ask: Any, error: StoreError
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, ask: Any, error: StoreError
 ) -> None:
     """Whatever is asked, storage that cannot be listed is a typed error, also when there are outputs."""
     attempt.put("outputs.pb", b"")
@@ -304,7 +319,7 @@ def test_storage_that_cannot_be_listed_is_never_no_error(
         ask(attempt.reader())
 
 
-def test_in_a_pod_that_may_write_but_not_list(attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a pod judges by its own documents, says so, and names the permission that is missing."""
     attempt.write(make_error(0, node="w-0", at_ms=-50, message="another pod's"))
     _refuse_listing(monkeypatch, AccessDeniedError("refused; check the credentials and the list permission"))
@@ -349,7 +364,7 @@ def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, warn
 # --- a listing cached by the client ---------------------------------------------------------------------------------
 
 
-def test_every_look_is_fresh(attempt) -> None:
+def test_every_look_is_fresh(attempt: Attempt) -> None:
     """The same reader, asked again, sees what was written since."""
     reader = attempt.reader()
     assert not reader.is_error()

@@ -21,6 +21,8 @@ from firstfault.testing import make_error, make_presence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from conftest import Attempt
+
 _VERDICT_KEYS = {
     "scope",
     "ranks",
@@ -95,8 +97,8 @@ def test_the_exit_codes_are_a_contract() -> None:
     ],
     ids=["outputs", "nothing", "root cause", "errors beat outputs", "retryable", "last round"],
 )
-def test_what_was_found_is_the_exit_code(
-    attempt, run: Callable[..., Ran], options: tuple[str, ...], errors: list, outputs: bool, code: int
+def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a table
+    attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...], errors: list, outputs: bool, code: int
 ) -> None:
     """The exit code says whether there is a root cause and whether to retry, with and without --json."""
     attempt.write(*errors)
@@ -105,7 +107,7 @@ def test_what_was_found_is_the_exit_code(
     assert run("show", attempt.uri, *options).code == code
 
 
-def test_an_unreadable_document_is_a_root_cause_nobody_can_name(attempt, run: Callable[..., Ran]) -> None:
+def test_an_unreadable_document_is_a_root_cause_nobody_can_name(attempt: Attempt, run: Callable[..., Ran]) -> None:
     """An attempt of which nothing can be read did not succeed."""
     attempt.put("outputs.pb", b"")
     attempt.put("error.pb", b"")
@@ -136,7 +138,7 @@ def test_a_usage_error(run: Callable[..., Ran], arguments: tuple[str, ...], reas
 
 
 @pytest.mark.parametrize("path", ["", "/firstfault", "/firstfault/errors", "/error.pb", "/elsewhere"])
-def test_nothing_found(attempt, run: Callable[..., Ran], path: str) -> None:
+def test_nothing_found(attempt: Attempt, run: Callable[..., Ran], path: str) -> None:
     """Where there is nothing, the exit code is 3, and one line says where it was looked."""
     ran = run("show", attempt.uri + path)
     assert ran.code == EXIT.NOTHING_FOUND
@@ -146,7 +148,7 @@ def test_nothing_found(attempt, run: Callable[..., Ran], path: str) -> None:
     assert attempt.uri in line
 
 
-def test_outputs_do_not_excuse_an_errors_folder(attempt, run: Callable[..., Ran]) -> None:
+def test_outputs_do_not_excuse_an_errors_folder(attempt: Attempt, run: Callable[..., Ran]) -> None:
     """Who names an empty errors folder is not told that the attempt succeeded."""
     attempt.put("firstfault/errors/outputs.pb", b"")
     (attempt.folder / "firstfault/errors/outputs.pb").unlink()
@@ -155,7 +157,7 @@ def test_outputs_do_not_excuse_an_errors_folder(attempt, run: Callable[..., Ran]
     assert run("show", f"{attempt.uri}/firstfault/errors").code == EXIT.NOTHING_FOUND
 
 
-def test_success_is_said(attempt, run: Callable[..., Ran]) -> None:
+def test_success_is_said(attempt: Attempt, run: Callable[..., Ran]) -> None:
     """An attempt that left outputs and no error did not fail, and that is said."""
     attempt.put("outputs.pb", b"")
     ran = run("show", attempt.uri)
@@ -177,7 +179,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("options", [(), ("--json",)])
-def test_a_storage_error_is_one_line(attempt, run: Callable[..., Ran], options: tuple[str, ...]) -> None:
+def test_a_storage_error_is_one_line(attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...]) -> None:
     """A storage that refuses is exit code 1 and one plain line, even if there are outputs."""
     attempt.put("outputs.pb", b"")
     ran = run("show", attempt.uri, *options)
@@ -186,7 +188,7 @@ def test_a_storage_error_is_one_line(attempt, run: Callable[..., Ran], options: 
 
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("arguments", [("--debug", "show"), ("show", "--debug")])
-def test_debug_gives_a_traceback(attempt, arguments: tuple[str, ...]) -> None:
+def test_debug_gives_a_traceback(attempt: Attempt, arguments: tuple[str, ...]) -> None:
     """With --debug, before or after the command, the error is raised as it is."""
     with pytest.raises(AccessDeniedError):
         main([*arguments, attempt.uri])
@@ -196,7 +198,7 @@ def _bug(*arguments: object, **options: object) -> None:
     raise ZeroDivisionError("a bug")
 
 
-def test_a_bug_is_one_line(attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_one_line(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     """Also an error that nobody foresaw is one line, which names it and says how to see more."""
     monkeypatch.setattr(FsspecStore, "list", _bug)
     ran = run("show", attempt.uri)
@@ -204,14 +206,14 @@ def test_a_bug_is_one_line(attempt, run: Callable[..., Ran], monkeypatch: pytest
     assert ran.err == "firstfault: unexpected ZeroDivisionError: a bug (run with --debug for a traceback)\n"
 
 
-def test_a_bug_with_debug(attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_with_debug(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
     """With --debug a bug is raised as it is."""
     monkeypatch.setattr(FsspecStore, "list", _bug)
     with pytest.raises(ZeroDivisionError):
         main(["show", attempt.uri, "--debug"])
 
 
-def test_an_interrupt(attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is exit code 130 and one line."""
 
     def interrupt(self: object) -> None:
@@ -226,7 +228,7 @@ def test_an_interrupt(attempt, run: Callable[..., Ran], monkeypatch: pytest.Monk
 # --- output ---------------------------------------------------------------------------------------------------------
 
 
-def test_json(attempt, run: Callable[..., Ran]) -> None:
+def test_json(attempt: Attempt, run: Callable[..., Ran]) -> None:
     """With --json stdout is one object with exactly the keys of the contract, and stderr is empty."""
     attempt.write(make_error(3, node="w-1", message="bad"), make_error(0, node="w-0", at_ms=30, message="peer"))
     attempt.join(make_presence(node="w-1", nodes=2), make_presence(node="w-0", group_rank=1, nodes=2))
@@ -248,7 +250,7 @@ def test_json(attempt, run: Callable[..., Ran]) -> None:
 
 
 @pytest.mark.parametrize("outputs", [True, False])
-def test_json_without_an_error(attempt, run: Callable[..., Ran], outputs: bool) -> None:
+def test_json_without_an_error(attempt: Attempt, run: Callable[..., Ran], outputs: bool) -> None:
     """Without an error, the object is the same with null for verdict and decision."""
     if outputs:
         attempt.put("outputs.pb", b"")
@@ -256,7 +258,7 @@ def test_json_without_an_error(attempt, run: Callable[..., Ran], outputs: bool) 
     assert json.loads(ran.out) == {"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}
 
 
-def test_text(attempt, run: Callable[..., Ran]) -> None:
+def test_text(attempt: Attempt, run: Callable[..., Ran]) -> None:
     """Without --json stdout begins with the answer and ends with where the documents are."""
     attempt.write(make_error(3, node="w-1", message="bad"))
     lines = run("show", attempt.uri).out.splitlines()
@@ -266,7 +268,7 @@ def test_text(attempt, run: Callable[..., Ran]) -> None:
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_hostile_documents_do_not_reach_the_terminal(
-    attempt, run: Callable[..., Ran], options: tuple[str, ...]
+    attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...]
 ) -> None:
     """No escape sequence of a document, or of a file's name, is printed."""
     hostile = "\x1b[31mred\x1b[0m\r"
@@ -278,7 +280,7 @@ def test_hostile_documents_do_not_reach_the_terminal(
     assert not {"\x1b", "\r"} & set(ran.out + ran.err)
 
 
-def test_the_options_reach_the_reader(attempt, run: Callable[..., Ran]) -> None:
+def test_the_options_reach_the_reader(attempt: Attempt, run: Callable[..., Ran]) -> None:
     """Strategy and number of nodes are those of the command line."""
     attempt.write(make_error(0, kind=Kind.RECOVERABLE), make_error(1, at_ms=5))
     ran = run("show", attempt.uri, "--strategy", "strictest", "--expected-nodes", "7", "--json")
@@ -316,19 +318,20 @@ class _Point:
 @click.command()
 @click.option("--count", type=int)
 def _theirs(count: int) -> int:
+    """Theirs."""
     click.echo(f"ran with {count}")
     return 7
 
 
 def _offered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
-    monkeypatch.setattr(command_line.importlib.metadata, "entry_points", lambda group: [_Point(load)])
+    monkeypatch.setattr(command_line.importlib.metadata, "entry_points", lambda **_group: [_Point(load)])
 
 
 def test_another_distribution_adds_a_command(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     """A command of an entry point is listed and run, and its return value is the exit code."""
     _offered(monkeypatch, lambda: _theirs)
     assert run("run", "--count", "3") == Ran(7, "ran with 3\n", "")
-    assert " run " in run("--help").out
+    assert "  run   Theirs.\n" in run("--help").out
 
 
 def test_a_command_whose_package_is_missing(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +350,7 @@ def test_a_command_whose_package_is_missing(run: Callable[..., Ran], monkeypatch
 
 
 def test_another_distribution_cannot_replace_a_command(
-    attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+    attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`show` is ours, whoever offers a command of that name."""
     _offered(monkeypatch, lambda: _theirs)
@@ -358,7 +361,7 @@ def test_another_distribution_cannot_replace_a_command(
 # --- as a process ---------------------------------------------------------------------------------------------------
 
 
-def test_as_a_process(attempt) -> None:
+def test_as_a_process(attempt: Attempt) -> None:
     """Started as a program, it prints the answer, exits with its code, and complains about nothing."""
     attempt.write(make_error(3, node="w-1", message="caf\u00e9", kind=Kind.RECOVERABLE))
     program = [sys.executable, "-W", "error", "-c", "from firstfault.cli import main; main()", "show", attempt.uri]

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.model import JobErrors, Verdict
 from firstfault.store import FsspecStore, open_store
 from firstfault.strategies import get_strategy
 from firstfault.testing import StoreTests, StrategyTests, make_error, make_job
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from firstfault.model import JobErrors, Verdict
 
 
 class TestEarliest(StrategyTests):
@@ -47,11 +48,13 @@ class TestLocalFolder(StoreTests):
         self.folder = tmp_path / "out"
 
     def open_store(self) -> FsspecStore:
+        """Return the store for a path."""
         return open_store(str(self.folder))
 
 
 class TestFileUri(TestLocalFolder):
     def open_store(self) -> FsspecStore:
+        """Return the store for a URI."""
         return open_store(f"file://{self.folder}/")
 
 
@@ -61,6 +64,7 @@ class TestMemory(StoreTests):
         self.folder = uuid.uuid4().hex
 
     def open_store(self) -> FsspecStore:
+        """Return the store for a folder in memory."""
         return open_store(f"memory://{self.folder}")
 
 
@@ -126,6 +130,7 @@ class _Unlimited(FsspecStore):
     """Does not care about the limit."""
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
+        del limit
         return await super().get(path)
 
 
@@ -139,13 +144,13 @@ class _Unlimited(FsspecStore):
 )
 def test_the_suite_refuses_a_broken_store(kind: type[FsspecStore], check: str, tmp_path: Path) -> None:
     """A store that breaks one promise fails the check of that promise."""
-    suite = type("Suite", (StoreTests,), {"open_store": lambda self: kind(str(tmp_path))})()
+    suite = type("Suite", (StoreTests,), {"open_store": lambda _self: kind(str(tmp_path))})()
     with pytest.raises(AssertionError):
         getattr(suite, check)()
 
 
 def test_the_suite_refuses_a_store_without_a_limit(tmp_path: Path) -> None:
     """A store that returns more than the limit fails the check of the limit."""
-    suite = type("Suite", (StoreTests,), {"open_store": lambda self: _Unlimited(str(tmp_path))})()
+    suite = type("Suite", (StoreTests,), {"open_store": lambda _self: _Unlimited(str(tmp_path))})()
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         suite.test_the_limit_is_the_largest_size_allowed()

@@ -28,7 +28,10 @@ def _raised(message: str = "boom", *, type_: str = "ValueError", frames: tuple[F
         ("cannot read /data/shard-00017/part.bin", "cannot read /mnt/other/place/shard/part.bin"),
         ("run 8f14e45fceea167a failed", "run c9f0f895fb98ab91 failed"),
         ("too   many\n  spaces", "too many spaces"),
-        ("cannot read " + "/very/long/path" * 30 + ": no such file, giving up", "cannot read /a/b: no such file, giving up"),
+        (
+            "cannot read " + "/very/long/path" * 30 + ": no such file, giving up",
+            "cannot read /a/b: no such file, giving up",
+        ),
     ],
 )
 def test_what_varies_between_ranks_does_not_count(one: str, other: str) -> None:
@@ -96,7 +99,9 @@ def test_who_and_when_do_not_count(changes: dict[str, Any]) -> None:
 
 def test_lines_and_folders_do_not_count() -> None:
     """An edit above the fault and another installation folder keep the fingerprint."""
-    moved = tuple(replace(frame, file=frame.file.replace("/job/lib", "/opt/x"), line=frame.line + 5) for frame in _FRAMES)
+    moved = tuple(
+        replace(frame, file=frame.file.replace("/job/lib", "/opt/x"), line=frame.line + 5) for frame in _FRAMES
+    )
     assert _raised(frames=moved) == _raised(frames=_FRAMES)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from flyteidl.core.errors_pb2 import ContainerError
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
@@ -10,8 +12,11 @@ from firstfault.model import Origin, Scope
 from firstfault.reader import ExecutionError
 from firstfault.wire import MAX_DOCUMENT_BYTES
 
+if TYPE_CHECKING:
+    from conftest import Attempt
 
-def test_user(attempt) -> None:
+
+def test_user(attempt: Attempt) -> None:
     """A user's error that is not recoverable is read as one."""
     attempt.stock("error.pb", origin=FlyteExecutionError.USER, kind=ContainerError.NON_RECOVERABLE)
     reader = attempt.reader()
@@ -21,14 +26,14 @@ def test_user(attempt) -> None:
     )
 
 
-def test_system(attempt) -> None:
+def test_system(attempt: Attempt) -> None:
     """A system error that is recoverable is read as one: the system's budget pays."""
     attempt.stock("error.pb", origin=FlyteExecutionError.SYSTEM, kind=ContainerError.RECOVERABLE)
     read = attempt.reader().read_error()
     assert (read.code, read.message, read.kind, read.recoverable) == ("red", "hi", Origin.SYSTEM, True)
 
 
-def test_multi_user_error(attempt) -> None:
+def test_multi_user_error(attempt: Attempt) -> None:
     """Of three workers' files the one with the earliest time is the root cause."""
     for number, seconds in enumerate([100, 99, 100]):
         attempt.stock(
@@ -46,15 +51,17 @@ def test_multi_user_error(attempt) -> None:
     assert (read.kind, read.recoverable) == (Origin.USER, False)
 
 
-@pytest.mark.parametrize("names", [("error-2.pb", "error-0.pb", "error-1.pb"), ("error-b.pb", "error-c.pb", "error-a.pb")])
-def test_multi_user_error_under_any_names(attempt, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "names", [("error-2.pb", "error-0.pb", "error-1.pb"), ("error-b.pb", "error-c.pb", "error-a.pb")]
+)
+def test_multi_user_error_under_any_names(attempt: Attempt, names: tuple[str, ...]) -> None:
     """Which file has which random name does not matter."""
     for number, (name, seconds) in enumerate(zip(names, [100, 99, 100], strict=True)):
         attempt.stock(name, seconds=seconds, worker=f"worker-{number}")
     assert attempt.reader().read_error().worker == "worker-1"
 
 
-def test_multi_user_error_backward_compat(attempt) -> None:
+def test_multi_user_error_backward_compat(attempt: Attempt) -> None:
     """An error.pb without a time, as flytekit before 1.14 writes it, is read, and its time stays unset."""
     attempt.stock("error.pb")
     reader = attempt.reader()
@@ -65,7 +72,7 @@ def test_multi_user_error_backward_compat(attempt) -> None:
     assert reader.verdict().timestamp_ns is None
 
 
-def test_too_large(attempt) -> None:
+def test_too_large(attempt: Attempt) -> None:
     """A file larger than the limit is an error that cannot be named: not recoverable, and never "no error"."""
     attempt.stock("error.pb", message="x" * MAX_DOCUMENT_BYTES)
     reader = attempt.reader()
@@ -77,7 +84,7 @@ def test_too_large(attempt) -> None:
     assert (read.code, read.recoverable) == ("ErrorFileBadFormat", False)
 
 
-def test_too_large_beside_others(attempt) -> None:
+def test_too_large_beside_others(attempt: Attempt) -> None:
     """One file that is too large does not hide the others."""
     attempt.stock("error-0.pb", message="x" * MAX_DOCUMENT_BYTES, seconds=1, worker="worker-0")
     attempt.stock("error-1.pb", seconds=100, worker="worker-1")
@@ -85,14 +92,14 @@ def test_too_large_beside_others(attempt) -> None:
 
 
 @pytest.mark.parametrize("name", ["errors.pb", "error-.pb", "error_0.pb"])
-def test_what_flytes_reader_matches_we_match(attempt, name: str) -> None:
+def test_what_flytes_reader_matches_we_match(attempt: Attempt, name: str) -> None:
     """Flyte's reader takes every name that starts with "error" and ends with ".pb"; so does this one."""
     attempt.stock(name)
     assert attempt.reader().is_error()
 
 
 @pytest.mark.parametrize("name", ["outputs.pb", "my-error.pb", "error.pb.tmp", "error.txt", "Error.pb", "error/0.pb"])
-def test_what_flytes_reader_does_not_match_we_do_not(attempt, name: str) -> None:
+def test_what_flytes_reader_does_not_match_we_do_not(attempt: Attempt, name: str) -> None:
     """Any other name is no error."""
     attempt.stock(name)
     assert not attempt.reader().is_error()

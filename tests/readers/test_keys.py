@@ -125,9 +125,7 @@ def test_an_error_key_is_no_roster_key() -> None:
 
 def test_the_key_of_an_error() -> None:
     """The key of an error carries its round, time, ranks, fingerprint and incarnation."""
-    error = make_error(
-        3, at_ms=1.5, round=2, group_rank=1, incarnation=1_700_000_000_123, fingerprint="1:0123456789ab"
-    )
+    error = make_error(3, at_ms=1.5, round=2, group_rank=1, incarnation=1_700_000_000_123, fingerprint="1:0123456789ab")
     key = ErrorKey.parse(error_key_for(error))
     assert key is not None
     assert (key.round, key.timestamp_ns, key.rank, key.group_rank) == (2, START_NS + 1_500_000, 3, 1)

@@ -71,6 +71,11 @@ def _verdict(*failures: WorkerError, strategy: str = "earliest", **findings: Any
             "ValueError 4 ranks w-1 no retry: boom",
         ),
         (
+            _verdict(*(make_error(rank, node="w-1") for rank in range(2)), strategy="majority"),
+            _NO,
+            "ValueError 2 ranks w-1 no retry: boom",
+        ),
+        (
             undetermined(make_job(), "earliest"),
             _NO,
             "undetermined no retry: none of 0 error documents could be read",
@@ -215,6 +220,14 @@ def test_facts(verdict: Verdict, decision: Decision, fact: str) -> None:
     assert fact in terminal_text(verdict, decision).splitlines()
 
 
+@pytest.mark.parametrize("name", ["pid: ", "host: ", "exit code: ", "victims: ", "more: ", "documents: ", "note: "])
+def test_what_is_not_known_is_not_a_fact(name: str) -> None:
+    """A number that nobody recorded, a host that is the node, no victims and no URI are not mentioned."""
+    verdict = _verdict(make_error(0, node="w-1", host="w-1"), roster=(make_presence(node="w-1", nodes=1),))
+    shown = flyte_message(verdict, _NO) + terminal_text(verdict, _NO)
+    assert not [line for line in shown.splitlines() if line.startswith(name)]
+
+
 def test_many_victims_are_counted() -> None:
     """Eight victims are shown and the others counted."""
     verdict = _verdict(make_error(0, at_ms=-1), *(make_error(n, message="peer gone by") for n in range(1, 500)))
@@ -304,14 +317,14 @@ def test_the_scope_undetermined_is_in_the_answer() -> None:
 
 def _raise_with_a_cause() -> None:
     try:
-        raise KeyError("label")
+        {}["label"]
     except KeyError as error:
         raise ValueError("bad sample") from error
 
 
 def _raise_while_handling() -> None:
     try:
-        raise KeyError("label")
+        {}["label"]
     except KeyError:
         raise ValueError("bad sample")  # noqa: B904 - the context is what is tested
 

@@ -22,7 +22,7 @@ from firstfault.retry import (
     on_category,
     same_fault_everywhere,
 )
-from firstfault.strategies import get_strategy, run_strategy
+from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job
 
 if TYPE_CHECKING:
@@ -166,7 +166,8 @@ def test_an_unknown_category_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("attempt", "retries", "over"), [(0, None, False), (9, None, False), (0, 0, True), (0, 1, False), (1, 1, True), (3, 1, True)]
+    ("attempt", "retries", "over"),
+    [(0, None, False), (9, None, False), (0, 0, True), (0, 1, False), (1, 1, True), (3, 1, True)],
 )
 def test_exhausted(attempt: int, retries: int | None, over: bool) -> None:
     """Retries are used up when as many attempts have been retried; if the number is not known they never are."""
@@ -218,7 +219,11 @@ _DEFAULT = {
     "a system error that is not recoverable": ({**_STOCK, "origin": Origin.SYSTEM}, False, Origin.SYSTEM),
     "killed": ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, False, Origin.USER),
     "exited": ({"exception": None, "exit_code": 1}, False, Origin.USER),
-    "a text that sounds like the network": ({"message": "Connection reset: network is unreachable"}, False, Origin.USER),
+    "a text that sounds like the network": (
+        {"message": "Connection reset: network is unreachable"},
+        False,
+        Origin.USER,
+    ),
     **{
         f"the category {name}": ({"category": name}, False, Origin.USER)
         for name in CATEGORIES
@@ -269,8 +274,7 @@ def test_the_reason(changes: dict[str, Any], reason: str) -> None:
 
 def test_undetermined_is_said_plainly() -> None:
     """Where nobody knows the root cause there is no retry, and the reason says that."""
-    verdict = _verdict(scope=Scope.UNDETERMINED, root=None)
-    decision = decide(verdict)
+    decision = decide(undetermined(make_job(), "earliest"))
     assert decision == Decision(
         retry=False,
         kind=Kind.NON_RECOVERABLE,
@@ -278,6 +282,14 @@ def test_undetermined_is_said_plainly() -> None:
         enforced=True,
         reason="the root cause is undetermined; stock Flyte would not retry either",
     )
+
+
+@pytest.mark.parametrize("policy", [explicit(), declared(), same_fault_everywhere(), on_category("data"), never()])
+def test_every_policy_copes_with_an_unknown_root(policy: RetryPolicy) -> None:
+    """Where nobody knows the root cause, no policy but one on "unknown" says retry, and none fails."""
+    verdict = undetermined(make_job(), "earliest")
+    assert not policy(verdict, _CONTEXT)
+    assert on_category("unknown")(verdict, _CONTEXT)
 
 
 def test_only_the_root_causes_mark_counts() -> None:

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _without_waiting() -> Iterator[None]:
-    stamina.set_testing(True, attempts=3)  # noqa: FBT003 - stamina's signature
+    stamina.set_testing(True, attempts=3)
     yield
-    stamina.set_testing(False)  # noqa: FBT003
+    stamina.set_testing(False)
 
 
 def _in(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any:
@@ -133,7 +133,11 @@ _TRANSIENT = {
     "remote": _os_error(errno.EREMOTEIO),
 }
 _FINAL = {
-    "permission": (PermissionError("Access Denied"), AccessDeniedError, "check the credentials and the list permission"),
+    "permission": (
+        PermissionError("Access Denied"),
+        AccessDeniedError,
+        "check the credentials and the list permission",
+    ),
     "credentials": (NoCredentialsError("Unable to locate"), AccessDeniedError, "set AWS_ACCESS_KEY_ID"),
     "disk": (OSError(errno.EIO, "Input/output error"), StoreError, "Input/output error"),
 }
@@ -228,26 +232,26 @@ class _Recording(AsyncFileSystem):
         super().__init__(**options)
         self.made.append(options)
 
-    async def _ls(self, path: str, detail: bool = True, **options: Any) -> list[dict[str, Any]]:
+    async def _ls(self, path: str, **_options: Any) -> list[dict[str, Any]]:
         return [
             {"name": name, "size": len(data), "type": "file", "LastModified": self.modified}
             for name, data in self.objects.items()
             if name.startswith(f"{path}/")
         ]
 
-    async def _pipe_file(self, path: str, value: bytes, **options: Any) -> None:
+    async def _pipe_file(self, path: str, value: bytes, **_options: Any) -> None:
         self.objects[path] = value
 
-    async def _cat_file(self, path: str, **options: Any) -> bytes:
+    async def _cat_file(self, path: str, **_options: Any) -> bytes:
         return self.objects[path]
 
-    async def _info(self, path: str, **options: Any) -> dict[str, Any]:
+    async def _info(self, path: str, **_options: Any) -> dict[str, Any]:
         raise FileNotFoundError(path)
 
 
 def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is made for the running loop, never shared, without a cache of listings; one put is one write."""
-    monkeypatch.setattr(fsspec, "get_filesystem_class", lambda protocol: _Recording)
+    monkeypatch.setattr(fsspec, "get_filesystem_class", lambda _protocol: _Recording)
 
     async def scenario() -> None:
         async with open_store("recording://bucket/out", {"key": "k"}) as store:
@@ -289,9 +293,7 @@ def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyP
         ({"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "s"}, {}),
     ],
 )
-def test_settings_of_s3(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]
-) -> None:
+def test_settings_of_s3(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]) -> None:
     """Flytekit's variables come before botocore's for the endpoint; keys of botocore's own are left to it."""
     for name in ("FLYTE_AWS_ENDPOINT", "FLYTE_AWS_ACCESS_KEY_ID", "FLYTE_AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
@@ -302,6 +304,13 @@ def test_settings_of_s3(
     options = storage_options("s3")
     assert {name: options[name] for name in ("endpoint_url", "key", "secret") if name in options} == expected
     assert storage_options("s3", {"key": "mine"})["key"] == "mine"
+
+
+def test_an_endpoint_must_be_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint without a scheme is refused with what it should look like."""
+    monkeypatch.setenv("FLYTE_AWS_ENDPOINT", "minio:9000")
+    with pytest.raises(UsageError, match=r"https://host:port, not 'minio:9000'"):
+        storage_options("s3")
 
 
 def test_other_storages_get_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,7 +328,7 @@ def test_other_storages_get_what_they_are_given(monkeypatch: pytest.MonkeyPatch)
     [
         (("s3://b/out", "errors", "a.pb"), "s3://b/out/errors/a.pb"),
         (("s3://b/out/", "/errors/", "a.pb"), "s3://b/out/errors/a.pb"),
-        (("/tmp/out", ""), "/tmp/out"),
+        (("/mnt/out", ""), "/mnt/out"),
         (("/", "error.pb"), "/error.pb"),
         (("out",), "out"),
     ],

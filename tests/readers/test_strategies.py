@@ -53,7 +53,9 @@ _CASCADE = (
 )
 
 
-@pytest.mark.parametrize(("strategy", "rank"), [("earliest", 3), ("majority", 0), ("strictest", 3), ("last_written", 1)])
+@pytest.mark.parametrize(
+    ("strategy", "rank"), [("earliest", 3), ("majority", 0), ("strictest", 3), ("last_written", 1)]
+)
 def test_what_is_picked_of_a_cascade(strategy: str, rank: int) -> None:
     """Of one cascade each strategy picks what it is for; none picks the process that its agent stopped."""
     verdict = _verdict(strategy, *_CASCADE)
@@ -107,6 +109,15 @@ def test_majority_without_a_majority() -> None:
     assert verdict.root.rank == 1
     assert verdict.confidence == "low"
     assert verdict.why[-1] == "2 faults are equally common; the earliest was taken"
+
+
+def test_the_most_common_fault_may_be_rare() -> None:
+    """A fault that most share, but not half of all failures, is not a sure thing."""
+    others = [make_error(rank, at_ms=rank, exception=f"Error{rank}") for rank in range(3)]
+    verdict = _verdict("majority", *others, make_error(3, at_ms=8, message="same"), make_error(4, message="same"))
+    assert verdict.ranks == (3, 4)
+    assert verdict.headline == "ValueError, ranks 3, 4: same"
+    assert verdict.confidence == "low"
 
 
 def test_last_written_goes_by_the_storages_clock() -> None:
@@ -269,6 +280,13 @@ def test_victims_are_listed_by_rank() -> None:
     )
 
 
+def test_a_victims_line_is_its_exceptions() -> None:
+    """A victim's line is the message of its exception, not the whole text of its document."""
+    victim = make_error(1, at_ms=1, message="peer is gone", exception="RuntimeError")
+    verdict = _verdict("earliest", make_error(0), replace(victim, message="Traceback (most recent call last): ..."))
+    assert verdict.victims.by_rank == ((1, "RuntimeError: peer is gone"),)
+
+
 def test_two_victims_of_one_rank_share_a_line() -> None:
     """Two nodes that claim the same rank do not hide each other."""
     verdict = _verdict(
@@ -294,6 +312,7 @@ def test_what_was_read_is_in_the_verdict() -> None:
     verdict = run_strategy(get_strategy("earliest"), replace(job, settled=False))
     assert (verdict.code, verdict.message, verdict.timestamp_ns) == ("E42", "boom", START_NS + 7_000_000)
     assert verdict.fingerprint == job.failures[0].fingerprint
+    assert _verdict("earliest", make_error(fingerprint="1:0123456789ab")).fingerprint == "1:0123456789ab"
     assert (verdict.coverage, verdict.digest, verdict.document_count) == (job.coverage, job.digest, 1)
     assert not verdict.settled
 

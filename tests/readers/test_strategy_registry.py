@@ -42,7 +42,8 @@ class Callable_:  # noqa: N801 - a name that says what it is
 
 
 @pytest.fixture
-def _registered() -> Iterator[None]:
+def registered() -> Iterator[None]:
+    """A strategy of the user's own is registered for the length of a test."""
     register_strategy("mine", mine)
     yield
     unregister_strategy("mine")
@@ -70,13 +71,15 @@ def test_built_in_strategies_are_found(name: str) -> None:
     assert run_strategy(strategy, make_job(make_error())).strategy == name
 
 
-def test_the_names(installed: Callable[..., None], _registered: None) -> None:
+@pytest.mark.usefixtures("registered")
+def test_the_names(installed: Callable[..., None]) -> None:
     """The names are the built-in ones, then the registered, then the installed, each once."""
     installed(theirs="a:b", mine="c:d")
     assert strategy_names() == (*_BUILT_IN, "mine", "theirs")
 
 
-def test_a_registered_strategy_is_found(_registered: None) -> None:
+@pytest.mark.usefixtures("registered")
+def test_a_registered_strategy_is_found() -> None:
     """What was registered is found by its name, until it is unregistered."""
     assert get_strategy("mine") is mine
     unregister_strategy("mine")
@@ -92,8 +95,9 @@ def test_registering_returns_the_strategy() -> None:
         unregister_strategy("mine")
 
 
+@pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("name", ["mine", "earliest"])
-def test_a_name_is_registered_once(_registered: None, name: str) -> None:
+def test_a_name_is_registered_once(name: str) -> None:
     """Neither a registered nor a built-in strategy can be replaced."""
     with pytest.raises(StrategyError, match=f"'{name}' already"):
         register_strategy(name, mine)
@@ -116,7 +120,7 @@ async def _coroutine(job: JobErrors) -> Verdict:
         (17, "must be callable"),
         (Callable_, "must be callable"),
         (lambda: None, "must take one argument"),
-        (lambda job, context: None, "must take one argument"),
+        (lambda _job, _context: None, "must take one argument"),
         (_coroutine, "must be a plain function"),
     ],
     ids=["number", "class", "no argument", "two arguments", "coroutine"],
@@ -132,7 +136,7 @@ def test_what_is_no_strategy_is_refused(strategy: Any, reason: str) -> None:
 
 @pytest.mark.parametrize(
     "strategy",
-    [mine, Callable_(), functools.partial(mine), lambda job, depth=3: mine(job)],
+    [mine, Callable_(), functools.partial(mine), lambda job, _depth=3: mine(job)],
     ids=["function", "object", "partial", "with a default"],
 )
 def test_anything_that_can_be_called_is_a_strategy(strategy: Any) -> None:
@@ -141,7 +145,8 @@ def test_anything_that_can_be_called_is_a_strategy(strategy: Any) -> None:
     assert isinstance(run_strategy(strategy, make_job(make_error())), Verdict)
 
 
-def test_an_unknown_name_lists_what_is_known(_registered: None) -> None:
+@pytest.mark.usefixtures("registered")
+def test_an_unknown_name_lists_what_is_known() -> None:
     """An unknown name is a usage error, whose text is plain and names the alternatives."""
     with pytest.raises(UnknownStrategyError) as caught:
         get_strategy("earlyest")

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import stamina
+
 from firstfault.keys import error_key_for
 from firstfault.places import ERRORS
 from firstfault.store import FsspecStore, open_store
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from firstfault.model import WorkerError
-
     from tests.conftest import S3
 
 T = TypeVar("T")

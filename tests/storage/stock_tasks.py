@@ -20,7 +20,7 @@ class BrokenPlatformTask(PythonFunctionTask[BrokenPlatform]):
     def __init__(self, task_config: BrokenPlatform, task_function: Any, **options: Any) -> None:
         super().__init__(task_config, task_function, task_type="python-task", **options)
 
-    def dispatch_execute(self, *arguments: Any) -> Any:
+    def dispatch_execute(self, *_: Any) -> Any:
         """Fail before the user's function is reached."""
         raise FlyteNonRecoverableSystemException(ValueError("the platform is gone"))
 

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from firstfault import reader as reader_module
 from firstfault.assemble import Findings
 from firstfault.cli import main
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault.store import ObjectInfo
-
     from tests.conftest import S3
     from tests.storage.conftest import FaultyProxy, Peer
 
@@ -249,11 +249,11 @@ def test_inside_a_running_event_loop(store_uri: str, write: Callable[..., list[s
 
 
 def test_one_reader_in_many_threads(store_uri: str, write: Callable[..., list[str]]) -> None:
-    """Sixteen threads that share a reader all get the same answer."""
+    """Eight threads that share a reader all get the same answer."""
     write(store_uri, ROOT, *VICTIMS)
     reader = MultiErrorFileOutputReader(store_uri)
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        answers = {future.result() for future in [pool.submit(reader.read_error) for _ in range(16)]}
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = {future.result() for future in [pool.submit(reader.read_error) for _ in range(8)]}
     assert [answer.worker for answer in answers] == ["worker-1"]
 
 

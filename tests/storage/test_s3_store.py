@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
+
 from firstfault.aio import run_sync
 from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
 from firstfault.store import FsspecStore, open_store
@@ -203,7 +204,7 @@ def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: Cal
 
 
 def test_many_threads(s3_environ: S3, with_store: Callable[..., Any]) -> None:
-    """Sixteen threads, each with a store of its own, write and list at the same time."""
+    """Eight threads, each with a store of its own, write and list at the same time."""
     uri = s3_environ.uri()
 
     def work(number: int) -> bool:
@@ -213,9 +214,9 @@ def test_many_threads(s3_environ: S3, with_store: Callable[..., Any]) -> None:
 
         return bool(with_store(uri, use))
 
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(work, range(16)))
-    assert len(with_store(uri, names)) == 16
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
+    assert len(with_store(uri, names)) == 8
 
 
 def test_inside_a_running_event_loop(s3_environ: S3, peer: Peer) -> None:

@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import os
-import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-
-import pytest
 
 if TYPE_CHECKING:
     from tests.conftest import S3
 
 
-def listening_sockets(pid: int) -> set[str]:
-    """Return the address and port, in hexadecimal as /proc has them, of each TCP socket that a process listens on."""
-    descriptors = {str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
-    rows = [
-        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
-    ]
-    return {row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in descriptors}
-
-
 def test_only_this_machine_can_reach_it(s3: S3) -> None:
-    """All of the server's sockets listen on the loopback address, and there are some."""
-    sockets = listening_sockets(s3.pid)
-    loopback = socket.inet_aton("127.0.0.1")[::-1].hex().upper()
-    assert f"{loopback}:{urlsplit(s3.endpoint).port:04X}" in sockets
-    assert {address.split(":")[0] for address in sockets} == {loopback}
+    """All of the server's sockets listen on the loopback address, that of its endpoint among them."""
+    sockets = s3.listening()
+    assert urlsplit(s3.endpoint).netloc in sockets
+    assert {address.rpartition(":")[0] for address in sockets} == {"127.0.0.1"}
 
 
 def test_its_ports_are_not_the_kernels_to_give(s3: S3) -> None:
     """No client's own port can collide with one of the server's, as long as it runs."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    assert all(int(address.split(":")[1], 16) < first for address in listening_sockets(s3.pid))
+    assert all(int(address.rpartition(":")[2]) < first for address in s3.listening())
 
 
-@pytest.mark.parametrize("name", ["AWS_PROFILE", "AWS_SESSION_TOKEN", "FLYTE_AWS_ENDPOINT", "FLYTE_AWS_ACCESS_KEY_ID"])
-def test_nothing_of_the_outer_environment_is_seen(name: str) -> None:
-    """A test without the server's fixture sees no storage settings."""
-    assert name not in os.environ
+def test_no_settings_are_seen() -> None:
+    """A test without the server's fixture sees only the settings that keep botocore from looking for others."""
+    names = {name for name in os.environ if name.startswith(("AWS_", "FLYTE_", "_F_"))}
+    assert names == {"AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_EC2_METADATA_DISABLED"}
+
+
+def test_settings_of_the_outer_environment_are_hidden() -> None:
+    """The test above also passes where whoever runs it has settings of all kinds."""
+    outer = {"AWS_PROFILE": "mine", "FLYTE_AWS_ENDPOINT": "http://elsewhere", "_F_DES": "Earliest"}
+    inner = f"{__file__}::{test_no_settings_are_seen.__name__}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", inner]
+    done = subprocess.run(command, env=os.environ | outer, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
 
 
 class TestEnvironment:

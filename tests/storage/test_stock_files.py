@@ -9,12 +9,13 @@ import sysconfig
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from flyteidl.core.errors_pb2 import ErrorDocument
+
 from firstfault.model import Kind, Origin, WorkerError, Writer
 from firstfault.reader import MultiErrorFileOutputReader
-from flyteidl.core.errors_pb2 import ErrorDocument
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,11 +67,26 @@ ELASTIC = [
         module="stock_elastic_tasks",
     ),
 ]
-ON_FOLDER = [("folder", case, mode) for case in CASES for mode in (ONE_FILE, A_FILE_EACH)]
+
+
+def named(store: str, case: Case, way: str, mode: dict[str, str]) -> Any:
+    """Return a parameter set with an id that can be read."""
+    marks = [pytest.mark.s3] if store == "s3" else []
+    return pytest.param(store, case, mode, marks=marks, id=f"{store}-{case.task}-{way}")
+
+
+ON_FOLDER = [
+    named("folder", case, way, mode)
+    for case in CASES
+    for way, mode in (("one-file", ONE_FILE), ("a-file-each", A_FILE_EACH))
+]
 # processes that speak S3 are slow to start: each case once, each way once
 ON_S3 = [
-    pytest.param("s3", case, mode, marks=pytest.mark.s3)
-    for case, mode in zip(CASES, (ONE_FILE, A_FILE_EACH, SHORT_NAMES, ONE_FILE, A_FILE_EACH), strict=True)
+    named("s3", CASES[0], "one-file", ONE_FILE),
+    named("s3", CASES[1], "a-file-each", A_FILE_EACH),
+    named("s3", CASES[2], "short-names", SHORT_NAMES),
+    named("s3", CASES[3], "one-file", ONE_FILE),
+    named("s3", CASES[4], "a-file-each", A_FILE_EACH),
 ]
 
 
@@ -119,8 +135,8 @@ def test_a_stock_error_is_read_as_it_was_written(
 @pytest.mark.parametrize(
     ("store_uri", "case", "mode"),
     [
-        pytest.param("folder", ELASTIC[0], ONE_FILE),
-        pytest.param("s3", ELASTIC[1], A_FILE_EACH, marks=pytest.mark.s3),
+        named("folder", ELASTIC[0], "one-file", ONE_FILE),
+        named("s3", ELASTIC[1], "a-file-each", A_FILE_EACH),
     ],
     indirect=["store_uri"],
 )

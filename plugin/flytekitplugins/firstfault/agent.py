@@ -14,14 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flytekitplugins.firstfault.capture import capture
-from flytekitplugins.firstfault.deaths import Death, DeathWatch, signal_name
-from flytekitplugins.firstfault.environment import boot_id, node_place, versions
-from flytekitplugins.firstfault.guard import guarded, logger
-from flytekitplugins.firstfault.in_flight import Moment
-from flytekitplugins.firstfault.recorder import Spool, put_document, put_file, record_error
-from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
-from flytekitplugins.firstfault.torch_files import read_error_file
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
@@ -42,6 +34,14 @@ from firstfault.model import (
 from firstfault.places import ROSTER
 from firstfault.report.text import format_exception
 from firstfault.wire import decode, encode_presence
+from flytekitplugins.firstfault.capture import capture
+from flytekitplugins.firstfault.deaths import Death, DeathWatch, signal_name
+from flytekitplugins.firstfault.environment import boot_id, node_place, versions
+from flytekitplugins.firstfault.guard import guarded, logger
+from flytekitplugins.firstfault.in_flight import Moment
+from flytekitplugins.firstfault.recorder import Spool, put_document, put_file, record_error
+from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
+from flytekitplugins.firstfault.torch_files import read_error_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -111,7 +111,9 @@ class ReportingAgent(LocalElasticAgent):
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state in _FAILED:
             with guarded("reporting a failure"):
-                self._document_deaths(stopping, "another worker of this node had failed")
+                # torch stops the others because of these: however close they died to its look, it did not stop them
+                first = frozenset(failure.local_rank for failure in result.failures.values())
+                self._document_deaths(stopping, "another worker of this node had failed", first)
                 self._finish_report()
         return result
 
@@ -192,19 +194,23 @@ class ReportingAgent(LocalElasticAgent):
         name, data = roster_key_for(presence), encode_presence(presence)
         self._pending.append(self._submit(lambda: put_file(prefix, f"{ROSTER}/{name}", data)))
 
-    def _document_deaths(self, stopping: Moment | None = None, reason: str = "") -> None:
+    def _document_deaths(
+        self, stopping: Moment | None = None, reason: str = "", first: frozenset[int] = frozenset()
+    ) -> None:
         """Write a document for each worker that died without one, and pick up what workers could not upload.
 
         Args:
             stopping: when the agent began to stop its workers, None if it has not.
             reason: why.
+            first: local ranks of those for which it did.
         """
         if self._watch is None:
             return
         for death in self._watch.deaths():
             if death.local_rank in self._documented:
                 continue
-            stopped = reason if stopping is not None and _stopped_by_us(death, stopping) else ""
+            ended_by_agent = stopping is not None and death.local_rank not in first and _stopped_by_us(death, stopping)
+            stopped = reason if ended_by_agent else ""
             self._documented[death.local_rank] = self._submit(partial(self._document, death, stopped))
 
     def _document(self, death: Death, stopped: str) -> Receipt:
@@ -212,11 +218,11 @@ class ReportingAgent(LocalElasticAgent):
         spool = Spool.beside(self.report.error_files[death.local_rank])
         deadline = self.recording.upload_deadline_seconds
         spooled = spool.documents()
-        for document in spooled:
-            self.report.failures.append(_read(document.path.read_bytes(), document.name))
         if not spooled:
             return self._write(self._describe(death, stopped))
-        own = self.report.failures[-len(spooled)]
+        failures = [_read(document.path.read_bytes(), document.name) for document in spooled]
+        self.report.failures.extend(failures)
+        own = failures[0]
         receipts = [
             document.receipt
             if document.receipt is not None and document.receipt.durable

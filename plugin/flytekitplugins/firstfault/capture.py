@@ -6,13 +6,12 @@ Extraction only; how it is shown is `firstfault.report`'s business.
 from __future__ import annotations
 
 import linecache
+import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import Any
 
 from firstfault.model import ExceptionInfo, FrameInfo
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 __all__ = ["capture", "qualified_name", "safe_text"]
 
@@ -24,7 +23,7 @@ _MAX_MEMBERS = 10
 _MAX_DEPTH = 3
 """Nesting of exception groups."""
 _MAX_NOTES = 50
-_OWN_FOLDER = str(Path(__file__).parent)
+_OWN_FOLDER = f"{Path(__file__).parent}{os.sep}"
 
 
 def capture(error: BaseException) -> ExceptionInfo:
@@ -46,14 +45,27 @@ def qualified_name(kind: type) -> str:
     """Module and qualified name of a class; builtins without their module."""
     try:
         module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__qualname__")
+        return str(name) if module in {"builtins", None} else f"{module}.{name}"
     except BaseException:  # noqa: BLE001 - a metaclass may do anything
         return "unknown"
-    return str(name) if module in {"builtins", None} else f"{module}.{name}"
+
+
+def _attribute(error: BaseException, name: str, default: Any = None) -> Any:
+    """An attribute of an exception; a class with a ``__getattr__`` of its own may raise anything here."""
+    try:
+        return getattr(error, name, default)
+    except BaseException:  # noqa: BLE001 - user code runs in getattr(); whatever it raises ends here
+        return default
+
+
+def _is_exception(value: Any) -> bool:
+    """Whether `value` is an exception by its type; isinstance() would ask its ``__class__`` too."""
+    return issubclass(type(value), BaseException)
 
 
 def _capture(error: BaseException, depth: int) -> ExceptionInfo:
     kind = type(error)
-    frames, omitted = _frames(error.__traceback__)
+    frames, omitted = _frames(_attribute(error, "__traceback__"))
     return ExceptionInfo(
         type=qualified_name(kind),
         message=safe_text(error),
@@ -66,10 +78,10 @@ def _capture(error: BaseException, depth: int) -> ExceptionInfo:
     )
 
 
-def _frames(trace: TracebackType | None) -> tuple[tuple[FrameInfo, ...], int]:
+def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
     """Outermost first, without our own frames at the top; the middle of a very deep stack is left out."""
     entries: list[tuple[str, int, str]] = []
-    while trace is not None:
+    while isinstance(trace, TracebackType):
         code = trace.tb_frame.f_code
         if entries or not code.co_filename.startswith(_OWN_FOLDER):
             entries.append((code.co_filename, trace.tb_lineno or 0, code.co_name))
@@ -88,7 +100,7 @@ def _source(file: str, line: int) -> str:
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:
-    notes = getattr(error, "__notes__", ())
+    notes = _attribute(error, "__notes__", ())
     if not isinstance(notes, list | tuple):
         return (safe_text(notes),)
     return tuple(safe_text(note) for note in notes[:_MAX_NOTES])
@@ -100,13 +112,10 @@ def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
     chain: list[ExceptionInfo] = []
     current = error
     while len(chain) < _MAX_CAUSES:
-        if current.__cause__ is not None:
-            following, relation = current.__cause__, "cause"
-        elif current.__context__ is not None and not current.__suppress_context__:
-            following, relation = current.__context__, "context"
-        else:
-            break
-        if id(following) in seen:
+        following, relation = _attribute(current, "__cause__"), "cause"
+        if following is None and not _attribute(current, "__suppress_context__"):
+            following, relation = _attribute(current, "__context__"), "context"
+        if not _is_exception(following) or id(following) in seen:
             break
         seen.add(id(following))
         info = _capture(following, depth + 1)
@@ -128,7 +137,7 @@ def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
 
 def _members(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
     """Members of an exception group (Python 3.11, or the backport)."""
-    members = getattr(error, "exceptions", None)
+    members = _attribute(error, "exceptions")
     if depth >= _MAX_DEPTH or not isinstance(members, list | tuple):
         return ()
-    return tuple(_capture(member, depth + 1) for member in members[:_MAX_MEMBERS] if isinstance(member, BaseException))
+    return tuple(_capture(member, depth + 1) for member in members[:_MAX_MEMBERS] if _is_exception(member))

@@ -1,12 +1,14 @@
 """Who of a node's workers died, when, of what, and whether the agent had told it to.
 
-torch elastic looks at its workers at intervals and keeps one failure a node. This watches every process's sentinel,
-which becomes readable the moment the process ends.
+torch elastic looks at its workers at intervals and keeps one failure a node. This watches every process by a
+descriptor of its own, which becomes readable the moment the process ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.connection
+import os
 import signal
 import threading
 import time
@@ -42,7 +44,7 @@ class Death:
 class DeathWatch:
     """Notes the moment at which each of a node's worker processes ends.
 
-    It only looks at sentinels; waiting for the processes and their exit codes stays torch's business.
+    It only looks; waiting for the processes and their exit codes stays torch's business.
 
     Args:
         processes: in order of local rank.
@@ -50,6 +52,8 @@ class DeathWatch:
 
     def __init__(self, processes: Sequence[Any]) -> None:
         self._processes = list(processes)
+        self._descriptors = contextlib.ExitStack()
+        self._waiting = {_descriptor(process, self._descriptors): index for index, process in enumerate(processes)}
         self._ended: dict[int, tuple[int, int]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
@@ -72,13 +76,28 @@ class DeathWatch:
         self._thread.join(timeout=2 * _WAKE_S)
 
     def _watch(self) -> None:
-        waiting = {process.sentinel: index for index, process in enumerate(self._processes)}
-        while waiting and not self._stop.is_set():
-            ready = multiprocessing.connection.wait(list(waiting), timeout=_WAKE_S)
-            now = (time.time_ns(), time.monotonic_ns())
-            for sentinel in ready:
-                index = waiting.pop(sentinel)
-                self._ended[index] = now
+        waiting = self._waiting
+        with self._descriptors:
+            while waiting and not self._stop.is_set():
+                ready = multiprocessing.connection.wait(list(waiting), timeout=_WAKE_S)
+                now = (time.time_ns(), time.monotonic_ns())
+                for descriptor in ready:
+                    index = waiting.pop(descriptor)
+                    self._ended[index] = now
+
+
+def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
+    """What becomes readable when the process ends, registered with `opened` if it has to be closed.
+
+    multiprocessing's sentinel is a pipe that the process's own children inherit: with a data loader alive it stays
+    silent until that ends too. It is the fallback for a kernel or sandbox without pidfds.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except OSError:
+        return process.sentinel
+    opened.callback(os.close, descriptor)
+    return descriptor
 
 
 def signal_name(number: int) -> str:

@@ -11,6 +11,9 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.deck.deck import TimeLineDeck
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
 from flytekitplugins.firstfault.config import parse_nnodes
 from flytekitplugins.firstfault.environment import node_name, node_place
 from flytekitplugins.firstfault.guard import guarded, logger
@@ -19,18 +22,16 @@ from flytekitplugins.firstfault.settle import sealed, settle, torch_error_data
 from flytekitplugins.firstfault.task import VerdictSealedError
 from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, write_error_file
 from flytekitplugins.firstfault.worker import SpawnPayload, WorkerResult, run_forked, run_spawned
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flytekitplugins.firstfault.environment import Recording
-    from flytekitplugins.firstfault.task import ElasticFunctionTask
     from torch.distributed.launcher.api import LaunchConfig
 
     from firstfault.model import WorkerError
     from firstfault.reader import Conclusion
+    from flytekitplugins.firstfault.environment import Recording
+    from flytekitplugins.firstfault.task import ElasticFunctionTask
 
 __all__ = ["ElasticTaskError", "execute_elastic"]
 

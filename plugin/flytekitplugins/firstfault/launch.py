@@ -8,12 +8,6 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flytekitplugins.firstfault.agent import NodeReport, ReportingAgent, agent_failure
-from flytekitplugins.firstfault.environment import node_place
-from flytekitplugins.firstfault.guard import guarded
-from flytekitplugins.firstfault.in_flight import Moment
-from flytekitplugins.firstfault.recorder import put_file, record_error
-from flytekitplugins.firstfault.taxonomy import Sort, sort_of_agent_error
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -25,12 +19,19 @@ from firstfault.keys import roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase
 from firstfault.places import ROSTER
 from firstfault.wire import encode_presence
+from flytekitplugins.firstfault.agent import NodeReport, ReportingAgent, agent_failure
+from flytekitplugins.firstfault.environment import node_place
+from flytekitplugins.firstfault.guard import guarded
+from flytekitplugins.firstfault.in_flight import Moment
+from flytekitplugins.firstfault.recorder import put_file, record_error
+from flytekitplugins.firstfault.taxonomy import Sort, sort_of_agent_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flytekitplugins.firstfault.environment import Recording
     from torch.distributed.launcher.api import LaunchConfig
+
+    from flytekitplugins.firstfault.environment import Recording
 
 __all__ = ["LaunchFailedError", "launch"]
 

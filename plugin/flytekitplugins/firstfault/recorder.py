@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flytekitplugins.firstfault.guard import bounded, logger
-
 from firstfault.aio import run_sync
 from firstfault.errors import FirstFaultError
 from firstfault.keys import error_key_for
@@ -22,6 +20,7 @@ from firstfault.model import Receipt
 from firstfault.places import ERRORS
 from firstfault.store import join, open_store
 from firstfault.wire import encode
+from flytekitplugins.firstfault.guard import bounded, logger
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Spool", "SpooledDocument", "put_file", "record_error"]
 
 _RECEIPT = ".receipt.json"
+_NOTING_S = 0.5
+"""Longest wait for a receipt to be noted on the node's disk, seconds; without it the agent uploads once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,16 @@ def record_error(error: WorkerError, output_prefix: str, spool: Spool | None, de
         spool: where it waits meanwhile; None if there is nobody to pick it up.
         deadline_seconds: counted from now.
     """
+    deadline = time.monotonic() + deadline_seconds
     name = error_key_for(error)
     data = encode(error)
     if spool is not None:
         bounded(lambda: spool.add(name, data), deadline_seconds, "spooling an error document")
-    receipt = put_document(name, data, output_prefix, error.monotonic_ns, error.rank, deadline_seconds)
+    receipt = put_document(
+        name, data, output_prefix, error.monotonic_ns, error.rank, max(deadline - time.monotonic(), 0)
+    )
     if spool is not None:
-        bounded(lambda: spool.add_receipt(receipt), deadline_seconds, "noting an upload")
+        bounded(lambda: spool.add_receipt(receipt), _NOTING_S, "noting an upload")
     return receipt
 
 
@@ -126,8 +130,8 @@ def put_document(  # noqa: PLR0913, PLR0917 - a document, its place and its cloc
     def upload() -> int | None:
         try:
             put_file(output_prefix, f"{ERRORS}/{name}", data)
-        except FirstFaultError as error:
-            failures.append(str(error))
+        except Exception as error:  # noqa: BLE001 - a storage library may raise anything; it is why the document is lost
+            failures.append(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")
             return None
         return time.monotonic_ns()
 

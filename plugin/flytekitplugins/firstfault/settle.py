@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-from flytekitplugins.firstfault.guard import logger
 
 from firstfault.assemble import Findings, assemble
 from firstfault.errors import StoreError
-from firstfault.model import Seal
+from firstfault.model import DocumentRef, Seal, WorkerError
 from firstfault.reader import Conclusion, MultiErrorFileOutputReader
 from firstfault.report import flyte_message, to_json
 from firstfault.retry import RetryContext
-from firstfault.wire import encode_seal
+from firstfault.text import redact
+from firstfault.wire import decode, encode, encode_seal
+from flytekitplugins.firstfault.guard import logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flytekitplugins.firstfault.environment import Recording
-
-    from firstfault.model import WorkerError
+    from firstfault.model import Verdict
     from firstfault.retry import RetryPolicy
+    from flytekitplugins.firstfault.environment import Recording
 
 __all__ = ["sealed", "settle"]
 
@@ -51,7 +51,8 @@ def settle(  # noqa: PLR0913 - keywords
         retries: the task's, None if not known.
         expected_nodes: overrides what the roster says.
     """
-    own = Findings(documents=tuple(failures))
+    # as the storage has them: capped and redacted
+    own = Findings(documents=tuple(_through_wire(failure) for failure in failures))
     context = RetryContext(attempt=attempt, retries=retries)
 
     def reader(strategy: str, policy: RetryPolicy | None) -> MultiErrorFileOutputReader:
@@ -86,7 +87,7 @@ def settle(  # noqa: PLR0913 - keywords
 
 def sealed(conclusion: Conclusion, recording: Recording, node: str) -> tuple[Seal, bytes]:
     """Return the sealed verdict and the bytes of the ``error.pb`` that hands it to Flyte."""
-    verdict, decision = conclusion.verdict, conclusion.decision
+    verdict, decision = _redacted(conclusion.verdict), conclusion.decision
     seal = Seal(
         name="",
         digest=verdict.digest,
@@ -103,6 +104,25 @@ def sealed(conclusion: Conclusion, recording: Recording, node: str) -> tuple[Sea
         worker=verdict.node or "",
     )
     return seal, encode_seal(seal)
+
+
+def _through_wire(failure: WorkerError) -> WorkerError:
+    ref = failure.documents[0] if failure.documents else DocumentRef("")
+    document = decode(encode(failure), ref)
+    return replace(document, documents=failure.documents) if isinstance(document, WorkerError) else failure
+
+
+def _redacted(verdict: Verdict) -> Verdict:
+    """Return the verdict without credentials: a stock error.pb it rests on has not been through our wire."""
+    victims, coverage = verdict.victims, verdict.coverage
+    return replace(
+        verdict,
+        headline=redact(verdict.headline),
+        message=redact(verdict.message),
+        why=tuple(redact(sentence) for sentence in verdict.why),
+        victims=replace(victims, by_rank=tuple((rank, redact(line)) for rank, line in victims.by_rank)),
+        coverage=replace(coverage, notes=tuple(redact(note) for note in coverage.notes)),
+    )
 
 
 def torch_error_data(conclusion: Conclusion) -> dict[str, Any]:

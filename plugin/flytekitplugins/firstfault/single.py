@@ -8,6 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flytekit.core.context_manager import FlyteContextManager
+
+from firstfault.keys import roster_key_for
+from firstfault.model import DocumentRef, NodePresence, Phase
+from firstfault.places import ROSTER
+from firstfault.wire import encode_presence
 from flytekitplugins.firstfault.environment import node_name, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.recorder import put_file
@@ -15,16 +20,10 @@ from flytekitplugins.firstfault.settle import sealed, settle
 from flytekitplugins.firstfault.task import VerdictSealedError
 from flytekitplugins.firstfault.worker import describe_and_record
 
-from firstfault.keys import roster_key_for
-from firstfault.model import DocumentRef, NodePresence, Phase
-from firstfault.places import ROSTER
-from firstfault.wire import encode_presence
-
 if TYPE_CHECKING:
+    from firstfault.model import Place, Receipt
     from flytekitplugins.firstfault.environment import Recording
     from flytekitplugins.firstfault.task import PyTorchFunctionTask
-
-    from firstfault.model import Place, Receipt
 
 __all__ = ["execute_single"]
 

@@ -16,6 +16,8 @@ from flytekit.core.resources import convert_resources_to_resource_model
 from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
+from google.protobuf.json_format import MessageToDict
+
 from flytekitplugins.firstfault.config import (
     CleanPodPolicy,
     Elastic,
@@ -28,7 +30,6 @@ from flytekitplugins.firstfault.config import (
 )
 from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE, Recording, multi_error_files, new_incarnation
 from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template
-from google.protobuf.json_format import MessageToDict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,8 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flytekitplugins.firstfault.capture import qualified_name
-
 from firstfault.model import Kind, Origin
+from flytekitplugins.firstfault.capture import qualified_name
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo

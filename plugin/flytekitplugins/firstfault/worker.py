@@ -12,6 +12,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from firstfault.fingerprint import fingerprint_of
+from firstfault.model import ExceptionInfo, Subject, WorkerError, Writer
+from firstfault.report.text import format_exception
 from flytekitplugins.firstfault.capture import capture, qualified_name
 from flytekitplugins.firstfault.environment import Recording, boot_id, versions, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded
@@ -19,10 +22,6 @@ from flytekitplugins.firstfault.in_flight import moment_of, watch_process_groups
 from flytekitplugins.firstfault.recorder import record_error, spool_for
 from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort, code_of, is_recoverable
 from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, error_file_data, write_error_file
-
-from firstfault.fingerprint import fingerprint_of
-from firstfault.model import ExceptionInfo, Subject, WorkerError, Writer
-from firstfault.report.text import format_exception
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -98,10 +97,15 @@ def recorded() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if not (isinstance(error, SystemExit) and error.code in {None, 0}):
+        if not _is_clean_exit(error):
             with guarded("recording an exception"):
                 record_exception(error)
         raise
+
+
+def _is_clean_exit(error: BaseException) -> bool:
+    # the code may be any object, of which neither hash nor comparison may be asked
+    return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
 
 
 def record_exception(error: BaseException) -> Receipt | None:

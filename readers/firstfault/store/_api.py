@@ -45,7 +45,8 @@ class Store(Protocol):
 
         Raises:
             ObjectNotFoundError: there is none.
-            ObjectTooLargeError: it has more than `limit` bytes.
+            ObjectTooLargeError: it has more than `limit` bytes. A limit costs a request; leave it out where a listing
+                has told the size.
         """
         ...
 

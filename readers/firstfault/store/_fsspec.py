@@ -126,10 +126,11 @@ class FsspecStore:
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
         """Return an object's bytes; see `Store.get`."""
         full = self._path(path)
-        data = bytes(await self._retried("read", full, lambda: self._call("cat_file", full)))
-        if limit is not None and len(data) > limit:
-            raise ObjectTooLargeError(f"{self._named(full)} has {len(data)} bytes, {limit} are allowed")
-        return data
+        if limit is not None:
+            info = await self._retried("look at", full, lambda: self._call("info", full))
+            if int(info["size"] or 0) > limit:
+                raise ObjectTooLargeError(f"{self._named(full)} has {info['size']} bytes, {limit} are allowed")
+        return bytes(await self._retried("read", full, lambda: self._call("cat_file", full)))
 
     async def put(self, path: str, data: bytes) -> None:
         """Write an object whole."""

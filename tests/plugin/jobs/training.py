@@ -74,9 +74,7 @@ def forked(rank: int = 3, step: int = 2, kind: str = "") -> float:
     return _train(rank, step, kind)
 
 
-@task(
-    task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", max_restarts=1, increase_shared_mem=False)
-)
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", max_restarts=1, increase_shared_mem=False))
 def restarted(rank: int = 1, step: int = 2, kind: str = "", rounds: int = 1) -> float:
     """The fault comes in the first `rounds` rounds only."""
     again = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < rounds

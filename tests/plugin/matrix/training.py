@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
+
 from flytekitplugins.firstfault import Elastic
 
 FAULT_AT = 5

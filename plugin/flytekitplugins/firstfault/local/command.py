@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from flytekitplugins.firstfault.local.engine import Attempt, RunResult, RunSettings, run_task
 
 from firstfault.cli import EXIT, debug_option
 from firstfault.report.json import decision_to_dict, format_timestamp, verdict_to_dict
 from firstfault.report.text import terminal_text
+from flytekitplugins.firstfault.local.engine import Attempt, RunResult, RunSettings, run_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,6 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firstfault.aio import run_sync
+from firstfault.errors import UsageError
+from firstfault.model import Origin
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.retry import RetryContext
+from firstfault.store import is_remote, join, open_store
+from firstfault.strategies import get_strategy
 from flytekitplugins.firstfault.config import PyTorch, parse_nnodes
 from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE, multi_error_files
 from flytekitplugins.firstfault.local.loading import load_task, read_inputs, serialized_command, show_outputs
@@ -24,21 +31,12 @@ from flytekitplugins.firstfault.local.operator import (
 )
 from flytekitplugins.firstfault.local.pods import Pod, end_all, start_pod
 
-from firstfault.aio import run_sync
-from firstfault.errors import UsageError
-from firstfault.model import Origin
-from firstfault.reader import MultiErrorFileOutputReader
-from firstfault.retry import RetryContext
-from firstfault.store import is_remote, join, open_store
-from firstfault.strategies import get_strategy
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from flytekitplugins.firstfault.local.loading import Command, TrainingTask
-
     from firstfault.model import JobErrors, WorkerError
     from firstfault.reader import Conclusion
+    from flytekitplugins.firstfault.local.loading import Command, TrainingTask
 
 __all__ = ["Attempt", "RunResult", "RunSettings", "run_task"]
 

@@ -15,9 +15,9 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.type_engine import TypeEngine
 from flytekit.interaction.click_types import FlyteLiteralConverter
 from flytekit.tools.translator import get_serializable
-from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
 
 from firstfault.errors import UsageError
+from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,65 @@
+"""What the plugin's tests share: a recording in a temporary folder, and what it left there."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.model import DocumentRef, NodePresence, WorkerError
+from firstfault.wire import decode, decode_presence
+from flytekitplugins.firstfault.environment import Recording
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_TORCH_HANDLES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """An attempt's output prefix on disk."""
+
+    folder: Path
+
+    @property
+    def uri(self) -> str:
+        """As a task is told."""
+        return str(self.folder)
+
+    @property
+    def errors(self) -> Path:
+        """The folder of error documents; it need not exist."""
+        return self.folder / "firstfault" / "errors"
+
+    def recording(self, deadline_seconds: float = 5.0) -> Recording:
+        """Return a recording into this prefix."""
+        return Recording("earliest", self.uri, deadline_seconds)
+
+    def failures(self) -> list[WorkerError]:
+        """Return what the error documents say, by name."""
+        documents = [decode(path.read_bytes(), DocumentRef(path.name)) for path in sorted(self.errors.glob("*.pb"))]
+        return [document for document in documents if isinstance(document, WorkerError)]
+
+    def roster(self) -> list[NodePresence]:
+        """Return the roster's entries, by name."""
+        folder = self.folder / "firstfault" / "roster"
+        return [decode_presence(path.read_bytes(), path.name) for path in sorted(folder.glob("*.pb"))]
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Prefix:
+    """Return an output prefix in which nothing is yet."""
+    return Prefix(tmp_path / "attempt")
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers_restored() -> Iterator[None]:
+    """Take back the handlers that torch's agent sets in the process that starts workers."""
+    before = {number: signal.getsignal(number) for number in _TORCH_HANDLES}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

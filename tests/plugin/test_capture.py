@@ -1,0 +1,418 @@
+"""From a live exception to data, however hostile the exception is."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flytekitplugins.firstfault import worker
+from flytekitplugins.firstfault.capture import capture, qualified_name, safe_text
+from flytekitplugins.firstfault.guard import bounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.model import ExceptionInfo
+
+MEGABYTES_10 = 10 * 1024 * 1024
+
+
+def _raised(call: Callable[[], object]) -> BaseException:
+    """Return what `call` raises, with its traceback."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001 - the hostile ones are no Exceptions
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+def _captured(error: BaseException) -> ExceptionInfo:
+    return capture(_raised(lambda: _raise(error)))
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+
+class _RaisesError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not telling")
+
+
+class _ExitsError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class _NoTextError(Exception):
+    def __str__(self) -> str:
+        return 7  # noqa: PLE0307 - that is the fault
+
+
+class _Text(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        raise ValueError("not telling")
+
+    def __getitem__(self, key: Any) -> str:
+        raise ValueError("not telling")
+
+
+class _SubclassTextError(Exception):
+    def __str__(self) -> str:
+        return _Text("a text of its own class")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("boom"), "boom"),
+        (ValueError(), ""),
+        (ValueError("a", 2), "('a', 2)"),
+        (KeyError("key"), "'key'"),
+        (OSError(2, "No such file", "/data/shard"), "[Errno 2] No such file: '/data/shard'"),
+        (_SubclassTextError(), "a text of its own class"),
+        (_RaisesError(), "<no text: str() raised ValueError>"),
+        (_ExitsError(), "<no text: str() raised SystemExit>"),
+        (_NoTextError(), "<no text: str() raised TypeError>"),
+        (ValueError("\ud800"), "\ud800"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
+)
+def test_text(error: BaseException, text: str) -> None:
+    """The message is what str() gives, or a sentence about why it gives nothing."""
+    assert _captured(error).message == text
+
+
+def test_a_huge_text_is_cut() -> None:
+    """Of a message of 10 MB its beginning is kept, quickly."""
+    began = time.monotonic()
+    message = _captured(ValueError("x" * MEGABYTES_10)).message
+    assert len(message) == 64 * 1024
+    assert time.monotonic() - began < 1
+
+
+def test_a_blocking_text_is_bounded() -> None:
+    """A __str__ that never returns costs the time that it is given, and no more."""
+    release = threading.Event()
+
+    class BlockingError(Exception):
+        def __str__(self) -> str:
+            release.wait(30)
+            return "late"
+
+    began = time.monotonic()
+    captured = bounded(lambda: capture(BlockingError()), 0.2, "reading an exception")
+    took = time.monotonic() - began
+    release.set()
+    assert captured is None
+    assert 0.2 <= took < 2
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+class _Meta(type):
+    def __getattribute__(cls, name: str) -> Any:
+        if name in {"__module__", "__qualname__", "__mro__", "__name__"}:
+            raise RuntimeError("not telling")
+        return super().__getattribute__(name)
+
+
+class _HostileMetaError(Exception, metaclass=_Meta):
+    pass
+
+
+class _OtherClassError(Exception):
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("not telling")
+
+
+class _ListModuleError(Exception):
+    __module__ = ["no", "name"]  # noqa: RUF012 - that is the fault
+
+
+class _Outer:
+    class InnerError(Exception):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (ValueError, "ValueError"),
+        (_Outer.InnerError, f"{__name__}._Outer.InnerError"),
+        (_HostileMetaError, f"{__name__}._HostileMetaError"),
+        (_OtherClassError, f"{__name__}._OtherClassError"),
+        (_ListModuleError, "unknown"),
+    ],
+    ids=["builtin", "nested", "metaclass", "class", "module"],
+)
+def test_type(kind: type[BaseException], name: str) -> None:
+    """The type is told by its qualified name, builtins without their module, whatever the class says of itself."""
+    assert qualified_name(kind) == name
+    assert _captured(kind()).type == name
+
+
+def test_bases() -> None:
+    """The base classes are told nearest first, without object."""
+    assert _captured(FileNotFoundError()).bases == ("OSError", "Exception", "BaseException")
+    assert _captured(_HostileMetaError()).bases == ("Exception", "BaseException")
+
+
+# --- attributes that fight back -------------------------------------------------------------------------------------
+
+
+class _DelegatingError(Exception):
+    """A common mistake: what it delegates to has not been set."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class _LockedError(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise PermissionError(name)
+
+
+class _GroupWithoutError(Exception):
+    @property
+    def exceptions(self) -> Any:
+        raise RuntimeError("no members yet")
+
+
+@pytest.mark.parametrize("kind", [_DelegatingError, _LockedError, _GroupWithoutError])
+def test_hostile_attributes(kind: type[Exception]) -> None:
+    """An exception whose attributes raise is captured with what can be had: its type and its text."""
+    captured = _captured(kind("boom"))
+    assert captured.type == f"{__name__}.{kind.__name__}"
+    assert captured.message == "boom"
+    assert captured.notes == ()
+    assert captured.members == ()
+
+
+# --- notes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        (["first", "second"], ("first", "second")),
+        ([], ()),
+        (("a", "tuple"), ("a", "tuple")),
+        ("no list", ("no list",)),
+        (7, ("7",)),
+        ([7, _RaisesError()], ("7", "<no text: str() raised ValueError>")),
+        ([str(number) for number in range(60)], tuple(str(number) for number in range(50))),
+    ],
+)
+def test_notes(notes: object, expected: tuple[str, ...]) -> None:
+    """Notes are kept, 50 at most, also if somebody set something else than a list of texts."""
+    error = ValueError("boom")
+    error.__notes__ = notes  # as on Python 3.10, where it is a plain attribute
+    assert _captured(error).notes == expected
+
+
+# --- causes ---------------------------------------------------------------------------------------------------------
+
+
+def _from_cause() -> None:
+    try:
+        _raise(KeyError("inner"))
+    except KeyError as error:
+        raise ValueError("outer") from error
+
+
+def _in_context() -> None:
+    try:
+        _raise(KeyError("inner"))
+    except KeyError:
+        raise ValueError("outer")  # noqa: B904 - the implicit context is the point
+
+
+def _from_none() -> None:
+    try:
+        _raise(KeyError("inner"))
+    except KeyError:
+        raise ValueError("outer") from None
+
+
+def _three() -> None:
+    try:
+        _from_cause()
+    except ValueError:
+        raise RuntimeError("outermost")  # noqa: B904
+
+
+@pytest.mark.parametrize(
+    ("call", "chain"),
+    [
+        (lambda: _raise(ValueError()), []),
+        (_from_cause, [("KeyError", "cause")]),
+        (_in_context, [("KeyError", "context")]),
+        (_from_none, []),
+        (_three, [("ValueError", "context"), ("KeyError", "cause")]),
+    ],
+    ids=["none", "cause", "context", "from None", "three"],
+)
+def test_causes(call: Callable[[], None], chain: list[tuple[str, str]]) -> None:
+    """The chain is the one that Python prints: a cause, else the context unless it was suppressed; nearest first."""
+    captured = capture(_raised(call))
+    assert [(cause.type, cause.relation) for cause in captured.causes] == chain
+    assert all(cause.causes == () for cause in captured.causes), "the chain is flat"
+    assert all(cause.frames for cause in captured.causes)
+
+
+def test_a_cycle_of_causes_ends() -> None:
+    """Exceptions that name each other as their causes are told once each."""
+    first, second = ValueError("first"), KeyError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert [cause.type for cause in capture(first).causes] == ["KeyError"]
+    first.__cause__ = first
+    assert capture(first).causes == ()
+
+
+def test_a_long_chain_is_cut() -> None:
+    """Of a chain of causes the ten nearest are kept."""
+    innermost = error = ValueError("0")
+    for number in range(1, 30):
+        error.__cause__ = ValueError(str(number))
+        error = error.__cause__
+    assert [cause.message for cause in capture(innermost).causes] == [str(number) for number in range(1, 11)]
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+class _Group(Exception):  # noqa: N818 - named as what it stands for
+    """An exception group as Python 3.10 sees the backport's: an exception with a tuple of exceptions."""
+
+    def __init__(self, message: str, exceptions: object) -> None:
+        super().__init__(message)
+        self.exceptions = exceptions
+
+
+GROUPS = [_Group]
+if sys.version_info >= (3, 11):
+    GROUPS.append(builtins.ExceptionGroup)
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda kind: kind.__name__)
+def test_group(group: type[_Group]) -> None:
+    """The members of a group are captured, groups within it too, down to three levels."""
+    nested = group("1", (group("2", (group("3", (group("4", (ValueError("deepest"),)),)), KeyError("k"))),))
+    captured = _captured(nested)
+    (second,) = captured.members
+    third, key = second.members
+    (fourth,) = third.members
+    assert (key.type, key.message) == ("KeyError", "'k'")
+    assert fourth.message.startswith("4")
+    assert fourth.members == ()
+
+
+@pytest.mark.parametrize("members", [7, "text", {"a": ValueError()}, [1, "two", None]])
+def test_no_group(members: object) -> None:
+    """An attribute of that name that holds no exceptions makes no group."""
+    assert _captured(_Group("boom", members)).members == ()
+
+
+def test_a_wide_group_is_cut() -> None:
+    """Of many members ten are kept, and a group that holds itself ends."""
+    assert len(_captured(_Group("wide", [ValueError(str(number)) for number in range(100)])).members) == 10
+    endless = _Group("endless", [])
+    endless.exceptions = [endless]
+    assert _captured(endless).members[0].members[0].members[0].members == ()
+
+
+# --- frames ---------------------------------------------------------------------------------------------------------
+
+
+def _deep(levels: int) -> None:
+    if levels == 0:
+        raise ValueError("bottom")
+    _deep(levels - 1)
+
+
+def _endless() -> None:
+    _endless()
+
+
+def test_frames() -> None:
+    """Frames are told outermost first, each with its file, its line, its function and the line's text."""
+    frames = capture(_raised(lambda: _deep(2))).frames
+    assert [frame.function for frame in frames] == ["_raised", "<lambda>", "_deep", "_deep", "_deep"]
+    assert {frame.file for frame in frames} == {__file__}
+    assert frames[-1].code == 'raise ValueError("bottom")'
+    assert frames[-1].line > 0
+
+
+def test_an_exception_that_was_never_raised() -> None:
+    """Without a traceback there are no frames."""
+    assert capture(ValueError("made, not raised")).frames == ()
+
+
+def test_source_that_is_not_there() -> None:
+    """Code without a file has frames without text."""
+    code = compile("def broken():\n    raise ValueError('boom')\nbroken()\n", "<nowhere>", "exec")
+    frames = capture(_raised(lambda: exec(code, {}))).frames  # noqa: S102 - a frame without a file
+    assert [(frame.file, frame.function, frame.code) for frame in frames[-2:]] == [
+        ("<nowhere>", "<module>", ""),
+        ("<nowhere>", "broken", ""),
+    ]
+
+
+def test_recursion() -> None:
+    """Of a RecursionError both ends of the stack are kept, and the number of frames left out."""
+    error = _raised(_endless)
+    captured = capture(error)
+    assert captured.type == "RecursionError"
+    assert len(captured.frames) == 200
+    assert captured.frames[0].function == "_raised"
+    assert {frame.function for frame in captured.frames[1:]} == {"_endless"}
+    assert captured.frames_omitted + 200 == _depth(error)
+
+
+def _depth(error: BaseException) -> int:
+    trace, count = error.__traceback__, 0
+    while trace is not None:
+        trace, count = trace.tb_next, count + 1
+    return count
+
+
+def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker's traceback begins with the task function, not with the frames of ours that called it."""
+    found = []
+    monkeypatch.setattr(worker, "watch_process_groups", lambda: None)
+    monkeypatch.setattr(worker, "record_exception", lambda error: found.append(capture(error)))
+    with pytest.raises(ValueError, match="bottom"):
+        worker.run_forked(_deep, {"levels": 1})
+    assert [frame.function for frame in found[0].frames] == ["_deep", "_deep"]
+
+
+def test_a_neighbours_frames_stay() -> None:
+    """A package whose folder's name only begins like ours is the user's."""
+    file = str(Path(worker.__file__).parent) + "_models/train.py"
+    code = compile("def train():\n    raise ValueError('boom')\n", file, "exec")
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - a frame with a file of this name
+    error = _raised(names["train"])
+    assert error.__traceback__ is not None
+    error.__traceback__ = error.__traceback__.tb_next  # without the frame of this test
+    assert [frame.file for frame in capture(error).frames] == [file]
+
+
+def test_safe_text_of_anything() -> None:
+    """Values that are no exceptions have a text too."""
+    assert safe_text(None) == "None"
+    assert safe_text(_RaisesError()) == "<no text: str() raised ValueError>"

@@ -1,0 +1,117 @@
+"""What a task configuration takes, what it refuses, and that it does so before anything is registered."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from flytekitplugins import firstfault as plugin
+from flytekitplugins import kfpytorch as stock
+
+from firstfault.errors import UsageError
+from firstfault.retry import never
+from flytekitplugins.firstfault import Elastic, PyTorch, Worker
+from flytekitplugins.firstfault.config import parse_nnodes
+
+ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "retry_policy"}
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "expected"),
+    [(1, (1, 1)), (16, (16, 16)), ("2", (2, 2)), ("1:3", (1, 3)), (" 1 : 3 ", (1, 3)), ("2:2", (2, 2))],
+)
+def test_nnodes(nnodes: int | str, expected: tuple[int, int]) -> None:
+    """The number of nodes is a number or a range."""
+    assert parse_nnodes(nnodes) == expected
+    Elastic(nnodes=nnodes)
+
+
+@pytest.mark.parametrize(
+    "nnodes", [0, -1, True, False, None, 1.5, "x", "", "0", "0:2", "3:1", "1:", ":2", "1:2:3", "-1"]
+)
+def test_bad_nnodes(nnodes: object) -> None:
+    """Anything else is refused, and the message shows what was given and what was expected."""
+    with pytest.raises(UsageError, match=r'must be a number like 2 or a range like "1:4"') as caught:
+        Elastic(nnodes=nnodes)
+    assert repr(nnodes) in str(caught.value)
+    assert isinstance(caught.value, ValueError), "what a caller of kfpytorch would catch"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"start_method": "forkserver"}, "Elastic.start_method must be one of spawn, fork, not 'forkserver'"),
+        ({"nproc_per_node": 0}, "Elastic.nproc_per_node must be a whole number, 1 or more, not 0"),
+        ({"nproc_per_node": True}, "Elastic.nproc_per_node must be a whole number, 1 or more, not True"),
+        ({"nproc_per_node": "2"}, "Elastic.nproc_per_node must be a whole number, 1 or more, not '2'"),
+        ({"max_restarts": -1}, "Elastic.max_restarts must be a whole number, 0 or more, not -1"),
+        ({"monitor_interval": 0}, "Elastic.monitor_interval must be a number of seconds above 0, not 0"),
+        ({"monitor_interval": "5"}, "Elastic.monitor_interval must be a number of seconds above 0, not '5'"),
+    ],
+)
+def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
+    """A field that torch elastic could not run with is refused by name."""
+    with pytest.raises(UsageError) as caught:
+        Elastic(**fields)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("config", [Elastic, lambda **fields: PyTorch(worker=Worker(replicas=1), **fields)])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"strategy": "earlyest"}, "there is no strategy 'earlyest'; known are earliest, "),
+        ({"settle_seconds": -1}, "settle_seconds must be a number of seconds, 0 or more, not -1"),
+        ({"settle_seconds": float("nan")}, "settle_seconds must be a number of seconds, 0 or more, not nan"),
+        ({"settle_seconds": None}, "settle_seconds must be a number of seconds, 0 or more, not None"),
+        ({"upload_deadline_seconds": float("inf")}, "upload_deadline_seconds must be a number of seconds, 0 or more"),
+        ({"upload_deadline_seconds": "5"}, "upload_deadline_seconds must be a number of seconds, 0 or more, not '5'"),
+        ({"retry_policy": "never"}, "a retry policy must be callable with (verdict, context); 'never' is not"),
+    ],
+)
+def test_bad_reporting_field(config: type[Elastic], fields: dict[str, object], message: str) -> None:
+    """What firstfault adds is checked at definition, in both configurations."""
+    with pytest.raises(UsageError) as caught:
+        config(**fields)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"settle_seconds": 0}, {"retry_policy": never()}, {"retry_policy": lambda *_: True}, {"strategy": "majority"}],
+)
+def test_reporting_fields(fields: dict[str, object]) -> None:
+    """No wait at all, a policy, a plain callable and each known strategy are taken."""
+    (name, value), *_ = fields.items()
+    assert getattr(Elastic(**fields), name) is value
+
+
+@pytest.mark.parametrize("name", ["Elastic", "PyTorch", "Master", "Worker", "RunPolicy"])
+def test_fields_are_kfpytorchs(name: str) -> None:
+    """Each configuration has kfpytorch's fields in its order, with its defaults, and ours after them."""
+
+    def fields(module: object) -> dict[str, object]:
+        return {
+            field.name: field.default_factory() if callable(field.default_factory) else field.default
+            for field in dataclasses.fields(getattr(module, name))
+        }
+
+    def comparable(value: object) -> object:
+        return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+
+    ours, theirs = fields(plugin), fields(stock)
+    assert list(ours)[: len(theirs)] == list(theirs)
+    assert set(ours) - set(theirs) <= ADDED
+    differing = {key for key in theirs if comparable(ours[key]) != comparable(theirs[key])}
+    # torchrun's own default; with kfpytorch's 5 s the agent notices a fault that late
+    assert differing == ({"monitor_interval"} if name == "Elastic" else set())
+
+
+@pytest.mark.parametrize("name", ["RestartPolicy", "CleanPodPolicy"])
+def test_enums_are_kfpytorchs(name: str) -> None:
+    """The enums have kfpytorch's members and values."""
+
+    def values(module: object) -> dict[str, int]:
+        return {member.name: member.value for member in getattr(module, name)}
+
+    assert values(plugin) == values(stock)

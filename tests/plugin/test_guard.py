@@ -1,0 +1,96 @@
+"""The one place that catches everything."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flytekitplugins.firstfault.guard import bounded, guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _HostileError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+def _raiser(error: BaseException) -> Callable[[], None]:
+    def call() -> None:
+        raise error
+
+    return call
+
+
+ERRORS = [ValueError("boom"), KeyboardInterrupt(), SystemExit(7), _HostileError(), MemoryError()]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_guarded(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever our own code raises becomes one warning that says what it was doing."""
+    with guarded("counting sheep"):
+        raise error
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith(f"firstfault failed while counting sheep ({type(error).__name__}: ")
+    assert record.exc_info in {None, False}
+
+
+def test_guarded_with_traceback(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With FIRSTFAULT_DEBUG the warning carries the traceback."""
+    monkeypatch.setenv("FIRSTFAULT_DEBUG", "1")
+    with guarded("counting sheep"):
+        raise ValueError("boom")
+    assert "ValueError: boom" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_guarded_says_nothing_of_success(caplog: pytest.LogCaptureFixture) -> None:
+    """A block that works leaves no trace in the log."""
+    with guarded("counting sheep"):
+        pass
+    assert not caplog.records
+
+
+def test_bounded_returns() -> None:
+    """The result comes back as soon as it is there."""
+    began = time.monotonic()
+    assert bounded(lambda: "done", 30, "counting sheep") == "done"
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_bounded_raises_nothing(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+    """A call that raises gives None and one warning."""
+    assert bounded(_raiser(error), 30, "counting sheep") is None
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.2, 0, -3])
+def test_bounded_gives_up(seconds: float) -> None:
+    """A call that hangs gives None once its time is up; a time that is up already is no time."""
+    release = threading.Event()
+    began = time.monotonic()
+    assert bounded(lambda: release.wait(30), seconds, "counting sheep") is None
+    took = time.monotonic() - began
+    release.set()
+    assert max(seconds, 0) <= took < max(seconds, 0) + 2
+
+
+def test_bounded_does_not_keep_the_process() -> None:
+    """What hangs is left behind in a daemon thread, which does not keep the process from ending."""
+    release = threading.Event()
+    names = []
+
+    def hang() -> None:
+        names.append(threading.current_thread())
+        release.wait(30)
+
+    bounded(hang, 0.2, "counting sheep")
+    assert names[0].daemon
+    release.set()

@@ -1,0 +1,75 @@
+"""torch elastic's error.json, compared with what torch itself writes and reads."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
+
+from flytekitplugins.firstfault.torch_files import error_file_data, read_error_file, write_error_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NANO = 1_000_000_000
+
+
+def test_the_shape_is_torchs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our file has the keys of torch's own, with values of the same types."""
+
+    def shape(value: object) -> object:
+        return {key: shape(item) for key, item in value.items()} if isinstance(value, dict) else type(value)
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "theirs.json"))
+    ErrorHandler().record_exception(ValueError("boom"))
+    write_error_file(tmp_path / "ours.json", error_file_data("ValueError", "boom", "Traceback", 5 * NANO))
+    ours, theirs = (json.loads((tmp_path / name).read_text()) for name in ("ours.json", "theirs.json"))
+    assert shape(ours) == shape(theirs)
+    assert ours["message"]["message"] == theirs["message"]["message"] == "ValueError: boom"
+
+
+def test_torch_reads_it(tmp_path: Path) -> None:
+    """A ProcessFailure that finds our file takes message and time from it."""
+    path = tmp_path / "error.json"
+    write_error_file(path, error_file_data("my.module.LostError", "boom", "Traceback of it", 1_700_000_000_900_000_000))
+    failure = ProcessFailure(local_rank=1, pid=42, exitcode=1, error_file=str(path))
+    assert failure.timestamp == 1_700_000_000
+    assert "LostError: boom" in failure.message or "Traceback of it" in failure.message
+    assert read_error_file(path) == {
+        "message": "LostError: boom",
+        "extraInfo": {"py_callstack": "Traceback of it", "timestamp": "1700000000"},
+    }
+
+
+def test_text_that_is_no_unicode(tmp_path: Path) -> None:
+    """A lone surrogate in a message is written, escaped."""
+    write_error_file(tmp_path / "error.json", error_file_data("ValueError", "\ud800", "", 0))
+    word = read_error_file(tmp_path / "error.json")
+    assert word is not None
+    assert word["message"] == "ValueError: \ud800"
+
+
+def test_it_appears_whole(tmp_path: Path) -> None:
+    """An older file is replaced, and nothing else is left beside it."""
+    path = tmp_path / "error.json"
+    path.write_text("{")
+    write_error_file(path, error_file_data("ValueError", "boom", "", 0))
+    assert [item.name for item in tmp_path.iterdir()] == ["error.json"]
+    assert read_error_file(path) is not None
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "7", "null", '{"other": 1}', "\udcff"])
+def test_unreadable(tmp_path: Path, text: str | None) -> None:
+    """A file that is missing, cut off or of another kind says nothing."""
+    if text is not None:
+        (tmp_path / "error.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert read_error_file(tmp_path / "error.json") is None
+
+
+@pytest.mark.parametrize("message", ["a plain text", ["a", "list"], 7])
+def test_a_message_that_is_no_record(tmp_path: Path, message: object) -> None:
+    """A message without parts, as other tools write it, is a message."""
+    (tmp_path / "error.json").write_text(json.dumps({"message": message}))
+    assert read_error_file(tmp_path / "error.json") == {"message": str(message), "extraInfo": {}}

@@ -1,0 +1,183 @@
+"""The wire format itself: compatible with flyteidl's, with what was written before, and with what will be."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
+from google.protobuf.descriptor import FieldDescriptor
+
+import firstfault_proto
+from firstfault_proto.v1 import errors_pb2 as pb
+
+_PROTO = Path(firstfault_proto.__file__).parent / "v1" / "errors.proto"
+_MESSAGES = {name: pb.DESCRIPTOR.message_types_by_name[name] for name in pb.DESCRIPTOR.message_types_by_name}
+
+_DOCUMENT = bytes.fromhex(
+    "0a250a0455534552120a6261642073616d706c65180120012a080880e2cfaa0610073203772d31ca3e990208011001180122390801100218"
+    "fbd095ffbc312001280330013801400448025207747261696e65725a03772d316206686f73742d376a0831302e302e302e3370635107002a"
+    "36fe9c97175905000000000000006201626806a201690a0a56616c75654572726f721209457863657074696f6e1a0a6261642073616d706c"
+    "65221b0a08747261696e2e707910071a05747261696e22067374657028292a0a696e2073686172642037321b0a074f534572726f721a0964"
+    "69736b2066756c6c3a056361757365a80101ba01180a075349475445524d120d72616e6b2030206661696c6564f2010464617461fa010e31"
+    "3a3031323334353637383961628202047461696c9202060800100118029a020c0a05746f7263681203322e37"
+)
+"""A document as version 1 of the schema writes it. It has to be readable for as long as documents are kept."""
+_ENTRY = bytes.fromhex(
+    "080110021a390801100218fbd095ffbc312001280330013801400448025207747261696e65725a03772d316206686f73742d376a0831302e"
+    "302e302e3370632204080310012204080410022900002a36fe9c9717320d0a0565312e7062100118072803"
+)
+"""A roster entry as version 1 of the schema writes it."""
+
+
+# --- the .proto file and the code made from it ----------------------------------------------------------------------
+
+
+def _declared() -> dict[str, dict[str, int]]:
+    """Fields and numbers of every message and enum, as the .proto file has them."""
+    text = re.sub(r"//.*", "", _PROTO.read_text())
+    blocks = re.findall(r"\b(?:message|enum)\s+(\w+)\s*\{([^}]*)\}", text)
+    return {
+        name: {field: int(number) for field, number in re.findall(r"(\w+)\s*=\s*(\d+)\s*;", body)}
+        for name, body in blocks
+    }
+
+
+def test_the_code_is_that_of_the_proto_file() -> None:
+    """Every message and enum of the .proto file is in the generated code with the same fields and numbers."""
+    generated = {name: {field.name: field.number for field in kind.fields} for name, kind in _MESSAGES.items()}
+    generated |= {
+        name: {value.name: value.number for value in kind.values}
+        for name, kind in pb.DESCRIPTOR.enum_types_by_name.items()
+    }
+    assert generated == _declared()
+
+
+def test_every_enum_starts_with_unspecified() -> None:
+    """What a writer does not say is told apart from everything it can say."""
+    for kind in pb.DESCRIPTOR.enum_types_by_name.values():
+        assert kind.values_by_number[0].name.endswith("_UNSPECIFIED")
+
+
+def test_it_loads_without_the_library() -> None:
+    """The wire format can be used by itself, also where warnings are errors."""
+    code = "import sys; import firstfault_proto.v1.errors_pb2; print('firstfault' in sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout.strip() == "False"
+
+
+# --- flyteidl -------------------------------------------------------------------------------------------------------
+
+
+def test_a_document_is_a_superset_of_flytes() -> None:
+    """Every field of flyteidl's ErrorDocument is in ours with the same number and message; ours come far behind."""
+    ours = _MESSAGES["WorkerErrorDocument"].fields_by_number
+    for field in ErrorDocument.DESCRIPTOR.fields:
+        assert ours[field.number].name == field.name
+        assert ours[field.number].message_type is ContainerError.DESCRIPTOR
+    added = set(ours) - {field.number for field in ErrorDocument.DESCRIPTOR.fields}
+    assert added == {1001, 1002}
+
+
+def test_flyte_reads_the_error_of_a_document() -> None:
+    """Flyte's reader finds its own message in our document and keeps the rest as it is."""
+    read = ErrorDocument.FromString(_DOCUMENT)
+    assert (read.error.code, read.error.message, read.error.worker) == ("USER", "bad sample", "w-1")
+    assert read.error.kind == ContainerError.RECOVERABLE
+    assert read.error.timestamp.ToNanoseconds() == 1_700_000_000_000_000_007
+    assert pb.WorkerErrorDocument.FromString(read.SerializeToString()) == pb.WorkerErrorDocument.FromString(_DOCUMENT)
+
+
+def test_we_read_flytes_document() -> None:
+    """A file of Flyte's own is a document of which nothing but the error is known."""
+    data = ErrorDocument(error=ContainerError(code="red", message="hi")).SerializeToString()
+    read = pb.WorkerErrorDocument.FromString(data)
+    assert (read.error.code, read.error.message) == ("red", "hi")
+    assert not read.HasField("failure")
+    assert not read.HasField("verdict")
+
+
+# --- other versions -------------------------------------------------------------------------------------------------
+
+
+def test_a_document_of_version_1_is_readable() -> None:
+    """Every field of a document that version 1 wrote is where it was."""
+    failure = pb.WorkerErrorDocument.FromString(_DOCUMENT).failure
+    assert (failure.schema_version, failure.writer, failure.subject) == (1, pb.WRITER_WORKER, pb.SUBJECT_WORKER)
+    assert failure.place == pb.Place(
+        attempt=1,
+        round=2,
+        incarnation=1_700_000_000_123,
+        restart_count=1,
+        global_rank=3,
+        local_rank=1,
+        group_rank=1,
+        world_size=4,
+        group_world_size=2,
+        role="trainer",
+        node="w-1",
+        host="host-7",
+        ip="10.0.0.3",
+        pid=99,
+    )
+    assert failure.exception == pb.ExceptionRecord(
+        type="ValueError",
+        bases=["Exception"],
+        message="bad sample",
+        frames=[pb.Frame(file="train.py", line=7, function="train", code="step()")],
+        notes=["in shard 7"],
+        causes=[pb.ExceptionRecord(type="OSError", message="disk full", relation="cause")],
+    )
+    assert (failure.wall_time_ns, failure.monotonic_ns, failure.boot_id) == (1_700_000_000_000_000_007, 5, "b")
+    assert (failure.upload_delay_ns, failure.exit_code, failure.log_tail) == (6, 1, "tail")
+    assert (failure.category, failure.fingerprint) == ("data", "1:0123456789ab")
+    assert list(failure.sent_signals) == [pb.SentSignal(signal="SIGTERM", reason="rank 0 failed")]
+    assert failure.resources == pb.ResourceEvidence(oom_kill=0, memory_peak_bytes=1, memory_limit_bytes=2)
+    assert dict(failure.versions) == {"torch": "2.7"}
+
+
+def test_a_roster_entry_of_version_1_is_readable() -> None:
+    """Every field of a roster entry that version 1 wrote is where it was."""
+    entry = pb.RosterEntry.FromString(_ENTRY)
+    assert (entry.schema_version, entry.phase, entry.place.node) == (1, pb.PHASE_FAILED, "w-1")
+    assert [(worker.global_rank, worker.local_rank) for worker in entry.workers] == [(3, 1), (4, 2)]
+    assert list(entry.receipts) == [pb.DocumentReceipt(key="e1.pb", durable=True, fault_to_durable_ns=7, global_rank=3)]
+    assert entry.wall_time_ns == 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("Place", "global_rank"),
+        ("Place", "local_rank"),
+        ("Place", "group_rank"),
+        ("WorkerFailure", "exit_code"),
+        ("ResourceEvidence", "oom_kill"),
+        ("DocumentReceipt", "global_rank"),
+        ("StackDump", "global_rank"),
+    ],
+)
+def test_zero_is_told_apart_from_nothing(message: str, field: str) -> None:
+    """Rank 0, exit code 0 and a count of 0 are not the same as none."""
+    descriptor = _MESSAGES[message].fields_by_name[field]
+    assert descriptor.has_presence
+    kind = getattr(pb, message)
+    assert kind.FromString(kind(**{field: 0}).SerializeToString()).HasField(field)
+    assert not kind.FromString(kind().SerializeToString()).HasField(field)
+
+
+def test_a_time_has_nanoseconds_and_a_fixed_width() -> None:
+    """Times are 64 bits wide: they do not pass through a float."""
+    for field in ("wall_time_ns", "monotonic_ns"):
+        assert _MESSAGES["WorkerFailure"].fields_by_name[field].type == FieldDescriptor.TYPE_FIXED64
+
+
+def test_unknown_fields_survive() -> None:
+    """What a newer version writes is kept by a program that reads and writes with this one."""
+    newer = _DOCUMENT + bytes([0xFA, 0x3F, 4]) + b"news"
+    assert b"news" in pb.WorkerErrorDocument.FromString(newer).SerializeToString()
