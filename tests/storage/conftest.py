@@ -20,6 +20,7 @@ import stamina
 from firstfault.keys import error_key_for
 from firstfault.places import ERRORS
 from firstfault.store import FsspecStore, open_store
+from firstfault.testing import make_error
 from firstfault.wire import encode
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ T = TypeVar("T")
 # --- firstfault's own side ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def with_store() -> Callable[..., Any]:
     """Return a function that opens a store for a folder and returns what an asynchronous function does with it."""
 
@@ -49,11 +50,11 @@ def with_store() -> Callable[..., Any]:
     return run
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def write(with_store: Callable[..., Any]) -> Callable[..., list[str]]:
     """Return a function that writes error documents below an output prefix, and returns their names."""
 
-    def put(uri: str, *errors: WorkerError) -> list[str]:
+    def put(uri: str, *errors: WorkerError, **options: Any) -> list[str]:
         names = [error_key_for(error) for error in errors]
 
         async def put_all(store: FsspecStore) -> None:
@@ -65,10 +66,32 @@ def write(with_store: Callable[..., Any]) -> Callable[..., list[str]]:
 
             await asyncio.gather(*map(put_one, names, errors))
 
-        with_store(uri, put_all)
+        with_store(uri, put_all, **options)
         return names
 
     return put
+
+
+@dataclass(frozen=True)
+class Crowd:
+    """The output prefix of a job that left more documents than one page lists."""
+
+    uri: str
+    names: list[str]
+
+
+@pytest.fixture(scope="session")
+def crowd(s3: S3, write: Callable[..., list[str]]) -> Crowd:
+    """Write 1,500 documents to S3; that of rank 0 is the earliest, and is listed last."""
+    uri = s3.uri("crowd")
+    options = {"key": s3.access_key, "secret": s3.secret_key, "endpoint_url": s3.endpoint}
+    names = write(uri, *(make_error(rank, node=f"worker-{rank}", at_ms=rank) for rank in range(1, 1500)), **options)
+    client = s3.client()
+    with contextlib.closing(client):
+        last = "zzz.pb"
+        document = encode(make_error(0, node="worker-0", at_ms=-1))
+        client.put_object(Bucket=s3.bucket, Key=f"{urlsplit(uri).path.strip('/')}/{ERRORS}/{last}", Body=document)
+    return Crowd(uri, [*names, last])
 
 
 # --- other parties --------------------------------------------------------------------------------------------------

@@ -19,14 +19,14 @@ from firstfault.places import ERRORS, ROSTER
 from firstfault.reader import MultiErrorFileOutputReader
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
-from firstfault.wire import MAX_DOCUMENT_BYTES, encode, encode_presence
+from firstfault.wire import MAX_DOCUMENT_BYTES, encode_presence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault.store import ObjectInfo
     from tests.conftest import S3
-    from tests.storage.conftest import FaultyProxy, Peer
+    from tests.storage.conftest import Crowd, FaultyProxy
 
 ROOT = make_error(3, node="worker-1", at_ms=0, message="the first fault", group_world_size=2, world_size=4)
 VICTIMS = [
@@ -130,14 +130,10 @@ def test_a_single_document_over_the_limit(store_uri: str, with_store: Callable[.
         MultiErrorFileOutputReader(f"{store_uri}/error.pb").job()
 
 
-def test_the_root_cause_on_the_second_page(s3_environ: S3, peer: Peer, write: Callable[..., list[str]]) -> None:
-    """Of 1,100 documents, more than one page lists, the one that is listed last is found if it was the first."""
-    uri = s3_environ.uri()
-    write(uri, *(make_error(rank, node=f"worker-{rank}", at_ms=rank) for rank in range(1, 1100)))
-    peer.put(f"{uri}/{ERRORS}/zzz.pb", encode(make_error(0, node="worker-0", at_ms=-1)))
-    assert not peer.first_page_is_all(uri)
-    job = MultiErrorFileOutputReader(uri).job()
-    assert len(job.failures) == 1100
+def test_the_root_cause_on_the_second_page(s3_environ: S3, crowd: Crowd) -> None:
+    """Of 1,500 documents, more than one page lists, the one that is listed last is found if it was the first."""
+    job = MultiErrorFileOutputReader(crowd.uri).job()
+    assert len(job.failures) == 1500
     assert job.failures[0].rank == 0
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from firstfault.aio import run_sync
 from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
+from firstfault.places import ERRORS
 from firstfault.store import FsspecStore, open_store
 from firstfault.testing import StoreTests
 from firstfault.wire import MAX_DOCUMENT_BYTES
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.conftest import S3
-    from tests.storage.conftest import Peer
+    from tests.storage.conftest import Crowd, Peer
 
 
 class TestS3(StoreTests):
@@ -127,23 +128,11 @@ def test_a_listing_that_fsspec_remembers_is_not_used(
         type(shared).clear_instance_cache()
 
 
-def test_more_than_one_page(s3_environ: S3, peer: Peer, with_store: Callable[..., Any]) -> None:
+def test_more_than_one_page(s3_environ: S3, peer: Peer, crowd: Crowd, with_store: Callable[..., Any]) -> None:
     """1,500 objects, which the server lists in two pages, are all listed, in order."""
-    uri = s3_environ.uri()
-    expected = [f"{number:05d}.pb" for number in range(1500)]
-
-    async def fill(store: FsspecStore) -> None:
-        gate = asyncio.Semaphore(32)
-
-        async def put(name: str) -> None:
-            async with gate:
-                await store.put(name, b"x")
-
-        await asyncio.gather(*map(put, reversed(expected)))
-
-    with_store(uri, fill)
-    assert not peer.first_page_is_all(uri)
-    assert with_store(uri, names) == expected
+    assert not peer.first_page_is_all(crowd.uri)
+    assert len(crowd.names) == 1500
+    assert with_store(f"{crowd.uri}/{ERRORS}", names) == sorted(crowd.names)
 
 
 # --- objects --------------------------------------------------------------------------------------------------------

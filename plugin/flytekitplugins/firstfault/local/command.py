@@ -14,7 +14,7 @@ import click
 from firstfault.cli import EXIT, debug_option
 from firstfault.report.json import decision_to_dict, format_timestamp, verdict_to_dict
 from firstfault.report.text import terminal_text
-from flytekitplugins.firstfault.local.engine import Attempt, RunResult, RunSettings, run_task
+from flytekitplugins.firstfault.local.engine import Attempt, RunResult, RunSettings, run_task, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,12 +117,12 @@ def _print_attempt(attempt: Attempt) -> None:
     if attempt.conclusion is not None:
         conclusion = attempt.conclusion
         click.echo()
-        click.echo(terminal_text(conclusion.verdict, conclusion.decision, uri=attempt.errors_uri))
+        click.echo(terminal_text(conclusion.verdict, conclusion.decision, uri=shown(attempt.errors_uri)))
     elif attempt.status != "succeeded":
         click.echo("no error document was found; the pods' logs say more:")
     if attempt.status != "succeeded":
         for log in attempt.logs:
-            click.echo(f"log: {log}")
+            click.echo(f"log: {shown(log)}")
         click.echo()
 
 

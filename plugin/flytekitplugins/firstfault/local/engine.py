@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from firstfault.reader import Conclusion
     from flytekitplugins.firstfault.local.loading import Command, TrainingTask
 
-__all__ = ["Attempt", "RunResult", "RunSettings", "run_task"]
+__all__ = ["Attempt", "RunResult", "RunSettings", "run_task", "shown"]
 
 _POLL_S = 0.02
 _LINGER_S = 20.0
@@ -120,7 +120,7 @@ def run_task(settings: RunSettings, tell: Callable[[str], None] = lambda _: None
         StoreError: the store cannot be written or read.
     """
     plan = _plan(settings)
-    tell(f"run {plan.name}: {plan.pods} pods, store {plan.base}, logs {plan.logs}")
+    tell(f"run {plan.name}: {plan.pods} pods, store {shown(plan.base)}, logs {shown(plan.logs)}")
     attempts: list[Attempt] = []
     used = {Origin.USER: 0, Origin.SYSTEM: 0}
     while True:
@@ -139,6 +139,12 @@ def run_task(settings: RunSettings, tell: Callable[[str], None] = lambda _: None
     last = attempts[-1]
     outputs = _outputs(plan, last) if last.status == "succeeded" else {}
     return RunResult(last.status, tuple(attempts), outputs)
+
+
+def shown(place: str | Path) -> str:
+    """Return a path as the user would type it here: relative if it lies below the working folder."""
+    text = str(place)
+    return os.path.relpath(text) if Path(text).is_absolute() and Path(text).is_relative_to(Path.cwd()) else text
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,192 @@
+"""Who of a node's workers died, when and of what: real processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flytekitplugins.firstfault.deaths import DeathWatch, signal_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+CLOSE_NS = 250_000_000
+"""How far a noted time may be from the real one. Tens of milliseconds are usual; the machine may be busy."""
+LONG_S = 60.0
+
+
+def _act(line: Connection) -> None:
+    """Do what the parent says, and say when: one line of (wall, monotonic) nanoseconds before it happens."""
+    action = line.recv()
+    if action == "with a child of its own":
+        # it inherits every descriptor of this process, as a data loader's workers do
+        child = os.fork()
+        if child == 0:
+            time.sleep(LONG_S)
+            os._exit(0)
+        line.send(child)
+    line.send((time.time_ns(), time.monotonic_ns()))
+    if action == "exit 3":
+        os._exit(3)
+    elif action == "raise":
+        raise SystemExit(4)
+    elif action != "end":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _Worker:
+    """A child process that ends when it is told to, in the way it is told."""
+
+    def __init__(self, method: str) -> None:
+        context = multiprocessing.get_context(method)
+        self.line, theirs = context.Pipe()
+        self.process = context.Process(target=_act, args=(theirs,))
+        self.process.start()
+        theirs.close()
+
+    def end(self, action: str) -> Any:
+        """Return what it said last."""
+        self.line.send(action)
+        said = self.line.recv()
+        if action == "with a child of its own":
+            self.line.recv()
+        return said
+
+
+@pytest.fixture(params=["spawn", "fork"])
+def start(request: pytest.FixtureRequest) -> Iterator[Callable[[], _Worker]]:
+    """Start worker processes by either method; none survives the test."""
+    workers: list[_Worker] = []
+
+    def begin() -> _Worker:
+        workers.append(_Worker(request.param))
+        return workers[-1]
+
+    yield begin
+    for worker in workers:
+        worker.process.kill()
+        worker.process.join()
+
+
+def _wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("action", "exit_code", "name"),
+    [("kill", -9, "SIGKILL"), ("exit 3", 3, ""), ("raise", 4, "")],
+    ids=lambda v: str(v),
+)
+def test_a_death(start: Callable[[], _Worker], action: str, exit_code: int, name: str) -> None:
+    """A death is noted with local rank, pid, exit code, signal and the moment by both clocks."""
+    workers = [start(), start()]
+    watch = DeathWatch([worker.process for worker in workers])
+    assert watch.deaths() == []
+    wall_ns, monotonic_ns = workers[1].end(action)
+    workers[1].process.join()  # torch may have waited for it first
+    time.sleep(0.5)  # asked late, as an agent is that looks at intervals
+    (death,) = watch.deaths()
+    watch.stop()
+    assert (death.local_rank, death.pid, death.exit_code) == (1, workers[1].process.pid, exit_code)
+    assert death.signal == name
+    assert 0 <= death.monotonic_ns - monotonic_ns < CLOSE_NS
+    assert 0 <= death.wall_ns - wall_ns < CLOSE_NS
+
+
+def test_success_is_no_death(start: Callable[[], _Worker]) -> None:
+    """A process that ends with 0 has not died, and the watch ends with its last process."""
+    worker = start()
+    watch = DeathWatch([worker.process])
+    worker.end("end")
+    worker.process.join()
+    assert watch.deaths() == []
+    _wait_for(lambda: not watch._thread.is_alive())
+
+
+def test_the_order_is_that_of_the_deaths(start: Callable[[], _Worker]) -> None:
+    """Deaths come in the order in which they happened, not in that of the ranks."""
+    workers = [start() for _ in range(3)]
+    watch = DeathWatch([worker.process for worker in workers])
+    for index in (2, 0, 1):
+        workers[index].end("kill")
+        _wait_for(lambda count=len(watch.deaths()): len(watch.deaths()) > count)
+    assert [death.local_rank for death in watch.deaths()] == [2, 0, 1]
+    watch.stop()
+
+
+def test_a_death_before_the_watch(start: Callable[[], _Worker]) -> None:
+    """A process that was gone before anybody looked, and has been waited for, is noted all the same."""
+    worker = start()
+    worker.end("kill")
+    worker.process.join()
+    watch = DeathWatch([worker.process])
+    (death,) = watch.deaths()
+    watch.stop()
+    assert death.signal == "SIGKILL"
+    assert 0 <= time.monotonic_ns() - death.monotonic_ns < 2_000_000_000
+
+
+def test_a_death_with_a_child_alive(start: Callable[[], _Worker]) -> None:
+    """The children of a worker, such as a data loader's, do not hide its death."""
+    worker = start()
+    watch = DeathWatch([worker.process])
+    child = worker.end("with a child of its own")
+    killed_ns = time.monotonic_ns()
+    try:
+        worker.process.join()
+        time.sleep(0.5)
+        (death,) = watch.deaths()
+        assert death.monotonic_ns - killed_ns < CLOSE_NS
+    finally:
+        os.kill(child, signal.SIGKILL)
+        watch.stop()
+
+
+def test_without_pidfds(start: Callable[[], _Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel has no pidfds, multiprocessing's sentinels do."""
+
+    def refuse(pid: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    worker = start()
+    watch = DeathWatch([worker.process])
+    _, monotonic_ns = worker.end("kill")
+    _wait_for(watch.deaths)
+    time.sleep(0.5)
+    (death,) = watch.deaths()
+    watch.stop()
+    assert 0 <= death.monotonic_ns - monotonic_ns < CLOSE_NS
+
+
+def test_stop_leaves_nothing(start: Callable[[], _Worker]) -> None:
+    """A stopped watch has no thread and no descriptor, so that the agent may fork again."""
+    worker = start()
+    before = set(os.listdir("/proc/self/fd"))
+    watch = DeathWatch([worker.process])
+    assert len(os.listdir("/proc/self/fd")) > len(before)
+    watch.stop()
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-deaths"]
+    assert worker.process.is_alive(), "it only watches"
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (15, "SIGTERM"), (11, "SIGSEGV"), (99, "SIG99")])
+def test_signal_name(number: int, name: str) -> None:
+    """A signal's name, or its number if it has none."""
+    assert signal_name(number) == name
+
+
+if sys.version_info >= (3, 12):  # fork beside threads is what is tested
+    pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
