@@ -334,11 +334,14 @@ def test_another_distribution_adds_a_command(run: Callable[..., Ran], monkeypatc
     assert "  run   Theirs.\n" in run("--help").out
 
 
-def test_a_command_whose_package_is_missing(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'torch'", name="torch"), ImportError("torch")])
+def test_a_command_whose_package_is_missing(
+    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, error: ImportError
+) -> None:
     """A command that cannot be loaded says what to install, whatever its arguments, and does not harm the help."""
 
     def load() -> None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        raise error
 
     _offered(monkeypatch, load)
     ran = run("run", "task.py", "--any", "thing")

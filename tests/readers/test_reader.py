@@ -136,7 +136,8 @@ def test_a_single_document(attempt: Attempt) -> None:
     attempt.write(make_error(0, at_ms=-5))
     attempt.stock("error.pb", message="plain")
     ours = MultiErrorFileOutputReader(f"{attempt.uri}/firstfault/errors/{name}")
-    assert ours.verdict().ranks == (3,)
+    verdict = ours.verdict()
+    assert (verdict.ranks, verdict.coverage.notes) == ((3,), ())
     assert ours.errors_uri.endswith(name)
     assert MultiErrorFileOutputReader(f"{attempt.uri}/error.pb").verdict().message == "plain"
 
@@ -345,6 +346,8 @@ def test_the_sealed_decision_holds(attempt: Attempt) -> None:
     attempt.write(make_error())
     attempt.put("error.pb", _seal(attempt.reader().conclude()))
     assert attempt.reader().decision() == _SEALED
+    dead = attempt.reader().conclude(RetryContext(pods_alive=False))
+    assert dead.decision == replace(_SEALED, enforced=False)
     assert attempt.reader(retry_policy=never()).decision().reason == "the policy says never"
 
 

@@ -19,6 +19,7 @@ from firstfault.model import (
     Origin,
     Scope,
     SentSignal,
+    Subject,
     Suspect,
     Verdict,
     WorkerError,
@@ -58,7 +59,7 @@ def _verdict(*failures: WorkerError, strategy: str = "earliest", **findings: Any
         (
             _verdict(make_error(12, node="w-1", exception=None, signal="SIGKILL", message="")),
             _NO,
-            "SIGKILL rank 12 w-1 no retry",
+            "SIGKILL rank 12 w-1 no retry: its agent had not sent it",
         ),
         (
             _verdict(make_error(3, node="w-1", exception="torch.OutOfMemoryError", message="CUDA\nmore")),
@@ -220,10 +221,13 @@ def test_facts(verdict: Verdict, decision: Decision, fact: str) -> None:
     assert fact in terminal_text(verdict, decision).splitlines()
 
 
-@pytest.mark.parametrize("name", ["pid: ", "host: ", "exit code: ", "victims: ", "more: ", "documents: ", "note: "])
+@pytest.mark.parametrize(
+    "name", ["rank: ", "pid: ", "host: ", "exit code: ", "victims: ", "more: ", "documents: ", "note: "]
+)
 def test_what_is_not_known_is_not_a_fact(name: str) -> None:
     """A number that nobody recorded, a host that is the node, no victims and no URI are not mentioned."""
-    verdict = _verdict(make_error(0, node="w-1", host="w-1"), roster=(make_presence(node="w-1", nodes=1),))
+    agent = make_error(None, node="w-1", host="w-1", subject=Subject.AGENT)
+    verdict = _verdict(agent, roster=(make_presence(node="w-1", nodes=1),))
     shown = flyte_message(verdict, _NO) + terminal_text(verdict, _NO)
     assert not [line for line in shown.splitlines() if line.startswith(name)]
 

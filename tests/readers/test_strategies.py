@@ -196,6 +196,8 @@ def test_a_long_wait_for_the_upload_is_not_skew() -> None:
         (make_error(None, node="", writer=Writer.STOCK, exception=None), Scope.UNDETERMINED, (), None),
         (make_error(3, node="w-1", category="preemption"), Scope.EXTERNAL, (3,), "w-1"),
         (make_error(3, node="", host="host-7"), Scope.RANK, (3,), "host-7"),
+        (make_error(3, node="", worker="w-2", host="host-7"), Scope.RANK, (3,), "w-2"),
+        (make_error(3, node="w-1", worker="w-2", host="host-7"), Scope.RANK, (3,), "w-1"),
     ],
 )
 def test_the_scope(root: WorkerError, scope: Scope, ranks: tuple[int, ...], node: str | None) -> None:
@@ -249,8 +251,11 @@ def test_how_a_process_is_named(changes: dict[str, Any], name: str) -> None:
         ({"message": "boom\nmore"}, "ValueError, rank 3 on w-1: boom"),
         ({"message": "USER:ValueError: error=boom"}, "ValueError, rank 3 on w-1: boom"),
         ({"exception": "torch.cuda.OutOfMemoryError"}, "OutOfMemoryError, rank 3 on w-1: boom"),
-        ({"exception": None, "signal": "SIGKILL", "exit_code": -9}, "SIGKILL, rank 3 on w-1: boom"),
-        ({"exception": None, "exit_code": 1, "message": ""}, "exit code 1, rank 3 on w-1"),
+        (
+            {"exception": None, "signal": "SIGKILL", "exit_code": -9},
+            "SIGKILL, rank 3 on w-1: its agent had not sent it",
+        ),
+        ({"exception": None, "exit_code": 1}, "exit code 1, rank 3 on w-1: without an exception"),
         (
             {"exception": None, "message": "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"},
             "USER, rank 3 on w-1: ValueError: bad input",
@@ -263,10 +268,11 @@ def test_the_headline(changes: dict[str, Any], headline: str) -> None:
     assert _verdict("earliest", make_error(3, node="w-1", **changes)).headline == headline
 
 
-def test_many_ranks_in_a_headline() -> None:
-    """Of many ranks the first are listed and the rest counted."""
-    verdict = _verdict("majority", *(make_error(rank) for rank in range(100)))
-    assert verdict.headline == "ValueError, ranks 0, 1, 2, 3, 4, 5, 6, 7 and 92 more: boom"
+@pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (100, " and 92 more")])
+def test_many_ranks_in_a_headline(count: int, more: str) -> None:
+    """Of many ranks the first eight are listed and the rest counted."""
+    verdict = _verdict("majority", *(make_error(rank) for rank in range(count)))
+    assert verdict.headline == f"ValueError, ranks 0, 1, 2, 3, 4, 5, 6, 7{more}: boom"
 
 
 def test_victims_are_listed_by_rank() -> None:

@@ -294,6 +294,16 @@ def test_a_time_that_cannot_be_is_no_time(stamp: dict[str, int]) -> None:
     assert read.timestamp_ns is None
 
 
+@pytest.mark.parametrize(("ours", "flytes", "read"), [(7, None, 7), (0, 9, 9), (7, 9, 7), (0, None, None)])
+def test_our_time_comes_before_flytes(ours: int, flytes: int | None, read: int | None) -> None:
+    """The time of our own part of a document counts, else Flyte's."""
+    document = pb.WorkerErrorDocument(failure=pb.WorkerFailure(wall_time_ns=ours))
+    document.error.code = "USER"
+    if flytes is not None:
+        document.error.timestamp.nanos = flytes
+    assert decode(document.SerializeToString(), _REF).timestamp_ns == read
+
+
 # --- hostile bytes --------------------------------------------------------------------------------------------------
 
 

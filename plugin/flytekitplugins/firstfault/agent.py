@@ -17,38 +17,31 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from firstfault.fingerprint import fingerprint_of
 from firstfault.keys import roster_key_for
 from firstfault.model import (
     DocumentRef,
-    ExceptionInfo,
     NodePresence,
     Phase,
     Place,
     Receipt,
-    SentSignal,
-    Subject,
     WorkerError,
-    Writer,
 )
 from firstfault.places import ROSTER
-from firstfault.report.text import format_exception
 from firstfault.wire import decode, encode_presence
-from flytekitplugins.firstfault.capture import capture
-from flytekitplugins.firstfault.deaths import Death, DeathWatch, signal_name
-from flytekitplugins.firstfault.environment import boot_id, node_place, versions
+from flytekitplugins.firstfault.agent_documents import LastWords, about_agent, about_death, last_words
+from flytekitplugins.firstfault.deaths import Death, DeathWatch
+from flytekitplugins.firstfault.environment import node_place
 from flytekitplugins.firstfault.guard import guarded, logger
 from flytekitplugins.firstfault.in_flight import Moment
 from flytekitplugins.firstfault.recorder import Spool, put_document, put_file, record_error
-from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
-from flytekitplugins.firstfault.torch_files import read_error_file
+from flytekitplugins.firstfault.taxonomy import Sort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from flytekitplugins.firstfault.environment import Recording
 
-__all__ = ["NodeReport", "ReportingAgent", "agent_failure"]
+__all__ = ["NodeReport", "ReportingAgent"]
 
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
 _TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
@@ -79,6 +72,7 @@ class ReportingAgent(LocalElasticAgent):
         super().__init__(**kwargs)
         self.recording = recording
         self.report = NodeReport()
+        self._traceback_files: dict[int, str] = {}
         self._watch: DeathWatch | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._pending: list[Future[None]] = []
@@ -99,6 +93,7 @@ class ReportingAgent(LocalElasticAgent):
         with guarded("watching the workers"):
             context: Any = self._pcontext
             self.report.error_files = dict(context.error_files)
+            self._traceback_files = _traceback_files(context)
             self._watch = DeathWatch(_processes(context))
             # only now: a client that has been used before a fork may hang in the child
             self._announce(Phase.JOINED)
@@ -167,7 +162,7 @@ class ReportingAgent(LocalElasticAgent):
         group = self._worker_group
         workers = {worker.local_rank: worker for worker in group.workers}
         worker = workers.get(local_rank) if local_rank is not None else None
-        base = node_place()
+        base = node_place(self.recording)
         return replace(
             base,
             round=self.recording.round,
@@ -219,7 +214,9 @@ class ReportingAgent(LocalElasticAgent):
         deadline = self.recording.upload_deadline_seconds
         spooled = spool.documents()
         if not spooled:
-            return self._write(self._describe(death, stopped))
+            return self._write(
+                about_death(death, self.place(death.local_rank, death.pid), stopped, self._last_words(death))
+            )
         failures = [_read(document.path.read_bytes(), document.name) for document in spooled]
         self.report.failures.extend(failures)
         own = failures[0]
@@ -240,6 +237,10 @@ class ReportingAgent(LocalElasticAgent):
             self._keep(receipt)
         return self._keep(receipts[0])
 
+    def _last_words(self, death: Death) -> LastWords | None:
+        files = self.report.error_files
+        return last_words(files[death.local_rank], self._traceback_files.get(death.local_rank, ""))
+
     def _write(self, failure: WorkerError) -> Receipt:
         """Upload a document of the agent's own and remember it."""
         deadline = self.recording.upload_deadline_seconds
@@ -250,48 +251,6 @@ class ReportingAgent(LocalElasticAgent):
     def _keep(self, receipt: Receipt) -> Receipt:
         self.report.receipts.append(receipt)
         return receipt
-
-    def _describe(self, death: Death, stopped: str) -> WorkerError:
-        place = self.place(death.local_rank, death.pid)
-        who = f"rank {place.rank} (pid {death.pid})"
-        consequence = CONSEQUENCES[Sort.WORKER_FAILURE]
-        sent: tuple[SentSignal, ...] = ()
-        word = read_error_file(self.report.error_files[death.local_rank])
-        exception = _exception_from(word)
-        code = consequence.code
-        if stopped:
-            sent = (SentSignal(death.signal, stopped),)
-            message = f"{who} was stopped by its agent with {death.signal}: {stopped}"
-            code = "USER:Stopped"
-        elif death.signal:
-            message = f"{who} was ended by {death.signal}, which its agent had not sent; exit code {death.exit_code}"
-            code = f"USER:{death.signal}"
-        else:
-            message = f"{who} exited with code {death.exit_code} without an exception"
-            code = "USER:ExitCode"
-        if word is not None and exception is not None:
-            message = str(word.get("extraInfo", {}).get("py_callstack") or format_exception(exception))
-            code = consequence.code
-        failure = WorkerError(
-            code=code,
-            message=message,
-            kind=consequence.kind,
-            origin=consequence.origin,
-            timestamp_ns=death.wall_ns,
-            worker=place.node,
-            place=place,
-            writer=Writer.AGENT,
-            subject=Subject.WORKER,
-            exception=exception,
-            exit_code=death.exit_code,
-            signal=death.signal,
-            sent_signals=sent,
-            monotonic_ns=death.monotonic_ns,
-            boot_id=boot_id(),
-            upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
-            versions=versions(),
-        )
-        return replace(failure, fingerprint=fingerprint_of(failure))
 
     def _finish_report(self) -> None:
         """Say that this node has written all it will write, once it has."""
@@ -306,7 +265,7 @@ class ReportingAgent(LocalElasticAgent):
         """Write a document about a failure of the agent itself, and that the node is done."""
         moment = self._stopping or Moment.now()
         self._document_deaths(moment, "its agent was told to go" if sort is Sort.PREEMPTION else "its agent had failed")
-        self._write(agent_failure(error, sort, self.place(), moment))
+        self._write(about_agent(error, sort, self.place(), moment))
         self._finish_report()
 
     def close(self) -> None:
@@ -339,31 +298,10 @@ def _processes(context: Any) -> list[Any]:
     return list(context._pc.processes)  # noqa: SLF001 - no public name for the processes of a function's workers
 
 
-def agent_failure(error: BaseException, sort: Sort, place: Place, moment: Moment) -> WorkerError:
-    """Return the failure that an error in the agent process is; a signal to the agent is an exit, not an exception."""
-    consequence = CONSEQUENCES[sort]
-    signal_number = getattr(error, "sigval", None) if sort is Sort.PREEMPTION else None
-    exception = capture(error) if signal_number is None else None
-    name = signal_name(signal_number) if signal_number is not None else ""
-    told = f"the agent of {place.node} was told to go by {name}: preemption, drain, a time limit, or a person"
-    failure = WorkerError(
-        code=consequence.code,
-        message=format_exception(exception) if exception is not None else told,
-        kind=consequence.kind,
-        origin=consequence.origin,
-        timestamp_ns=moment.wall_ns,
-        worker=place.node,
-        place=place,
-        writer=Writer.AGENT,
-        subject=Subject.AGENT,
-        exception=exception,
-        signal=name,
-        category=consequence.category,
-        monotonic_ns=moment.monotonic_ns,
-        boot_id=boot_id(),
-        versions=versions(),
-    )
-    return replace(failure, fingerprint=fingerprint_of(failure))
+def _traceback_files(context: Any) -> dict[int, str]:
+    """Local rank to the file in which torch.multiprocessing keeps a traceback; older versions keep queues instead."""
+    files = getattr(context._pc, "error_files", None)  # noqa: SLF001 - see _processes
+    return {rank: str(file) for rank, file in enumerate(files or ())}
 
 
 def _global_round(worker_group: WorkerGroup) -> int:
@@ -382,14 +320,6 @@ def _global_round(worker_group: WorkerGroup) -> int:
 
 def _stopped_by_us(death: Death, stopping: Moment) -> bool:
     return death.signal in _TEARDOWN_SIGNALS and death.monotonic_ns >= stopping.monotonic_ns
-
-
-def _exception_from(word: dict[str, Any] | None) -> ExceptionInfo | None:
-    """What torch's error.json tells of an exception; its text is ``Type: message``."""
-    if word is None:
-        return None
-    kind, _, message = str(word.get("message", "")).partition(": ")
-    return ExceptionInfo(type=kind or "unknown", message=message, notes=())
 
 
 def _read(data: bytes, name: str) -> WorkerError:

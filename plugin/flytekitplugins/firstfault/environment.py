@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 __all__ = [
     "STRATEGY_VARIABLE",
     "Recording",
+    "attempt_number",
     "boot_id",
     "multi_error_files",
+    "new_incarnation",
+    "node_address",
     "node_name",
     "node_place",
     "versions",
@@ -34,6 +37,7 @@ _DEADLINE = "FIRSTFAULT_UPLOAD_DEADLINE"
 _ROUND = "FIRSTFAULT_ROUND"
 _INCARNATION = "FIRSTFAULT_INCARNATION"
 _NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
+_IP = "FIRSTFAULT_NODE_IP"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Recording:
     round: int = 0
     incarnation: int = 0
     group_world_size: int = 0
+    ip: str = ""
+    """The node's address, looked up once: a name service may take seconds, which a failing worker does not have."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which a worker process learns all this."""
@@ -56,6 +62,7 @@ class Recording:
             _ROUND: str(self.round),
             _INCARNATION: str(self.incarnation),
             _NODES: str(self.group_world_size),
+            _IP: self.ip,
         }
 
     @classmethod
@@ -71,6 +78,7 @@ class Recording:
             round=_number(environment, _ROUND) or 0,
             incarnation=_number(environment, _INCARNATION) or 0,
             group_world_size=_number(environment, _NODES) or 0,
+            ip=environment.get(_IP, ""),
         )
 
 
@@ -84,14 +92,13 @@ def node_name(environment: Mapping[str, str] = os.environ) -> str:
     return _first(environment, "FLYTE_INTERNAL_WORKER_NAME", "_F_WN") or environment.get("HOSTNAME") or _host()
 
 
-def node_place(environment: Mapping[str, str] = os.environ) -> Place:
+def node_place(recording: Recording, environment: Mapping[str, str] = os.environ) -> Place:
     """Return what any process of the node knows of its place: attempt, node, host, ip and its own pid."""
-    host = _host()
     return Place(
-        attempt=_number(environment, "FLYTE_ATTEMPT_NUMBER") or 0,
+        attempt=attempt_number(environment),
         node=node_name(environment),
-        host=host,
-        ip=_ip(host),
+        host=_host(),
+        ip=recording.ip,
         pid=os.getpid(),
     )
 
@@ -99,7 +106,7 @@ def node_place(environment: Mapping[str, str] = os.environ) -> Place:
 def worker_place(recording: Recording, environment: Mapping[str, str] = os.environ) -> Place:
     """Return the place of this worker process, from torch elastic's variables and the agent's."""
     return replace(
-        node_place(environment),
+        node_place(recording, environment),
         round=recording.round,
         incarnation=recording.incarnation,
         restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
@@ -131,6 +138,19 @@ def versions() -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found.items()))
 
 
+def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the attempt's number as the backend counts, from 0."""
+    return _number(environment, "FLYTE_ATTEMPT_NUMBER") or 0
+
+
+def node_address() -> str:
+    """Look the node's own address up, for as long as the name service takes; empty if there is none."""
+    try:
+        return socket.gethostbyname(_host())
+    except OSError:
+        return ""
+
+
 def new_incarnation() -> int:
     """Milliseconds since the Unix epoch: this life of the node's container."""
     return time.time_ns() // 1_000_000
@@ -149,10 +169,3 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
 
 def _host() -> str:
     return socket.gethostname()
-
-
-def _ip(host: str) -> str:
-    try:
-        return socket.gethostbyname(host)
-    except OSError:
-        return ""

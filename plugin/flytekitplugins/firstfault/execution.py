@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from flytekitplugins.firstfault.config import parse_nnodes
-from flytekitplugins.firstfault.environment import node_name, node_place
+from flytekitplugins.firstfault.environment import attempt_number, node_name
 from flytekitplugins.firstfault.guard import guarded, logger
 from flytekitplugins.firstfault.launch import LaunchFailedError, launch
 from flytekitplugins.firstfault.settle import sealed, settle, torch_error_data
@@ -198,7 +198,7 @@ def _concluded(task: ElasticFunctionTask, failure: LaunchFailedError, seconds: f
             failure.report.failures,
             seconds=seconds,
             policy=task.task_config.retry_policy,
-            attempt=node_place().attempt,
+            attempt=attempt_number(),
             retries=task.metadata.retries,
         )
     return None

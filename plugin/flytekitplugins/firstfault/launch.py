@@ -19,7 +19,8 @@ from firstfault.keys import roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase
 from firstfault.places import ROSTER
 from firstfault.wire import encode_presence
-from flytekitplugins.firstfault.agent import NodeReport, ReportingAgent, agent_failure
+from flytekitplugins.firstfault.agent import NodeReport, ReportingAgent
+from flytekitplugins.firstfault.agent_documents import about_agent
 from flytekitplugins.firstfault.environment import node_place
 from flytekitplugins.firstfault.guard import guarded
 from flytekitplugins.firstfault.in_flight import Moment
@@ -166,8 +167,8 @@ def _report_own_failure(
         agent.record_own_failure(error, sort)
         return
     # before there was an agent: no round, no ranks
-    place = replace(node_place(), incarnation=recording.incarnation)
-    failure = agent_failure(error, sort, place, Moment.now())
+    place = replace(node_place(recording), incarnation=recording.incarnation)
+    failure = about_agent(error, sort, place, Moment.now())
     receipt = record_error(failure, recording.output_prefix, None, recording.upload_deadline_seconds)
     report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
     report.receipts.append(receipt)

@@ -28,7 +28,14 @@ from flytekitplugins.firstfault.config import (
     Worker,
     parse_nnodes,
 )
-from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE, Recording, multi_error_files, new_incarnation
+from flytekitplugins.firstfault.environment import (
+    STRATEGY_VARIABLE,
+    Recording,
+    multi_error_files,
+    new_incarnation,
+    node_address,
+)
+from flytekitplugins.firstfault.guard import bounded
 from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template
 
 if TYPE_CHECKING:
@@ -55,6 +62,7 @@ _SINGLE_NODE_TASK_TYPE = "python-task"
 _TASK_TYPE_VERSION = 1
 """Of the task template; the backend reads it."""
 _RENDEZVOUS_BACKEND = "c10d"
+_NAME_SERVICE_S = 1.0
 
 
 class VerdictSealedError(Exception):
@@ -120,6 +128,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             output_prefix=_output_prefix(),
             upload_deadline_seconds=self.task_config.upload_deadline_seconds,
             incarnation=new_incarnation(),
+            ip=bounded(node_address, _NAME_SERVICE_S, "looking the node's address up") or "",
         )
 
 

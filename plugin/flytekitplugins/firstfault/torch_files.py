@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ERROR_FILE_VARIABLE", "error_file_data", "read_error_file", "write_error_file"]
+__all__ = ["ERROR_FILE_VARIABLE", "error_file_data", "read_error_file", "read_traceback", "write_error_file"]
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -29,6 +30,27 @@ def write_error_file(path: str | Path, data: dict[str, Any]) -> None:
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     part.write_text(json.dumps(data), encoding="utf-8", errors="backslashreplace")
     part.replace(target)
+
+
+class _TextUnpickler(pickle.Unpickler):
+    """Loads a pickled text and nothing else."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """Refuse every class."""
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} is not a text")
+
+
+def read_traceback(path: str | Path) -> str:
+    """Return the traceback that torch.multiprocessing keeps of an exception outside of torch elastic's own wrapper.
+
+    Such are a result that cannot be pickled, or arguments that cannot be unpickled. Empty if there is none.
+    """
+    try:
+        with Path(path).open("rb") as stream:
+            text = _TextUnpickler(stream).load()
+    except (OSError, pickle.UnpicklingError, EOFError, ValueError):
+        return ""
+    return text if isinstance(text, str) else ""
 
 
 def read_error_file(path: str | Path) -> dict[str, Any] | None:

@@ -122,15 +122,22 @@ def who(failure: WorkerError) -> str:
 def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     """One line: what, who, and the first line of its message."""
     subject = f"ranks {_listed(ranks)}" if len(ranks) > 1 else who(root)
-    text = sentence_of(root.exception.message if root.exception is not None else _stock_message(root))
+    text = _sentence(root)
     headline = f"{root.what}, {subject}" + (f": {text}" if text and text != root.what else "")
     return one_line(headline, _HEADLINE)
 
 
-def _stock_message(root: WorkerError) -> str:
-    """The sentence of a flytekit message, which starts with ``Trace:`` and carries the text after ``Message:``."""
+def _sentence(root: WorkerError) -> str:
+    """What happened, without who: the exception's text, else what its agent saw."""
+    if root.exception is not None:
+        return sentence_of(root.exception.message)
+    if root.subject is Subject.WORKER and root.signal and not root.sent_signals:
+        return "its agent had not sent it"
+    if root.subject is Subject.WORKER and root.exit_code is not None and not root.signal:
+        return "without an exception"
+    # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``
     _, found, tail = root.message.rpartition("\nMessage:")
-    return tail if found else root.message
+    return sentence_of(tail if found else root.message)
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -163,6 +163,8 @@ class StoreTests:
                 assert not await store.exists(path)
                 with pytest.raises(ObjectNotFoundError, match=path):
                     await store.get(path)
+                with pytest.raises(ObjectNotFoundError, match=path):
+                    await store.get(path, limit=1_000)
 
         self._run(scenario)
 

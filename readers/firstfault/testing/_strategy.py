@@ -103,6 +103,18 @@ def _stock_files() -> JobErrors:
     )
 
 
+def _alike() -> JobErrors:
+    """Failures without a rank that agree in all but one thing."""
+    return make_job(
+        *(
+            make_error(None, node=node, at_ms=None, exception=None, writer=Writer.STOCK, code=code, message=message)
+            for node in ("worker-0", "worker-1")
+            for code in ("USER", "SYSTEM")
+            for message in ("a", "b")
+        )
+    )
+
+
 def _many_ranks() -> JobErrors:
     return make_job(*(make_error(rank, node=f"worker-{rank // 8}", at_ms=rank % 97) for rank in range(1_000)))
 
@@ -117,6 +129,7 @@ _JOBS: dict[str, Callable[[], JobErrors]] = {
     "agents only": _agents_only,
     "all stopped by their agents": _all_stopped,
     "files of Flyte's own": _stock_files,
+    "alike": _alike,
     "a thousand ranks": _many_ranks,
 }
 
