@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing or older than what it is made from, and needs nothing else but python3.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix compare lint format types proto proto-check wheel test-wheel clean
+.PHONY: help demo test matrix compare lint format types proto proto-check floors wheel test-wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -44,6 +44,9 @@ proto: ## generate the protobuf code from its .proto file
 
 proto-check: ## fail if the checked-in protobuf code is not what its .proto file generates
 	@tools/quietly.sh "generating the protobuf code and comparing it" tools/check_generated.sh
+
+floors: $(VENV) ## test the library with the oldest dependencies it admits
+	@tools/quietly.sh "testing with the oldest dependencies" tools/test_floors.sh
 
 wheel: $(VENV) ## build the source distribution, and the wheel from it, into dist/
 	@rm -rf dist

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
+# Python 3.12 and later warn of a fork beside threads; an agent forks before it has any, these tests do not
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
 CLOSE_NS = 250_000_000
 """How far a noted time may be from the real one. Tens of milliseconds are usual; the machine may be busy."""
+LATE_S = 0.5
+"""The watch is asked this late, as by an agent that looks at intervals: the time must be the death's all the same."""
 LONG_S = 60.0
 
 
@@ -61,13 +67,13 @@ class _Worker:
         return said
 
 
-@pytest.fixture(params=["spawn", "fork"])
-def start(request: pytest.FixtureRequest) -> Iterator[Callable[[], _Worker]]:
-    """Start worker processes by either method; none survives the test."""
+@pytest.fixture
+def start() -> Iterator[Callable[..., _Worker]]:
+    """Start worker processes; none survives the test."""
     workers: list[_Worker] = []
 
-    def begin() -> _Worker:
-        workers.append(_Worker(request.param))
+    def begin(method: str = "fork") -> _Worker:
+        workers.append(_Worker(method))
         return workers[-1]
 
     yield begin
@@ -84,18 +90,22 @@ def _wait_for(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "exit_code", "name"),
-    [("kill", -9, "SIGKILL"), ("exit 3", 3, ""), ("raise", 4, "")],
-    ids=lambda v: str(v),
+    ("method", "action", "exit_code", "name"),
+    [
+        ("spawn", "kill", -9, "SIGKILL"),
+        ("fork", "kill", -9, "SIGKILL"),
+        ("fork", "exit 3", 3, ""),
+        ("fork", "raise", 4, ""),
+    ],
 )
-def test_a_death(start: Callable[[], _Worker], action: str, exit_code: int, name: str) -> None:
+def test_a_death(start: Callable[..., _Worker], method: str, action: str, exit_code: int, name: str) -> None:
     """A death is noted with local rank, pid, exit code, signal and the moment by both clocks."""
-    workers = [start(), start()]
+    workers = [start(method), start(method)]
     watch = DeathWatch([worker.process for worker in workers])
     assert watch.deaths() == []
     wall_ns, monotonic_ns = workers[1].end(action)
     workers[1].process.join()  # torch may have waited for it first
-    time.sleep(0.5)  # asked late, as an agent is that looks at intervals
+    time.sleep(LATE_S)
     (death,) = watch.deaths()
     watch.stop()
     assert (death.local_rank, death.pid, death.exit_code) == (1, workers[1].process.pid, exit_code)
@@ -104,7 +114,7 @@ def test_a_death(start: Callable[[], _Worker], action: str, exit_code: int, name
     assert 0 <= death.wall_ns - wall_ns < CLOSE_NS
 
 
-def test_success_is_no_death(start: Callable[[], _Worker]) -> None:
+def test_success_is_no_death(start: Callable[..., _Worker]) -> None:
     """A process that ends with 0 has not died, and the watch ends with its last process."""
     worker = start()
     watch = DeathWatch([worker.process])
@@ -114,18 +124,19 @@ def test_success_is_no_death(start: Callable[[], _Worker]) -> None:
     _wait_for(lambda: not watch._thread.is_alive())
 
 
-def test_the_order_is_that_of_the_deaths(start: Callable[[], _Worker]) -> None:
+def test_the_order_is_that_of_the_deaths(start: Callable[..., _Worker]) -> None:
     """Deaths come in the order in which they happened, not in that of the ranks."""
     workers = [start() for _ in range(3)]
     watch = DeathWatch([worker.process for worker in workers])
     for index in (2, 0, 1):
         workers[index].end("kill")
-        _wait_for(lambda count=len(watch.deaths()): len(watch.deaths()) > count)
+        _wait_for(partial(watch._ended.__contains__, index))
+        workers[index].process.join()
     assert [death.local_rank for death in watch.deaths()] == [2, 0, 1]
     watch.stop()
 
 
-def test_a_death_before_the_watch(start: Callable[[], _Worker]) -> None:
+def test_a_death_before_the_watch(start: Callable[..., _Worker]) -> None:
     """A process that was gone before anybody looked, and has been waited for, is noted all the same."""
     worker = start()
     worker.end("kill")
@@ -137,7 +148,7 @@ def test_a_death_before_the_watch(start: Callable[[], _Worker]) -> None:
     assert 0 <= time.monotonic_ns() - death.monotonic_ns < 2_000_000_000
 
 
-def test_a_death_with_a_child_alive(start: Callable[[], _Worker]) -> None:
+def test_a_death_with_a_child_alive(start: Callable[..., _Worker]) -> None:
     """The children of a worker, such as a data loader's, do not hide its death."""
     worker = start()
     watch = DeathWatch([worker.process])
@@ -145,7 +156,7 @@ def test_a_death_with_a_child_alive(start: Callable[[], _Worker]) -> None:
     killed_ns = time.monotonic_ns()
     try:
         worker.process.join()
-        time.sleep(0.5)
+        time.sleep(LATE_S)
         (death,) = watch.deaths()
         assert death.monotonic_ns - killed_ns < CLOSE_NS
     finally:
@@ -153,7 +164,7 @@ def test_a_death_with_a_child_alive(start: Callable[[], _Worker]) -> None:
         watch.stop()
 
 
-def test_without_pidfds(start: Callable[[], _Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pidfds(start: Callable[..., _Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel has no pidfds, multiprocessing's sentinels do."""
 
     def refuse(pid: int) -> int:
@@ -164,20 +175,24 @@ def test_without_pidfds(start: Callable[[], _Worker], monkeypatch: pytest.Monkey
     watch = DeathWatch([worker.process])
     _, monotonic_ns = worker.end("kill")
     _wait_for(watch.deaths)
-    time.sleep(0.5)
+    time.sleep(LATE_S)
     (death,) = watch.deaths()
     watch.stop()
     assert 0 <= death.monotonic_ns - monotonic_ns < CLOSE_NS
 
 
-def test_stop_leaves_nothing(start: Callable[[], _Worker]) -> None:
+def _descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_stop_leaves_nothing(start: Callable[..., _Worker]) -> None:
     """A stopped watch has no thread and no descriptor, so that the agent may fork again."""
     worker = start()
-    before = set(os.listdir("/proc/self/fd"))
+    before = _descriptors()
     watch = DeathWatch([worker.process])
-    assert len(os.listdir("/proc/self/fd")) > len(before)
+    assert _descriptors() > before
     watch.stop()
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert _descriptors() == before
     assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-deaths"]
     assert worker.process.is_alive(), "it only watches"
 
@@ -186,7 +201,3 @@ def test_stop_leaves_nothing(start: Callable[[], _Worker]) -> None:
 def test_signal_name(number: int, name: str) -> None:
     """A signal's name, or its number if it has none."""
     assert signal_name(number) == name
-
-
-if sys.version_info >= (3, 12):  # fork beside threads is what is tested
-    pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

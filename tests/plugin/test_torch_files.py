@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import TYPE_CHECKING
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
 
-from flytekitplugins.firstfault.torch_files import error_file_data, read_error_file, write_error_file
+from flytekitplugins.firstfault.torch_files import (
+    error_file_data,
+    read_error_file,
+    read_traceback,
+    write_error_file,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,3 +80,27 @@ def test_a_message_that_is_no_record(tmp_path: Path, message: object) -> None:
     """A message without parts, as other tools write it, is a message."""
     (tmp_path / "error.json").write_text(json.dumps({"message": message}))
     assert read_error_file(tmp_path / "error.json") == {"message": str(message), "extraInfo": {}}
+
+
+class _Thing:
+    """A class that a traceback file has no business with."""
+
+
+def test_traceback_file(tmp_path: Path) -> None:
+    """torch.multiprocessing pickles a traceback; a file that was cut off anywhere says nothing."""
+    path = tmp_path / "traceback"
+    assert read_traceback(path) == ""
+    whole = pickle.dumps("Traceback (most recent call last):\nValueError: boom\n")
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        assert read_traceback(path) == ""
+    path.write_bytes(whole)
+    assert read_traceback(path).endswith("ValueError: boom\n")
+
+
+@pytest.mark.parametrize("content", [7, ["Traceback"], b"Traceback", _Thing(), print])
+def test_traceback_file_of_another_kind(tmp_path: Path, content: object) -> None:
+    """Anything but a text is not loaded, least of all something that could run."""
+    path = tmp_path / "traceback"
+    path.write_bytes(pickle.dumps(content))
+    assert read_traceback(path) == ""

@@ -35,7 +35,8 @@ def last_words(error_file: str, traceback_file: str) -> LastWords | None:
     """Return what a worker left in torch elastic's error.json, else in torch.multiprocessing's traceback file."""
     word = read_error_file(error_file)
     if word is not None:
-        text = str(word.get("extraInfo", {}).get("py_callstack") or word.get("message", ""))
+        extra = word.get("extraInfo")
+        text = str((extra.get("py_callstack") if isinstance(extra, dict) else "") or word.get("message", ""))
         return LastWords(_exception_from(str(word.get("message", ""))), text)
     text = read_traceback(traceback_file)
     if not text:

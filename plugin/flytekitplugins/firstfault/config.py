@@ -173,7 +173,7 @@ class Elastic(_Reporting):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageError(f"Elastic.{name} must be a whole number, {least} or more, not {value!r}")
-        if not isinstance(self.monitor_interval, int | float) or self.monitor_interval <= 0:
+        if not isinstance(self.monitor_interval, int | float) or not 0 < self.monitor_interval < float("inf"):
             raise UsageError(
                 f"Elastic.monitor_interval must be a number of seconds above 0, not {self.monitor_interval!r}"
             )

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Tests the library with the oldest dependencies that pyproject.toml admits, in a venv of its own.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+venv=$root/build/floors-venv
+rm -rf "$venv"
+python3 -m venv "$venv"
+mapfile -t floors < <("$root/.venv/bin/python" - "$root/pyproject.toml" <<'PY'
+import sys
+from pathlib import Path
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import pip._vendor.tomli as tomllib
+
+for requirement in tomllib.loads(Path(sys.argv[1]).read_text())["project"]["dependencies"]:
+    print(requirement.split(";")[0].strip().replace(">=", "=="))
+PY
+)
+echo "oldest: ${floors[*]}"
+"$venv/bin/pip" install --quiet --disable-pip-version-check --editable "$root" "${floors[@]}" \
+  pytest pytest-timeout hypothesis botocore
+cd "$root"
+exec "$venv/bin/python" -m pytest -q -p no:cacheprovider tests/readers tests/proto
