@@ -57,6 +57,7 @@ _MAX_DEPTH = 4
 _LEFT_OUT_FIRST = ("members", "notes", "causes", "bases", "frames")
 """Parts of an exception that a document too large for a reader goes without, in this order."""
 _NANO = 1_000_000_000
+_MAX_COUNT = 2**32 - 1
 _MAX_SECONDS = 253_402_300_799
 """The last second of the year 9999, the end of google.protobuf.Timestamp."""
 
@@ -221,7 +222,7 @@ def _seal_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Seal:
 
 def encode_presence(presence: NodePresence) -> bytes:
     """Return the bytes of a roster entry."""
-    local = presence.place.local_rank or 0
+    local = max(presence.place.local_rank or 0, 0)
     entry = pb.RosterEntry(
         schema_version=SCHEMA_VERSION,
         phase=_PHASES[presence.phase],
@@ -317,21 +318,30 @@ def _origin_from_pb(number: int) -> Origin:
 
 def _place_to_pb(place: Place) -> pb.Place:
     return pb.Place(
-        attempt=place.attempt,
-        round=place.round,
-        incarnation=place.incarnation,
-        restart_count=place.restart_count,
-        global_rank=place.rank,
-        local_rank=place.local_rank,
-        group_rank=place.group_rank,
-        world_size=place.world_size,
-        group_world_size=place.group_world_size,
+        attempt=_count_to_pb(place.attempt),
+        round=_count_to_pb(place.round),
+        incarnation=max(place.incarnation, 0),
+        restart_count=_count_to_pb(place.restart_count),
+        global_rank=_rank_to_pb(place.rank),
+        local_rank=_rank_to_pb(place.local_rank),
+        group_rank=_rank_to_pb(place.group_rank),
+        world_size=_count_to_pb(place.world_size),
+        group_world_size=_count_to_pb(place.group_world_size),
         role=clean(place.role, _MAX_LINE),
         node=clean(place.node, _MAX_LINE),
         host=clean(place.host, _MAX_LINE),
         ip=clean(place.ip, _MAX_LINE),
-        pid=place.pid,
+        pid=_count_to_pb(place.pid),
     )
+
+
+def _count_to_pb(number: int) -> int:
+    return min(max(number, 0), _MAX_COUNT)
+
+
+def _rank_to_pb(rank: int | None) -> int | None:
+    """None for what is no rank: torch has -1 before the rendezvous, and that must not cost the document."""
+    return rank if rank is not None and 0 <= rank <= _MAX_COUNT else None
 
 
 def _place_from_pb(place: pb.Place) -> Place:

@@ -141,6 +141,14 @@ def test_a_worker_and_its_agent_are_merged() -> None:
     assert failure.documents == tuple(sorted(word.documents + seen.documents, key=lambda ref: ref.name))
 
 
+def test_a_workers_own_word_comes_first() -> None:
+    """Where worker and agent both know something, the worker's is kept."""
+    said = {"category": "data", "log_tail": "mine", "exit_code": 3, "signal": "SIGABRT", "resources": Resources(7)}
+    seen = {**_KILLED, "exit_code": 4, "category": "exit", "log_tail": "seen", "resources": Resources(8)}
+    (failure,) = _job(make_error(3, **seen), make_error(3, **said)).failures
+    assert {name: getattr(failure, name) for name in said} == said
+
+
 def test_what_a_worker_does_not_say_its_agent_does() -> None:
     """A worker's document without a time gets the agent's."""
     (failure,) = _job(make_error(3, at_ms=None), make_error(3, at_ms=7, **_KILLED)).failures
@@ -179,6 +187,12 @@ def test_an_agent_heard_twice_is_one() -> None:
         for writer, pid in ((Writer.AGENT, 7), (Writer.RECORDER, 8))
     )
     assert _said(_job(seen, own).failures) == ["agent"]
+
+
+def test_agents_without_a_name_are_told_apart_by_group_rank() -> None:
+    """The agents of two nodes that have no name are two."""
+    agents = [make_error(None, node="", worker="", subject=Subject.AGENT, group_rank=rank) for rank in (0, 0, 1)]
+    assert len(_job(*agents).failures) == 2
 
 
 def test_two_rounds_of_a_worker_are_two_failures() -> None:

@@ -12,7 +12,13 @@ from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 from flyteidl.core.literals_pb2 import Literal, LiteralMap, Primitive, Scalar
 
 from firstfault.assemble import Findings
-from firstfault.errors import BadDocumentError, ObjectNotFoundError, UnknownStrategyError, UsageError
+from firstfault.errors import (
+    BadDocumentError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
+    UnknownStrategyError,
+    UsageError,
+)
 from firstfault.keys import error_key_for
 from firstfault.model import Decision, DocumentRef, JobErrors, Kind, Origin, Phase, Seal, Verdict, Writer
 from firstfault.reader import ExecutionError, MultiErrorFileOutputReader
@@ -21,7 +27,7 @@ from firstfault.retry import RetryContext, decide, never
 from firstfault.store import FsspecStore
 from firstfault.strategies import get_strategy
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.wire import encode, encode_seal
+from firstfault.wire import MAX_DOCUMENT_BYTES, encode, encode_seal
 
 if TYPE_CHECKING:
     from conftest import Attempt
@@ -161,6 +167,13 @@ def test_a_single_document_that_is_broken(attempt: Attempt) -> None:
     """A document that was named and cannot be read says why."""
     attempt.put("error.pb", b"")
     with pytest.raises(BadDocumentError, match=r"error\.pb is empty"):
+        MultiErrorFileOutputReader(f"{attempt.uri}/error.pb").verdict()
+
+
+def test_a_single_document_that_is_too_large(attempt: Attempt) -> None:
+    """A document that was named and is larger than a document may be is refused."""
+    attempt.stock("error.pb", message="x" * MAX_DOCUMENT_BYTES)
+    with pytest.raises(ObjectTooLargeError, match=r"error\.pb"):
         MultiErrorFileOutputReader(f"{attempt.uri}/error.pb").verdict()
 
 

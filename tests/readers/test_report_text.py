@@ -55,6 +55,16 @@ def _verdict(*failures: WorkerError, strategy: str = "earliest", **findings: Any
             _NO,
             "ValueError rank 3 f00-n0-0-worker-1 no retry: bad sample",
         ),
+        (
+            _verdict(make_error(3, node="a-very-long-execution-name-of-54-characters-n0-0-worker-12", message="bad")),
+            _NO,
+            "ValueError rank 3 ..-characters-n0-0-worker-12 no retry: bad",
+        ),
+        (
+            _verdict(make_error(3, node="a-long-name-n0-0-worker-12", exception="E" * 90, message="it is bad\nmore")),
+            _NO,
+            "EEEEEEEEEEEEEEEEEEEEEEEEE... rank 3 ..orker-12 no retry: it is bad",
+        ),
         (_verdict(make_error(3, node="w-1", message="bad")), _YES, "ValueError rank 3 w-1 retry: bad"),
         (_verdict(make_error(3, node="", message="bad")), _NO, "ValueError rank 3 no retry: bad"),
         (

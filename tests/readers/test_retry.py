@@ -166,6 +166,23 @@ def test_an_unknown_category_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "origin", "by_explicit", "by_declared"),
+    [
+        (Kind.RECOVERABLE, Origin.USER, True, False),
+        (Kind.RECOVERABLE, Origin.UNKNOWN, True, False),
+        (Kind.RECOVERABLE, Origin.SYSTEM, False, True),
+        (Kind.NON_RECOVERABLE, Origin.USER, False, False),
+        (Kind.NON_RECOVERABLE, Origin.SYSTEM, False, False),
+    ],
+)
+def test_explicit_and_declared(kind: Kind, origin: Origin, by_explicit: bool, by_declared: bool) -> None:
+    """What the user's code raised as recoverable is explicit, what a system's writer called so is declared."""
+    verdict = _verdict(make_error(3, kind=kind, origin=origin))
+    assert bool(explicit()(verdict, _CONTEXT)) is by_explicit
+    assert bool(declared()(verdict, _CONTEXT)) is by_declared
+
+
+@pytest.mark.parametrize(
     ("attempt", "retries", "over"),
     [(0, None, False), (9, None, False), (0, 0, True), (0, 1, False), (1, 1, True), (3, 1, True)],
 )

@@ -498,6 +498,41 @@ def test_a_document_is_never_larger_than_readers_take(build: Callable[[], Worker
     assert read.exception is not None
 
 
+@pytest.mark.parametrize(
+    ("place", "read"),
+    [
+        (Place(rank=-1, local_rank=-1, group_rank=-1), Place()),
+        (Place(rank=2**40, group_rank=2**32), Place()),
+        (Place(rank=0, local_rank=0, group_rank=0), Place(rank=0, local_rank=0, group_rank=0)),
+        (Place(world_size=-1, pid=-1, attempt=-1, round=-1, incarnation=-1, restart_count=-1), Place()),
+        (Place(round=2**40, group_world_size=2**40), Place(round=2**32 - 1, group_world_size=2**32 - 1)),
+    ],
+)
+def test_a_number_out_of_range_does_not_cost_the_document(place: Place, read: Place) -> None:
+    """A rank that is none, as torch's -1 before the rendezvous, is left out; a count is brought into its range."""
+    assert decode(encode(make_error(place=place)), _REF).place == read
+    assert decode_presence(encode_presence(NodePresence(Phase.JOINED, place)), "r1.pb").place == read
+
+
+def test_what_tells_least_is_left_out_first() -> None:
+    """A document that notes alone make too large goes without them, and keeps frames, bases and causes."""
+    frame = FrameInfo("train.py", 7, "train", "step()")
+    cause = ExceptionInfo("OSError", "disk", relation="cause")
+    small = ExceptionInfo("ValueError", "boom", ("Exception",), (frame,), causes=(cause,))
+    read = decode(encode(make_error(exception=replace(small, notes=("\U0001f525" * 16_000,) * 50))), _REF)
+    assert read.exception == small
+
+
+def test_a_deep_nest_of_groups_keeps_its_outside() -> None:
+    """Of exception groups within groups the outermost four are kept."""
+    group = decode(encode(make_error(exception=_nested(10))), _REF).exception
+    levels = 1
+    while group.members:
+        (group,) = group.members
+        levels += 1
+    assert levels == 4
+
+
 def test_a_long_message_keeps_both_ends() -> None:
     """What an error says first and last is kept, and how much is missing is said."""
     read = decode(encode(make_error(message="first " + "x" * 10_000_000 + " last")), _REF)

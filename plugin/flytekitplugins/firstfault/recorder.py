@@ -139,7 +139,7 @@ def put_document(  # noqa: PLR0913, PLR0917 - a document, its place and its cloc
     if done is not None:
         took = done - fault_monotonic_ns if fault_monotonic_ns else None
         return Receipt(name, durable=True, fault_to_durable_ns=took, rank=rank)
-    reason = failures[0] if failures else f"the storage did not answer within {deadline_seconds:g} s"
+    reason = failures[0] if failures else f"the storage did not answer within {deadline_seconds:.1f} s"
     logger.warning("error document %s was not uploaded: %s", join(output_prefix, ERRORS, name), reason)
     return Receipt(name, durable=False, error=reason, rank=rank)
 

@@ -137,7 +137,12 @@ def _sentence(root: WorkerError) -> str:
         return "without an exception"
     # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``
     _, found, tail = root.message.rpartition("\nMessage:")
-    return sentence_of(tail if found else root.message)
+    text = sentence_of(tail if found else root.message)
+    if not text.endswith("error="):
+        return text
+    # of torch's box, which flytekit puts after an empty line, the last line is the exception's own
+    lines = [line.strip() for line in tail.splitlines() if line.strip(" =-")]
+    return sentence_of(lines[-1])
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -1,0 +1,143 @@
+"""What the pod is told, and what an agent tells its workers."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from flytekitplugins.firstfault.environment import (
+    STRATEGY_VARIABLE,
+    Recording,
+    attempt_number,
+    boot_id,
+    multi_error_files,
+    new_incarnation,
+    node_address,
+    node_name,
+    node_place,
+    versions,
+    worker_place,
+)
+
+RECORDING = Recording("earliest", "s3://bucket/out", 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")
+
+
+def test_a_recording_goes_through_the_environment() -> None:
+    """What the agent knows arrives in the worker unchanged."""
+    assert Recording.from_environment(RECORDING.environment()) == RECORDING
+    assert all(isinstance(value, str) for value in RECORDING.environment().values())
+
+
+@pytest.mark.parametrize(
+    "change", [{STRATEGY_VARIABLE: ""}, {STRATEGY_VARIABLE: None}, {"FIRSTFAULT_OUTPUT_PREFIX": ""}]
+)
+def test_recording_is_off(change: dict[str, str | None]) -> None:
+    """Without a strategy or a place to write to nothing is recorded; an empty value is none."""
+    environment = {**RECORDING.environment(), **change}
+    present = {name: value for name, value in environment.items() if value is not None}
+    assert Recording.from_environment(present) is None
+
+
+def test_the_variable_is_the_one_of_the_task() -> None:
+    """The name is a contract with whoever switches recording off for one execution."""
+    assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"_F_DES": ""}, False),
+        ({"_F_DES": "Earliest"}, True),
+        ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest"}, True),
+        ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "", "_F_DES": "Earliest"}, False),
+    ],
+)
+def test_multi_error_files(environment: dict[str, str], expected: bool) -> None:
+    """Every pod writes a file of its own if the backend says so by either name; the long name counts first."""
+    assert multi_error_files(environment) is expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "name"),
+    [
+        ({"FLYTE_INTERNAL_WORKER_NAME": "long", "_F_WN": "short", "HOSTNAME": "host"}, "long"),
+        ({"_F_WN": "short", "HOSTNAME": "host"}, "short"),
+        ({"_F_WN": "", "HOSTNAME": "host"}, "host"),
+        ({"HOSTNAME": "host"}, "host"),
+        ({}, socket.gethostname()),
+    ],
+)
+def test_node_name(environment: dict[str, str], name: str) -> None:
+    """A node is named as the backend names its pod, else as its host."""
+    assert node_name(environment) == name
+
+
+@pytest.mark.parametrize(("text", "number"), [("2", 2), ("0", 0), ("", 0), ("two", 0), (None, 0)])
+def test_attempt_number(text: str | None, number: int) -> None:
+    """The attempt's number is the backend's; without one, or with nonsense, it is the first."""
+    assert attempt_number({} if text is None else {"FLYTE_ATTEMPT_NUMBER": text}) == number
+
+
+def test_node_place() -> None:
+    """Any process of a node knows attempt, node, host, address and its own pid, and no rank."""
+    place = node_place(RECORDING, {"FLYTE_ATTEMPT_NUMBER": "2", "_F_WN": "worker-1"})
+    assert (place.attempt, place.node, place.host) == (2, "worker-1", socket.gethostname())
+    assert (place.ip, place.pid, place.rank) == ("10.0.0.7", os.getpid(), None)
+
+
+def test_worker_place() -> None:
+    """A worker's ranks are torch elastic's, its round and incarnation are the agent's."""
+    environment = {
+        "_F_WN": "worker-1",
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "GROUP_RANK": "1",
+        "WORLD_SIZE": "4",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+    }
+    place = worker_place(RECORDING, environment)
+    assert (place.rank, place.local_rank, place.group_rank) == (3, 1, 1)
+    assert (place.world_size, place.group_world_size, place.role) == (4, 2, "default")
+    assert (place.round, place.incarnation, place.restart_count) == (3, 7, 1)
+
+
+def test_worker_place_without_torch_elastic() -> None:
+    """A process that torch elastic did not start has no ranks, and the number of nodes that its task knows."""
+    place = worker_place(RECORDING, {"RANK": "no number"})
+    assert (place.rank, place.local_rank, place.group_rank, place.world_size) == (None, None, None, 0)
+    assert place.group_world_size == 2
+
+
+def test_boot_id() -> None:
+    """All processes of a boot share an id, by which their monotonic clocks are comparable."""
+    assert boot_id() == boot_id() != ""
+
+
+def test_versions() -> None:
+    """The versions of what is loaded are told, Python's always."""
+    import torch  # noqa: PLC0415 - loaded by now, as in a worker
+
+    found = dict(versions())
+    assert found["torch"] == torch.__version__
+    assert found["python"].count(".") == 2
+
+
+def test_incarnation() -> None:
+    """A life of a container is numbered by when it began, in milliseconds: a later one is greater."""
+    first = new_incarnation()
+    assert 1_500_000_000_000 < first <= new_incarnation()
+
+
+def test_an_address_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host without a name service has no address, and that is no error."""
+
+    def refuse(host: str) -> str:
+        raise socket.gaierror(-2, f"{host}: name or service not known")
+
+    monkeypatch.setattr(socket, "gethostbyname", refuse)
+    assert node_address() == ""

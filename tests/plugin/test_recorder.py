@@ -1,0 +1,384 @@
+"""Recording one failure: durable within its deadline or said to be lost, and never in the user's way."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from firstfault.keys import ErrorKey, error_key_for
+from firstfault.model import DocumentRef, Kind, Receipt, WorkerError, Writer
+from firstfault.testing import make_error
+from firstfault.wire import decode, encode
+from flytekitplugins.firstfault import recorder, worker
+from flytekitplugins.firstfault.environment import Recording
+from flytekitplugins.firstfault.recorder import Spool, record_error, spool_for
+from flytekitplugins.firstfault.worker import recorded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from conftest import Prefix
+
+TOLERANCE_S = 1.0
+"""How much longer than its deadline a recording may take on a busy machine."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Wait for the threads that a kept deadline leaves behind, so that they do not end in another test."""
+    monkeypatch.setattr(worker, "watch_process_groups", lambda: None)
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "firstfault-record":
+            thread.join(30)
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a folder's URI on an S3 endpoint where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("FLYTE_AWS_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("FLYTE_AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "secret")
+    return "s3://bucket/attempt"
+
+
+@pytest.fixture
+def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Return a URI of a storage that takes a request and never answers."""
+    release = threading.Event()
+    monkeypatch.setattr(recorder, "put_file", lambda *_: release.wait(60))
+    yield "s3://bucket/attempt"
+    release.set()
+
+
+@pytest.fixture
+def blocked(prefix: Prefix) -> str:
+    """Return an output prefix in which a file stands where the folder should be."""
+    prefix.errors.parent.mkdir(parents=True)
+    prefix.errors.touch()
+    return prefix.uri
+
+
+def _failure(**fields: Any) -> WorkerError:
+    return make_error(1, monotonic_ns=time.monotonic_ns(), **fields)
+
+
+# --- spool ----------------------------------------------------------------------------------------------------------
+
+
+def test_spool(tmp_path: Path) -> None:
+    """A document waits in the spool under its name, with its receipt once there is one."""
+    spool = Spool(tmp_path / "not" / "there")
+    assert spool.documents() == []
+    spool.add("b.pb", b"2")
+    spool.add("a.pb", b"1")
+    receipt = Receipt("a.pb", durable=True, fault_to_durable_ns=12, rank=3)
+    spool.add_receipt(receipt)
+    first, second = spool.documents()
+    assert (first.name, first.path.read_bytes(), first.receipt) == ("a.pb", b"1", receipt)
+    assert (second.name, second.path.read_bytes(), second.receipt) == ("b.pb", b"2", None)
+
+
+def test_spool_shows_whole_files_only(tmp_path: Path) -> None:
+    """What a process that was killed was just writing is no document, and half a receipt is none."""
+    spool = Spool(tmp_path)
+    spool.add("a.pb", b"1")
+    (tmp_path / "b.pb.part").write_bytes(b"2")
+    (tmp_path / "a.pb.receipt.json").write_text('{"durable": tr')
+    (only,) = spool.documents()
+    assert (only.name, only.receipt) == ("a.pb", None)
+
+
+def test_a_receipt_of_a_loss(tmp_path: Path) -> None:
+    """A receipt keeps why a document was lost."""
+    spool = Spool(tmp_path)
+    spool.add("a.pb", b"1")
+    lost = Receipt("a.pb", durable=False, error="the storage is on fire")
+    spool.add_receipt(lost)
+    assert spool.documents()[0].receipt == lost
+
+
+@pytest.mark.parametrize(
+    ("file", "there"), [(None, False), ("", False), ("/dev/null", False), ("/job/0/error.json", True)]
+)
+def test_where_the_spool_is(file: str | None, there: bool) -> None:
+    """The spool lies beside torch's error.json; a process without an agent has none."""
+    assert (spool_for(file) is not None) is there
+
+
+# --- one document ---------------------------------------------------------------------------------------------------
+
+
+def test_a_document_is_durable(prefix: Prefix, tmp_path: Path) -> None:
+    """The document lies in the errors folder and in the spool, and the receipt says how long it took."""
+    failure = _failure()
+    spool = Spool(tmp_path / "spool")
+    receipt = record_error(failure, prefix.uri, spool, 5)
+    (found,) = prefix.failures()
+    (spooled,) = spool.documents()
+    assert receipt.durable
+    assert receipt.error == ""
+    assert receipt.rank == 1
+    assert 0 < (receipt.fault_to_durable_ns or 0) < 5_000_000_000
+    assert found.message == failure.message
+    assert (prefix.errors / receipt.name).read_bytes() == spooled.path.read_bytes()
+    assert (spooled.name, spooled.receipt) == (receipt.name, receipt)
+    key = ErrorKey.parse(receipt.name)
+    assert key is not None
+    assert (key.rank, key.timestamp_ns) == (1, failure.timestamp_ns)
+
+
+def test_without_a_spool(prefix: Prefix) -> None:
+    """Where nobody would pick it up, a document is uploaded all the same."""
+    assert record_error(_failure(), prefix.uri, None, 5).durable
+    assert len(prefix.failures()) == 1
+
+
+@pytest.mark.parametrize("store", ["nobody", "hanging", "blocked"])
+def test_a_store_that_fails(
+    store: str, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The deadline is kept; the receipt and one line of the log say what was lost; the spool still has it."""
+    uri = request.getfixturevalue(store)
+    spool = Spool(tmp_path / "spool")
+    began = time.monotonic()
+    receipt = record_error(_failure(), uri, spool, 1)
+    assert time.monotonic() - began < 1 + TOLERANCE_S
+    (line,) = [record for record in caplog.records if record.name.startswith("flytekitplugins")]
+    assert not receipt.durable
+    assert receipt.fault_to_durable_ns is None
+    assert line.getMessage() == (
+        f"error document {uri}/firstfault/errors/{receipt.name} was not uploaded: {receipt.error}"
+    )
+    if store == "blocked":
+        assert "cannot write" in receipt.error
+    else:
+        assert receipt.error == "the storage did not answer within 1.0 s"
+    (spooled,) = spool.documents()
+    assert spooled.receipt == receipt
+
+
+def test_a_storage_library_that_raises_anything(
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error of a storage library's own kind is told as the reason."""
+
+    def refuse(*_: object) -> None:
+        raise LookupError("no default credentials")
+
+    monkeypatch.setattr(recorder, "put_file", refuse)
+    receipt = record_error(_failure(), prefix.uri, None, 5)
+    assert receipt.error == "LookupError: no default credentials"
+    assert len(caplog.records) == 1
+
+
+def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the node's disk hangs as well as the storage, the wait is one deadline, not one for each."""
+    release = threading.Event()
+    monkeypatch.setattr(Spool, "add", lambda *_: release.wait(60))
+    monkeypatch.setattr(Spool, "add_receipt", lambda *_: release.wait(60))
+    began = time.monotonic()
+    receipt = record_error(_failure(), hanging, Spool(tmp_path), 1)
+    took = time.monotonic() - began
+    release.set()
+    assert not receipt.durable
+    assert 1 <= took < 1 + TOLERANCE_S
+
+
+# --- what leaves a task function ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Make this process look like rank 1 of a node; return its error.json's path."""
+
+    def become(uri: str = prefix.uri, deadline_seconds: float = 5.0) -> Path:
+        recording = Recording("earliest", uri, deadline_seconds, round=2, incarnation=7)
+        error_file = tmp_path / "1" / "error.json"
+        error_file.parent.mkdir(exist_ok=True)
+        variables = {
+            **recording.environment(),
+            "RANK": "1",
+            "LOCAL_RANK": "1",
+            "GROUP_RANK": "0",
+            "WORLD_SIZE": "2",
+            "_F_WN": "worker-0",
+            "TORCHELASTIC_ERROR_FILE": str(error_file),
+        }
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return error_file
+
+    return become
+
+
+def _leaving(error: BaseException) -> BaseException:
+    """Return what leaves a task function that raises `error`."""
+    with pytest.raises(BaseException) as caught, recorded():  # noqa: PT011 - any exception may
+        raise error
+    return caught.value
+
+
+def test_an_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """Place, time, traceback and decision are on record when the exception leaves, and in torch's file too."""
+    error_file = as_worker()
+    before_ns = time.time_ns()
+    _leaving(ValueError("bad batch"))
+    after_ns = time.time_ns()
+    (failure,) = prefix.failures()
+    assert failure.writer is Writer.WORKER
+    assert (failure.place.rank, failure.place.round, failure.place.incarnation) == (1, 2, 7)
+    assert failure.node == failure.worker == "worker-0"
+    assert (failure.code, failure.kind) == ("USER:RuntimeError", Kind.NON_RECOVERABLE)
+    assert before_ns <= (failure.timestamp_ns or 0) <= after_ns
+    assert failure.exception is not None
+    assert failure.exception.type == "ValueError"
+    assert failure.exception.frames[-1].function == "_leaving"
+    assert failure.message.endswith("ValueError: bad batch")
+    word = json.loads(error_file.read_text())["message"]
+    assert word["message"] == "ValueError: bad batch"
+    assert word["extraInfo"]["timestamp"] == str((failure.timestamp_ns or 0) // 1_000_000_000)
+
+
+def test_a_recoverable_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """That it is recoverable is found out where its type is known: in the worker."""
+
+    class ShardError(FlyteRecoverableException):
+        pass
+
+    as_worker()
+    _leaving(ShardError("shard 7"))
+    (failure,) = prefix.failures()
+    assert (failure.code, failure.kind, failure.category) == ("USER:Recoverable", Kind.RECOVERABLE, "recoverable")
+
+
+class _HostileError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+ERRORS = [
+    ValueError("bad batch"),
+    KeyboardInterrupt(),
+    SystemExit(3),
+    SystemExit("a text"),
+    SystemExit(["a", "list"]),
+    _HostileError(),
+    BaseException("bare"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("store", ["works", "blocked", "hanging", "off"])
+def test_the_exception_is_the_users(
+    error: BaseException, store: str, request: pytest.FixtureRequest, as_worker: Callable[..., Path]
+) -> None:
+    """What leaves is the same object with the same cause, context and innermost frame, whatever the record became."""
+    if store != "off":
+        as_worker(*([] if store == "works" else [request.getfixturevalue(store)]), deadline_seconds=0.3)
+    error.__traceback__ = error.__context__ = None
+    left = _leaving(error)
+    assert left is error
+    assert left.__context__ is None
+    assert left.__cause__ is None
+    assert not left.__suppress_context__
+    assert traceback.extract_tb(left.__traceback__)[-1].line == "raise error"
+
+
+def test_cause_and_context_stay(as_worker: Callable[..., Path]) -> None:
+    """An exception that has a cause and a context leaves with these, and no other."""
+    as_worker()
+    cause, context = KeyError("cause"), IndexError("context")
+    error = ValueError("bad batch")
+    error.__cause__, error.__context__ = cause, context
+    left = _leaving(error)
+    assert (left.__cause__, left.__context__, cause.__context__, context.__context__) == (cause, context, None, None)
+
+
+@pytest.mark.parametrize("code", [None, 0, False])
+def test_a_clean_exit_is_no_failure(code: object, prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """A worker that calls sys.exit() without an error has nothing to record."""
+    error_file = as_worker()
+    assert isinstance(_leaving(SystemExit(code)), SystemExit)
+    assert prefix.failures() == []
+    assert not error_file.exists()
+
+
+@pytest.mark.parametrize("code", [1, "a text", ["a", "list"], 0.0])
+def test_another_exit_is_a_failure(code: object, prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """Python ends such a process with an error, so it is one."""
+    as_worker()
+    _leaving(SystemExit(code))
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    assert failure.exception.type == "SystemExit"
+
+
+def test_success_leaves_nothing(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """A task function that returns writes no document."""
+    error_file = as_worker()
+    with recorded():
+        pass
+    assert prefix.failures() == []
+    assert not error_file.exists()
+
+
+def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """A __str__ that never returns costs half of the deadline; the document is written without the text."""
+    release = threading.Event()
+
+    class BlockingError(Exception):
+        def __str__(self) -> str:
+            release.wait(60)
+            return "late"
+
+    as_worker(deadline_seconds=2.0)
+    began = time.monotonic()
+    _leaving(BlockingError())
+    took = time.monotonic() - began
+    release.set()
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    assert failure.exception.type.endswith("BlockingError")
+    assert failure.exception.message == "<no text: reading the exception took too long>"
+    assert 1 <= took < 2 + TOLERANCE_S
+
+
+def test_a_document_too_large_is_cut(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """An exception of 10 MB leaves a document that every reader takes."""
+    as_worker()
+    error = ValueError("x" * 10_000_000)
+    error.__cause__ = ValueError("y" * 10_000_000)
+    _leaving(error)
+    (path,) = prefix.errors.iterdir()
+    assert path.stat().st_size < 2 * 1024 * 1024
+    assert isinstance(decode(path.read_bytes(), DocumentRef(path.name)), WorkerError)
+
+
+def test_an_error_file_that_cannot_be_written(
+    prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without torch's file and without a spool the document is uploaded, and the log says what failed."""
+    as_worker()
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/dev/null/1/error.json")
+    _leaving(ValueError("bad batch"))
+    assert len(prefix.failures()) == 1
+    assert "firstfault failed while writing torch's error.json (NotADirectoryError" in caplog.text
+
+
+def test_two_names_for_one_failure_differ() -> None:
+    """Two documents about the same failure never overwrite each other."""
+    failure = _failure()
+    assert error_key_for(failure) != error_key_for(failure)
+    assert encode(failure) == encode(failure)

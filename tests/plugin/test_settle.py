@@ -1,0 +1,302 @@
+"""After a failure: wait a bounded time for the other nodes, read, conclude, seal."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
+from flyteidl.core.execution_pb2 import ExecutionError
+
+from firstfault.keys import roster_key_for
+from firstfault.model import DocumentRef, Kind, Origin, Phase, Seal, Verdict, WorkerError
+from firstfault.report.json import verdict_from_json
+from firstfault.retry import never
+from firstfault.strategies import register_strategy
+from firstfault.strategies._registry import unregister_strategy
+from firstfault.testing import make_error, make_presence
+from firstfault.wire import decode, encode_presence
+from flytekitplugins.firstfault.environment import Recording
+from flytekitplugins.firstfault.recorder import put_file, record_error
+from flytekitplugins.firstfault.settle import sealed, settle, torch_error_data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import S3, Prefix
+
+    from firstfault.reader import Conclusion
+
+LONG_S = 60.0
+
+
+def _wrote(uri: str, failure: WorkerError) -> WorkerError:
+    """Upload a document and return the failure as its node knows it."""
+    receipt = record_error(failure, uri, None, 30)
+    assert receipt.durable
+    return replace(failure, documents=(DocumentRef(receipt.name),))
+
+
+def _says(uri: str, phase: Phase, group_rank: int, **fields: Any) -> None:
+    entry = make_presence(phase, node=f"worker-{group_rank}", group_rank=group_rank, nodes=2, **fields)
+    put_file(uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
+
+
+def _failure(rank: int, **fields: Any) -> WorkerError:
+    return make_error(rank, node=f"worker-{rank}", group_rank=rank, group_world_size=2, **fields)
+
+
+def _settled(recording: Recording, *failures: WorkerError, seconds: float = 0.0, **options: Any) -> Conclusion:
+    return settle(recording, failures, seconds=seconds, **{"policy": None, "attempt": 0, **options})
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------
+
+
+def test_both_nodes_are_heard(prefix: Prefix) -> None:
+    """The verdict rests on all nodes' documents; each node comes to the same one, by the same documents."""
+    first = _wrote(prefix.uri, _failure(1, at_ms=0, message="the root"))
+    second = _wrote(prefix.uri, _failure(0, at_ms=5, message="a victim"))
+    for group_rank in (0, 1):
+        _says(prefix.uri, Phase.JOINED, group_rank)
+        _says(prefix.uri, Phase.FAILED, group_rank)
+    began = time.monotonic()
+    conclusions = [_settled(prefix.recording(), own, seconds=LONG_S) for own in (first, second)]
+    assert time.monotonic() - began < LONG_S / 2, "nobody has to be waited for"
+    for conclusion in conclusions:
+        assert conclusion.verdict.ranks == (1,)
+        assert conclusion.verdict.victims.count == 1
+        assert conclusion.verdict.coverage.complete
+        assert conclusion.verdict.settled
+    assert len({conclusion.verdict.digest for conclusion in conclusions}) == 1
+
+
+def test_it_waits_for_the_other_node(prefix: Prefix) -> None:
+    """A node that reports while this one waits is heard, and ends the wait."""
+    own = _wrote(prefix.uri, _failure(0, at_ms=5))
+    _says(prefix.uri, Phase.FAILED, 0)
+
+    def other() -> None:
+        _wrote(prefix.uri, _failure(1, at_ms=0, message="the root"))
+        _says(prefix.uri, Phase.FAILED, 1)
+
+    later = threading.Timer(0.5, other)
+    later.start()
+    conclusion = _settled(prefix.recording(), own, seconds=LONG_S)
+    later.join()
+    assert conclusion.verdict.ranks == (1,)
+    assert conclusion.verdict.settled
+
+
+@pytest.mark.parametrize("options", [{}, {"expected_nodes": 2}])
+def test_it_gives_up_waiting(prefix: Prefix, options: dict[str, int]) -> None:
+    """A node that never reports costs the time that was given; the verdict says that it is missing."""
+    own = _wrote(prefix.uri, _failure(0))
+    _says(prefix.uri, Phase.JOINED, 1)
+    _says(prefix.uri, Phase.FAILED, 0)
+    began = time.monotonic()
+    verdict = _settled(prefix.recording(), own, seconds=0.5, **options).verdict
+    assert 0.5 <= time.monotonic() - began < 3
+    assert verdict.ranks == (0,)
+    assert not verdict.settled
+    assert not verdict.coverage.complete
+    assert "took part but sent no report: worker-1" in verdict.coverage.notes
+
+
+def test_what_was_not_uploaded_counts(prefix: Prefix) -> None:
+    """What this node knows is judged also if its document never arrived."""
+    own = _failure(0, message="lost on the way")
+    verdict = _settled(prefix.recording(), own).verdict
+    assert "lost on the way" in verdict.headline
+
+
+def test_what_was_uploaded_counts_once(prefix: Prefix) -> None:
+    """What this node knows and what lies in the storage is one failure."""
+    own = _wrote(prefix.uri, _failure(0))
+    conclusion = _settled(prefix.recording(), own)
+    assert len(conclusion.job.failures) == 1
+    assert conclusion.verdict.document_count == 1
+
+
+def test_nothing_is_known(prefix: Prefix) -> None:
+    """Without any failure there is no verdict to make up."""
+    with pytest.raises(LookupError, match="no failure is on record"):
+        _settled(prefix.recording())
+
+
+def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that may write but not list judges what it knows itself, and names the permission that it lacks."""
+    for name, value in s3_no_list.environment().items():
+        monkeypatch.setenv(name, value)
+    uri = s3_no_list.uri("settle")
+    _wrote(uri, _failure(1, at_ms=0, message="the root, out of sight"))
+    own = _wrote(uri, _failure(0, at_ms=5, message="what I know"))
+    conclusion = _settled(Recording("earliest", uri, 5), own, seconds=LONG_S)
+    assert "what I know" in conclusion.verdict.headline
+    assert not conclusion.verdict.settled
+    assert not conclusion.verdict.coverage.complete
+    (note,) = conclusion.verdict.coverage.notes
+    assert note.startswith("own node only, the others' documents could not be looked at: cannot list s3://")
+    assert "permission" in note
+
+
+# --- third-party code -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def strategy() -> Iterator[Callable[[Any], str]]:
+    """Register a function as a strategy for the duration of a test; return its name."""
+
+    def register(function: Any) -> str:
+        register_strategy("of_this_test", function)
+        return "of_this_test"
+
+    yield register
+    unregister_strategy("of_this_test")
+
+
+def _raises(_: object) -> Verdict:
+    raise ZeroDivisionError("no failures per node")
+
+
+def _returns_nothing(_: object) -> Verdict:
+    return None
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [(_raises, "ZeroDivisionError: no failures per node"), (_returns_nothing, "StrategyError: the strategy")],
+)
+def test_a_strategy_that_fails(
+    function: Callable[..., Verdict],
+    reason: str,
+    prefix: Prefix,
+    strategy: Callable[[Any], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A strategy that raises or returns something else is replaced by firstfault's default, with one warning."""
+    recording = replace(prefix.recording(), strategy=strategy(function))
+    verdict = _settled(recording, _failure(0)).verdict
+    assert verdict.strategy == "earliest"
+    assert verdict.ranks == (0,)
+    (line,) = caplog.records
+    assert f"the strategy of_this_test or the task's retry policy failed ({reason}" in line.getMessage()
+
+
+def test_a_strategy_that_nobody_knows(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+    """A name that this pod cannot resolve does not cost the verdict."""
+    verdict = _settled(replace(prefix.recording(), strategy="somebodys_own"), _failure(0)).verdict
+    assert verdict.strategy == "earliest"
+    assert "there is no strategy 'somebodys_own'" in caplog.text
+
+
+def test_a_strategy_of_ones_own(prefix: Prefix) -> None:
+    """The strategy that the task names decides."""
+    failures = [_failure(0, at_ms=0, message="first"), _failure(1, at_ms=9, message="last")]
+    verdict = _settled(replace(prefix.recording(), strategy="last_written"), *failures).verdict
+    assert (verdict.strategy, verdict.ranks) == ("last_written", (1,))
+
+
+def test_a_policy_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+    """A retry policy that raises is replaced by firstfault's default, with one warning."""
+
+    def broken(verdict: Verdict, context: object) -> bool:
+        raise ZeroDivisionError("no retries per node")
+
+    recoverable = _failure(0, kind=Kind.RECOVERABLE)
+    decision = _settled(prefix.recording(), recoverable, policy=broken).decision
+    assert decision.retry
+    (line,) = caplog.records
+    assert "failed (ZeroDivisionError: no retries per node); firstfault's defaults decide" in line.getMessage()
+
+
+@pytest.mark.parametrize(("policy", "retry"), [(None, True), (never(), False), (lambda *_: False, False)])
+def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> None:
+    """The decision is the task's own policy's, else the default's."""
+    assert _settled(prefix.recording(), _failure(0, kind=Kind.RECOVERABLE), policy=policy).decision.retry is retry
+
+
+def test_a_policy_learns_of_the_attempt(prefix: Prefix) -> None:
+    """A policy is told the attempt's number and the task's retries."""
+    seen = []
+
+    def policy(verdict: Verdict, context: Any) -> bool:
+        seen.append((context.attempt, context.retries, context.pods_alive))
+        return True
+
+    _settled(prefix.recording(), _failure(0), policy=policy, attempt=2, retries=5)
+    assert seen == [(2, 5, True)]
+
+
+# --- the seal -------------------------------------------------------------------------------------------------------
+
+
+def test_flyte_reads_the_seal(prefix: Prefix) -> None:
+    """The sealed bytes are Flyte's error document: code, message, kind, origin, worker and nanoseconds of the root."""
+    root = _failure(1, at_ms=0.000123, message="bad batch", code="USER:Recoverable", kind=Kind.RECOVERABLE)
+    conclusion = _settled(prefix.recording(), root, _failure(0, at_ms=5))
+    _, data = sealed(conclusion, prefix.recording(), "worker-0")
+    document = ErrorDocument.FromString(data).error
+    assert document.code == "USER:Recoverable"
+    assert document.kind == ContainerError.RECOVERABLE
+    assert document.origin == ExecutionError.USER
+    assert document.worker == "worker-1"
+    assert document.timestamp.ToNanoseconds() == root.timestamp_ns == 1_700_000_000_000_000_123
+    assert document.message.splitlines()[0].startswith("ValueError rank 1 worker-1 ")
+    assert "bad batch" in document.message
+
+
+def test_a_seal_tells_what_it_rests_on(prefix: Prefix) -> None:
+    """Our own reader finds strategy, digest, node, verdict and decision in the seal."""
+    own = _wrote(prefix.uri, _failure(1))
+    conclusion = _settled(prefix.recording(), own)
+    before_ns = time.time_ns()
+    seal, data = sealed(conclusion, prefix.recording(), "worker-0")
+    found = decode(data, DocumentRef("error.pb"))
+    assert isinstance(found, Seal)
+    assert (found.digest, found.count, found.strategy) == (conclusion.verdict.digest, 1, "earliest")
+    assert found.node == "worker-0"
+    assert before_ns <= found.timestamp_ns <= time.time_ns()
+    assert (found.kind, found.origin) == (Kind.NON_RECOVERABLE, Origin.USER)
+    assert verdict_from_json(found.json) == replace(conclusion.verdict, root=None)
+    assert json.loads(found.json)["decision"]["retry"] is False
+    assert seal.message == found.message
+
+
+def test_a_verdict_without_a_time(prefix: Prefix) -> None:
+    """A root cause of which nobody knows the time has none in the seal either, not 1970."""
+    _, data = sealed(_settled(prefix.recording(), _failure(0, at_ms=None)), prefix.recording(), "worker-0")
+    assert not ErrorDocument.FromString(data).error.HasField("timestamp")
+
+
+def test_secrets_are_not_sealed(prefix: Prefix) -> None:
+    """What looks like a credential leaves the pod in no part of the seal."""
+    secret = "AKIA" + "IOSFODNN7EXAMPLE"
+    lost = _failure(1, message=f"denied for {secret}", at_ms=0)
+    prefix.folder.mkdir()
+    stock = ErrorDocument(error=ContainerError(code="USER", message=f"Trace: {secret}", worker="worker-0"))
+    (prefix.folder / "error.pb").write_bytes(stock.SerializeToString())
+    _, data = sealed(_settled(prefix.recording(), lost), prefix.recording(), "worker-0")
+    assert b"denied for" in data
+    assert secret.encode() not in data
+
+
+def test_torch_error_data(prefix: Prefix) -> None:
+    """An outer launcher is told the root cause as torch would have told its own."""
+    conclusion = _settled(prefix.recording(), _failure(1, message="bad batch"))
+    assert torch_error_data(conclusion)["message"] == {
+        "message": "ValueError: bad batch",
+        "extraInfo": {"py_callstack": "bad batch", "timestamp": "1700000000"},
+    }
+
+
+def test_torch_error_data_of_a_death(prefix: Prefix) -> None:
+    """A death without an exception is told by its code and the verdict's headline."""
+    death = _failure(1, exception=None, signal="SIGKILL", code="USER:SIGKILL", message="rank 1 was ended")
+    conclusion = _settled(prefix.recording(), death)
+    assert torch_error_data(conclusion)["message"]["message"] == f"USER:SIGKILL: {conclusion.verdict.headline}"
+    assert conclusion.verdict.headline.startswith("SIGKILL, rank 1 on worker-1")

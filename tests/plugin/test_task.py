@@ -1,0 +1,247 @@
+"""The task types: names, neighbours, what an execution knows, and how a verdict reaches Flyte."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import flytekitplugins
+import pytest
+from flytekit import PythonFunctionTask, task
+from flytekit.configuration import SerializationSettings
+from flytekit.core.context_manager import ExecutionState, FlyteContextManager
+from flytekit.core.data_persistence import FileAccessProvider
+from flytekit.exceptions.user import FlyteUserRuntimeException
+from flytekit.models.literals import LiteralMap
+from flytekitplugins import firstfault as plugin
+
+from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
+from flytekitplugins.firstfault import task as task_module
+from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE
+from flytekitplugins.firstfault.task import VerdictSealedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ELASTIC = Elastic(increase_shared_mem=False)
+
+
+def _train() -> float:
+    """Stand in for a training loop."""
+    return 1.0
+
+
+# --- names and neighbours -------------------------------------------------------------------------------------------
+
+
+def test_names() -> None:
+    """The package offers kfpytorch's names, all of them importable."""
+    assert set(plugin.__all__) == {
+        "CleanPodPolicy",
+        "Elastic",
+        "ElasticFunctionTask",
+        "Master",
+        "PyTorch",
+        "PyTorchFunctionTask",
+        "RestartPolicy",
+        "RunPolicy",
+        "Worker",
+    }
+    for name in plugin.__all__:
+        assert getattr(plugin, name).__module__.startswith("flytekitplugins.firstfault")
+
+
+def test_the_namespace_is_shared() -> None:
+    """Flytekitplugins belongs to nobody: the stock plugin can be imported beside ours, and each has its own task."""
+    stock = importlib.import_module("flytekitplugins.kfpytorch")
+    assert flytekitplugins.__file__ is None
+    assert stock.Elastic is not Elastic
+    theirs = task(task_config=stock.Elastic(increase_shared_mem=False))(_train)
+    ours = task(task_config=ELASTIC)(_train)
+    assert type(theirs) is stock.task.PytorchElasticFunctionTask
+    assert type(ours) is ElasticFunctionTask
+
+
+def test_a_process_that_has_both() -> None:
+    """Registering a task needs no torch, which only an execution pays for, and takes the stock plugin's neighbourhood."""
+    code = """if True:
+        import sys
+        import flytekitplugins.firstfault
+        assert 'torch' not in sys.modules
+        import flytekitplugins.kfpytorch
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unregistered_subclass_is_not_ours() -> None:
+    """Flytekit finds a task type by the configuration's exact class: a subclass of the user's own is the user's."""
+
+    @dataclass
+    class OwnElastic(Elastic):
+        pass
+
+    assert type(task(task_config=OwnElastic(increase_shared_mem=False))(_train)) is PythonFunctionTask
+
+
+def test_nothing_ends_the_namespace() -> None:
+    """No file makes a regular package of the namespace or of the folder that holds it."""
+    folder = Path(plugin.__file__).parents[1]
+    assert folder.name == "flytekitplugins"
+    assert not (folder / "__init__.py").exists()
+    assert not (folder.parent / "__init__.py").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (PyTorch(increase_shared_mem=False), "PyTorch needs worker.replicas"),
+        (PyTorch(worker=Worker(replicas=2), num_workers=2, increase_shared_mem=False), "say the same"),
+    ],
+)
+def test_the_number_of_workers_is_said_once(config: PyTorch, message: str) -> None:
+    """A PyTorch task needs its number of workers, by one of the two names."""
+    with pytest.raises(ValueError, match=message):
+        task(task_config=config)(_train)
+
+
+# --- what an execution knows ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Iterator[str]:
+    """Run in a Flyte context whose raw output prefix is a folder of this test."""
+    access = FileAccessProvider(str(tmp_path / "sandbox"), str(tmp_path / "raw"))
+    context = FlyteContextManager.current_context()
+    with FlyteContextManager.with_context(context.with_file_access(access)):
+        yield str(tmp_path / "raw")
+
+
+@pytest.mark.parametrize(
+    ("variable", "strategy"), [(None, "majority"), ("earliest", "earliest"), ("of_a_module_not_loaded", None)]
+)
+def test_recording(raw: str, variable: str | None, strategy: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment's strategy counts, without one the task's own."""
+    if variable is not None:
+        monkeypatch.setenv(STRATEGY_VARIABLE, variable)
+    config = Elastic(strategy="majority", upload_deadline_seconds=2.5, increase_shared_mem=False)
+    recording = task(task_config=config)(_train).recording()
+    assert recording is not None
+    assert recording.strategy == (strategy or variable)
+    assert recording.upload_deadline_seconds == 2.5
+    assert recording.incarnation > 0
+    assert recording.output_prefix.startswith(raw)
+
+
+def test_recording_is_switched_off(raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty value in the environment switches recording off for one execution."""
+    monkeypatch.setenv(STRATEGY_VARIABLE, "")
+    assert task(task_config=ELASTIC)(_train).recording() is None
+
+
+def test_two_local_calls_do_not_meet(raw: str) -> None:
+    """Each local call has a folder of its own, so that it does not read another one's documents."""
+    own = task(task_config=ELASTIC)(_train)
+    prefixes = {own.recording().output_prefix for _ in range(2)}
+    assert len(prefixes) == 2
+
+
+def test_the_output_prefix_is_the_entrypoints(raw: str) -> None:
+    """In a pod the documents lie below the output prefix that the stock entrypoint was given."""
+    command = click.Command("pyflyte-execute")
+    with click.Context(command) as context:
+        context.params["output_prefix"] = "s3://bucket/out/0"
+        assert task(task_config=ELASTIC)(_train).recording().output_prefix == "s3://bucket/out/0"
+
+
+def test_the_fallback_in_a_pod(raw: str) -> None:
+    """Started by something else than the stock entrypoint, a pod's documents lie below the raw output prefix."""
+    context = FlyteContextManager.current_context()
+    state = context.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
+    with FlyteContextManager.with_context(context.with_execution_state(state)):
+        assert task(task_config=ELASTIC)(_train).recording().output_prefix == raw
+
+
+def test_a_slow_name_service_does_not_hold_the_task_up(raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node whose address cannot be looked up in time has none."""
+
+    def fail() -> str:
+        raise TimeoutError("name service")
+
+    monkeypatch.setattr(task_module, "node_address", fail)
+    assert task(task_config=ELASTIC)(_train).recording().ip == ""
+
+
+# --- the verdict on its way to Flyte --------------------------------------------------------------------------------
+
+
+def _dispatch(function_task: PythonFunctionTask[Any], folder: Path) -> Any:
+    """Run a task as the stock entrypoint does in a pod."""
+    context = FlyteContextManager.current_context()
+    state = context.execution_state.with_params(
+        mode=ExecutionState.Mode.TASK_EXECUTION, engine_dir=str(folder), working_dir=str(folder / "work")
+    )
+    settings = SerializationSettings(project="p", domain="d", version="v", image_config=None)
+    inner = context.with_execution_state(state).with_serialization_settings(settings)
+    with FlyteContextManager.with_context(inner) as pod:
+        return function_task.dispatch_execute(pod, LiteralMap(literals={}))
+
+
+@pytest.mark.usefixtures("raw")
+@pytest.mark.parametrize(
+    ("strategy", "name"), [(None, r"error\.pb"), ("", r"error\.pb"), ("Earliest", r"error-[0-9a-f]{32}\.pb")]
+)
+@pytest.mark.parametrize("config", [ELASTIC, PyTorch(worker=Worker(replicas=1), increase_shared_mem=False)])
+def test_a_sealed_verdict_is_left_for_upload(
+    config: Any, strategy: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seal lies in the engine's folder under the name that the backend expects, and the outputs are empty."""
+    if strategy is not None:
+        monkeypatch.setenv("_F_DES", strategy)
+    own = task(task_config=config)(_train)
+
+    def execute(**_: object) -> None:
+        raise VerdictSealedError("one line", b"the sealed bytes")
+
+    monkeypatch.setattr(own, "execute", execute)
+    outputs = _dispatch(own, tmp_path / "engine" / "dir")
+    assert outputs == LiteralMap(literals={})
+    (left,) = (tmp_path / "engine" / "dir").iterdir()
+    assert re.fullmatch(name, left.name)
+    assert left.read_bytes() == b"the sealed bytes"
+
+
+def test_another_exception_is_flytes(raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that carries no verdict goes its usual way, and no file is left."""
+    own = task(task_config=ELASTIC)(_train)
+
+    def execute(**_: object) -> None:
+        raise ValueError("boom")
+
+    monkeypatch.setattr(own, "execute", execute)
+    with pytest.raises(FlyteUserRuntimeException) as caught:
+        _dispatch(own, tmp_path / "engine")
+    assert isinstance(caught.value.value, ValueError)
+    assert not list((tmp_path / "engine").rglob("error*"))
+
+
+def test_outputs_are_flytes(raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task that succeeds leaves its outputs and no error file."""
+    own = task(task_config=ELASTIC)(_train)
+    monkeypatch.setattr(own, "execute", lambda **_: 2.5)
+    outputs = _dispatch(own, tmp_path / "engine")
+    assert outputs.literals["o0"].scalar.primitive.float_value == 2.5
+    assert not list((tmp_path / "engine").rglob("error*"))
+
+
+def test_task_classes() -> None:
+    """Both configurations are registered with flytekit."""
+    assert type(task(task_config=ELASTIC)(_train)) is ElasticFunctionTask
+    config = PyTorch(num_workers=2, increase_shared_mem=False)
+    assert type(task(task_config=config)(_train)) is PyTorchFunctionTask
