@@ -77,7 +77,7 @@ def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: 
         target.append(document)
     roster = tuple(
         sorted(
-            (entry for entry in findings.roster if entry.place.round == round_),
+            _of_newest_lives([entry for entry in findings.roster if entry.place.round == round_], newest),
             key=lambda entry: (
                 _or_last(entry.place.group_rank),
                 entry.phase.value,
@@ -113,10 +113,9 @@ def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None
     """
     entries = list(roster)
     last = max((entry.place.round for entry in entries), default=0)
-    current = [entry for entry in entries if entry.place.round == last]
+    current = _of_newest_lives([entry for entry in entries if entry.place.round == last])
     expected = expected_nodes or max((entry.place.group_world_size for entry in current), default=0)
-    done = {_node_key(entry.place.node, entry.place.group_rank) for entry in current if entry.phase in _FINAL}
-    return expected > 0 and len(done) >= expected
+    return expected > 0 and len(_done(current)) >= expected
 
 
 def digest_of(failures: Iterable[WorkerError]) -> str:
@@ -132,7 +131,7 @@ def _judged_round(findings: Findings) -> int:
     """The last round that has a roster entry or a document; a later roster turns a document into history."""
     rounds = [entry.place.round for entry in findings.roster]
     rounds += [document.place.round for document in findings.documents if document.writer is not Writer.STOCK]
-    rounds += [item.round for item in findings.unreadable if item.round is not None]
+    # not the names of unreadable documents: a name is a hint, and must not turn what was read into history
     return max(rounds, default=0)
 
 
@@ -153,7 +152,28 @@ def _is_current(document: WorkerError, round_: int, newest: dict[str, int]) -> b
     place = document.place
     if place.round != round_:
         return False
+    if not place.incarnation:
+        return True  # of a life that nobody numbered
     return place.incarnation >= newest.get(_node_key(place.node, place.group_rank), 0)
+
+
+def _of_newest_lives(entries: Sequence[NodePresence], newest: dict[str, int] | None = None) -> list[NodePresence]:
+    """Leave out what an earlier life of a node's container said."""
+    newest = dict(newest or {})
+    for entry in entries:
+        key = _node_key(entry.place.node, entry.place.group_rank)
+        newest[key] = max(newest.get(key, 0), entry.place.incarnation)
+    return [
+        entry
+        for entry in entries
+        if not entry.place.incarnation
+        or entry.place.incarnation >= newest[_node_key(entry.place.node, entry.place.group_rank)]
+    ]
+
+
+def _done(roster: Iterable[NodePresence]) -> set[str]:
+    """The nodes that have said that they have nothing more to write."""
+    return {_node_key(entry.place.node, entry.place.group_rank) for entry in roster if entry.phase in _FINAL}
 
 
 def _node_key(node: str, group_rank: int | None) -> str:
@@ -174,7 +194,8 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
     if document.writer is Writer.STOCK:
         return ("file", document.documents[0].name if document.documents else id(document))
     if document.subject is Subject.AGENT:
-        return ("agent", document.node, document.place.group_rank)
+        place = document.place
+        return ("agent", document.node, place.group_rank, place.round, place.incarnation)
     # the node belongs to it: a document that claims another node's rank is not that worker's
     place = document.place
     life = (place.round, place.incarnation)
@@ -244,8 +265,10 @@ def _coverage(
     known = [entry.place.group_world_size for entry in roster]
     known += [failure.place.group_world_size for failure in failures]
     expected = expected_nodes or max(known, default=0) or None
-    reported = {_reporter(failure) for failure in failures}
-    reported |= {_node_key(entry.place.node, entry.place.group_rank) for entry in roster if entry.phase in _FINAL}
+    done = _done(roster)
+    reported = {_reporter(failure) for failure in failures} | done
+    # without a roster (a copied folder) documents are all there is; a pod without firstfault says all in its one file
+    finished = done | {_reporter(failure) for failure in failures if not roster or failure.writer is Writer.STOCK}
     notes = [*findings.notes, *_unreadable_notes(unreadable), *_foreign_notes(findings.foreign)]
     notes += _receipt_notes(findings, roster)
     notes += _silent_nodes_notes(roster, reported)
@@ -255,7 +278,7 @@ def _coverage(
         reported=len(reported),
         unreadable=len(unreadable),
         complete=expected is not None
-        and len(reported) >= expected
+        and len(finished) >= expected
         and not unreadable
         and not lost
         and not findings.notes,

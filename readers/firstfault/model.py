@@ -293,7 +293,7 @@ class Coverage:
     unreadable: int = 0
     """Documents that exist but could not be read."""
     complete: bool = False
-    """Every expected node reported, and every document was read."""
+    """Every expected node has said that it is done, and every document was read."""
     notes: tuple[str, ...] = ()
     """Sentences about what was not looked at, or not understood."""
 

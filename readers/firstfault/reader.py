@@ -15,7 +15,18 @@ from firstfault.errors import (
     StoreError,
     UsageError,
 )
-from firstfault.model import DocumentRef, JobErrors, NodePresence, Origin, Place, Seal, Verdict, WorkerError, Writer
+from firstfault.model import (
+    DocumentRef,
+    JobErrors,
+    NodePresence,
+    Origin,
+    Phase,
+    Place,
+    Seal,
+    Verdict,
+    WorkerError,
+    Writer,
+)
 from firstfault.places import DECK, OUTPUTS, Layout, is_error_file, is_stock_error_file
 from firstfault.report.json import decision_from_json, verdict_from_json
 from firstfault.report.text import flyte_message
@@ -366,8 +377,12 @@ async def _read_roster(
 
 
 def failed(job: JobErrors) -> bool:
-    """Whether what was read means that the attempt failed; an unreadable document is a failure nobody can name."""
-    return bool(job.failures or job.seals or job.coverage.unreadable)
+    """Whether what was read means that the attempt failed.
+
+    An unreadable document, or a node that said it failed and left none, is a failure nobody can name.
+    """
+    said = any(presence.phase is Phase.FAILED for presence in job.roster)
+    return bool(job.failures or job.seals or job.coverage.unreadable or said)
 
 
 def _strategy_of(job: JobErrors) -> AggregationStrategy:
@@ -398,6 +413,6 @@ def _verdict_of_seal(seal: Seal, job: JobErrors) -> Verdict:
             Place(node=seal.worker),
         )
         verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(spoken,)))
-    note = "the error documents are gone; this is the verdict that the pods sealed"
+    note = "no error documents were read; this is the verdict that the pods sealed"
     notes = (*verdict.coverage.notes, *job.coverage.notes, note)
     return replace(verdict, coverage=replace(verdict.coverage, notes=notes, complete=False))

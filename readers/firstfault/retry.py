@@ -49,8 +49,8 @@ class Vote:
 
     retry: bool
     reason: str
-    origin: Origin = Origin.USER
-    """Whose budget pays for the retry."""
+    origin: Origin | None = None
+    """Whose budget pays for the retry; None: no opinion, which in the end is the user's."""
 
     def __bool__(self) -> bool:
         return self.retry
@@ -92,9 +92,13 @@ class _Any(PolicyBase):
         self._policies = policies
 
     def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
-        votes = [policy(verdict, context) for policy in self._policies]
-        yes = next((vote for vote in votes if vote), None)
-        return yes or Vote(retry=False, reason="; ".join(vote.reason for vote in votes))
+        reasons = []
+        for policy in self._policies:
+            vote = policy(verdict, context)
+            if vote:
+                return vote
+            reasons.append(vote.reason)
+        return Vote(retry=False, reason="; ".join(reasons))
 
 
 class _All(PolicyBase):
@@ -102,9 +106,14 @@ class _All(PolicyBase):
         self._policies = policies
 
     def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
-        votes = [policy(verdict, context) for policy in self._policies]
-        no = next((vote for vote in votes if not vote), None)
-        return votes[0] if no is None else no
+        votes = []
+        for policy in self._policies:
+            vote = policy(verdict, context)
+            if not vote:
+                return vote
+            votes.append(vote)
+        # the one that knows whose budget it is speaks, in whatever order they stand
+        return next((vote for vote in votes if vote.origin is not None), votes[0])
 
 
 class _Not(PolicyBase):
@@ -113,7 +122,7 @@ class _Not(PolicyBase):
 
     def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
         vote = self._policy(verdict, context)
-        return Vote(retry=not vote.retry, reason=vote.reason, origin=vote.origin)
+        return Vote(retry=not vote.retry, reason=vote.reason)
 
 
 class _Function(PolicyBase):
@@ -235,9 +244,7 @@ def default_policy() -> PolicyBase:
     return explicit() | on_category("preemption", "node_lost") | declared()
 
 
-_NO = {
-    Scope.UNDETERMINED: "the root cause is undetermined; stock Flyte would not retry either",
-}
+_UNDETERMINED = "the root cause is undetermined; stock Flyte would not retry either"
 
 
 def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None) -> Decision:
@@ -246,11 +253,11 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     root = verdict.root
     vote = as_policy(policy if policy is not None else default_policy())(verdict, context)
     if vote.retry:
-        origin = vote.origin
+        origin = vote.origin or Origin.USER
         reason = f"{vote.reason}; the {'system' if origin is Origin.SYSTEM else 'user'}'s retry budget pays"
     else:
         origin = root.origin if root is not None else Origin.USER
-        reason = vote.reason if policy is not None else _NO.get(verdict.scope, _plain_no(verdict))
+        reason = vote.reason if policy is not None else (_plain_no(verdict) if root is not None else _UNDETERMINED)
     return Decision(
         retry=vote.retry,
         kind=Kind.RECOVERABLE if vote.retry else Kind.NON_RECOVERABLE,

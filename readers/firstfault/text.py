@@ -14,13 +14,15 @@ _SECRETS = (
     # query parameters and assignments that carry a credential
     (
         re.compile(
-            r"(?P<keep>(?:\b|_)(?:x-amz-signature|x-amz-security-token|signature|sig|access_token|auth_token|api[_-]?key|"
+            r"(?P<keep>(?:\b|_)(?:x-amz-signature|x-amz-security-token|access_token|auth_token|session_token|api[_-]?key|"
             r"password|passwd|secret(?:[_-]access[_-]key)?|aws_secret_access_key|client_secret)"
             r"(?:['\"]?\s*[:=]\s*)['\"]?)[^\s'\",&;)}\]]{4,}",
             re.IGNORECASE,
         ),
         r"\g<keep>***",
     ),
+    # of a signed URL; with a colon it is a word of other trades ("signature: float32")
+    (re.compile(r"(?P<keep>\b(?:signature|sig)=)[^\s'\",&;)}\]]{4,}", re.IGNORECASE), r"\g<keep>***"),
     (
         re.compile(r"(?P<keep>\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\",]+", re.IGNORECASE),
         r"\g<keep>***",
@@ -49,9 +51,10 @@ def elide(text: str, limit: int) -> str:
 
 def clean(text: str, limit: int) -> str:
     """Make `text` storable: lone surrogates escaped, NUL dropped, bounded to `limit` characters, secrets redacted."""
-    text = elide(text, limit)
+    # redacted before it is cut, so that no cut can take away what shows a secret to be one; bounded work all the same
+    text = elide(text, 4 * limit)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "")
-    return redact(text)
+    return elide(redact(text), limit)
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

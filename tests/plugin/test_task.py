@@ -69,7 +69,7 @@ def test_the_namespace_is_shared() -> None:
 
 
 def test_a_process_that_has_both() -> None:
-    """Registering a task needs no torch, which only an execution pays for, and takes the stock plugin's neighbourhood."""
+    """Registering a task needs no torch, which only an execution pays for, and the stock plugin may be there too."""
     code = """if True:
         import sys
         import flytekitplugins.firstfault

@@ -66,11 +66,37 @@ def test_a_later_document_makes_a_document_history() -> None:
     assert (_said(job.failures), _said(job.history)) == (["new"], ["old"])
 
 
-def test_an_unreadable_document_of_a_later_round_counts() -> None:
-    """A document of the last round that cannot be read does not let an earlier round be taken for the last."""
+def test_the_name_of_an_unreadable_document_hides_nothing() -> None:
+    """A name that claims a later round is a hint: what could be read is judged, and the other one is counted."""
     name = str(ErrorKey(1, START_NS, 0, 0, "", 0, "0" * 32))
     job = _job(make_error(), unreadable=(Unreadable(name, "empty"),))
-    assert (job.failures, job.round, job.coverage.unreadable) == ((), 1, 1)
+    assert (len(job.failures), job.round, job.coverage.unreadable) == (1, 0, 1)
+
+
+def test_a_document_of_an_unnumbered_life_is_current() -> None:
+    """A document without an incarnation is not taken for one of an earlier life."""
+    job = _job(make_error(node="a"), roster=(make_presence(Phase.JOINED, node="a", incarnation=7),))
+    assert len(job.failures) == 1
+    assert job.history == ()
+
+
+def test_an_earlier_life_does_not_speak_for_a_node() -> None:
+    """A node that failed, was restarted in place and has only joined again is not done."""
+    entries = (
+        make_presence(Phase.FAILED, node="a", group_rank=0, group_world_size=1, incarnation=1),
+        make_presence(Phase.JOINED, node="a", group_rank=0, group_world_size=1, incarnation=2),
+    )
+    job = _job(make_error(node="a", incarnation=2), roster=entries)
+    assert not nodes_done(entries)
+    assert not job.coverage.complete
+
+
+def test_documents_alone_do_not_make_a_node_done() -> None:
+    """A node of which a document was read but which has not said that it is done leaves the picture incomplete."""
+    joined = make_presence(Phase.JOINED, node="a", group_rank=0, group_world_size=1)
+    failed = make_presence(Phase.FAILED, node="a", group_rank=0, group_world_size=1)
+    assert not _job(make_error(node="a"), roster=(joined,)).coverage.complete
+    assert _job(make_error(node="a"), roster=(joined, failed)).coverage.complete
 
 
 def test_an_unreadable_document_of_an_earlier_round_does_not_count() -> None:

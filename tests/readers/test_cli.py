@@ -219,7 +219,7 @@ def test_an_interrupt(attempt: Attempt, run: Callable[..., Ran], monkeypatch: py
     def interrupt(self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("firstfault.reader.MultiErrorFileOutputReader.conclude", interrupt)
+    monkeypatch.setattr("firstfault.reader.MultiErrorFileOutputReader.job", interrupt)
     ran = run("show", attempt.uri)
     assert ran.code == EXIT.INTERRUPTED
     assert ran.err.strip() == "firstfault: interrupted"

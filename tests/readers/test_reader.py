@@ -20,7 +20,7 @@ from firstfault.errors import (
     UsageError,
 )
 from firstfault.keys import error_key_for
-from firstfault.model import Decision, DocumentRef, JobErrors, Kind, Origin, Phase, Seal, Verdict, Writer
+from firstfault.model import Decision, DocumentRef, JobErrors, Kind, Origin, Phase, Scope, Seal, Verdict, Writer
 from firstfault.reader import ExecutionError, MultiErrorFileOutputReader
 from firstfault.report import to_json
 from firstfault.retry import RetryContext, decide, never
@@ -468,3 +468,12 @@ def test_only_the_last_round_is_in_the_report(attempt: Attempt) -> None:
     conclusion = attempt.reader().conclude()
     assert [failure.message for failure in conclusion.job.history] == ["old"]
     assert "old" not in attempt.reader().read_error().message
+
+
+def test_a_node_that_failed_without_a_document_is_an_error(attempt: Attempt) -> None:
+    """A node that says it failed makes the attempt fail, also if every upload of its documents was refused."""
+    attempt.join(make_presence(Phase.FAILED, node="a", group_rank=0, group_world_size=1))
+    conclusion = attempt.reader().conclude()
+    assert conclusion.verdict.scope is Scope.UNDETERMINED
+    assert not conclusion.decision.retry
+    assert "a node says that it failed" in conclusion.verdict.headline

@@ -90,7 +90,7 @@ def _verdict(*failures: WorkerError, strategy: str = "earliest", **findings: Any
         (
             undetermined(make_job(), "earliest"),
             _NO,
-            "undetermined no retry: none of 0 error documents could be read",
+            "undetermined no retry: a node says that it failed, but its error documents are not there",
         ),
     ],
 )

@@ -328,3 +328,24 @@ def test_the_default_is_the_default() -> None:
     assert decide(gone, default_policy()) == decide(gone)
     assert not decide(gone, never()).retry
     assert decide(gone, declared()).reason == "no system error was reported"
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_whose_budget_does_not_depend_on_the_order(swapped: bool) -> None:
+    """Of two policies that both agree, the one that knows whose budget pays says so, wherever it stands."""
+    external, left = on_category("preemption"), ~exhausted()
+    policy = left & external if swapped else external & left
+    verdict = run_strategy(get_strategy("earliest"), make_job(make_error(category="preemption")))
+    decision = decide(verdict, policy, RetryContext(attempt=0, retries=2))
+    assert (decision.retry, decision.origin) == (True, Origin.SYSTEM)
+
+
+def test_an_operand_that_cannot_matter_is_not_asked() -> None:
+    """A policy that cannot change the answer is not called: if it fails, nothing is lost."""
+
+    def broken(verdict: Verdict, context: RetryContext) -> bool:
+        raise RuntimeError(f"{verdict} {context}")
+
+    verdict = run_strategy(get_strategy("earliest"), make_job(make_error()))
+    assert not decide(verdict, never() & broken).retry
+    assert decide(verdict, ~never() | broken).retry

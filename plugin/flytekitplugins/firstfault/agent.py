@@ -181,7 +181,8 @@ class ReportingAgent(LocalElasticAgent):
         presence = NodePresence(
             phase=phase,
             place=self.place(),
-            ranks=tuple(worker.global_rank for worker in self._worker_group.workers),
+            # torch's -1: the rendezvous has not given a rank
+            ranks=tuple(worker.global_rank for worker in self._worker_group.workers if worker.global_rank >= 0),
             receipts=tuple(receipts or ()),
             timestamp_ns=time.time_ns(),
         )

@@ -22,7 +22,8 @@ _MAX_CAUSES = 10
 _MAX_MEMBERS = 10
 _MAX_DEPTH = 3
 """Nesting of exception groups."""
-_MAX_NOTES = 50
+_MAX_NOTES = 20
+_MAX_NOTE = 4096
 _OWN_FOLDER = f"{Path(__file__).parent}{os.sep}"
 
 
@@ -103,7 +104,7 @@ def _notes(error: BaseException) -> tuple[str, ...]:
     notes = _attribute(error, "__notes__", ())
     if not isinstance(notes, list | tuple):
         return (safe_text(notes),)
-    return tuple(safe_text(note) for note in notes[:_MAX_NOTES])
+    return tuple(safe_text(note)[:_MAX_NOTE] for note in notes[:_MAX_NOTES])
 
 
 def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:

@@ -32,7 +32,8 @@ def show(uri: str, strategy: str | None, expected_nodes: int | None, as_json: bo
 
     reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
     try:
-        conclusion = reader.conclude()
+        job = reader.job()
+        conclusion = reader.conclude_from(job)
         succeeded = conclusion is None and not uri.rstrip("/").endswith((".pb", "/errors")) and reader.exists()
     except ObjectNotFoundError as error:
         fail(str(error))
@@ -49,5 +50,9 @@ def show(uri: str, strategy: str | None, expected_nodes: int | None, as_json: bo
         if not as_json:
             click.echo("no error: the attempt left outputs")
         return EXIT.OK
-    fail(f"no error document in {reader.errors_uri}, and no outputs beside it; is this the attempt's output prefix?")
+    hints = [*job.coverage.notes]
+    if job.history:
+        hints.append(f"{len(job.history)} failures of earlier rounds were recovered from")
+    known = "; ".join(hints) or "is this the attempt's output prefix?"
+    fail(f"no error document in {reader.errors_uri}, and no outputs beside it; {known}")
     return EXIT.NOTHING_FOUND

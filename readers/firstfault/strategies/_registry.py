@@ -94,11 +94,15 @@ def run_strategy(strategy: AggregationStrategy, job: JobErrors) -> Verdict:
     A job without a readable failure is undetermined, whatever the strategy.
 
     Raises:
-        StrategyError: it returned something else than a Verdict.
+        StrategyError: it raised, or returned something else than a Verdict.
     """
     if not job.failures:
         return undetermined(job, getattr(strategy, "__name__", "none"))
-    verdict = strategy(job)
+    try:
+        verdict = strategy(job)
+    except Exception as error:  # a strategy is third-party code; its caller gets one typed error
+        name = getattr(strategy, "__name__", repr(strategy))
+        raise StrategyError(f"the strategy {name} raised {type(error).__name__}: {error}") from error
     if not isinstance(verdict, Verdict):
         name = getattr(strategy, "__name__", repr(strategy))
         raise StrategyError(f"the strategy {name} returned {type(verdict).__name__}; it must return a Verdict")
@@ -133,7 +137,7 @@ def _from_entry_point(name: str) -> AggregationStrategy:
     point = points[0]
     try:
         loaded = point.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module of another distribution may raise anything when it is imported
         raise StrategyError(f"the strategy {name!r} of {_owner(point)} cannot be loaded: {error}") from error
     _validate(name, loaded, _owner(point))
     found: AggregationStrategy = loaded

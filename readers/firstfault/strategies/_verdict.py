@@ -78,7 +78,7 @@ def undetermined(job: JobErrors, strategy: str) -> Verdict:
         scope=Scope.UNDETERMINED,
         code="ErrorFileBadFormat",
         category="unknown",
-        headline=f"undetermined: none of {job.coverage.unreadable} error documents could be read",
+        headline=_nothing_read(job),
         message="\n".join(notes) or "no error document could be read",
         strategy=strategy,
         confidence="low",
@@ -88,6 +88,12 @@ def undetermined(job: JobErrors, strategy: str) -> Verdict:
         digest=job.digest,
         document_count=job.document_count,
     )
+
+
+def _nothing_read(job: JobErrors) -> str:
+    if job.coverage.unreadable:
+        return f"undetermined: none of {job.coverage.unreadable} error documents could be read"
+    return "undetermined: a node says that it failed, but its error documents are not there"
 
 
 def category_of(failure: WorkerError) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault.model import Subject, Writer
 from firstfault.strategies._verdict import candidates, verdict_for, who
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ def clock_warnings(failures: Sequence[WorkerError]) -> list[str]:
     ]
 
 
+def _died_without_a_word(failure: WorkerError) -> bool:
+    return failure.writer is not Writer.STOCK and failure.subject is Subject.WORKER and failure.exception is None
+
+
 def _first_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> str:
     timed = [failure for failure in followers if failure.timestamp_ns is not None]
     if root.timestamp_ns is None:
@@ -104,8 +109,8 @@ def _confidence(job: JobErrors, root: WorkerError, followers: Sequence[WorkerErr
         return "low"
     if any(failure.timestamp_ns == root.timestamp_ns for failure in followers):
         return "low"
-    if root.exception is None:
-        return "low"  # the time is that of the notice, not of the death
+    if any(_died_without_a_word(failure) for failure in (root, *followers)):
+        return "low"  # a death without a word is timed by whoever noticed it
     one_clock = bool(root.boot_id) and all(failure.boot_id == root.boot_id for failure in followers)
     if job.coverage.complete and (one_clock or not followers):
         return "high"
