@@ -67,11 +67,8 @@ def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
     """Collect a line a run and print them all at the end."""
     lines: list[str] = []
     yield lines
-    writer = request.config.get_terminal_writer()
-    writer.line()
-    writer.line("fault_to_durable fault_to_verdict total (s)  case")
-    for line in lines:
-        writer.line(line)
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        print("\nfault_to_durable fault_to_verdict total (s)  case", *lines, sep="\n")
 
 
 def _run(case: Case, store: str, environment: dict[str, str]) -> tuple[int, dict[str, Any]]:

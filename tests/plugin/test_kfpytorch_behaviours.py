@@ -1,0 +1,630 @@
+"""Whatever kfpytorch documents holds on our Elastic and PyTorch too."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from unittest.mock import patch
+
+import flytekit
+import pytest
+import torch
+import torch.distributed as dist
+from flytekit import Deck, PodTemplate, Resources, task, workflow
+from flytekit.bin import entrypoint
+from flytekit.bin.entrypoint import setup_execution
+from flytekit.configuration import Image, ImageConfig, SerializationSettings
+from flytekit.core.artifact import Artifact
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.core.data_persistence import FileAccessProvider
+from flytekit.core.mock_stats import MockStats
+from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
+from flytekit.extend import IgnoreOutputs
+from flytekit.tools.translator import get_serializable
+from flytekitplugins import firstfault as plugin
+from flytekitplugins import kfpytorch as stock
+from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1PodSpec, V1Volume, V1VolumeMount
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.nn.parallel import DistributedDataParallel
+
+from flytekitplugins.firstfault import Elastic, Master, PyTorch, Worker, execution
+from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE
+from flytekitplugins.firstfault.worker import WorkerResult
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flyteidl.core.tasks_pb2 import TaskTemplate
+    from flytekit.models.literals import LiteralMap
+
+# Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has none yet when it forks
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+METHODS = ("spawn", "fork")
+CLOSE_S = 2.0
+"""How far a noted time may be from the raise; milliseconds are usual."""
+
+
+def _config(method: str = "spawn", **fields: Any) -> Elastic:
+    return Elastic(nproc_per_node=2, start_method=method, increase_shared_mem=False, settle_seconds=1, **fields)
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Keep what local calls write in a folder of the tests."""
+    folder = tmp_path_factory.mktemp("sandbox")
+    access = FileAccessProvider(str(folder / "local"), str(folder / "raw"))
+    context = FlyteContextManager.current_context()
+    with FlyteContextManager.with_context(context.with_file_access(access)):
+        yield folder
+
+
+# --- training that succeeds -----------------------------------------------------------------------------------------
+
+
+def _step(learning_rate: float) -> list[float]:
+    """Train one step of a linear model with DDP, each rank on data of its own; return the weights."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        model.module.weight.fill_(1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    model(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+    optimizer.step()
+    dist.destroy_process_group()
+    weights: list[float] = model.module.weight.detach().flatten().tolist()
+    return weights
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("sandbox")
+def test_training_in_a_workflow(method: str) -> None:
+    """A local call in a workflow trains with DDP, and the workflow goes on with what rank 0 returned."""
+
+    @task(task_config=_config(method))
+    def train(learning_rate: float) -> list[float]:
+        return _step(learning_rate)
+
+    @task
+    def largest(weights: list[float]) -> float:
+        return max(weights)
+
+    @workflow
+    def pipeline(learning_rate: float) -> float:
+        return largest(weights=train(learning_rate=learning_rate))
+
+    # the mean gradient of the ranks' data 0 and 1 is 0.5
+    assert pipeline(learning_rate=0.5) == pytest.approx(0.75)
+
+
+@dataclass
+class Pod:
+    """What a task that ran as in a pod left behind."""
+
+    folder: Path
+    outputs: LiteralMap
+    facts: dict[str, Any]
+    decks: list[str]
+    metadata: dict[Any, Any]
+
+
+CHECKED = Artifact(name="checked", partition_keys=["split"])
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def pod(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pod:
+    """Run a task once by each method, in the execution context that Flyte's entrypoint makes."""
+    folder = tmp_path_factory.mktemp(request.param)
+
+    @task(task_config=_config(request.param), enable_deck=True)
+    def train(folder: str) -> Annotated[str, CHECKED]:
+        context = flytekit.current_context()
+        rank = int(os.environ["RANK"])
+        Deck(f"deck of rank {rank}", "<b>it works</b>")
+        checkpoint = context.checkpoint
+        facts = {
+            "execution": context.execution_id.name,
+            "raw": context.raw_output_prefix,
+            "checkpoint": [checkpoint._checkpoint_dest, checkpoint._checkpoint_src],
+            "before": (checkpoint.read() or b"").decode(),
+            "omp": os.environ.get("OMP_NUM_THREADS"),
+            "world": os.environ["WORLD_SIZE"],
+        }
+        if rank == 0:
+            checkpoint.write(b"of this attempt")
+        return CHECKED.create_from(json.dumps(facts), split="train")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FLYTE_INTERNAL_EXECUTION_ID", "a1b2c3")
+        patched.delenv("OMP_NUM_THREADS", raising=False)
+        # flytekit leaves its socket for statistics open, and its folder for checkpoints to the garbage collector
+        patched.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
+        (folder / "before").write_bytes(b"of the attempt before")
+        with setup_execution(
+            raw_output_data_prefix=str(folder / "raw"),
+            checkpoint_path=str(folder / "checkpoint"),
+            prev_checkpoint=str(folder / "before"),
+        ) as context:
+            outputs = train.dispatch_execute(context, _literals(train, folder=str(folder)))
+            assert context.output_metadata_tracker is not None
+            metadata = dict(context.output_metadata_tracker.output_metadata)
+            decks = [deck.name for deck in flytekit.current_context().decks]
+            flytekit.current_context().checkpoint._td.cleanup()
+    facts = json.loads(outputs.literals["o0"].scalar.primitive.string_value)
+    return Pod(folder, outputs, facts, decks, metadata)
+
+
+def _literals(function_task: Any, **inputs: Any) -> LiteralMap:
+    from flytekit.core.type_engine import TypeEngine  # noqa: PLC0415 - one use
+
+    context = FlyteContextManager.current_context()
+    return TypeEngine.dict_to_literal_map(context, inputs, function_task.python_interface.inputs)
+
+
+def test_execution_parameters_in_workers(pod: Pod) -> None:
+    """A worker knows its execution and the raw output prefix."""
+    assert pod.facts["execution"] == "a1b2c3"
+    assert pod.facts["raw"] == str(pod.folder / "raw")
+    assert pod.facts["world"] == "2"
+
+
+def test_checkpoints_in_workers(pod: Pod) -> None:
+    """A worker reads the checkpoint of the attempt before and writes its own where the task was told to."""
+    assert pod.facts["checkpoint"] == [str(pod.folder / "checkpoint"), str(pod.folder / "before")]
+    assert pod.facts["before"] == "of the attempt before"
+    written = [path for path in (pod.folder / "checkpoint").rglob("*") if path.is_file()]
+    assert [path.read_bytes() for path in written] == [b"of this attempt"]
+
+
+def test_omp_num_threads_in_workers(pod: Pod) -> None:
+    """As torchrun does, each of several workers gets one OpenMP thread."""
+    assert pod.facts["omp"] == "1"
+
+
+def test_decks_of_rank_0(pod: Pod) -> None:
+    """The decks of rank 0 are the task's, those of other ranks are not; there is one timeline."""
+    assert "deck of rank 0" in pod.decks
+    assert "deck of rank 1" not in pod.decks
+    assert pod.decks.count("Timeline") <= 1
+
+
+def test_output_metadata(pod: Pod) -> None:
+    """Metadata that the worker attached to the output is attached to the task's output."""
+    (metadata,) = pod.metadata.values()
+    assert (metadata.artifact.name, metadata.dynamic_partitions) == ("checked", {"split": "train"})
+    assert pod.outputs.literals["o0"].metadata
+
+
+# --- training that fails --------------------------------------------------------------------------------------------
+
+
+def _wait_for_a_document() -> None:
+    errors = Path(os.environ["FIRSTFAULT_OUTPUT_PREFIX"], "firstfault", "errors")
+    deadline = time.monotonic() + 60
+    while not list(errors.glob("*.pb")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("recoverable", [True, False], ids=["recoverable", "not recoverable"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.usefixtures("sandbox")
+def test_an_error_in_a_local_call(method: str, recoverable: bool) -> None:
+    """The caller gets kfpytorch's exception for the root cause, with its time, though another worker failed as well."""
+
+    class LostShardError(FlyteRecoverableException):
+        pass
+
+    class BrokenShardError(Exception):
+        pass
+
+    @task(task_config=_config(method))
+    def train() -> None:
+        if os.environ["RANK"] == "0":
+            _wait_for_a_document()
+            raise RuntimeError("a victim")
+        raise (LostShardError if recoverable else BrokenShardError)(f"at {time.time()} on rank 1")
+
+    @workflow
+    def pipeline() -> None:
+        train()
+
+    began = time.time()
+    with pytest.raises(FlyteRecoverableException if recoverable else FlyteUserRuntimeException) as caught:
+        pipeline()
+    error = caught.value
+    raised_at = float(str(error).split("at ", 1)[1].split(" on rank", 1)[0]) if recoverable else None
+    assert error.timestamp is not None
+    assert began <= error.timestamp <= time.time()
+    if recoverable:
+        assert raised_at is not None
+        assert 0 <= error.timestamp - raised_at < CLOSE_S
+        assert "LostShardError, rank 1" in str(error)
+        assert not isinstance(error, RuntimeError)
+        return
+    assert isinstance(error, RuntimeError)
+    assert isinstance(error.value, ChildFailedError)
+    rank, first = error.value.get_first_failure()
+    assert (rank, first.local_rank) == (1, 1)
+    text = first.message["message"]
+    assert text.startswith("BrokenShardError: at ")
+    assert 0 <= error.timestamp - float(text.split()[2]) < CLOSE_S
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_recording_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an empty strategy it is plain torch elastic with kfpytorch's exception, and workers are told nothing."""
+    monkeypatch.setenv(STRATEGY_VARIABLE, "")
+
+    @task(task_config=_config("fork"))
+    def train() -> None:
+        assert "FIRSTFAULT_OUTPUT_PREFIX" not in os.environ
+        raise ValueError("boom")
+
+    with pytest.raises(FlyteUserRuntimeException) as caught:
+        train()
+    assert isinstance(caught.value.value, ChildFailedError)
+    assert caught.value.timestamp is not None
+
+
+# --- without processes ----------------------------------------------------------------------------------------------
+
+
+class _NotStartedError(Exception):
+    """Ends an execution at the point that a test looks at."""
+
+
+def _launch_arguments(config: Elastic) -> dict[str, Any]:
+    """Return what an execution hands to torch's LaunchConfig."""
+    own = task(task_config=config)(_nothing)
+    with (
+        patch("torch.distributed.launcher.api.LaunchConfig", side_effect=_NotStartedError) as launch_config,
+        pytest.raises(_NotStartedError),
+    ):
+        own.execute()
+    return dict(launch_config.call_args.kwargs)
+
+
+def _nothing() -> float:
+    """Stand in for a training loop."""
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (_config(), {"timeout": 900, "join_timeout": 900}),
+        (_config(rdzv_configs={"timeout": 1200, "read_timeout": 90}), {"timeout": 1200, "read_timeout": 90}),
+    ],
+)
+def test_rendezvous_settings(config: Elastic, expected: dict[str, int]) -> None:
+    """The rendezvous' settings are torch's to read; by default nodes have 15 minutes to come."""
+    assert _launch_arguments(config)["rdzv_configs"] == expected
+
+
+def test_two_configurations_share_no_settings() -> None:
+    """A change of one task's rendezvous settings does not reach another's."""
+    first, second = _config(), _config()
+    first.rdzv_configs["timeout"] = 1
+    assert second.rdzv_configs["timeout"] == 900
+
+
+@pytest.mark.parametrize(
+    ("nnodes", "environment", "expected"),
+    [
+        (1, {}, {"min_nodes": 1, "max_nodes": 1, "rdzv_endpoint": "localhost:0"}),
+        ("2:4", {}, {"min_nodes": 2, "max_nodes": 4}),
+        (2, {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "job-worker-0:23456"}, {"rdzv_endpoint": "job-worker-0:23456"}),
+        (2, {"PET_NNODES": "1:3"}, {"min_nodes": 1, "max_nodes": 3}),
+    ],
+)
+def test_launch_settings(
+    nnodes: int | str, environment: dict[str, str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The configuration reaches torch; what the operator says in the environment counts more."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    config = _config("fork", nnodes=nnodes, max_restarts=3, monitor_interval=0.5)
+    common = {"nproc_per_node": 2, "max_restarts": 3, "monitor_interval": 0.5, "start_method": "fork"}
+    arguments = _launch_arguments(config)
+    assert {**arguments, **common, **expected, "rdzv_backend": "c10d"} == arguments
+
+
+def test_nodes_without_an_operator(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several nodes outside of a PyTorchJob will hardly meet, which the log says; within one it is silent."""
+    _launch_arguments(_config(nnodes=2))
+    assert "PET_NNODES is not set" in caplog.text
+    caplog.clear()
+    monkeypatch.setenv("PET_NNODES", "2")
+    _launch_arguments(_config(nnodes=2))
+    assert "PET_NNODES" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("processes", "before", "after"), [(2, None, "1"), (2, "4", "4"), (2, "", ""), (1, None, None), (1, "4", "4")]
+)
+def test_omp_num_threads(
+    processes: int, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OMP_NUM_THREADS is set to 1 for several workers a node, and what the user has set is kept."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if before is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", before)
+    _launch_arguments(Elastic(nproc_per_node=processes, increase_shared_mem=False))
+    assert os.environ.get("OMP_NUM_THREADS") == after
+
+
+def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
+    """Execute a task of which the launch has this outcome."""
+
+    def launch(*_: object) -> Any:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(execution, "launch", launch)
+    return task(task_config=_config())(_nothing).execute()
+
+
+def test_rank_0_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node without global rank 0 has no outputs, and must not overwrite those of the node that has it."""
+    with pytest.raises(IgnoreOutputs):
+        _executed(monkeypatch, {2: WorkerResult(2.0, []), 3: WorkerResult(3.0, [])})
+
+
+def test_rank_0_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result of a node with global rank 0 is what that rank returned."""
+    assert _executed(monkeypatch, {1: WorkerResult(2.0, []), 0: WorkerResult(1.0, [])}) == 1.0
+
+
+def test_a_node_that_is_told_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal to the agent is no failure of the training: the node leaves no outputs."""
+    with pytest.raises(IgnoreOutputs):
+        _executed(monkeypatch, SignalException("told to go", sigval=15))
+
+
+# --- serialization --------------------------------------------------------------------------------------------------
+
+SETTINGS = SerializationSettings(
+    project="project",
+    domain="domain",
+    version="version",
+    image_config=ImageConfig(default_image=Image("default", "registry.example/image", "tag")),
+)
+
+
+def _template(function_task: Any) -> TaskTemplate:
+    return get_serializable(OrderedDict(), SETTINGS, function_task).template.to_flyte_idl()
+
+
+def _without_environment(template: TaskTemplate) -> tuple[TaskTemplate, dict[str, str]]:
+    """Return the template without the primary container's environment, and that environment."""
+    if template.HasField("container"):
+        environment = {item.key: item.value for item in template.container.env}
+        del template.container.env[:]
+        return template, environment
+    (primary,) = template.k8s_pod.pod_spec["containers"]
+    environment = {item["name"]: item["value"] for item in primary["env"]} if "env" in primary else {}
+    if "env" in primary:
+        del primary["env"]
+    return template, environment
+
+
+def _elastic(module: Any, **fields: Any) -> Any:
+    return module.Elastic(nproc_per_node=4, max_restarts=2, **fields)
+
+
+def _run_policy(module: Any) -> Any:
+    return module.RunPolicy(
+        clean_pod_policy=module.CleanPodPolicy.ALL,
+        ttl_seconds_after_finished=10,
+        active_deadline_seconds=20,
+        backoff_limit=3,
+    )
+
+
+CONFIGURATIONS = {
+    "one node": _elastic,
+    "one node as text": lambda module: _elastic(module, nnodes="1"),
+    "two nodes": lambda module: _elastic(module, nnodes=2),
+    "elastic nodes": lambda module: _elastic(module, nnodes="1:3"),
+    "a run policy": lambda module: _elastic(module, nnodes=2, run_policy=_run_policy(module)),
+    "an empty run policy": lambda module: _elastic(module, nnodes=2, run_policy=module.RunPolicy()),
+    "master and workers": lambda module: module.PyTorch(
+        master=module.Master(
+            image="master:1",
+            requests=Resources(cpu="1"),
+            limits=Resources(mem="2Gi", gpu="1"),
+            restart_policy=module.RestartPolicy.FAILURE,
+        ),
+        worker=module.Worker(
+            image="worker:1", requests=Resources(cpu="2"), replicas=3, restart_policy=module.RestartPolicy.NEVER
+        ),
+        run_policy=_run_policy(module),
+    ),
+    "workers by their older name": lambda module: module.PyTorch(num_workers=2),
+}
+OPTIONS = {
+    "plain": ({"increase_shared_mem": False}, {}),
+    "increase_shared_mem": ({"increase_shared_mem": True}, {}),
+    "shared_memory": ({"increase_shared_mem": True}, {"shared_memory": "2Gi"}),
+    "everything": (
+        {"increase_shared_mem": True},
+        {
+            "retries": 3,
+            "cache": True,
+            "cache_version": "1",
+            "timeout": 60,
+            "interruptible": True,
+            "requests": Resources(cpu="1"),
+            "environment": {"A": "1"},
+            "enable_deck": True,
+            "pod_template": PodTemplate(labels={"a": "b"}, primary_container_name="primary"),
+        },
+    ),
+}
+
+
+def train(epochs: int, name: str = "x") -> float:
+    """Train; this text is part of the template."""
+    del name
+    return float(epochs)
+
+
+def _task_of(module: Any, configuration: str, option: str) -> Any:
+    fields, options = OPTIONS[option]
+    config = CONFIGURATIONS[configuration](module)
+    config.increase_shared_mem = fields["increase_shared_mem"]
+    if "pod_template" in options:
+        # each task changes its own
+        options = {**options, "pod_template": PodTemplate(labels={"a": "b"}, primary_container_name="primary")}
+    return task(task_config=config, **options)(train)
+
+
+# both plugins say so of the older way to get shared memory; ours has a test of its own
+@pytest.mark.filterwarnings("ignore:.*increase_shared_mem")
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_the_template_is_kfpytorchs(configuration: str, option: str) -> None:
+    """The task's template is kfpytorch's, byte for byte, but for one environment variable."""
+    ours, theirs = (_task_of(module, configuration, option) for module in (plugin, stock))
+    assert ours.name == theirs.name
+    our_template, our_environment = _without_environment(_template(ours))
+    their_template, their_environment = _without_environment(_template(theirs))
+    assert our_template == their_template
+    assert our_template.SerializeToString(deterministic=True) == their_template.SerializeToString(deterministic=True)
+    assert our_environment == {**their_environment, STRATEGY_VARIABLE: "earliest"}
+    assert our_template.interface == their_template.interface
+    assert our_template.metadata == their_template.metadata
+    assert ours.metadata == theirs.metadata
+
+
+@pytest.mark.parametrize(
+    ("config", "task_type"),
+    [
+        (_config(), "python-task"),
+        (_config(nnodes="1"), "pytorch"),
+        (_config(nnodes=2), "pytorch"),
+        (_config(nnodes="1:3"), "pytorch"),
+        (PyTorch(master=Master(), worker=Worker(replicas=1), increase_shared_mem=False), "pytorch"),
+    ],
+)
+def test_task_type(config: Any, task_type: str) -> None:
+    """One node is a plain pod, anything else a PyTorchJob; the template is of version 1."""
+    template = _template(task(task_config=config)(train))
+    assert template.type == task_type
+    assert template.task_type_version == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "environment", "expected"),
+    [
+        ("earliest", None, "earliest"),
+        ("majority", None, "majority"),
+        ("majority", {"A": "1"}, "majority"),
+        ("majority", {STRATEGY_VARIABLE: "strictest"}, "strictest"),
+        ("majority", {STRATEGY_VARIABLE: ""}, ""),
+    ],
+)
+@pytest.mark.parametrize("kind", [Elastic, PyTorch])
+def test_the_strategy_is_in_the_environment(
+    kind: Any, strategy: str, environment: dict[str, str] | None, expected: str
+) -> None:
+    """Every pod learns the strategy from its environment; a value of the user's own counts, also an empty one."""
+    fields = {"worker": Worker(replicas=1)} if kind is PyTorch else {}
+    config = kind(strategy=strategy, increase_shared_mem=False, **fields)
+    _, found = _without_environment(_template(task(task_config=config, environment=environment)(train)))
+    assert found == {**(environment or {}), STRATEGY_VARIABLE: expected}
+
+
+def test_the_users_environment_is_not_changed() -> None:
+    """A dictionary that several tasks share stays what it is."""
+    shared = {"A": "1"}
+    task(task_config=_config(), environment=shared)(train)
+    assert shared == {"A": "1"}
+
+
+# --- shared memory --------------------------------------------------------------------------------------------------
+
+
+def _containers(*names: str, **fields: Any) -> PodTemplate:
+    return PodTemplate(pod_spec=V1PodSpec(containers=[V1Container(name=name, **fields) for name in names]))
+
+
+@pytest.mark.parametrize("kind", [Elastic, lambda: PyTorch(worker=Worker(replicas=1))])
+@pytest.mark.parametrize("template", [None, PodTemplate(), _containers("primary")], ids=["none", "empty", "primary"])
+def test_shared_memory(kind: Any, template: PodTemplate | None) -> None:
+    """By default a memory volume is mounted at /dev/shm of the primary container, and the newer way is told."""
+    with pytest.warns(DeprecationWarning, match=r"use @task\(shared_memory=True\) instead"):
+        own = task(task_config=kind(), pod_template=template)(train)
+    spec = own.pod_template.pod_spec
+    (container,) = spec.containers
+    (volume,) = [item for item in spec.volumes if item.name == container.volume_mounts[-1].name]
+    assert container.name == "primary"
+    assert container.volume_mounts[-1].mount_path == "/dev/shm"  # noqa: S108 - the path in question
+    assert volume.empty_dir.medium == "Memory"
+    spec.volumes.clear()
+    container.volume_mounts.clear()  # the template is one of the parameters
+
+
+def test_shared_memory_beside_other_volumes() -> None:
+    """Volumes and mounts of the user's own stay."""
+    data = V1VolumeMount(name="data", mount_path="/data")
+    template = _containers("primary", volume_mounts=[data])
+    template.pod_spec.volumes = [V1Volume(name="data", empty_dir=V1EmptyDirVolumeSource())]
+    with pytest.warns(DeprecationWarning, match="increase_shared_mem"):
+        own = task(task_config=Elastic(), pod_template=template)(train)
+    spec = own.pod_template.pod_spec
+    assert [mount.mount_path for mount in spec.containers[0].volume_mounts] == ["/data", "/dev/shm"]  # noqa: S108
+    assert [volume.name for volume in spec.volumes] == ["data", "shm"]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (_containers("primary", "sidecar"), "several containers"),
+        (
+            _containers("primary", volume_mounts=[V1VolumeMount(name="own", mount_path="/dev/shm")]),  # noqa: S108
+            "mounts a volume at /dev/shm already",
+        ),
+    ],
+)
+def test_shared_memory_that_cannot_be_mounted(template: PodTemplate, message: str) -> None:
+    """A pod template that leaves open which container to change, or has the mount, is refused with what to do."""
+    with (
+        pytest.warns(DeprecationWarning, match="increase_shared_mem"),
+        pytest.raises(ValueError, match=message) as caught,
+    ):
+        task(task_config=Elastic(), pod_template=template)(train)
+    assert "increase_shared_mem=False" in str(caught.value)
+
+
+@pytest.mark.parametrize(("fields", "options"), [({"increase_shared_mem": False}, {}), ({}, {"shared_memory": True})])
+def test_no_volume(fields: dict[str, bool], options: dict[str, bool]) -> None:
+    """Neither without the option nor beside @task(shared_memory=...) is a volume of ours mounted."""
+    assert task(task_config=Elastic(**fields), **options)(train).pod_template is None
+
+
+# --- a PyTorchJob with a master -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("sandbox")
+def test_a_pytorch_task_in_a_local_call() -> None:
+    """In a local call the function runs in this process, and its exception arrives unchanged."""
+    config = PyTorch(worker=Worker(replicas=1), increase_shared_mem=False)
+    error = KeyError("boom")
+
+    @task(task_config=config)
+    def fails() -> None:
+        raise error
+
+    assert task(task_config=config)(train)(epochs=3) == 3.0
+    with pytest.raises(KeyError) as caught:
+        fails()
+    assert caught.value is error
