@@ -27,7 +27,7 @@ from firstfault.model import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Findings", "Unreadable", "assemble", "digest_of", "nodes_done"]
+__all__ = ["Findings", "Unreadable", "assemble", "digest_of", "nodes_done", "silent_nodes"]
 
 _FINAL = {Phase.FAILED, Phase.SUCCEEDED}
 _MAX_NAMED = 5
@@ -135,8 +135,8 @@ def _judged_round(findings: Findings) -> int:
     return max(rounds, default=0)
 
 
-def _newest_incarnations(findings: Findings, round_: int) -> dict[str, int]:
-    newest: dict[str, int] = defaultdict(int)
+def _newest_incarnations(findings: Findings, round_: int) -> dict[_NodeKey, int]:
+    newest: dict[_NodeKey, int] = defaultdict(int)
     places = [entry.place for entry in findings.roster]
     places += [document.place for document in findings.documents if document.writer is not Writer.STOCK]
     for place in places:
@@ -146,7 +146,7 @@ def _newest_incarnations(findings: Findings, round_: int) -> dict[str, int]:
     return newest
 
 
-def _is_current(document: WorkerError, round_: int, newest: dict[str, int]) -> bool:
+def _is_current(document: WorkerError, round_: int, newest: dict[_NodeKey, int]) -> bool:
     if document.writer is Writer.STOCK:
         return True  # says nothing about rounds
     place = document.place
@@ -154,10 +154,13 @@ def _is_current(document: WorkerError, round_: int, newest: dict[str, int]) -> b
         return False
     if not place.incarnation:
         return True  # of a life that nobody numbered
+    if place.group_rank is None:
+        lives = [life for (node, _), life in newest.items() if node == place.node]
+        return place.incarnation >= max(lives, default=0)
     return place.incarnation >= newest.get(_node_key(place.node, place.group_rank), 0)
 
 
-def _of_newest_lives(entries: Sequence[NodePresence], newest: dict[str, int] | None = None) -> list[NodePresence]:
+def _of_newest_lives(entries: Sequence[NodePresence], newest: dict[_NodeKey, int] | None = None) -> list[NodePresence]:
     """Leave out what an earlier life of a node's container said."""
     newest = dict(newest or {})
     for entry in entries:
@@ -171,13 +174,33 @@ def _of_newest_lives(entries: Sequence[NodePresence], newest: dict[str, int] | N
     ]
 
 
-def _done(roster: Iterable[NodePresence]) -> set[str]:
+def _done(roster: Iterable[NodePresence]) -> set[_NodeKey]:
     """The nodes that have said that they have nothing more to write."""
     return {_node_key(entry.place.node, entry.place.group_rank) for entry in roster if entry.phase in _FINAL}
 
 
-def _node_key(node: str, group_rank: int | None) -> str:
-    return node or (f"group rank {group_rank}" if group_rank is not None else "")
+def silent_nodes(job: JobErrors) -> tuple[str, ...]:
+    """Return the nodes that took part in the judged round and have not said that they are done, by name."""
+    done = _done(job.roster)
+    silent = {_node_key(entry.place.node, entry.place.group_rank) for entry in job.roster} - done
+    return tuple(_named(key) for key in sorted(silent, key=_order_of))
+
+
+_NodeKey = tuple[str, "int | None"]
+"""A node's name and its rank: two agents on one host may have one name."""
+
+
+def _node_key(node: str, group_rank: int | None) -> _NodeKey:
+    return (node, group_rank)
+
+
+def _order_of(key: _NodeKey) -> tuple[str, int]:
+    return (key[0], -1 if key[1] is None else key[1])
+
+
+def _named(key: _NodeKey) -> str:
+    node, group_rank = key
+    return node or (f"group rank {group_rank}" if group_rank is not None else "a node without a name")
 
 
 # --- one worker, heard twice ----------------------------------------------------------------------------------------
@@ -266,12 +289,16 @@ def _coverage(
     known += [failure.place.group_world_size for failure in failures]
     expected = expected_nodes or max(known, default=0) or None
     done = _done(roster)
-    reported = {_reporter(failure) for failure in failures} | done
+    joined = {_node_key(entry.place.node, entry.place.group_rank) for entry in roster}
+    heard = {_reporter(failure, joined): failure for failure in failures}
+    heard.pop(None, None)
+    reported = set(heard) | done
     # without a roster (a copied folder) documents are all there is; a pod without firstfault says all in its one file
-    finished = done | {_reporter(failure) for failure in failures if not roster or failure.writer is Writer.STOCK}
+    finished = done | {key for key, failure in heard.items() if not roster or failure.writer is Writer.STOCK}
+    silent = sorted(joined - reported, key=_order_of)
     notes = [*findings.notes, *_unreadable_notes(unreadable), *_foreign_notes(findings.foreign)]
-    notes += _receipt_notes(findings, roster)
-    notes += _silent_nodes_notes(roster, reported)
+    notes += _first_few(_receipt_notes(findings, roster), "more documents were lost")
+    notes += _silent_nodes_notes(silent)
     lost = any(not receipt.durable for entry in roster for receipt in entry.receipts)
     return Coverage(
         expected=expected,
@@ -281,15 +308,22 @@ def _coverage(
         and len(finished) >= expected
         and not unreadable
         and not lost
+        and not joined - finished
         and not findings.notes,
         notes=tuple(notes),
     )
 
 
-def _reporter(failure: WorkerError) -> str:
-    if failure.writer is Writer.STOCK and not failure.worker:
-        return failure.documents[0].name if failure.documents else ""
-    return _node_key(failure.place.node, failure.place.group_rank) or failure.worker
+def _reporter(failure: WorkerError, joined: set[_NodeKey]) -> _NodeKey | None:
+    """The node that a document is from; None for a nameless file where the nodes are known."""
+    place = failure.place
+    node = place.node or failure.worker
+    if place.group_rank is None and node:
+        # without a rank of its own: the node of that name that took part, if one did
+        return min((key for key in joined if key[0] == node), default=(node, None), key=_order_of)
+    if place.group_rank is None and joined:
+        return None
+    return (node or (failure.documents[0].name if failure.documents else ""), place.group_rank)
 
 
 def _unreadable_notes(unreadable: Sequence[Unreadable]) -> list[str]:
@@ -320,10 +354,13 @@ def _receipt_notes(findings: Findings, roster: Sequence[NodePresence]) -> list[s
     return notes
 
 
-def _silent_nodes_notes(roster: Sequence[NodePresence], reported: set[str]) -> list[str]:
-    joined = {_node_key(entry.place.node, entry.place.group_rank) for entry in roster}
-    silent = sorted(joined - reported)
+def _silent_nodes_notes(silent: Sequence[_NodeKey]) -> list[str]:
     if not silent:
         return []
-    names = ", ".join(silent[:_MAX_NAMED]) + (" and others" if len(silent) > _MAX_NAMED else "")
-    return [f"took part but sent no report: {names}"]
+    names = ", ".join(_named(key) for key in silent[:_MAX_NAMED])
+    return [f"took part but sent no report: {names}{' and others' if len(silent) > _MAX_NAMED else ''}"]
+
+
+def _first_few(notes: list[str], rest: str) -> list[str]:
+    more = len(notes) - _MAX_NAMED
+    return [*notes[:_MAX_NAMED], f"{more} {rest}"] if more > 0 else notes

@@ -257,6 +257,8 @@ class WorkerError:
             return self.signal
         if self.exit_code is not None:
             return f"exit code {self.exit_code}"
+        if self.writer is not Writer.STOCK:
+            return self.code.rsplit(":", 1)[-1] or "error"
         return self.code or "error"
 
 

@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.aio import run_sync
-from firstfault.assemble import Findings, Unreadable, assemble, nodes_done
+from firstfault.assemble import Findings, Unreadable, assemble, nodes_done, silent_nodes
 from firstfault.errors import (
     BadDocumentError,
+    FirstFaultError,
     ObjectNotFoundError,
     StoreError,
     UsageError,
 )
+from firstfault.keys import RosterKey
 from firstfault.model import (
     DocumentRef,
     JobErrors,
@@ -30,7 +32,7 @@ from firstfault.model import (
 from firstfault.places import DECK, OUTPUTS, Layout, is_error_file, is_stock_error_file
 from firstfault.report.json import decision_from_json, verdict_from_json
 from firstfault.report.text import flyte_message
-from firstfault.retry import decide
+from firstfault.retry import RetryContext, decide
 from firstfault.store import join, open_store
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.wire import MAX_DOCUMENT_BYTES, decode, decode_presence
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
     from flyteidl.core.literals_pb2 import LiteralMap
 
     from firstfault.model import Decision
-    from firstfault.retry import RetryContext, RetryPolicy
+    from firstfault.retry import RetryPolicy
     from firstfault.store import ObjectInfo, Store
     from firstfault.strategies import AggregationStrategy
 
@@ -112,6 +114,7 @@ class MultiErrorFileOutputReader:
             raise UsageError(f"settle_seconds must not be negative, not {settle_seconds}")
         self._layout = Layout.of(uri)
         self._strategy = get_strategy(strategy) if strategy is not None else None
+        self._strategy_name = strategy if isinstance(strategy, str) else ""
         self._expected_nodes = expected_nodes
         self._settle_seconds = settle_seconds
         self._retry_policy = retry_policy
@@ -202,18 +205,25 @@ class MultiErrorFileOutputReader:
         if not failed(job):
             return None
         sealed = job.seals[0] if job.seals else None
-        if not job.failures and sealed is not None:
-            # the documents are gone (a life-cycle rule, a copied error.pb); the pods' own verdict speaks
+        if sealed is not None and self._speaks(sealed, job):
             verdict = _verdict_of_seal(sealed, job)
         else:
             verdict = run_strategy(self._strategy or _strategy_of(job), job)
+        context = context or RetryContext(pods_alive=not silent_nodes(job))
         decision = None
         if self._retry_policy is None and sealed is not None and _agrees(sealed, verdict):
             # sealed under the task's own policy, which may be anything; it holds as long as the verdict is the same
             decision = decision_from_json(sealed.json)
-            if decision is not None and context is not None:
+            if decision is not None:
                 decision = replace(decision, enforced=context.pods_alive)
         return Conclusion(job, verdict, decision or decide(verdict, self._retry_policy, context))
+
+    def _speaks(self, seal: Seal, job: JobErrors) -> bool:
+        """Whether the pods' own verdict is taken: the documents are gone, or it rests on some that were lost."""
+        if not job.failures:
+            return True
+        same_strategy = self._strategy is None or self._strategy_name == seal.strategy
+        return same_strategy and seal.count > job.document_count
 
     def verdict(self) -> Verdict | None:
         """Return the verdict, None if there is no error."""
@@ -274,13 +284,20 @@ class MultiErrorFileOutputReader:
         """Read the roster until every node is done or the time is up; say which."""
         deadline = time.monotonic() + self._settle_seconds
         pause = _FIRST_POLL_S
+        known: dict[str, NodePresence] = {}
+        unreadable: list[Unreadable] = []
         while True:
             names = await self._list_roster(store)
-            roster, bad = await _read_roster(store, self._layout.roster or "", names)
+            # an entry never changes once it is there: each is read once, however often the folder is listed
+            new = [item for item in names if item.name not in known]
+            read, bad = await _read_roster(store, self._layout.roster or "", new)
+            known.update(read)
+            unreadable += bad
+            roster = list(known.values())
             done = nodes_done(roster, self._expected_nodes)
             left = deadline - time.monotonic()
             if done or left <= 0:
-                return roster, bad, done
+                return roster, unreadable, done
             await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _LONGEST_POLL_S)
 
@@ -356,7 +373,8 @@ def _too_large(name: str, size: int) -> Unreadable:
 
 async def _read_roster(
     store: Store, folder: str, names: list[ObjectInfo]
-) -> tuple[list[NodePresence], list[Unreadable]]:
+) -> tuple[dict[str, NodePresence], list[Unreadable]]:
+    """Return entries by name; of one that cannot be read, what its name says, so that it still counts for its round."""
     gate = asyncio.Semaphore(_PARALLEL_GETS)
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
@@ -369,11 +387,15 @@ async def _read_roster(
             except (StoreError, BadDocumentError) as error:
                 return Unreadable(item.name, str(error))
 
-    results = await asyncio.gather(*(read(item) for item in names))
-    return (
-        [result for result in results if isinstance(result, NodePresence)],
-        [result for result in results if isinstance(result, Unreadable)],
-    )
+    results = dict(zip((item.name for item in names), await asyncio.gather(*map(read, names)), strict=True))
+    entries = {name: result for name, result in results.items() if isinstance(result, NodePresence)}
+    bad = [result for result in results.values() if isinstance(result, Unreadable)]
+    for item in bad:
+        key = RosterKey.parse(item.name)
+        if key is not None:
+            place = Place(round=key.round, group_rank=key.group_rank, incarnation=key.incarnation)
+            entries[item.name] = NodePresence(key.phase, place)
+    return entries, bad
 
 
 def failed(job: JobErrors) -> bool:
@@ -390,8 +412,8 @@ def _strategy_of(job: JobErrors) -> AggregationStrategy:
     for seal in job.seals:
         try:
             return get_strategy(seal.strategy)
-        except UsageError:
-            continue
+        except FirstFaultError:
+            continue  # of a plug-in that is not here, or broken here
     return get_strategy("earliest")
 
 

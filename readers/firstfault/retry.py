@@ -37,8 +37,6 @@ class RetryContext:
     attempt: int = 0
     retries: int | None = None
     """The task's `retries`; None: not known."""
-    previous_fingerprint: str = ""
-    """Of the attempt before, empty if there was none."""
     pods_alive: bool = True
     """Whether pods live to seal the verdict, so that stock Flyte reads it. False after a pod died as a whole."""
 

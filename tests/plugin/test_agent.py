@@ -325,13 +325,15 @@ def _signalled(*_: object) -> None:
 
 
 def test_a_signal_leaves_the_rendezvous_open(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that is told to go says so and lets another one take its place."""
+    """A pod that is told to go says so, has a failure to seal, and lets another one take its place."""
     handler = Mock()
     monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
     monkeypatch.setattr(agent_module.LocalElasticAgent, "run", _signalled)
-    with pytest.raises(SignalException):
+    with pytest.raises(LaunchFailedError) as caught:
         launch(_config(), print, (), prefix.recording())
     (failure,) = prefix.failures()
+    assert isinstance(caught.value.error, SignalException)
+    assert [known.category for known in caught.value.report.failures] == ["preemption"]
     assert (failure.category, failure.signal) == ("preemption", "SIGTERM")
     handler.shutdown.assert_not_called()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import time
@@ -43,8 +44,12 @@ if TYPE_CHECKING:
     from flyteidl.core.tasks_pb2 import TaskTemplate
     from flytekit.models.literals import LiteralMap
 
-# Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has none yet when it forks
-pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+pytestmark = [
+    # Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has none yet when it forks
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    # flytekit leaves a folder for checkpoints of each local call to the garbage collector
+    pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning"),
+]
 
 METHODS = ("spawn", "fork")
 CLOSE_S = 2.0
@@ -55,14 +60,14 @@ def _config(method: str = "spawn", **fields: Any) -> Elastic:
     return Elastic(nproc_per_node=2, start_method=method, increase_shared_mem=False, settle_seconds=1, **fields)
 
 
-@pytest.fixture(scope="module")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keep what local calls write in a folder of the tests."""
-    folder = tmp_path_factory.mktemp("sandbox")
-    access = FileAccessProvider(str(folder / "local"), str(folder / "raw"))
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[None]:
+    """Keep what local calls write in a folder of the test."""
+    access = FileAccessProvider(str(tmp_path / "local"), str(tmp_path / "raw"))
     context = FlyteContextManager.current_context()
     with FlyteContextManager.with_context(context.with_file_access(access)):
-        yield folder
+        yield
+    gc.collect()  # what flytekit leaves to it, here and not in another test
 
 
 # --- training that succeeds -----------------------------------------------------------------------------------------

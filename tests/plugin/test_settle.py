@@ -169,7 +169,10 @@ def _returns_nothing(_: object) -> Verdict:
 
 @pytest.mark.parametrize(
     ("function", "reason"),
-    [(_raises, "ZeroDivisionError: no failures per node"), (_returns_nothing, "StrategyError: the strategy")],
+    [
+        (_raises, "StrategyError: the strategy _raises raised ZeroDivisionError: no failures per node"),
+        (_returns_nothing, "StrategyError: the strategy"),
+    ],
 )
 def test_a_strategy_that_fails(
     function: Callable[..., Verdict],

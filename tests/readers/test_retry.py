@@ -132,7 +132,7 @@ def test_a_plain_function_may_choose_the_budget() -> None:
 def test_a_plain_function_sees_verdict_and_context() -> None:
     """A policy is called with the verdict and the context it was given."""
     seen = []
-    context = RetryContext(attempt=2, previous_fingerprint="1:abc")
+    context = RetryContext(attempt=2, retries=3)
 
     def policy(verdict: Verdict, context: RetryContext) -> bool:
         seen.append((verdict, context))

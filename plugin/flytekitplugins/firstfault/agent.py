@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
 
 from firstfault.keys import roster_key_for
 from firstfault.model import (
@@ -31,7 +32,7 @@ from firstfault.wire import decode, encode_presence
 from flytekitplugins.firstfault.agent_documents import LastWords, about_agent, about_death, last_words
 from flytekitplugins.firstfault.deaths import Death, DeathWatch
 from flytekitplugins.firstfault.environment import node_place
-from flytekitplugins.firstfault.guard import guarded, logger
+from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.in_flight import Moment
 from flytekitplugins.firstfault.recorder import Spool, put_document, put_file, record_error
 from flytekitplugins.firstfault.taxonomy import Sort
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeReport", "ReportingAgent"]
 
+_guarded = partial(guarded, through=(SignalException,))
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
 _TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
 """What torch sends when it stops workers: the signal it was sent itself, else SIGTERM, then SIGKILL."""
@@ -78,19 +80,27 @@ class ReportingAgent(LocalElasticAgent):
         self._pending: list[Future[None]] = []
         self._documented: dict[int, Future[Receipt]] = {}
         self._stopping: Moment | None = None
+        self._told: Future[Receipt] | None = None
+        self._rounds = 0
 
     # --- torch's hooks ------------------------------------------------------------------------------------------
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
-        with guarded("numbering the round"):
-            self._begin_round(worker_group)
+        # if the nodes cannot agree on it, a number that is at least not the last round's
+        number = self.recording.round + 1 if self._rounds else 0
+        self._rounds += 1
+        with _guarded("numbering the round"):
+            # first of all: the other nodes wait for it
+            number = _global_round(worker_group)
+        with _guarded("beginning a round"):
+            self._begin_round(number, worker_group.group_world_size or 0)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         # spawned and forked workers alike inherit this process's environment
         with _environment(self.recording.environment()):
             ids: dict[int, Any] = super()._start_workers(worker_group)
-        with guarded("watching the workers"):
+        with _guarded("watching the workers"):
             context: Any = self._pcontext
             self.report.error_files = dict(context.error_files)
             self._traceback_files = _traceback_files(context)
@@ -100,12 +110,12 @@ class ReportingAgent(LocalElasticAgent):
         return ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        with guarded("looking at the workers"):
+        with _guarded("looking at the workers"):
             self._document_deaths()
         stopping = Moment.now()
         result: RunResult = super()._monitor_workers(worker_group)
         if result.state in _FAILED:
-            with guarded("reporting a failure"):
+            with _guarded("reporting a failure"):
                 # torch stops the others because of these: however close they died to its look, it did not stop them
                 first = frozenset(failure.local_rank for failure in result.failures.values())
                 self._document_deaths(stopping, "another worker of this node had failed", first)
@@ -115,23 +125,28 @@ class ReportingAgent(LocalElasticAgent):
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
         if self._stopping is None:
             self._stopping = Moment.now()
+        # torch names a signal only when the agent was sent one; stopping the workers may take its grace period
+        if args and self._told is None and not self.succeeded:
+            with _guarded("reporting a signal"):
+                told = SignalException("told to go", sigval=args[0])
+                self._told = self._submit(
+                    partial(self._write, about_agent(told, Sort.PREEMPTION, self.place(), self._stopping))
+                )
         super()._shutdown(*args, **kwargs)
 
     def _exit_barrier(self) -> None:
-        with guarded("reporting success"):
+        with _guarded("reporting success"):
             self._announce(Phase.SUCCEEDED)
         super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
-    def _begin_round(self, worker_group: WorkerGroup) -> None:
+    def _begin_round(self, number: int, nodes: int) -> None:
         self._end_round()
         self.report = NodeReport()
         self._documented = {}
         self._stopping = None
-        self.recording = replace(
-            self.recording, round=_global_round(worker_group), group_world_size=worker_group.group_world_size or 0
-        )
+        self.recording = replace(self.recording, round=number, group_world_size=nodes)
 
     def _end_round(self) -> None:
         """Leave no thread behind: the next round may fork."""
@@ -146,7 +161,7 @@ class ReportingAgent(LocalElasticAgent):
             self._pool.shutdown(wait=True)
             self._pool = None
         for upload in self._pending:
-            with guarded("writing the roster"):
+            with _guarded("writing the roster"):
                 upload.result()
         self._pending = []
 
@@ -188,7 +203,12 @@ class ReportingAgent(LocalElasticAgent):
         )
         prefix = self.recording.output_prefix
         name, data = roster_key_for(presence), encode_presence(presence)
-        self._pending.append(self._submit(lambda: put_file(prefix, f"{ROSTER}/{name}", data)))
+        deadline = self.recording.upload_deadline_seconds
+        self._pending.append(
+            self._submit(
+                lambda: bounded(lambda: put_file(prefix, f"{ROSTER}/{name}", data), deadline, "writing the roster")
+            )
+        )
 
     def _document_deaths(
         self, stopping: Moment | None = None, reason: str = "", first: frozenset[int] = frozenset()
@@ -256,7 +276,7 @@ class ReportingAgent(LocalElasticAgent):
     def _finish_report(self) -> None:
         """Say that this node has written all it will write, once it has."""
         for upload in self._documented.values():
-            with guarded("uploading a worker's document"):
+            with _guarded("uploading a worker's document"):
                 upload.result()
         self._announce(Phase.FAILED, self.report.receipts)
 
@@ -266,7 +286,10 @@ class ReportingAgent(LocalElasticAgent):
         """Write a document about a failure of the agent itself, and that the node is done."""
         moment = self._stopping or Moment.now()
         self._document_deaths(moment, "its agent was told to go" if sort is Sort.PREEMPTION else "its agent had failed")
-        self._write(about_agent(error, sort, self.place(), moment))
+        if self._told is None:
+            self._write(about_agent(error, sort, self.place(), moment))
+        else:
+            self._told.result()
         self._finish_report()
 
     def close(self) -> None:

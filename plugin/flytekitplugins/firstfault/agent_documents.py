@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flytekitplugins.firstfault.deaths import Death
     from flytekitplugins.firstfault.in_flight import Moment
 
-__all__ = ["LastWords", "about_agent", "about_death", "last_words"]
+__all__ = ["LastWords", "about_agent", "about_death", "last_words", "lost_agent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,25 @@ def about_agent(error: BaseException, sort: Sort, place: Place, moment: Moment) 
         signal=name,
         category=consequence.category,
         monotonic_ns=moment.monotonic_ns,
+        boot_id=boot_id(),
+        versions=versions(),
+    )
+    return replace(failure, fingerprint=fingerprint_of(failure))
+
+
+def lost_agent(place: Place) -> WorkerError:
+    """Return the failure that an agent's sudden death is, as one of its workers saw it; without its time."""
+    consequence = CONSEQUENCES[Sort.LOST_AGENT]
+    failure = WorkerError(
+        code=consequence.code,
+        message=f"died without a word (pid {place.pid}); its workers were told to go",
+        kind=consequence.kind,
+        origin=consequence.origin,
+        worker=place.node,
+        place=place,
+        writer=Writer.WORKER,
+        subject=Subject.AGENT,
+        category=consequence.category,
         boot_id=boot_id(),
         versions=versions(),
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from firstfault.model import ExceptionInfo, FrameInfo
 
-__all__ = ["capture", "qualified_name", "safe_text"]
+__all__ = ["bare", "capture", "qualified_name", "safe_text"]
 
 _MAX_TEXT = 64 * 1024
 """Characters of a message that are kept in memory."""
@@ -30,6 +30,12 @@ _OWN_FOLDER = f"{Path(__file__).parent}{os.sep}"
 def capture(error: BaseException) -> ExceptionInfo:
     """Return everything a reader will want to know about `error`."""
     return _capture(error, depth=0)
+
+
+def bare(error: BaseException) -> ExceptionInfo:
+    """Return the type of `error` and its bases: what can be known without running the user's code."""
+    kind = type(error)
+    return ExceptionInfo(type=qualified_name(kind), message="", bases=_bases(kind))
 
 
 def safe_text(value: Any) -> str:
@@ -70,13 +76,17 @@ def _capture(error: BaseException, depth: int) -> ExceptionInfo:
     return ExceptionInfo(
         type=qualified_name(kind),
         message=safe_text(error),
-        bases=tuple(qualified_name(base) for base in type.__getattribute__(kind, "__mro__")[1:-1]),
+        bases=_bases(kind),
         frames=frames,
         frames_omitted=omitted,
         notes=_notes(error),
         causes=_causes(error, depth) if depth == 0 else (),
         members=_members(error, depth),
     )
+
+
+def _bases(kind: type) -> tuple[str, ...]:
+    return tuple(qualified_name(base) for base in type.__getattribute__(kind, "__mro__")[1:-1])
 
 
 def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:

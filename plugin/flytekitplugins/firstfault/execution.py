@@ -19,8 +19,8 @@ from flytekitplugins.firstfault.environment import attempt_number, node_name
 from flytekitplugins.firstfault.guard import guarded, logger
 from flytekitplugins.firstfault.launch import LaunchFailedError, launch
 from flytekitplugins.firstfault.settle import sealed, settle, torch_error_data
-from flytekitplugins.firstfault.task import VerdictSealedError
-from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, write_error_file
+from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError
+from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, was_recoverable, write_error_file
 from flytekitplugins.firstfault.worker import SpawnPayload, WorkerResult, run_forked, run_spawned
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from flytekitplugins.firstfault.task import ElasticFunctionTask
 
 __all__ = ["ElasticTaskError", "execute_elastic"]
+
+
+_LAST_SECONDS = 2.0
+"""Longest wait for the other nodes of a pod that was told to go."""
 
 
 class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
@@ -62,8 +66,7 @@ def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
     except LaunchFailedError as failure:
         raise _failure(task, failure) from failure.error
     except ChildFailedError as error:
-        _, first = error.get_first_failure()
-        raise ElasticTaskError(error, timestamp=first.timestamp) from error
+        raise _plain_failure(error) from error
     except SignalException as error:
         logger.warning("the agent was told to go (%s); this pod leaves no outputs", error)
         raise IgnoreOutputs from error
@@ -170,7 +173,10 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
 def _failure(task: ElasticFunctionTask, failure: LaunchFailedError) -> Exception:
     """Return what to raise for a failed launch: the sealed verdict in a pod, kfpytorch's types in a local call."""
     # a signal during the wait ends it: what is known by then is sealed
-    conclusion = _concluded(task, failure, task.task_config.settle_seconds) or _concluded(task, failure, 0.0)
+    seconds = task.task_config.settle_seconds
+    if isinstance(failure.error, SignalException):
+        seconds = min(seconds, _LAST_SECONDS)  # a pod that was told to go has little time
+    conclusion = _concluded(task, failure, seconds) or _concluded(task, failure, 0.0)
     document = b""
     message = ""
     with guarded("sealing the verdict"):
@@ -180,15 +186,27 @@ def _failure(task: ElasticFunctionTask, failure: LaunchFailedError) -> Exception
             logger.error("%s", message)
             _tell_outer_launcher(conclusion)
     if conclusion is None or not document:
-        return ElasticTaskError(failure.error, timestamp=None)
+        return _plain_failure(failure.error)
     state = FlyteContextManager.current_context().execution_state
     if state is not None and state.mode is not None and not state.is_local_execution():
-        return VerdictSealedError(conclusion.verdict.headline, document)
+        kind = RecoverableVerdictSealedError if conclusion.decision.retry else VerdictSealedError
+        return kind(conclusion.verdict.headline, document)
     timestamp = conclusion.verdict.timestamp_ns / 1e9 if conclusion.verdict.timestamp_ns else None
     if conclusion.decision.retry:
         recoverable: Exception = FlyteRecoverableException(message, timestamp=timestamp)
         return recoverable
     return ElasticTaskError(_with_root_first(failure, conclusion.verdict.root), timestamp=timestamp)
+
+
+def _plain_failure(error: Exception) -> Exception:
+    """Return what kfpytorch raises: by the failure that torch kept, recoverable if its worker marked it so."""
+    if not isinstance(error, ChildFailedError):
+        return IgnoreOutputs() if isinstance(error, SignalException) else ElasticTaskError(error)
+    _, first = error.get_first_failure()
+    if was_recoverable(first.error_file):
+        recoverable: Exception = FlyteRecoverableException(str(error), timestamp=first.timestamp)
+        return recoverable
+    return ElasticTaskError(error, timestamp=first.timestamp)
 
 
 def _concluded(task: ElasticFunctionTask, failure: LaunchFailedError, seconds: float) -> Conclusion | None:

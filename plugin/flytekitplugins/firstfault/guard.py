@@ -19,13 +19,16 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def guarded(doing: str) -> Iterator[None]:
+def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
     """Turn whatever our own code raises into one warning; torch elastic goes on as it would without us.
 
+    What is `through` passes: it is not ours (torch's SignalException, raised by a handler wherever the agent stands).
     With ``FIRSTFAULT_DEBUG`` set the warning carries the traceback.
     """
     try:
         yield
+    except through:
+        raise
     except BaseException as error:
         logger.warning(
             "firstfault failed while %s (%s: %s); the job goes on without it",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from firstfault.wire import encode_presence
 from flytekitplugins.firstfault.agent import NodeReport, ReportingAgent
 from flytekitplugins.firstfault.agent_documents import about_agent
 from flytekitplugins.firstfault.environment import node_place
-from flytekitplugins.firstfault.guard import guarded
+from flytekitplugins.firstfault.guard import bounded, guarded
 from flytekitplugins.firstfault.in_flight import Moment
 from flytekitplugins.firstfault.recorder import put_file, record_error
 from flytekitplugins.firstfault.taxonomy import Sort, sort_of_agent_error
@@ -49,13 +50,12 @@ _OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
 
 
 class LaunchFailedError(Exception):
-    """The training failed on this node. `cause_` is what torch would have raised.
+    """The training failed on this node.
 
     Args:
-        error: torch's ChildFailedError, or the error of the agent itself.
+        error: what torch raised: ChildFailedError, SignalException, or an error of the agent itself.
         report: what this node has written about it.
         recording: with the round it failed in.
-        group_world_size: nodes in that round, 0 if there was none.
     """
 
     def __init__(self, error: Exception, report: NodeReport, recording: Recording) -> None:
@@ -75,7 +75,7 @@ def launch(
 
     Raises:
         LaunchFailedError: a worker failed, or the agent did.
-        SignalException: the agent was told to go.
+        SignalException: the agent was told to go before there was anything to report, or after its workers' success.
     """
     agent: ReportingAgent | None = None
     shutdown: Callable[[], Any] | None = None
@@ -84,7 +84,7 @@ def launch(
             RendezvousParameters(
                 backend=config.rdzv_backend,
                 endpoint=config.rdzv_endpoint,
-                run_id=config.run_id,
+                run_id=config.run_id or uuid.uuid4().hex,
                 min_nodes=config.min_nodes,
                 max_nodes=config.max_nodes,
                 local_addr=config.local_addr,
@@ -108,10 +108,11 @@ def launch(
     except SignalException as error:
         # the rendezvous stays open: another pod may take this one's place
         shutdown = None
-        if agent is not None and not agent.succeeded:
-            with guarded("reporting a signal"):
-                agent.record_own_failure(error, Sort.PREEMPTION)
-        raise
+        if agent is None or agent.succeeded:
+            raise
+        with guarded("reporting a signal"):
+            agent.record_own_failure(error, Sort.PREEMPTION)
+        raise LaunchFailedError(error, agent.report, agent.recording) from error
     except Exception as error:
         report = agent.report if agent else NodeReport()
         with guarded("reporting the agent's own failure"):
@@ -173,4 +174,7 @@ def _report_own_failure(
     report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
     report.receipts.append(receipt)
     presence = NodePresence(Phase.FAILED, place, receipts=(receipt,), timestamp_ns=failure.timestamp_ns)
-    put_file(recording.output_prefix, f"{ROSTER}/{roster_key_for(presence)}", encode_presence(presence))
+    path, data = f"{ROSTER}/{roster_key_for(presence)}", encode_presence(presence)
+    bounded(
+        lambda: put_file(recording.output_prefix, path, data), recording.upload_deadline_seconds, "writing the roster"
+    )

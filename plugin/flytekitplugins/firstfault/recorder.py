@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["Spool", "SpooledDocument", "put_file", "record_error"]
 
 _RECEIPT = ".receipt.json"
+_SPOOL_S = 0.5
+"""Least time for writing into the spool, a local file."""
 _NOTING_S = 0.5
 """Longest wait for a receipt to be noted on the node's disk, seconds; without it the agent uploads once more."""
 
@@ -107,7 +109,7 @@ def record_error(error: WorkerError, output_prefix: str, spool: Spool | None, de
     name = error_key_for(error)
     data = encode(error)
     if spool is not None:
-        bounded(lambda: spool.add(name, data), deadline_seconds, "spooling an error document")
+        bounded(lambda: spool.add(name, data), max(deadline_seconds, _SPOOL_S), "spooling an error document")
     receipt = put_document(
         name, data, output_prefix, error.monotonic_ns, error.rank, max(deadline - time.monotonic(), 0)
     )

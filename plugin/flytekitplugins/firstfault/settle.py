@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.assemble import Findings, assemble
+from firstfault.assemble import Findings, assemble, silent_nodes
 from firstfault.errors import StoreError
 from firstfault.model import DocumentRef, Seal, WorkerError
 from firstfault.reader import Conclusion, MultiErrorFileOutputReader
@@ -14,14 +14,17 @@ from firstfault.report import flyte_message, to_json
 from firstfault.retry import RetryContext
 from firstfault.text import redact
 from firstfault.wire import decode, encode, encode_seal
-from flytekitplugins.firstfault.guard import logger
+from flytekitplugins.firstfault.guard import bounded, logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from firstfault.model import Verdict
+    from firstfault.model import JobErrors, Verdict
     from firstfault.retry import RetryPolicy
     from flytekitplugins.firstfault.environment import Recording
+
+_STORAGE_S = 10.0
+"""Longest time that listing and reading may take beyond the wait for the other nodes."""
 
 __all__ = ["sealed", "settle"]
 
@@ -53,7 +56,6 @@ def settle(  # noqa: PLR0913 - keywords
     """
     # as the storage has them: capped and redacted
     own = Findings(documents=tuple(_through_wire(failure) for failure in failures))
-    context = RetryContext(attempt=attempt, retries=retries)
 
     def reader(strategy: str, policy: RetryPolicy | None) -> MultiErrorFileOutputReader:
         return MultiErrorFileOutputReader(
@@ -65,11 +67,19 @@ def settle(  # noqa: PLR0913 - keywords
             expected_nodes=expected_nodes,
         )
 
-    try:
-        job = reader("earliest", None).job()
-    except StoreError as error:
-        logger.warning("only this node's own documents are looked at: %s", error)
-        job = assemble(own, settled=False)
+    def look() -> JobErrors | None:
+        try:
+            return reader("earliest", None).job()
+        except StoreError as error:
+            logger.warning("only this node's own documents are looked at: %s", error)
+            return None
+
+    job = bounded(look, seconds + _STORAGE_S, "looking at the other nodes' documents")
+    if job is None:
+        note = "own node only, the storage did not answer in time"
+        job = assemble(replace(own, notes=(note,)), expected_nodes=expected_nodes, settled=False)
+    # a node that joined and fell silent may have died as a whole pod; then the job fails and Flyte reads no file
+    context = RetryContext(attempt=attempt, retries=retries, pods_alive=not silent_nodes(job))
     try:
         conclusion = reader(recording.strategy, policy).conclude_from(job, context)
     except Exception as error:  # noqa: BLE001 - a strategy or policy is third-party code; the attempt needs a verdict

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flytekit.core.context_manager import FlyteContextManager
+from flytekit.extend import IgnoreOutputs
 
 from firstfault.keys import roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase
@@ -17,7 +18,7 @@ from flytekitplugins.firstfault.environment import node_name, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.recorder import put_file
 from flytekitplugins.firstfault.settle import sealed, settle
-from flytekitplugins.firstfault.task import VerdictSealedError
+from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError
 from flytekitplugins.firstfault.worker import describe_and_record
 
 if TYPE_CHECKING:
@@ -40,10 +41,17 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
     place = replace(worker_place(recording), group_rank=_rank(os.environ), group_world_size=pods)
     _announce(recording, place, Phase.JOINED, wait=False)
     try:
-        return task.task_function(**kwargs)
-    except Exception as error:
+        result = task.task_function(**kwargs)
+    except IgnoreOutputs:
+        # flytekit's word for "this pod has nothing to hand over": no failure
+        _announce(recording, place, Phase.SUCCEEDED)
+        raise
+    except BaseException as error:
+        if isinstance(error, SystemExit) and error.code in {None, 0}:
+            raise
         document = b""
         headline = ""
+        retry = False
         with guarded("concluding on the failure"):
             failure, receipt = describe_and_record(error, recording, place)
             known = replace(failure, documents=(DocumentRef(receipt.name),))
@@ -59,10 +67,14 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
             )
             seal, document = sealed(conclusion, recording, node_name())
             headline = conclusion.verdict.headline
+            retry = conclusion.decision.retry
             logger.error("%s", seal.message)
-        if document:
-            raise VerdictSealedError(headline, document) from error
+        if document and isinstance(error, Exception):
+            kind = RecoverableVerdictSealedError if retry else VerdictSealedError
+            raise kind(headline, document) from error
         raise
+    _announce(recording, place, Phase.SUCCEEDED)
+    return result
 
 
 def _announce(

@@ -13,7 +13,7 @@ from flyteidl.plugins.kubeflow import pytorch_pb2 as pytorch_task
 from flytekit import PythonFunctionTask
 from flytekit.core.pod_template import PodTemplate
 from flytekit.core.resources import convert_resources_to_resource_model
-from flytekit.exceptions.user import FlyteUserRuntimeException
+from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 from google.protobuf.json_format import MessageToDict
@@ -51,6 +51,7 @@ __all__ = [
     "Master",
     "PyTorch",
     "PyTorchFunctionTask",
+    "RecoverableVerdictSealedError",
     "RestartPolicy",
     "RunPolicy",
     "VerdictSealedError",
@@ -75,6 +76,14 @@ class VerdictSealedError(Exception):
 
     def __init__(self, headline: str, document: bytes) -> None:
         super().__init__(headline)
+        self.document = document
+
+
+class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
+    """The same for a verdict that is to be retried, so that whoever meets it outside of a dispatch sees the kind."""
+
+    def __init__(self, headline: str, document: bytes) -> None:
+        FlyteRecoverableException.__init__(self, headline)
         self.document = document
 
 

@@ -7,6 +7,7 @@ failure, platform error, infra error. Everything but an explicitly recoverable e
 from __future__ import annotations
 
 import enum
+import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ class Sort(enum.Enum):
     INFRA_ERROR = "infra error"
     RENDEZVOUS_ERROR = "rendezvous error"
     PREEMPTION = "preemption"
+    LOST_AGENT = "lost agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ CONSEQUENCES: dict[Sort, Consequence] = {
     Sort.PLATFORM_ERROR: Consequence("platform", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentError"),
     Sort.INFRA_ERROR: Consequence("infrastructure", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:InfrastructureError"),
     Sort.RENDEZVOUS_ERROR: Consequence("rendezvous", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:RendezvousError"),
+    Sort.LOST_AGENT: Consequence("node_lost", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentLost"),
     Sort.PREEMPTION: Consequence("preemption", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:Preemption"),
 }
 
@@ -91,8 +94,8 @@ def sort_of_agent_error(error: BaseException) -> Sort:
         return Sort.RENDEZVOUS_ERROR
     if names & {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}:
         return Sort.RENDEZVOUS_ERROR
+    if isinstance(error, ValueError | TypeError | AttributeError | ImportError | pickle.PicklingError):
+        return Sort.INPUT_ERROR  # a setting, or a function or argument that cannot be handed to a process
     if isinstance(error, OSError | MemoryError):
         return Sort.INFRA_ERROR
-    if isinstance(error, ValueError | TypeError):
-        return Sort.INPUT_ERROR
     return Sort.PLATFORM_ERROR

@@ -8,9 +8,19 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ERROR_FILE_VARIABLE", "error_file_data", "read_error_file", "read_traceback", "write_error_file"]
+__all__ = [
+    "ERROR_FILE_VARIABLE",
+    "error_file_data",
+    "mark_recoverable",
+    "read_error_file",
+    "read_traceback",
+    "was_recoverable",
+    "write_error_file",
+]
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_RECOVERABLE = "recoverable_error"
+"""kfpytorch's name for the same."""
 
 
 def error_file_data(type_name: str, message: str, traceback: str, timestamp_ns: int) -> dict[str, Any]:
@@ -51,6 +61,16 @@ def read_traceback(path: str | Path) -> str:
     except (OSError, pickle.UnpicklingError, EOFError, ValueError):
         return ""
     return text if isinstance(text, str) else ""
+
+
+def mark_recoverable(error_file: str) -> None:
+    """Note beside a worker's error.json that its exception was recoverable: only the worker knows the type."""
+    (Path(error_file).parent / _RECOVERABLE).touch()
+
+
+def was_recoverable(error_file: str) -> bool:
+    """Whether the worker that this error.json belongs to marked its exception as recoverable."""
+    return (Path(error_file).parent / _RECOVERABLE).exists()
 
 
 def read_error_file(path: str | Path) -> dict[str, Any] | None:

@@ -13,15 +13,21 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault.fingerprint import fingerprint_of
-from firstfault.model import ExceptionInfo, Subject, WorkerError, Writer
+from firstfault.model import Subject, WorkerError, Writer
 from firstfault.report.text import format_exception
-from flytekitplugins.firstfault.capture import capture, qualified_name
+from flytekitplugins.firstfault.agent_documents import lost_agent
+from flytekitplugins.firstfault.capture import bare, capture
 from flytekitplugins.firstfault.environment import Recording, boot_id, versions, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded
-from flytekitplugins.firstfault.in_flight import moment_of, watch_process_groups
+from flytekitplugins.firstfault.in_flight import Moment, moment_of, watch_process_groups
 from flytekitplugins.firstfault.recorder import record_error, spool_for
 from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort, code_of, is_recoverable
-from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, error_file_data, write_error_file
+from flytekitplugins.firstfault.torch_files import (
+    ERROR_FILE_VARIABLE,
+    error_file_data,
+    mark_recoverable,
+    write_error_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     import flytekit
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
 
-    from firstfault.model import Place, Receipt
+    from firstfault.model import ExceptionInfo, Place, Receipt
 
 __all__ = ["SpawnPayload", "WorkerResult", "recorded", "run_forked", "run_spawned"]
 
@@ -92,12 +98,17 @@ def recorded() -> Iterator[None]:
 
     It waits for at most the upload deadline. A clean ``sys.exit()`` is no failure.
     """
+    agent = os.getppid()
     with guarded("watching process groups"):
         watch_process_groups()
     try:
         yield
     except BaseException as error:
-        if not _is_clean_exit(error):
+        if isinstance(error, SystemExit | KeyboardInterrupt) and os.getppid() != agent:
+            # told to go by the death of the agent, which can say nothing any more
+            with guarded("recording the death of the agent"):
+                record_lost_agent(agent)
+        elif not _is_clean_exit(error):
             with guarded("recording an exception"):
                 record_exception(error)
         raise
@@ -110,10 +121,29 @@ def _is_clean_exit(error: BaseException) -> bool:
 
 def record_exception(error: BaseException) -> Receipt | None:
     """Write a document about `error` as this worker's failure. None: recording is off."""
+    error_file = os.environ.get(ERROR_FILE_VARIABLE)
+    if error_file and is_recoverable(bare(error)):
+        with guarded("marking an exception as recoverable"):
+            mark_recoverable(error_file)
     recording = Recording.from_environment()
     if recording is None:
         return None
     return describe_and_record(error, recording, worker_place(recording))[1]
+
+
+def record_lost_agent(agent_pid: int) -> Receipt | None:
+    """Write, in the agent's stead, a document about its death. None: recording is off."""
+    recording = Recording.from_environment()
+    if recording is None:
+        return None
+    moment = Moment.now()
+    witness = worker_place(recording)
+    failure = replace(
+        lost_agent(replace(witness, rank=None, local_rank=None, pid=agent_pid)),
+        timestamp_ns=moment.wall_ns,
+        monotonic_ns=moment.monotonic_ns,
+    )
+    return record_error(failure, recording.output_prefix, None, recording.upload_deadline_seconds)
 
 
 def describe_and_record(error: BaseException, recording: Recording, place: Place) -> tuple[WorkerError, Receipt]:
@@ -127,7 +157,7 @@ def describe_and_record(error: BaseException, recording: Recording, place: Place
     deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
     exception = bounded(lambda: capture(error), recording.upload_deadline_seconds / 2, "reading an exception")
     if exception is None:
-        exception = ExceptionInfo(qualified_name(type(error)), "<no text: reading the exception took too long>")
+        exception = replace(bare(error), message="<no text: reading the exception took too long>")
     failure = replace(describe(error, exception, place), timestamp_ns=wall_ns, monotonic_ns=monotonic_ns)
     error_file = os.environ.get(ERROR_FILE_VARIABLE)
     if error_file:

@@ -136,30 +136,37 @@ def _verdict_from_dict(data: dict[str, Any]) -> Verdict:
     coverage, victims, documents = data["coverage"], data["victims"], data["documents"]
     return Verdict(
         scope=Scope(data["scope"]),
-        ranks=tuple(data["ranks"]),
-        node=data["node"],
-        code=data["code"],
-        category=data["category"],
-        fingerprint=data["fingerprint"],
-        headline=data["headline"],
-        message=data["message"],
+        ranks=tuple(map(int, data["ranks"])),
+        node=None if data["node"] is None else _text(data["node"]),
+        code=_text(data["code"]),
+        category=_text(data["category"]),
+        fingerprint=_text(data["fingerprint"]),
+        headline=_text(data["headline"]),
+        message=_text(data["message"]),
         timestamp_ns=parse_timestamp(data["timestamp"]),
-        strategy=data["strategy"],
-        confidence=data["confidence"],
-        why=tuple(data["why"]),
+        strategy=_text(data["strategy"]),
+        confidence=_text(data["confidence"]),
+        why=tuple(map(_text, data["why"])),
         suspects=tuple(Suspect(item["why"], item.get("rank"), item.get("node")) for item in data["suspects"]),
         victims=Victims(
-            count=victims["count"],
-            by_rank=tuple((int(rank), line) for rank, line in victims["ranks"].items()),
+            count=int(victims["count"]),
+            by_rank=tuple((int(rank), _text(line)) for rank, line in victims["ranks"].items()),
         ),
         coverage=Coverage(
             expected=coverage["expected"],
             reported=coverage["reported"],
             unreadable=coverage["unreadable"],
             complete=coverage["complete"],
-            notes=tuple(coverage.get("notes", ())),
+            notes=tuple(map(_text, coverage.get("notes", ()))),
         ),
         settled=data["settled"],
-        digest=documents["digest"],
-        document_count=documents["count"],
+        digest=_text(documents["digest"]),
+        document_count=int(documents["count"]),
     )
+
+
+def _text(value: object) -> str:
+    """Return `value`; a seal may be anybody's, and what is no text must not get into a report."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, found {type(value).__name__}")
+    return value

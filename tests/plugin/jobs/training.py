@@ -1,4 +1,4 @@
-"""Training loops in which one rank meets a fault at one step. Started by ``firstfault run``, never imported by a test."""
+"""Training loops in which one rank meets a fault at one step; ``firstfault run`` starts them."""
 
 import datetime as dt
 import os
@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
-
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 
 STEPS = 4
@@ -66,24 +65,26 @@ def _train(rank: int, step: int, kind: str) -> float:
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
 def spawned(rank: int = 3, step: int = 2, kind: str = "") -> float:
+    """Two nodes of two spawned workers."""
     return _train(rank, step, kind)
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
 def forked(rank: int = 3, step: int = 2, kind: str = "") -> float:
+    """Two nodes of two forked workers."""
     return _train(rank, step, kind)
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", max_restarts=1, increase_shared_mem=False))
 def restarted(rank: int = 1, step: int = 2, kind: str = "", rounds: int = 1) -> float:
-    """The fault comes in the first `rounds` rounds only."""
+    """Two nodes of one worker; the fault comes in the first `rounds` rounds only."""
     again = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < rounds
     return _train(rank, step, kind if again else "")
 
 
 @task(task_config=Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=False), retries=1)
 def retried(rank: int = 1, step: int = 2, kind: str = "") -> float:
-    """The fault comes in the first attempt only."""
+    """One node of two workers; the fault comes in the first attempt only."""
     return _train(rank, step, kind if os.environ["FLYTE_ATTEMPT_NUMBER"] == "0" else "")
 
 
@@ -95,6 +96,8 @@ def endless(started: str) -> None:
         signal.pause()
 
 
-@task(task_config=PyTorch(worker=Worker(replicas=1), increase_shared_mem=False))
+# a pod that waits keeps its sockets open, so that the other one never fails: the whole wait is spent, in vain
+@task(task_config=PyTorch(worker=Worker(replicas=1), settle_seconds=2, increase_shared_mem=False))
 def with_master(rank: int = 1, step: int = 2, kind: str = "") -> float:
+    """A master and a worker."""
     return _train(rank, step, kind)

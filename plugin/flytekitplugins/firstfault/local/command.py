@@ -15,6 +15,7 @@ from firstfault.cli import EXIT, debug_option
 from firstfault.report.json import decision_to_dict, format_timestamp, verdict_to_dict
 from firstfault.report.text import terminal_text
 from flytekitplugins.firstfault.local.engine import Attempt, RunResult, RunSettings, run_task, shown
+from flytekitplugins.firstfault.local.pods import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -82,16 +83,17 @@ def _exit_code(result: RunResult) -> EXIT:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM end the pods as Ctrl-C does."""
+    """Let SIGTERM, and a closed terminal, end the pods as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in STOP_SIGNALS if number != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -322,7 +322,7 @@ def _linger(pods: list[Pod], plan: _Plan) -> None:
 def _reader(plan: _Plan, number: int) -> MultiErrorFileOutputReader:
     return MultiErrorFileOutputReader(
         join(plan.base, str(number)),
-        strategy=plan.settings.strategy,
+        strategy=plan.settings.strategy or plan.task.task_config.strategy,
         retry_policy=plan.task.task_config.retry_policy,
     )
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib
 import json
 import sys
+import types
+import typing
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -77,7 +80,13 @@ def serialized_command(task: TrainingTask) -> Command:
     settings = SerializationSettings(
         project=_PROJECT, domain=_DOMAIN, version=_VERSION, image_config=ImageConfig.auto_default_image()
     )
-    template = get_serializable(OrderedDict(), settings, task).template
+    image = task.container_image
+    if not isinstance(image, str | None):
+        task._container_image = None  # noqa: SLF001 - an ImageSpec would be built and pushed, for pods that need none
+    try:
+        template = get_serializable(OrderedDict(), settings, task).template
+    finally:
+        task._container_image = image  # noqa: SLF001
     if template.k8s_pod is not None:
         containers = template.k8s_pod.pod_spec["containers"]
         primary = (template.config or {}).get("primary_container_name", "primary")
@@ -136,16 +145,54 @@ def _json_object(text: str | None) -> Mapping[str, Any]:
     return given
 
 
-def _native(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
+def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -> Any:
+    """Return the task's value for one of JSON's. What JSON has no word for goes through flytekit's own converter."""
+    if python_type is Any:
+        return value
+    if typing.get_origin(python_type) in {typing.Union, types.UnionType}:
+        return _native_of_union(name, value, python_type, literal_type)
     if python_type in _PLAIN:
         wanted = _PLAIN[python_type]
         if not isinstance(value, wanted) or (isinstance(value, bool) and python_type is not bool):
             raise UsageError(f"input {name} must be {python_type.__name__}, not {type(value).__name__} ({value!r})")
         return python_type(value)
-    converter = FlyteLiteralConverter(FlyteContextManager.current_context(), literal_type, python_type, is_remote=False)
-    text = value if isinstance(value, str) else json.dumps(value)
+    if python_type in {dt.datetime, dt.date} and isinstance(value, str):
+        return _moment(name, value, python_type)
+    arguments = typing.get_args(python_type)
+    if typing.get_origin(python_type) is list and isinstance(value, list):
+        return [_native(f"{name}[{index}]", item, arguments[0]) for index, item in enumerate(value)]
+    if typing.get_origin(python_type) is dict and isinstance(value, dict):
+        return {key: _native(f"{name}[{key!r}]", item, arguments[1]) for key, item in value.items()}
+    return _converted(name, value, python_type, literal_type)
+
+
+def _native_of_union(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
+    members = [member for member in typing.get_args(python_type) if member is not type(None)]
+    if value is None and len(members) < len(typing.get_args(python_type)):
+        return None
+    if len(members) == 1:
+        return _native(name, value, members[0])
+    return _converted(name, value, python_type, literal_type)
+
+
+def _moment(name: str, value: str, python_type: type) -> dt.datetime | dt.date:
     try:
-        return converter.click_type.convert(text, None, click.get_current_context(silent=True))
+        # Python 3.10 reads no Z
+        moment = dt.datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError as error:
+        raise UsageError(f"input {name} must be a time like 2026-01-31T12:00:00Z, not {value!r}") from error
+    return moment if python_type is dt.datetime else moment.date()
+
+
+def _converted(name: str, value: Any, python_type: Any, literal_type: Any) -> Any:
+    context = click.get_current_context(silent=True) or click.Context(click.Command("run"), obj=None)
+    try:
+        literal_type = literal_type or TypeEngine.to_literal_type(python_type)
+        converter = FlyteLiteralConverter(
+            FlyteContextManager.current_context(), literal_type, python_type, is_remote=False
+        )
+        text = value if isinstance(value, str) else json.dumps(value)
+        return converter.click_type.convert(text, None, context)
     except Exception as error:
         raise UsageError(f"input {name} cannot be converted to {python_type}: {error}") from error
 

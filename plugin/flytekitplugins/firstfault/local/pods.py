@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,14 @@ from typing import TYPE_CHECKING
 from firstfault.errors import FirstFaultError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["Pod", "end_all", "start_pod"]
 
 _GRACE_S = 5.0
 _POLL_S = 0.02
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What a person, a closed terminal or a supervisor sends."""
 
 
 @dataclass(slots=True)
@@ -44,13 +47,13 @@ class Pod:
             os.killpg(self.process.pid, number)
 
     def has_processes(self) -> bool:
-        """Whether anything of the pod's process group is left."""
+        """Whether anything of the pod's process group is left that runs.
+
+        A zombie does not: an orphan that nobody reaps stays one for as long as this tool lives, if it is the
+        container's first process.
+        """
         self.process.poll()
-        try:
-            os.killpg(self.process.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        return any(state != "Z" for state in _states_of_group(self.process.pid))
 
 
 def start_pod(  # noqa: PLR0913 - keywords
@@ -83,7 +86,29 @@ def start_pod(  # noqa: PLR0913 - keywords
 
 
 def end_all(pods: Iterable[Pod], grace_seconds: float = _GRACE_S) -> None:
-    """End every process of every pod: SIGTERM, then SIGKILL after the grace period; return when all are gone."""
+    """End every process of every pod: SIGTERM, then SIGKILL after the grace period; return when all are gone.
+
+    A second Ctrl-C, or SIGTERM, does not interrupt it.
+    """
+    with _uninterrupted():
+        _end_all(pods, grace_seconds)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore the signals by which a person or a supervisor stops this tool; only the main thread has handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_all(pods: Iterable[Pod], grace_seconds: float) -> None:
     left = [pod for pod in pods if pod.has_processes()]
     for pod in left:
         pod.signal(signal.SIGTERM)
@@ -96,6 +121,20 @@ def end_all(pods: Iterable[Pod], grace_seconds: float = _GRACE_S) -> None:
     while left:
         time.sleep(_POLL_S)
         left = [pod for pod in left if pod.has_processes()]
+
+
+def _states_of_group(group: int) -> list[str]:
+    """The states (proc(5), third field of stat) of all processes of a process group."""
+    states = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # the command's name, in parentheses, may hold anything
+            state, _, member_of, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
+        except (OSError, ValueError):
+            continue  # gone meanwhile
+        if int(member_of) == group:
+            states.append(state)
+    return states
 
 
 def _program(name: str) -> str:
