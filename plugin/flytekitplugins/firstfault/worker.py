@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo, Place, Receipt
 
+_DEATH_S = 0.3
+"""How long an exit waits to see whether its agent is dying, seconds."""
+
 __all__ = ["SpawnPayload", "WorkerResult", "recorded", "run_forked", "run_spawned"]
 
 
@@ -104,7 +107,7 @@ def recorded() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, SystemExit | KeyboardInterrupt) and os.getppid() != agent:
+        if isinstance(error, SystemExit | KeyboardInterrupt) and _has_died(agent):
             # told to go by the death of the agent, which can say nothing any more
             with guarded("recording the death of the agent"):
                 record_lost_agent(agent)
@@ -112,6 +115,20 @@ def recorded() -> Iterator[None]:
             with guarded("recording an exception"):
                 record_exception(error)
         raise
+
+
+def _has_died(agent: int) -> bool:
+    """Whether this process has lost its parent.
+
+    The kernel sends the parent-death signal when the thread that started us ends, a moment before the rest of a killed
+    agent does; so this looks for a moment.
+    """
+    deadline = time.monotonic() + _DEATH_S
+    while os.getppid() == agent:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _is_clean_exit(error: BaseException) -> bool:

@@ -1,0 +1,78 @@
+"""Tasks whose workers mark that they run, and then do what a test asked for."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from flytekit import task
+
+from flytekitplugins.firstfault import Elastic, PyTorch, Worker
+
+
+def mark(rank: str) -> None:
+    """Tell the test that this worker runs, and under which processes."""
+    part = Path(os.environ["MARKS"]) / f"{rank}.part"
+    part.write_text(json.dumps({"pid": os.getpid(), "agent": os.getppid()}))
+    part.rename(part.with_suffix(".json"))
+
+
+def fail(kind: str) -> None:
+    """Fail in one of several ways."""
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "exit":
+        os._exit(3)
+    if kind == "sys.exit":
+        sys.exit(5)
+    if kind == "store":
+        # the folder of error documents becomes a file: nothing can be uploaded any more
+        errors = Path(os.environ["FIRSTFAULT_OUTPUT_PREFIX"]) / "firstfault" / "errors"
+        shutil.rmtree(errors, ignore_errors=True)
+        errors.write_text("in the way")
+    raise ValueError(f"asked for: {kind}")
+
+
+def work(kind: str, rank: int) -> None:
+    """Wait for ever, but on one rank fail."""
+    own = os.environ.get("RANK", "0")
+    mark(own)
+    if own == str(rank):
+        fail(kind)
+    threading.Event().wait()
+
+
+@task(task_config=Elastic(nnodes=1, nproc_per_node=2, increase_shared_mem=False, settle_seconds=2))
+def one_node(kind: str, rank: int) -> int:
+    """Run on one node."""
+    work(kind, rank)
+    return 0
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, increase_shared_mem=False, settle_seconds=2))
+def two_nodes(kind: str, rank: int) -> int:
+    """Run on two nodes."""
+    work(kind, rank)
+    return 0
+
+
+def fail_after(rank: int) -> None:
+    """Fail as a peer of `rank` does, a little after it."""
+    marker = Path(os.environ["MARKS"]) / f"{rank}.json"
+    while not marker.exists():
+        threading.Event().wait(0.02)
+    threading.Event().wait(0.5)
+    raise ConnectionError("lost my peer")
+
+
+@task(task_config=PyTorch(worker=Worker(replicas=1), increase_shared_mem=False, settle_seconds=2))
+def with_master(rank: int) -> int:
+    """Run in a master and a worker pod; both fail, one of them by itself and first."""
+    if os.environ["RANK"] == str(rank):
+        mark(str(rank))
+        fail("raise")
+    fail_after(rank)
+    return 0
