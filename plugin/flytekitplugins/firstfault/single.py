@@ -19,7 +19,7 @@ from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.recorder import put_file
 from flytekitplugins.firstfault.settle import sealed, settle
 from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError
-from flytekitplugins.firstfault.worker import describe_and_record
+from flytekitplugins.firstfault.worker import describe_and_record, is_clean_exit
 
 if TYPE_CHECKING:
     from firstfault.model import Place, Receipt
@@ -47,7 +47,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
         _announce(recording, place, Phase.SUCCEEDED)
         raise
     except BaseException as error:
-        if isinstance(error, SystemExit) and error.code in {None, 0}:
+        if is_clean_exit(error):
             raise
         document = b""
         headline = ""

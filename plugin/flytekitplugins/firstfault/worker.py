@@ -111,7 +111,7 @@ def recorded() -> Iterator[None]:
             # told to go by the death of the agent, which can say nothing any more
             with guarded("recording the death of the agent"):
                 record_lost_agent(agent)
-        elif not _is_clean_exit(error):
+        elif not is_clean_exit(error):
             with guarded("recording an exception"):
                 record_exception(error)
         raise
@@ -131,7 +131,8 @@ def _has_died(agent: int) -> bool:
     return True
 
 
-def _is_clean_exit(error: BaseException) -> bool:
+def is_clean_exit(error: BaseException) -> bool:
+    """Whether `error` is a ``sys.exit()`` that says success."""
     # the code may be any object, of which neither hash nor comparison may be asked
     return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
 

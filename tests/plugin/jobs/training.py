@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
+
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 
 STEPS = 4
