@@ -11,7 +11,7 @@ import torch.distributed as dist
 from flytekit import task
 from flytekit.exceptions.user import FlyteRecoverableException
 
-from flytekitplugins.firstfault import Elastic, PyTorch, Worker
+from flytekitplugins.firstfault import Elastic
 
 STEPS = 4
 _NOTICE_S = 60.0
@@ -33,10 +33,6 @@ def _die(kind: str) -> None:
         os._exit(3)
     if kind == "recoverable":
         raise LostShardError("shard 7 is gone")
-    if kind == "store":
-        # from now on nothing can be uploaded: a file stands where the folder should be
-        _documents().parent.mkdir(parents=True, exist_ok=True)
-        _documents().touch()
     raise ValueError(f"bad batch on rank {dist.get_rank()}")
 
 
@@ -87,18 +83,3 @@ def restarted(rank: int = 1, step: int = 2, kind: str = "", rounds: int = 1) -> 
 def retried(rank: int = 1, step: int = 2, kind: str = "") -> float:
     """One node of two workers; the fault comes in the first attempt only."""
     return _train(rank, step, kind if os.environ["FLYTE_ATTEMPT_NUMBER"] == "0" else "")
-
-
-@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
-def endless(started: str) -> None:
-    """Leave a file named after this process in the folder `started`, then never end."""
-    (Path(started) / str(os.getpid())).touch()
-    while True:
-        signal.pause()
-
-
-# a pod that waits keeps its sockets open, so that the other one never fails: the whole wait is spent, in vain
-@task(task_config=PyTorch(worker=Worker(replicas=1), settle_seconds=2, increase_shared_mem=False))
-def with_master(rank: int = 1, step: int = 2, kind: str = "") -> float:
-    """A master and a worker."""
-    return _train(rank, step, kind)

@@ -1,0 +1,272 @@
+"""What ``firstfault run`` says to what it cannot run: one line that tells what to do, and the documented exit code."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.cli import EXIT, main
+from firstfault.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TASKS = """
+from flytekit import task
+from flytekitplugins.firstfault import Elastic
+
+@task(task_config=Elastic(nnodes=2, increase_shared_mem=False))
+def train(epochs: int, rate: float = 0.1, tags: list[str] = ["a"], deep: bool = False) -> float:
+    return rate * epochs
+
+@task
+def plain(epochs: int) -> int:
+    return epochs
+
+number = 3
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    def line(self) -> str:
+        """Return the only line of stderr, without its beginning."""
+        assert self.out == ""
+        (line,) = self.err.splitlines()
+        assert line.startswith("firstfault: ")
+        return line.removeprefix("firstfault: ")
+
+
+@pytest.fixture(autouse=True)
+def _imports_restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Take back what importing a user's file leaves in this process, and keep what is written in a folder of ours."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
+    """Run ``firstfault run`` in this process on a file with this text."""
+
+    def command(*arguments: str, text: str = TASKS, name: str = "tasks_of_this_test.py") -> Said:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(SystemExit) as caught:
+            main(["run", str(tmp_path / name), *arguments])
+        code = caught.value.code
+        captured = capsys.readouterr()
+        assert isinstance(code, int)
+        assert not (tmp_path / ".firstfault").exists(), "nothing was started"
+        return Said(int(code), captured.out, captured.err)
+
+    return command
+
+
+# --- the command line -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["train", "--nodes", "0"], "--nodes"),
+        (["train", "--nodes", "two"], "--nodes"),
+        (["train", "--retries", "-1"], "--retries"),
+        (["train", "--timeout", "0"], "--timeout"),
+        (["train", "--env", "NAME"], "'NAME' is not NAME=VALUE"),
+        (["train", "--env", "=VALUE"], "'=VALUE' is not NAME=VALUE"),
+        (["train", "--nonsense"], "--nonsense"),
+        ([], "Missing argument 'TASK'"),
+    ],
+)
+def test_usage(arguments: list[str], reason: str, say: Callable[..., Said]) -> None:
+    """A command line that cannot be is answered with its usage and the reason."""
+    said = say(*arguments)
+    assert said.code == EXIT.USAGE
+    assert said.out == ""
+    assert said.err.startswith("Usage: firstfault run ")
+    assert reason in said.err.splitlines()[-1]
+    assert "Traceback" not in said.err
+
+
+def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A file that is not there is a wrong command line."""
+    for path in (tmp_path / "missing.py", tmp_path):
+        with pytest.raises(SystemExit) as caught:
+            main(["run", str(path), "train"])
+        assert caught.value.code == EXIT.USAGE
+        assert str(path) in capsys.readouterr().err
+
+
+def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
+    """A strategy that nobody knows is refused before anything starts, with those that are known."""
+    said = say("train", "--inputs", '{"epochs": 3}', "--strategy", "earlyest")
+    assert said.code == EXIT.USAGE
+    assert said.line().startswith("there is no strategy 'earlyest'; known are earliest, majority, ")
+
+
+# --- the file and the task ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("trian", "tasks_of_this_test.py has no task 'trian'; its Elastic and PyTorch tasks are: train"),
+        ("plain", "plain in tasks_of_this_test.py is not a task with task_config=Elastic(...) or PyTorch(...) of "),
+        ("number", "number in tasks_of_this_test.py is not a task with task_config=Elastic(...) or PyTorch(...) of "),
+        ("Elastic", "Elastic in tasks_of_this_test.py is not a task with task_config=Elastic(...) or PyTorch(...) of "),
+    ],
+)
+def test_no_such_task(name: str, line: str, say: Callable[..., Said]) -> None:
+    """A name that is no task of ours is answered with those that are."""
+    said = say(name, "--inputs", '{"epochs": 3}')
+    assert said.code == EXIT.USAGE
+    assert said.line().startswith(line)
+    assert said.line().endswith(": train")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("def broken(:\n", "SyntaxError"),
+        ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        ("raise ValueError('several\\nlines')", "ValueError: several lines"),
+        ("import sys\nsys.exit(0)", "SystemExit: 0"),
+        (TASKS.replace("nnodes=2", "nnodes='3:1'"), "UsageError: Elastic.nnodes must be a number like 2"),
+        (TASKS.replace("nnodes=2", "strategy='earlyest'"), "there is no strategy 'earlyest'"),
+    ],
+    ids=["syntax", "import", "raise", "exit", "nnodes", "strategy"],
+)
+def test_a_file_that_cannot_be_imported(text: str, reason: str, say: Callable[..., Said]) -> None:
+    """What a file does when it is imported is told in one line, a script's own exit among it."""
+    said = say("train", text=text)
+    assert said.code == EXIT.USAGE
+    assert "tasks_of_this_test.py cannot be imported: " in said.line()
+    assert reason in said.line()
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "line"),
+    [
+        (None, "the task needs inputs that --inputs does not give: epochs"),
+        ("{}", "the task needs inputs that --inputs does not give: epochs"),
+        ("{epochs: 3}", "--inputs must be a JSON object like '{\"epochs\": 3}'; "),
+        ("[3]", "--inputs must be a JSON object like '{\"epochs\": 3}', not list"),
+        ("3", "--inputs must be a JSON object like '{\"epochs\": 3}', not int"),
+        ('{"epochs": 3, "epoch": 3, "lr": 1}', "--inputs names epoch, lr; the task takes epochs, rate, tags, deep"),
+        ('{"epochs": "3"}', "input epochs must be int, not str ('3')"),
+        ('{"epochs": 3.5}', "input epochs must be int, not float (3.5)"),
+        ('{"epochs": true}', "input epochs must be int, not bool (True)"),
+        ('{"epochs": null}', "input epochs must be int, not NoneType (None)"),
+        ('{"epochs": 3, "rate": "high"}', "input rate must be float, not str ('high')"),
+        ('{"epochs": 3, "deep": 1}', "input deep must be bool, not int (1)"),
+        ('{"epochs": 3, "tags": 7}', "input tags cannot be converted to "),
+    ],
+)
+def test_bad_inputs(inputs: str | None, line: str, say: Callable[..., Said]) -> None:
+    """Inputs that the task does not take are refused by name, before anything starts."""
+    said = say("train", *([] if inputs is None else ["--inputs", inputs]))
+    assert said.code == EXIT.USAGE
+    assert said.line().startswith(line)
+
+
+# --- the store ------------------------------------------------------------------------------------------------------
+
+GOOD = ("train", "--inputs", '{"epochs": 3}')
+
+
+def test_a_store_that_nobody_knows(say: Callable[..., Said]) -> None:
+    """A scheme without a filesystem is a wrong command line."""
+    said = say(*GOOD, "--store", "gopher://bucket/runs")
+    assert said.code == EXIT.USAGE
+    assert "gopher" in said.line()
+
+
+def test_a_store_that_is_a_file(say: Callable[..., Said], tmp_path: Path) -> None:
+    """A folder that cannot be made is a failure of the tool's surroundings."""
+    (tmp_path / "file").touch()
+    said = say(*GOOD, "--store", str(tmp_path / "file"))
+    assert said.code == EXIT.TOOL_FAILED
+    assert said.line().startswith(f"cannot write {tmp_path}/file/")
+
+
+def test_a_store_that_does_not_answer(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint where nobody listens is given up on soon, and the line names it as the thing to look at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setenv("FLYTE_AWS_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("FLYTE_AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "secret")
+    began = time.monotonic()
+    said = say(*GOOD, "--store", "s3://bucket/runs")
+    assert time.monotonic() - began < 25
+    assert said.code == EXIT.TOOL_FAILED
+    assert said.line().startswith("cannot write s3://bucket/runs/")
+    assert "check the endpoint" in said.line()
+
+
+@pytest.mark.parametrize(
+    ("environment", "code", "reason"),
+    [
+        ({}, EXIT.TOOL_FAILED, "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        ({"FLYTE_AWS_ENDPOINT": "localhost:9000"}, EXIT.USAGE, "the S3 endpoint must be a URL such as https://"),
+    ],
+    ids=["no credentials", "endpoint"],
+)
+def test_a_store_that_is_not_set_up(
+    environment: dict[str, str], code: int, reason: str, say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings that are missing or cannot be are named."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    said = say(*GOOD, "--store", "s3://bucket/runs")
+    assert said.code == code
+    assert reason in said.line()
+
+
+# --- as a process ---------------------------------------------------------------------------------------------------
+
+
+def test_debug(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With --debug the error comes with its traceback instead of one line."""
+    (tmp_path / "tasks_of_this_test.py").write_text(TASKS)
+    with pytest.raises(UsageError, match="has no task 'trian'"):
+        main(["run", str(tmp_path / "tasks_of_this_test.py"), "trian", "--debug"])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_as_a_process(debug: bool, tmp_path: Path) -> None:
+    """In a process of its own nothing else is on stderr, whatever libraries say while they are imported."""
+    (tmp_path / "tasks_of_this_test.py").write_text(TASKS)
+    command = [sys.executable, "-m", "firstfault", "run", "tasks_of_this_test.py", "trian", *["--debug"] * debug]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ), cwd=tmp_path)
+    assert done.stdout == ""
+    if debug:
+        assert done.returncode == 1
+        assert "Traceback (most recent call last)" in done.stderr
+        assert "UsageError" in done.stderr
+    else:
+        assert done.returncode == EXIT.USAGE
+        assert Said(done.returncode, done.stdout, done.stderr).line().startswith("tasks_of_this_test.py has no task")

@@ -1,0 +1,166 @@
+"""A `PyTorch` task in a pod: one process, no agent, which reports for itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+import pytest
+from flyteidl.core.errors_pb2 import ErrorDocument
+from flytekit import task
+from flytekit.core.context_manager import ExecutionState, FlyteContextManager
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekit.extend import IgnoreOutputs
+
+from firstfault.keys import error_key_for, roster_key_for
+from firstfault.model import Phase
+from firstfault.testing import make_error, make_presence
+from firstfault.wire import encode, encode_presence
+from flytekitplugins.firstfault import PyTorch, Worker
+from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE
+from flytekitplugins.firstfault.task import VerdictSealedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Prefix
+
+CONFIG = PyTorch(worker=Worker(replicas=1), settle_seconds=0.2, increase_shared_mem=False)
+
+
+@pytest.fixture(autouse=True)
+def pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make this process look like the worker pod of a job with a master, started by the stock entrypoint."""
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "_F_WN": "job-worker-0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    context = FlyteContextManager.current_context()
+    state = context.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
+    with click.Context(click.Command("pyflyte-execute")) as command:
+        command.params["output_prefix"] = prefix.uri
+        with FlyteContextManager.with_context(context.with_execution_state(state)):
+            yield
+
+
+def _execute(function: Callable[[], Any], config: PyTorch = CONFIG) -> Any:
+    def train() -> Any:
+        return function()
+
+    return task(task_config=config)(train).execute()
+
+
+def _raiser(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def test_success(prefix: Prefix) -> None:
+    """A pod that succeeds says that it came and that it is done."""
+    assert _execute(lambda: 2.5) == 2.5
+    assert {entry.phase for entry in prefix.roster()} == {Phase.JOINED, Phase.SUCCEEDED}
+    assert {(entry.place.node, entry.place.group_rank, entry.ranks) for entry in prefix.roster()} == {
+        ("job-worker-0", 1, (1,))
+    }
+    assert prefix.failures() == []
+
+
+def test_failure(prefix: Prefix) -> None:
+    """An exception is on record, with its receipt, and its verdict is what leaves the task."""
+    error = ValueError("bad batch")
+    with pytest.raises(VerdictSealedError) as caught:
+        _execute(_raiser(error))
+    (failure,) = prefix.failures()
+    assert caught.value.__cause__ is error
+    assert (failure.rank, failure.place.group_rank, failure.place.group_world_size) == (1, 1, 2)
+    (done,) = [entry for entry in prefix.roster() if entry.phase is Phase.FAILED]
+    assert [(receipt.rank, receipt.durable) for receipt in done.receipts] == [(1, True)]
+    sealed = ErrorDocument.FromString(caught.value.document).error
+    assert sealed.worker == "job-worker-0"
+    assert sealed.timestamp.ToNanoseconds() == failure.timestamp_ns
+    assert "bad batch" in sealed.message
+    assert "nodes heard: 1 of 2" in sealed.message
+
+
+def test_a_recoverable_failure() -> None:
+    """What leaves the task is recoverable if the verdict is, also for who meets it outside of a dispatch."""
+    with pytest.raises(VerdictSealedError) as caught:
+        _execute(_raiser(FlyteRecoverableException("shard 7")))
+    assert isinstance(caught.value, FlyteRecoverableException)
+
+
+def test_a_victim(prefix: Prefix) -> None:
+    """A pod that failed because the master had names the master."""
+    root = make_error(0, node="job-master-0", at_ms=0, message="the root", group_rank=0, group_world_size=2)
+    done = make_presence(Phase.FAILED, node="job-master-0", group_rank=0, nodes=2)
+    for folder, name, data in (
+        ("errors", error_key_for(root), encode(root)),
+        ("roster", roster_key_for(done), encode_presence(done)),
+    ):
+        (prefix.folder / "firstfault" / folder).mkdir(parents=True, exist_ok=True)
+        (prefix.folder / "firstfault" / folder / name).write_bytes(data)
+    with pytest.raises(VerdictSealedError) as caught:
+        _execute(_raiser(RuntimeError("Connection closed by peer")))
+    sealed = ErrorDocument.FromString(caught.value.document).error
+    assert sealed.worker == "job-master-0"
+    assert "the root" in sealed.message
+    assert "nodes heard: 2 of 2" in sealed.message
+
+
+@pytest.mark.parametrize("code", [3, "a text", ["a", "list"]])
+def test_an_exit_with_an_error(code: object, prefix: Prefix) -> None:
+    """sys.exit() with an error is on record, and ends the process as the user asked."""
+    error = SystemExit(code)
+    with pytest.raises(SystemExit) as caught:
+        _execute(_raiser(error))
+    assert caught.value is error
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    assert failure.exception.type == "SystemExit"
+
+
+@pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), IgnoreOutputs()], ids=repr)
+def test_no_failure(error: BaseException, prefix: Prefix) -> None:
+    """A clean exit, and flytekit's word for a pod without outputs, are no failures."""
+    with pytest.raises(type(error)):
+        _execute(_raiser(error))
+    assert prefix.failures() == []
+
+
+def test_switched_off(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an empty strategy the exception leaves as it is and nothing is written."""
+    monkeypatch.setenv(STRATEGY_VARIABLE, "")
+    error = ValueError("bad batch")
+    with pytest.raises(ValueError, match="bad batch") as caught:
+        _execute(_raiser(error))
+    assert caught.value is error
+    assert not prefix.folder.exists()
+
+
+def test_a_store_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+    """The verdict is sealed from what this pod knows itself, and says what was lost."""
+    prefix.errors.parent.mkdir(parents=True)
+    prefix.errors.touch()
+    with pytest.raises(VerdictSealedError) as caught:
+        _execute(_raiser(ValueError("bad batch")))
+    sealed = ErrorDocument.FromString(caught.value.document).error
+    assert "bad batch" in sealed.message
+    assert "was not uploaded: cannot write" in sealed.message
+    assert "was not uploaded: cannot write" in caplog.text
+
+
+def test_when_our_code_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """If we cannot conclude, the user's exception leaves as it is."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    monkeypatch.setattr("flytekitplugins.firstfault.single.settle", fail)
+    error = ValueError("bad batch")
+    with pytest.raises(ValueError, match="bad batch") as caught:
+        _execute(_raiser(error))
+    assert caught.value is error
+    assert caught.value.__context__ is None
+    assert "ZeroDivisionError: ours" in caplog.text
