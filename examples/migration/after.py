@@ -3,7 +3,6 @@
 import torch
 import torch.distributed as dist
 from flytekit import task, workflow
-
 from flytekitplugins.firstfault import CleanPodPolicy, Elastic, RunPolicy
 
 

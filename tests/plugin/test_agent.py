@@ -249,14 +249,16 @@ def test_documents_of_two_workers_at_once(
 ) -> None:
     """Each spooled document's receipt is that of its own worker, in whatever order the uploads run."""
     ranks = {_spooled(agent, local_rank)[0]: 2 + local_rank for local_rank in (0, 1)}
-    both_read = threading.Barrier(2)
-    put = agent_module.put_document
+    both = threading.Barrier(2)
 
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        both_read.wait(30)
-        return put(*args, **kwargs)
+    class Both(list[Any]):
+        """A list in which each thread finds the other's entry as well."""
 
-    monkeypatch.setattr(agent_module, "put_document", slow)
+        def extend(self, items: Any) -> None:
+            super().extend(items)
+            both.wait(30)
+
+    agent.report.failures = Both()
     _look(agent, monkeypatch, 0, deaths=lambda: [_death(0, 1), _death(1, 1)])
     assert {receipt.name: receipt.rank for receipt in agent.report.receipts} == ranks
 

@@ -29,17 +29,17 @@ LATE_S = 0.5
 LONG_S = 60.0
 
 
-def _act(line: Connection) -> None:
+def _act(orders: Connection, answers: Connection) -> None:
     """Do what the parent says, and say when: one line of (wall, monotonic) nanoseconds before it happens."""
-    action = line.recv()
+    action = orders.recv()
     if action == "with a child of its own":
         # it inherits every descriptor of this process, as a data loader's workers do
         child = os.fork()
         if child == 0:
             time.sleep(LONG_S)
             os._exit(0)
-        line.send(child)
-    line.send((time.time_ns(), time.monotonic_ns()))
+        answers.send(child)
+    answers.send((time.time_ns(), time.monotonic_ns()))
     if action == "exit 3":
         os._exit(3)
     elif action == "raise":
@@ -53,17 +53,20 @@ class _Worker:
 
     def __init__(self, method: str) -> None:
         context = multiprocessing.get_context(method)
-        self.line, theirs = context.Pipe()
-        self.process = context.Process(target=_act, args=(theirs,))
+        # two pipes rather than a socket, which may be reset when its other end is killed
+        orders, self.orders = context.Pipe(duplex=False)
+        self.answers, answers = context.Pipe(duplex=False)
+        self.process = context.Process(target=_act, args=(orders, answers))
         self.process.start()
-        theirs.close()
+        orders.close()
+        answers.close()
 
     def end(self, action: str) -> Any:
         """Return what it said last."""
-        self.line.send(action)
-        said = self.line.recv()
+        self.orders.send(action)
+        said = self.answers.recv()
         if action == "with a child of its own":
-            self.line.recv()
+            self.answers.recv()
         return said
 
 

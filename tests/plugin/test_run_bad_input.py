@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +18,7 @@ from firstfault.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 TASKS = """
 from flytekit import task
@@ -160,6 +161,16 @@ def test_a_file_that_cannot_be_imported(text: str, reason: str, say: Callable[..
     assert said.code == EXIT.USAGE
     assert "tasks_of_this_test.py cannot be imported: " in said.line()
     assert reason in said.line()
+
+
+@pytest.mark.parametrize(("name", "other"), [("colorsys.py", "colorsys.py"), ("time.py", "a built-in one")])
+def test_a_file_with_the_name_of_another_module(name: str, other: str, say: Callable[..., Said]) -> None:
+    """A file that Python would not import, here or in a pod, because of its name is told so."""
+    importlib.import_module(name.removesuffix(".py"))
+    said = say("train", name=name)
+    assert said.code == EXIT.USAGE
+    assert said.line().startswith(f"{name} cannot be imported: another module has its name, ")
+    assert said.line().endswith(other)
 
 
 # --- inputs ---------------------------------------------------------------------------------------------------------

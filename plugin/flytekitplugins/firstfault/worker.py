@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -107,14 +109,31 @@ def recorded() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if isinstance(error, SystemExit | KeyboardInterrupt) and _has_died(agent):
-            # told to go by the death of the agent, which can say nothing any more
-            with guarded("recording the death of the agent"):
+        with guarded("recording an exception"), _uninterrupted(error):
+            if isinstance(error, SystemExit | KeyboardInterrupt) and _has_died(agent):
+                # told to go by the death of the agent, which can say nothing any more
                 record_lost_agent(agent)
-        elif not is_clean_exit(error):
-            with guarded("recording an exception"):
+            elif not is_clean_exit(error):
                 record_exception(error)
         raise
+
+
+@contextlib.contextmanager
+def _uninterrupted(error: BaseException) -> Iterator[None]:
+    """Ignore SIGINT while an exit or an interrupt is recorded; only the main thread has handlers.
+
+    The kernel sends the parent-death signal again for each thread of a killed agent, and flytekit's handler turns each
+    into another exit.
+    """
+    handled = isinstance(error, SystemExit | KeyboardInterrupt)
+    if not handled or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _has_died(agent: int) -> bool:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["Attempt", "RunResult", "RunSettings", "run_task", "shown"]
 
 _POLL_S = 0.02
+_ORPHANS_S = 5.0
+"""How long processes whose pod has ended may go on, seconds."""
 _LINGER_S = 20.0
 """How long the other pods may go on after the job has ended, beyond the task's settle time."""
 
@@ -313,6 +315,10 @@ def _linger(pods: list[Pod], plan: _Plan) -> None:
     """Let the other pods come to their own end: their documents are worth reading."""
     deadline = time.monotonic() + plan.task.task_config.settle_seconds + _LINGER_S
     while time.monotonic() < deadline and any(pod.exit_code is None for pod in pods):
+        time.sleep(_POLL_S)
+    # workers whose agent has died are about to say so
+    deadline = time.monotonic() + _ORPHANS_S
+    while time.monotonic() < deadline and any(pod.has_processes() for pod in pods):
         time.sleep(_POLL_S)
 
 

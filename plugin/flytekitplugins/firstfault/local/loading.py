@@ -10,6 +10,7 @@ import types
 import typing
 from collections import OrderedDict
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +25,6 @@ from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 __all__ = ["Command", "TrainingTask", "load_task", "read_inputs", "serialized_command", "show_outputs"]
 
@@ -57,8 +57,11 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
     sys.path.insert(0, str(root))
     try:
         module = importlib.import_module(".".join(parts))
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a guard ends itself, perhaps with success
         raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    found = getattr(module, "__file__", None)
+    if found is None or Path(found).resolve() != file:
+        raise UsageError(f"{file.name} cannot be imported: another module has its name, {found or 'a built-in one'}")
     task = getattr(module, name, None)
     if isinstance(task, ElasticFunctionTask | PyTorchFunctionTask):
         return task, root
