@@ -108,6 +108,13 @@ def test_fields_are_kfpytorchs(name: str) -> None:
     assert differing == ({"monitor_interval"} if name == "Elastic" else set())
 
 
+def test_our_own_defaults() -> None:
+    """The defaults that kfpytorch does not give are those of the documentation."""
+    config = Elastic()
+    assert (config.monitor_interval, config.strategy, config.retry_policy) == (0.1, "earliest", None)
+    assert (config.settle_seconds, config.upload_deadline_seconds) == (10.0, 5.0)
+
+
 @pytest.mark.parametrize("name", ["RestartPolicy", "CleanPodPolicy"])
 def test_enums_are_kfpytorchs(name: str) -> None:
     """The enums have kfpytorch's members and values."""

@@ -13,7 +13,7 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from firstfault.keys import ErrorKey, error_key_for
-from firstfault.model import DocumentRef, Kind, Receipt, WorkerError, Writer
+from firstfault.model import DocumentRef, Kind, Receipt, Subject, WorkerError, Writer
 from firstfault.testing import make_error
 from firstfault.wire import decode, encode
 from flytekitplugins.firstfault import recorder, worker
@@ -35,6 +35,7 @@ TOLERANCE_S = 1.0
 def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for the threads that a kept deadline leaves behind, so that they do not end in another test."""
     monkeypatch.setattr(worker, "watch_process_groups", lambda: None)
+    monkeypatch.setattr(worker, "_DEATH_S", 0.0)
     yield
     for thread in threading.enumerate():
         if thread.name == "firstfault-record":
@@ -313,6 +314,32 @@ def test_a_clean_exit_is_no_failure(code: object, prefix: Prefix, as_worker: Cal
     assert isinstance(_leaving(SystemExit(code)), SystemExit)
     assert prefix.failures() == []
     assert not error_file.exists()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), SystemExit(0)], ids=repr)
+def test_the_agent_has_died(
+    error: BaseException, prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is ended by its agent's death tells of that death, which nobody else can, and not of its own."""
+    as_worker()
+    parents = [4711]
+    monkeypatch.setattr(worker.os, "getppid", lambda: parents.pop() if parents else 1)
+    assert _leaving(error) is error
+    (failure,) = prefix.failures()
+    assert (failure.subject, failure.category, failure.kind) == (Subject.AGENT, "node_lost", Kind.RECOVERABLE)
+    assert (failure.node, failure.place.pid, failure.rank) == ("worker-0", 4711, None)
+    assert failure.exception is None
+
+
+def test_an_exception_after_the_agents_death(
+    prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception of the training's own is what it is, whoever has died."""
+    as_worker()
+    parents = [4711]
+    monkeypatch.setattr(worker.os, "getppid", lambda: parents.pop() if parents else 1)
+    _leaving(ValueError("bad batch"))
+    assert [failure.subject for failure in prefix.failures()] == [Subject.WORKER]
 
 
 @pytest.mark.parametrize("code", [1, "a text", ["a", "list"], 0.0])

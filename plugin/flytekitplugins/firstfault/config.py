@@ -188,6 +188,6 @@ def parse_nnodes(nnodes: int | str) -> tuple[int, int]:
     match = _NNODES.fullmatch(str(nnodes))
     smallest = int(match[1]) if match else 0
     largest = int(match[2] or match[1]) if match else 0
-    if isinstance(nnodes, bool) or not 1 <= smallest <= largest:
+    if not 1 <= smallest <= largest:
         raise UsageError(f'Elastic.nnodes must be a number like 2 or a range like "1:4", not {nnodes!r}')
     return smallest, largest

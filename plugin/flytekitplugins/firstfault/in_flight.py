@@ -11,6 +11,8 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+from flytekitplugins.firstfault.guard import guarded
+
 __all__ = ["Moment", "moment_of", "watch_process_groups"]
 
 _ATTRIBUTE = "__firstfault_moment__"
@@ -29,8 +31,19 @@ class Moment(NamedTuple):
 
 
 def moment_of(error: BaseException) -> Moment:
-    """Return when `error` was first seen on its way out: at a process group's end, else now."""
-    noted = getattr(error, "__dict__", {}).get(_ATTRIBUTE)
+    """Return when `error` was first seen on its way out: at a process group's end, else now.
+
+    An exception that was raised from another one, after a clean-up in its handler, failed when that one did. What it
+    was merely raised in the context of may have been handled long ago.
+    """
+    noted = None
+    seen: set[int] = set()
+    current: BaseException | None = error
+    with guarded("asking when an exception was first seen"):
+        while current is not None and id(current) not in seen:
+            seen.add(id(current))
+            noted = vars(current).get(_ATTRIBUTE, noted)
+            current = current.__cause__
     return noted if isinstance(noted, Moment) else Moment.now()
 
 
@@ -45,8 +58,9 @@ def watch_process_groups() -> None:
     @functools.wraps(original)
     def noting(*args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
-        if error is not None and _ATTRIBUTE not in getattr(error, "__dict__", {_ATTRIBUTE: None}):
-            error.__dict__[_ATTRIBUTE] = Moment.now()
+        if error is not None:
+            with guarded("noting an exception in flight"):
+                vars(error).setdefault(_ATTRIBUTE, Moment.now())
         return original(*args, **kwargs)
 
     setattr(noting, _ATTRIBUTE, None)
