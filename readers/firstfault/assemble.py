@@ -6,9 +6,10 @@ Pure functions; the rules are those of the case table in docs/design.md.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from firstfault.fingerprint import fingerprint_of
 from firstfault.keys import ErrorKey
@@ -26,6 +27,8 @@ from firstfault.model import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from firstfault.model import ExceptionInfo, Place
 
 __all__ = ["Findings", "Unreadable", "assemble", "digest_of", "nodes_done", "silent_nodes"]
 
@@ -68,6 +71,8 @@ def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: 
         expected_nodes: overrides what roster and documents say about the number of nodes.
         settled: whether every node had reported when the reader stopped waiting.
     """
+    withdrawn = _withdrawn(findings)
+    findings = _without(findings, withdrawn)
     round_ = _judged_round(findings)
     newest = _newest_incarnations(findings, round_)
     current: list[WorkerError] = []
@@ -97,7 +102,7 @@ def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: 
         history=_in_order(_merged(history)),
         roster=roster,
         seals=tuple(sorted(findings.seals, key=lambda seal: (-seal.count, seal.name))),
-        coverage=_coverage(findings, failures, roster, unreadable, expected_nodes),
+        coverage=_coverage(findings, failures, _without_receipts(roster, withdrawn), unreadable, expected_nodes),
         round=round_,
         attempt=max((failure.place.attempt for failure in failures), default=0),
         settled=settled,
@@ -122,6 +127,47 @@ def digest_of(failures: Iterable[WorkerError]) -> str:
     """Return a digest over the names of all documents that `failures` rest on; independent of order."""
     names = sorted(document.name for failure in failures for document in failure.documents)
     return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
+
+
+# --- which documents say something ----------------------------------------------------------------------------------
+
+
+def _withdrawn(findings: Findings) -> frozenset[str]:
+    """Names of the documents that say nothing: the exception in flight was handled by the user's code after all.
+
+    A receipt says so, or the node does by saying that its workers finished.
+    """
+    names = {receipt.name for entry in findings.roster for receipt in entry.receipts if receipt.withdrawn}
+    finished = {_life(entry.place) for entry in findings.roster if entry.phase is Phase.SUCCEEDED}
+    for document in findings.documents:
+        if document.in_flight and _life(document.place) in finished:
+            names |= _names(document)
+    return frozenset(names)
+
+
+def _without(findings: Findings, withdrawn: frozenset[str]) -> Findings:
+    """Leave out withdrawn documents, also those that could not be read: nothing is missing with them."""
+    return replace(
+        findings,
+        documents=tuple(document for document in findings.documents if withdrawn.isdisjoint(_names(document))),
+        unreadable=tuple(item for item in findings.unreadable if item.name not in withdrawn),
+    )
+
+
+def _without_receipts(roster: Iterable[NodePresence], withdrawn: frozenset[str]) -> list[NodePresence]:
+    """Leave out what became of withdrawn documents: whether they are there or lost is no news."""
+    return [
+        replace(entry, receipts=tuple(receipt for receipt in entry.receipts if receipt.name not in withdrawn))
+        for entry in roster
+    ]
+
+
+def _life(place: Place) -> tuple[object, ...]:
+    return (_node_key(place.node, place.group_rank), place.round, place.incarnation)
+
+
+def _names(document: WorkerError) -> set[str]:
+    return {ref.name for ref in document.documents}
 
 
 # --- which documents count ------------------------------------------------------------------------------------------
@@ -227,26 +273,83 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
 
 def _merge(group: Sequence[WorkerError]) -> WorkerError:
     """One failure out of what several documents say: the worker's own word first, then what its agent saw."""
-    ordered = sorted(group, key=lambda item: (_AUTHORITY[item.writer], _time_order(item)))
-    first = ordered[0]
-    merged = first
-    for other in ordered[1:]:
-        merged = replace(
-            merged,
-            exception=merged.exception or other.exception,
-            exit_code=other.exit_code if merged.exit_code is None else merged.exit_code,
-            signal=merged.signal or other.signal,
-            sent_signals=merged.sent_signals or other.sent_signals,
-            log_tail=merged.log_tail or other.log_tail,
-            category=merged.category or other.category,
-            resources=other.resources if merged.resources == Resources() else merged.resources,
-            timestamp_ns=other.timestamp_ns if merged.timestamp_ns is None else merged.timestamp_ns,
-            documents=merged.documents + other.documents,
-        )
-    documents = tuple(sorted(merged.documents, key=lambda ref: ref.name))
-    return replace(merged, documents=documents, fingerprint=merged.fingerprint or fingerprint_of(merged))
+    ordered = sorted(group, key=lambda item: (_AUTHORITY[item.writer], item.in_flight, _time_order(item)))
+    own = _own_words(ordered)
+    merged = _what_was_meant(own)
+    earliest = min(own, key=_time_order)
+    merged = replace(merged, **{name: getattr(earliest, name) for name in _CLOCK})
+    for other in ordered:
+        merged = replace(merged, **_what_it_adds(merged, other))
+    return replace(
+        merged,
+        in_flight=merged.in_flight and not any(map(_is_final, group)),
+        documents=tuple(sorted((ref for item in group for ref in item.documents), key=lambda ref: ref.name)),
+        fingerprint=merged.fingerprint or fingerprint_of(merged),
+    )
 
 
+def _own_words(ordered: Sequence[WorkerError]) -> list[WorkerError]:
+    """What one process said about the exception that ended it: while in flight, by time, then when it had left.
+
+    The most credible document alone, if none was written in flight.
+    """
+    final = next((item for item in ordered if _is_final(item)), None)
+    in_flight = sorted((item for item in ordered if item.in_flight), key=_time_order)
+    process = final or next(iter(in_flight), None)
+    words = [item for item in in_flight if process is not None and _same_process(item, process)]
+    if not words:
+        return [ordered[0]]
+    return words if final is None else [*words, final]
+
+
+def _is_final(document: WorkerError) -> bool:
+    """Whether it knows how the task function ended: the worker's own word afterwards, or what torch kept of it."""
+    return not document.in_flight and (document.writer is Writer.WORKER or document.exception is not None)
+
+
+def _same_process(one: WorkerError, other: WorkerError) -> bool:
+    pids = {one.place.pid, other.place.pid}
+    return len(pids) == 1 or 0 in pids
+
+
+def _what_was_meant(words: Sequence[WorkerError]) -> WorkerError:
+    """The last word about the first exception: it has the most frames, and what came later is the clean-up's own."""
+    spoken = [(word, word.exception) for word in words if word.exception is not None]
+    about_it = [word for word, exception in spoken if _holds(exception, spoken[0][1])]
+    return (about_it or words)[-1]
+
+
+def _holds(later: ExceptionInfo, earlier: ExceptionInfo) -> bool:
+    """Whether `later` is the same exception, or was raised from it.
+
+    What was merely raised while `earlier` was on its way out, in a clean-up or by a signal, says less than it does.
+    """
+    meant = itertools.takewhile(lambda found: found.relation == "cause", later.causes)
+    return any((found.type, found.message) == (earlier.type, earlier.message) for found in (later, *meant))
+
+
+def _what_it_adds(merged: WorkerError, other: WorkerError) -> dict[str, Any]:
+    return {name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING}
+
+
+_CLOCK = ("timestamp_ns", "monotonic_ns", "boot_id", "upload_delay_ns")
+"""What belongs to one moment: all of it is the earliest word's."""
+_FILLED = (
+    "exception",
+    "exit_code",
+    "signal",
+    "sent_signals",
+    "log_tail",
+    "category",
+    "resources",
+    "timestamp_ns",
+    "stack_dumps",
+    "thread_failures",
+    "collectives",
+    "caused_by",
+)
+"""What a document may know that one which counts more does not."""
+_NOTHING = (None, "", (), Resources())
 _AUTHORITY = {Writer.WORKER: 0, Writer.AGENT: 1, Writer.RECORDER: 2, Writer.STOCK: 3}
 
 
@@ -340,7 +443,7 @@ def _foreign_notes(foreign: Sequence[str]) -> list[str]:
 
 
 def _receipt_notes(findings: Findings, roster: Sequence[NodePresence]) -> list[str]:
-    present = {ref.name for document in findings.documents for ref in document.documents}
+    present = set().union(*map(_names, findings.documents))
     present |= {item.name for item in findings.unreadable}
     notes = []
     for entry in roster:

@@ -10,6 +10,7 @@ __all__ = [
     "FirstFaultError",
     "ObjectNotFoundError",
     "ObjectTooLargeError",
+    "RecorderUnavailableError",
     "StoreError",
     "StoreUnavailableError",
     "StrategyError",
@@ -83,3 +84,9 @@ class ObjectTooLargeError(StoreError):
     """The object is larger than a reader will take into memory."""
 
     slug = "too-large"
+
+
+class RecorderUnavailableError(FirstFaultError, ConnectionError):
+    """There is no recorder on this node to talk to, or it ended without an answer."""
+
+    slug = "recorder-unavailable"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "CATEGORIES",
+    "CausedBy",
+    "CollectiveProgress",
     "Coverage",
     "Decision",
     "DocumentRef",
@@ -23,8 +25,10 @@ __all__ = [
     "Scope",
     "Seal",
     "SentSignal",
+    "StackDump",
     "Subject",
     "Suspect",
+    "ThreadFailure",
     "Verdict",
     "Victims",
     "WorkerError",
@@ -177,12 +181,59 @@ class SentSignal:
 
 
 @dataclass(frozen=True, slots=True)
+class StackDump:
+    """Where the threads of one process of the writer's node stood."""
+
+    pid: int
+    rank: int | None
+    text: str
+    """As the dumper printed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadFailure:
+    """An exception that ended a thread, which does not end its process."""
+
+    thread: str
+    """The thread's name."""
+    timestamp_ns: int | None
+    """Nanoseconds since the Unix epoch; None: not known."""
+    exception: ExceptionInfo
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveProgress:
+    """The last collective of one process group, by the sequence numbers of torch's flight recorder."""
+
+    group: str
+    last_operation: str
+    """Of the last one that was enqueued, "allreduce"."""
+    enqueued: int
+    completed: int | None
+    """None: the backend does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class CausedBy:
+    """Whose failure made an agent stop its workers, as it was told."""
+
+    rank: int | None
+    node: str
+    document: str
+    """Name of the object that says it; empty if it was not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """What the node's cgroup said. None: could not be read."""
 
     oom_kill: int | None = None
+    """How often the kernel's OOM killer struck since the node's recorder started."""
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    watermark_ns: int | None = None
+    """When the highest use was seen, nanoseconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +278,15 @@ class WorkerError:
     versions: tuple[tuple[str, str], ...] = ()
     documents: tuple[DocumentRef, ...] = ()
     """Every document that speaks of this failure."""
+    in_flight: bool = False
+    """Recorded while the exception was still inside the task function; nobody has said that it left it."""
+    stack_dumps: tuple[StackDump, ...] = ()
+    """Of this process, and of others of its node."""
+    thread_failures: tuple[ThreadFailure, ...] = ()
+    collectives: tuple[CollectiveProgress, ...] = ()
+    """One for each process group."""
+    caused_by: CausedBy | None = None
+    """Why the agent stopped this worker, if it was for a failure that it was told of."""
 
     @property
     def rank(self) -> int | None:
@@ -271,6 +331,8 @@ class Receipt:
     fault_to_durable_ns: int | None = None
     error: str = ""
     rank: int | None = None
+    withdrawn: bool = False
+    """The exception it names was handled by the user's code after all: the document says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

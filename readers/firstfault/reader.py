@@ -38,7 +38,8 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.wire import MAX_DOCUMENT_BYTES, decode, decode_presence
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import threading
+    from collections.abc import Callable, Mapping, Sequence
 
     from flyteidl.core.literals_pb2 import LiteralMap
 
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Conclusion", "ExecutionError", "MultiErrorFileOutputReader", "failed"]
 
 _PARALLEL_GETS = 32
-_FIRST_POLL_S = 0.1
+_FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
 
 
@@ -95,6 +96,8 @@ class MultiErrorFileOutputReader:
         storage_options: for fsspec; by default from flytekit's and the library's own settings.
         own_findings: what this pod knows by itself: all there is for a pod that may write but not list, and
             otherwise what it could not upload.
+        enough: asked with the roster at each look; true ends the wait as if every node had reported.
+        give_up: once set, ends the wait; what is there by then is read.
     """
 
     def __init__(  # noqa: PLR0913 - keyword options with defaults
@@ -107,6 +110,8 @@ class MultiErrorFileOutputReader:
         retry_policy: RetryPolicy | None = None,
         storage_options: Mapping[str, Any] | None = None,
         own_findings: Findings | None = None,
+        enough: Callable[[Sequence[NodePresence]], bool] | None = None,
+        give_up: threading.Event | None = None,
     ) -> None:
         if expected_nodes is not None and expected_nodes < 1:
             raise UsageError(f"expected_nodes must be at least 1, not {expected_nodes}")
@@ -120,6 +125,8 @@ class MultiErrorFileOutputReader:
         self._retry_policy = retry_policy
         self._storage_options = storage_options
         self._own_findings = own_findings
+        self._enough = enough
+        self._give_up = give_up
 
     @property
     def errors_uri(self) -> str:
@@ -296,10 +303,18 @@ class MultiErrorFileOutputReader:
             roster = list(known.values())
             done = nodes_done(roster, self._expected_nodes)
             left = deadline - time.monotonic()
-            if done or left <= 0:
+            if not done and left > 0 and self._enough is not None:
+                done = await asyncio.to_thread(self._enough, roster)
+            if done or left <= 0 or await self._pause(min(pause, left)):
                 return roster, unreadable, done
-            await asyncio.sleep(min(pause, left))
             pause = min(pause * 1.5, _LONGEST_POLL_S)
+
+    async def _pause(self, seconds: float) -> bool:
+        """Wait; return at once, with True, when the caller gives up."""
+        if self._give_up is None:
+            await asyncio.sleep(seconds)
+            return False
+        return await asyncio.to_thread(self._give_up.wait, seconds)
 
     async def _list_roster(self, store: Store) -> list[ObjectInfo]:
         if self._layout.roster is None:

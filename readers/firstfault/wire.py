@@ -9,6 +9,8 @@ from google.protobuf.message import DecodeError
 
 from firstfault.errors import BadDocumentError
 from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
     FrameInfo,
@@ -21,7 +23,9 @@ from firstfault.model import (
     Resources,
     Seal,
     SentSignal,
+    StackDump,
     Subject,
+    ThreadFailure,
     WorkerError,
     Writer,
 )
@@ -29,6 +33,8 @@ from firstfault.text import clean
 from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from google.protobuf.timestamp_pb2 import Timestamp
 
 __all__ = [
@@ -48,16 +54,30 @@ _MAX_MESSAGE = 64 * 1024
 """Characters of ContainerError.message; Flyte's admin keeps 100 KB."""
 _MAX_TEXT = 16 * 1024
 _MAX_LOG_TAIL = 32 * 1024
+_MAX_DUMP = 64 * 1024
+_MAX_DUMPS = 64
+_MAX_ALL_DUMPS = 1024 * 1024
+"""Characters of all stack dumps together; each gets an equal share, so that of a hang every process is there."""
+_MAX_THREADS = 10
 _MAX_LINE = 500
 _MAX_NAMES = 50
 _MAX_CAUSES = 10
 _MAX_FRAMES = 100
 _MAX_DEPTH = 4
 """Exceptions within exceptions; protobuf's own readers give up at 100 messages within messages."""
-_LEFT_OUT_FIRST = ("members", "notes", "causes", "bases", "frames")
-"""Parts of an exception that a document too large for a reader goes without, in this order."""
+_LEFT_OUT_FIRST = (
+    "exception.members",
+    "exception.notes",
+    "thread_failures",
+    "stack_dumps",
+    "exception.causes",
+    "exception.bases",
+    "exception.frames",
+)
+"""Parts of a failure that a document too large for a reader goes without, in this order."""
 _NANO = 1_000_000_000
 _MAX_COUNT = 2**32 - 1
+_MAX_LONG = 2**64 - 1
 _MAX_SECONDS = 253_402_300_799
 """The last second of the year 9999, the end of google.protobuf.Timestamp."""
 
@@ -92,22 +112,21 @@ def encode(error: WorkerError) -> bytes:
             pb.SentSignal(signal=clean(sent.signal, _MAX_LINE), reason=clean(sent.reason, _MAX_LINE))
             for sent in error.sent_signals[:_MAX_NAMES]
         ],
+        in_flight=error.in_flight,
         category=clean(error.category, _MAX_LINE),
         fingerprint=clean(error.fingerprint, _MAX_LINE),
         log_tail=clean(error.log_tail, _MAX_LOG_TAIL),
+        stack_dumps=_dumps_to_pb(error.stack_dumps[:_MAX_DUMPS]),
         versions={clean(name, _MAX_LINE): clean(text, _MAX_LINE) for name, text in error.versions[:_MAX_NAMES]},
+        thread_failures=[_thread_to_pb(thread) for thread in error.thread_failures[:_MAX_THREADS]],
+        collectives=[_collective_to_pb(progress) for progress in error.collectives[:_MAX_NAMES]],
     )
     if error.exception is not None:
         failure.exception.CopyFrom(_exception_to_pb(error.exception))
-    resources = error.resources
-    if resources != Resources():
-        failure.resources.CopyFrom(
-            pb.ResourceEvidence(
-                oom_kill=resources.oom_kill,
-                memory_peak_bytes=resources.memory_peak_bytes,
-                memory_limit_bytes=resources.memory_limit_bytes,
-            )
-        )
+    if error.resources != Resources():
+        failure.resources.CopyFrom(_resources_to_pb(error.resources))
+    if error.caused_by is not None:
+        failure.caused_by.CopyFrom(_caused_by_to_pb(error.caused_by))
     container_error = _container_error(
         error.code, error.message, error.kind, error.origin, error.timestamp_ns, error.worker
     )
@@ -140,9 +159,16 @@ def _fitted(document: pb.WorkerErrorDocument) -> bytes:
     for part in _LEFT_OUT_FIRST:
         if len(data) <= MAX_DOCUMENT_BYTES:
             break
-        document.failure.exception.ClearField(part)
+        _leave_out(document.failure, part)
         data = _bytes(document)
     return data
+
+
+def _leave_out(failure: pb.WorkerFailure, part: str) -> None:
+    owner, _, name = part.rpartition(".")
+    # clearing a part of an exception that is not there would make one
+    if not owner or failure.HasField("exception"):
+        (failure.exception if owner else failure).ClearField(name)
 
 
 def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> WorkerError:
@@ -172,6 +198,11 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         upload_delay_ns=failure.upload_delay_ns or None,
         versions=tuple(sorted(failure.versions.items())),
         documents=(ref,),
+        in_flight=failure.in_flight,
+        stack_dumps=tuple(_dump_from_pb(dump) for dump in failure.stack_dumps),
+        thread_failures=tuple(_thread_from_pb(thread) for thread in failure.thread_failures),
+        collectives=tuple(_collective_from_pb(progress) for progress in failure.collectives),
+        caused_by=_caused_by_from_pb(failure.caused_by) if failure.HasField("caused_by") else None,
     )
 
 
@@ -238,6 +269,7 @@ def encode_presence(presence: NodePresence) -> bytes:
                 fault_to_durable_ns=receipt.fault_to_durable_ns or 0,
                 error=clean(receipt.error, _MAX_LINE),
                 global_rank=receipt.rank,
+                withdrawn=receipt.withdrawn,
             )
             for receipt in presence.receipts
         ],
@@ -269,6 +301,7 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
                 fault_to_durable_ns=receipt.fault_to_durable_ns or None,
                 error=receipt.error,
                 rank=receipt.global_rank if receipt.HasField("global_rank") else None,
+                withdrawn=receipt.withdrawn,
             )
             for receipt in entry.receipts
         ),
@@ -339,6 +372,10 @@ def _count_to_pb(number: int) -> int:
     return min(max(number, 0), _MAX_COUNT)
 
 
+def _long_to_pb(number: int | None) -> int | None:
+    return None if number is None else min(max(number, 0), _MAX_LONG)
+
+
 def _rank_to_pb(rank: int | None) -> int | None:
     """None for what is no rank: torch has -1 before the rendezvous, and that must not cost the document."""
     return rank if rank is not None and 0 <= rank <= _MAX_COUNT else None
@@ -363,11 +400,77 @@ def _place_from_pb(place: pb.Place) -> Place:
     )
 
 
-def _resources_from_pb(resources: pb.ResourceEvidence) -> Resources:
-    def read(name: str) -> int | None:
-        return int(getattr(resources, name)) if resources.HasField(name) else None
+_RESOURCES = {
+    "oom_kill": "oom_kill",
+    "memory_peak_bytes": "memory_peak_bytes",
+    "memory_limit_bytes": "memory_limit_bytes",
+    "memory_used_bytes": "memory_used_bytes",
+    "watermark_ns": "watermark_wall_ns",
+}
+"""Each field of the model and what it is called on the wire."""
 
-    return Resources(read("oom_kill"), read("memory_peak_bytes"), read("memory_limit_bytes"))
+
+def _resources_to_pb(resources: Resources) -> pb.ResourceEvidence:
+    return pb.ResourceEvidence(**{wire: _long_to_pb(getattr(resources, ours)) for ours, wire in _RESOURCES.items()})
+
+
+def _resources_from_pb(resources: pb.ResourceEvidence) -> Resources:
+    known = {ours: getattr(resources, wire) for ours, wire in _RESOURCES.items() if resources.HasField(wire)}
+    return Resources(**known)
+
+
+def _dumps_to_pb(dumps: Sequence[StackDump]) -> list[pb.StackDump]:
+    share = min(_MAX_DUMP, _MAX_ALL_DUMPS // max(len(dumps), 1))
+    return [
+        pb.StackDump(pid=_count_to_pb(dump.pid), global_rank=_rank_to_pb(dump.rank), text=clean(dump.text, share))
+        for dump in dumps
+    ]
+
+
+def _dump_from_pb(dump: pb.StackDump) -> StackDump:
+    return StackDump(dump.pid, dump.global_rank if dump.HasField("global_rank") else None, dump.text)
+
+
+def _thread_to_pb(thread: ThreadFailure) -> pb.ThreadFailure:
+    return pb.ThreadFailure(
+        thread=clean(thread.thread, _MAX_LINE),
+        wall_time_ns=_long_to_pb(thread.timestamp_ns),
+        exception=_exception_to_pb(thread.exception),
+    )
+
+
+def _thread_from_pb(thread: pb.ThreadFailure) -> ThreadFailure:
+    return ThreadFailure(thread.thread, thread.wall_time_ns or None, _exception_from_pb(thread.exception))
+
+
+def _collective_to_pb(progress: CollectiveProgress) -> pb.CollectiveProgress:
+    return pb.CollectiveProgress(
+        group=clean(progress.group, _MAX_LINE),
+        last_operation=clean(progress.last_operation, _MAX_LINE),
+        enqueued=_long_to_pb(progress.enqueued),
+        completed=_long_to_pb(progress.completed),
+    )
+
+
+def _collective_from_pb(progress: pb.CollectiveProgress) -> CollectiveProgress:
+    return CollectiveProgress(
+        group=progress.group,
+        last_operation=progress.last_operation,
+        enqueued=progress.enqueued,
+        completed=progress.completed if progress.HasField("completed") else None,
+    )
+
+
+def _caused_by_to_pb(cause: CausedBy) -> pb.CausedBy:
+    return pb.CausedBy(
+        global_rank=_rank_to_pb(cause.rank),
+        node=clean(cause.node, _MAX_LINE),
+        document=clean(cause.document, _MAX_LINE),
+    )
+
+
+def _caused_by_from_pb(cause: pb.CausedBy) -> CausedBy:
+    return CausedBy(cause.global_rank if cause.HasField("global_rank") else None, cause.node, cause.document)
 
 
 def _exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> pb.ExceptionRecord:

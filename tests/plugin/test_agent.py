@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import functools
 import json
+import multiprocessing
+import multiprocessing.connection
+import os
 import signal
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
+from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -18,27 +26,50 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault.assemble import Findings, assemble
 from firstfault.keys import error_key_for
-from firstfault.model import ExceptionInfo, Kind, Origin, Phase, Place, Subject, Writer
+from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
+    ExceptionInfo,
+    Kind,
+    Origin,
+    Phase,
+    Place,
+    Resources,
+    Subject,
+    Writer,
+)
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error
 from firstfault.wire import encode
 from flytekitplugins.firstfault import agent as agent_module
 from flytekitplugins.firstfault import launch as launch_module
-from flytekitplugins.firstfault.agent import ReportingAgent
-from flytekitplugins.firstfault.agent_documents import LastWords, about_agent, about_death, last_words
+from flytekitplugins.firstfault.agent import PeerFailedError, ReportingAgent, _processes
+from flytekitplugins.firstfault.agent_documents import (
+    LastWords,
+    Observation,
+    Stop,
+    about_agent,
+    about_death,
+    last_words,
+)
 from flytekitplugins.firstfault.deaths import Death
 from flytekitplugins.firstfault.in_flight import Moment
 from flytekitplugins.firstfault.launch import LaunchFailedError, launch
-from flytekitplugins.firstfault.recorder import Spool
+from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch
+from flytekitplugins.firstfault.recorder import spool_of
+from flytekitplugins.firstfault.signals import SignalWatch
 from flytekitplugins.firstfault.taxonomy import Sort
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from conftest import Prefix
 
     from firstfault.model import WorkerError
+
+# Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has hardly any when it forks
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 PLACE = Place(node="worker-1", rank=3, local_rank=1, group_rank=1)
 WORDS = LastWords(ExceptionInfo("ValueError", "boom"), "Traceback of it")
@@ -72,7 +103,8 @@ def _verdict_of(*failures: WorkerError) -> Any:
 def test_a_death_is_told(exit_code: int, stopped: str, words: LastWords | None, code: str, category: str) -> None:
     """A death is told by its signal or exit code, by what torch kept of an exception, or as the agent's own doing."""
     death = _death(1, exit_code)
-    failure = about_death(death, PLACE, stopped, words)
+    stop = Stop(stopped, death.monotonic_ns - 1) if stopped else None
+    failure = about_death(death, PLACE, stop=stop, words=words)
     verdict = _verdict_of(failure)
     assert (failure.code, verdict.category) == (code, category)
     assert (failure.writer, failure.subject) == (Writer.AGENT, Subject.WORKER)
@@ -86,8 +118,62 @@ def test_a_death_is_told(exit_code: int, stopped: str, words: LastWords | None, 
 
 def test_a_signal_of_unknown_origin_is_not_the_agents() -> None:
     """The text says that the agent had not sent the signal: that is what makes it a root cause."""
-    assert "which its agent had not sent; exit code -9" in about_death(_death(1, -9), PLACE, "", None).message
-    assert "was stopped by its agent with SIGTERM" in about_death(_death(1, -15), PLACE, STOPPED, None).message
+    assert "which its agent had not sent; exit code -9" in about_death(_death(1, -9), PLACE).message
+    stop = Stop(STOPPED, time.monotonic_ns())
+    assert "was stopped by its agent with SIGTERM" in about_death(_death(1, -15), PLACE, stop=stop).message
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "first", "after_ns", "by_us"),
+    [
+        (-15, (), 0, True),
+        (-9, (), 5, True),
+        (1, (), 5, True),
+        (0, (), 5, True),
+        (-15, (), -1, False),
+        (-15, (0,), 5, True),
+        (-15, (0, 1), 5, False),
+        (-11, (), 5, False),
+        (-6, (), 5, False),
+    ],
+)
+def test_what_a_stop_has_ended(exit_code: int, first: tuple[int, ...], after_ns: int, by_us: bool) -> None:
+    """A stop has ended what ended after it began, by a signal to stop or an exit; not a crash, nor those that failed.
+
+    The first to fail are its reason, however late their processes end.
+    """
+    death = _death(1, exit_code)
+    assert Stop(STOPPED, death.monotonic_ns - after_ns, first=frozenset(first)).ended(death) is by_us
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "oom_kill", "stopped", "category"),
+    [(-9, True, False, "host_oom"), (-9, False, False, ""), (-9, None, False, ""), (-9, True, True, "")],
+)
+def test_a_kill_by_the_kernel(exit_code: int, oom_kill: bool | None, stopped: bool, category: str) -> None:
+    """A SIGKILL that nobody here sent is out of memory if the kernel says so; what the agent sent is its own."""
+    death = _death(1, exit_code)
+    stop = Stop(STOPPED, death.monotonic_ns - 1) if stopped else None
+    failure = about_death(death, PLACE, stop=stop, resources=Resources(oom_kill=oom_kill))
+    assert failure.category == category
+    assert failure.resources.oom_kill is oom_kill
+
+
+def test_what_was_seen_before_a_stop() -> None:
+    """What the agent learned from a worker before it stopped it is in the document; a fatal signal's stack counts more.
+
+    So is whose failure was the reason.
+    """
+    death = _death(1, -15)
+    seen = Observation("where it stood", (CollectiveProgress("default_pg", "allreduce", 7, 6),))
+    cause = CausedBy(0, "worker-0", "e1-the-root.pb")
+    stop = Stop(STOPPED, death.monotonic_ns - 1, caused_by=cause, observations={1: seen, 0: Observation("not its")})
+    failure = about_death(death, PLACE, stop=stop)
+    assert [(dump.pid, dump.rank, dump.text) for dump in failure.stack_dumps] == [(death.pid, 3, "where it stood")]
+    assert (failure.collectives, failure.caused_by) == (seen.collectives, cause)
+    crashed = about_death(_death(1, -11), PLACE, stop=stop, fatal_stack="where it crashed")
+    assert [dump.text for dump in crashed.stack_dumps] == ["where it crashed"]
+    assert crashed.caused_by is None
 
 
 @pytest.mark.parametrize(
@@ -141,85 +227,166 @@ def test_the_agent_failed() -> None:
 
 # --- looking at the workers -----------------------------------------------------------------------------------------
 
+LONG_S = 60.0
 
-class _Watch:
-    """A DeathWatch that has seen what it is told."""
 
-    def __init__(self, *seen: Death) -> None:
-        self.seen = list(seen)
-
-    def deaths(self) -> list[Death]:
-        return self.seen
-
-    def stop(self) -> None:
-        """Nothing to stop."""
+def _wait_to_be_stopped(answers: tuple[str, ...], ready: Any) -> None:
+    """Be a worker that trains until somebody stops it, which it answers in one of these ways."""
+    answer = answers[int(os.environ["LOCAL_RANK"])]
+    handlers: dict[str, Any] = {
+        "dies": signal.SIG_DFL,
+        "exits": lambda *_: os._exit(7),
+        "crashes": lambda *_: os.kill(os.getpid(), signal.SIGSEGV),
+        "is deaf": signal.SIG_IGN,
+    }
+    faulthandler.disable()
+    signal.signal(signal.SIGTERM, handlers[answer])
+    ready.release()
+    time.sleep(LONG_S)
 
 
 @pytest.fixture
-def agent(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ReportingAgent:
-    """An agent of two workers, ranks 2 and 3 of worker-1, which nobody has started."""
+def others(prefix: Prefix) -> Iterator[OutcomeWatch]:
+    """Return the ears of the other node, worker-0, and the store that both share."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    watch = OutcomeWatch(PrefixStore("round", store), 0, lambda: None)
+    yield watch
+    watch.end()
+
+
+@pytest.fixture
+def start(
+    prefix: Prefix, others: OutcomeWatch, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., ReportingAgent]]:
+    """Start an agent of two real workers, ranks 2 and 3 of worker-1, by what they do when they are stopped."""
     monkeypatch.setenv("_F_WN", "worker-1")
-    spec = WorkerSpec("default", 2, Mock(), entrypoint=print, max_restarts=0)
-    made = ReportingAgent(recording=prefix.recording(), spec=spec, logs_specs=DefaultLogsSpecs(), start_method="fork")
-    for local_rank, worker in enumerate(made._worker_group.workers):
-        worker.global_rank, worker.world_size = 2 + local_rank, 4
-    made._worker_group.group_rank, made._worker_group.group_world_size = 1, 2
-    made._watch = _Watch()
-    made.report.error_files = {local_rank: str(tmp_path / str(local_rank) / "error.json") for local_rank in (0, 1)}
-    return made
+    made: list[ReportingAgent] = []
+
+    def begin(*answers: str, stop_seconds: float = 5.0) -> ReportingAgent:
+        ready = multiprocessing.get_context("fork").Semaphore(0)
+        handler = Mock(use_agent_store=False)
+        handler.get_run_id.return_value = "run"
+        workers = partial(_wait_to_be_stopped, answers or ("dies", "dies"), ready)
+        spec = WorkerSpec("default", 2, handler, entrypoint=functools.update_wrapper(workers, _wait_to_be_stopped))
+        spec.max_restarts, spec.monitor_interval = 0, 0.05
+        agent = ReportingAgent(
+            recording=prefix.recording(),
+            stop_seconds=stop_seconds,
+            min_nodes=1,
+            signals=SignalWatch(),
+            spec=spec,
+            logs_specs=DefaultLogsSpecs(),
+            start_method="fork",
+        )
+        made.append(agent)
+        group = agent._worker_group
+        group.store, group.master_addr, group.master_port = others._store, "localhost", 0
+        group.group_rank, group.group_world_size = 1, 2
+        for local_rank, worker in enumerate(group.workers):
+            worker.global_rank, worker.world_size = 2 + local_rank, 4
+        agent._begin_round(0)
+        for local_rank, pid in agent._start_workers(group).items():
+            group.workers[local_rank].id = pid
+        group.state = WorkerState.HEALTHY
+        for _ in range(2):
+            assert ready.acquire(timeout=LONG_S)
+        return agent
+
+    yield begin
+    for agent in made:
+        for process in _processes(agent._pcontext):
+            process.kill()
+            process.join()
+        agent.close()
+        agent._end_round()
 
 
-def _look(
-    agent: ReportingAgent, monkeypatch: pytest.MonkeyPatch, *local_ranks: int, deaths: Callable[[], list[Death]]
-) -> None:
-    """Let torch look, find that these workers failed first, and stop the others; `deaths` come while it looks."""
-    failures = {2 + rank: ProcessFailure(rank, 4000 + rank, -9, "no such file") for rank in local_ranks}
-    result = RunResult(WorkerState.FAILED, failures=failures)
+def _kill(agent: ReportingAgent, *local_ranks: int) -> None:
+    """Let workers die by themselves, and return when they have."""
+    for local_rank in local_ranks:
+        process = _processes(agent._pcontext)[local_rank]
+        os.kill(process.pid, signal.SIGKILL)
+        assert multiprocessing.connection.wait([process.sentinel], LONG_S)
 
-    def torchs_own(*_: object) -> RunResult:
-        agent._watch.seen += deaths()
-        return result
 
-    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", torchs_own)
-    found = agent._monitor_workers(agent._worker_group)
+def _look(agent: ReportingAgent) -> RunResult:
+    """Let the agent look until it sees a failure; return what torch's agent is told, when all is written."""
+    deadline = time.monotonic() + LONG_S
+    while (result := agent._monitor_workers(agent._worker_group)).state is not WorkerState.FAILED:
+        assert time.monotonic() < deadline, "it sees nothing"
     agent.close()
-    assert found is result, "torch's own result"
+    return result
 
 
 def _by_rank(prefix: Prefix) -> dict[int | None, WorkerError]:
     return {failure.rank: failure for failure in prefix.failures()}
 
 
-@pytest.mark.parametrize("seen_before", [True, False], ids=["before torch looked", "while torch looked"])
+@pytest.mark.parametrize("early", [True, False], ids=["before torch looks", "while torch looks"])
 def test_who_was_stopped(
-    seen_before: bool, agent: ReportingAgent, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+    early: bool, start: Callable[..., ReportingAgent], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch stopped the other worker, not the one it found dead, however close to its look that one died."""
-    if seen_before:
-        agent._watch.seen.append(_death(1, -9))
-        _look(agent, monkeypatch, 1, deaths=lambda: [_death(0, -15)])
+    """The other worker was stopped, not the one that was found dead, however close to a look that one died."""
+    agent = start()
+    if early:
+        _kill(agent, 1)
     else:
-        _look(agent, monkeypatch, 1, deaths=lambda: [_death(1, -9), _death(0, -15)])
+        torchs_own = LocalElasticAgent._monitor_workers
+
+        def late(self: LocalElasticAgent, group: Any) -> RunResult:
+            _kill(agent, 1)
+            result: RunResult = torchs_own(self, group)
+            return result
+
+        monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", late)
+    result = _look(agent)
     found = _by_rank(prefix)
-    assert not found[3].stopped_by_agent
-    assert (found[3].signal, found[3].code) == ("SIGKILL", "USER:SIGKILL")
-    assert found[2].stopped_by_agent
+    assert set(found) == {2, 3}
+    assert (found[3].signal, found[3].code, found[3].stopped_by_agent) == ("SIGKILL", "USER:SIGKILL", False)
+    assert (found[2].signal, found[2].code, found[2].stopped_by_agent) == ("SIGTERM", "USER:Stopped", True)
     assert found[2].sent_signals[0].reason == STOPPED
+    assert result.failures, "torch's own result"
 
 
-def test_a_second_death_by_itself(agent: ReportingAgent, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that exited while the others were stopped was not stopped: no signal ended it."""
-    _look(agent, monkeypatch, 1, deaths=lambda: [_death(0, 7), _death(1, -9)])
+def test_torch_names_who_failed(start: Callable[..., ReportingAgent]) -> None:
+    """Torch's own error, which is all there is if ours cannot be written, is of who failed, not of who was stopped."""
+    agent = start()
+    _kill(agent, 1)
+    assert set(_look(agent).failures) == {3}
+
+
+@pytest.mark.parametrize(
+    ("answer", "exit_code", "stopped"),
+    [("dies", -15, True), ("exits", 7, True), ("is deaf", -9, True), ("crashes", -11, False)],
+)
+def test_the_answer_to_being_stopped(
+    answer: str, exit_code: int, stopped: bool, start: Callable[..., ReportingAgent], prefix: Prefix
+) -> None:
+    """Whatever a worker does when it is stopped, it was stopped, unless it crashes; one that does nothing is killed."""
+    agent = start(answer, "dies", stop_seconds=0.5 if answer == "is deaf" else LONG_S)
+    _kill(agent, 1)
+    _look(agent)
+    found = _by_rank(prefix)
+    assert {rank: failure.exit_code for rank, failure in found.items()} == {2: exit_code, 3: -9}
+    assert {rank: failure.stopped_by_agent for rank, failure in found.items()} == {2: stopped, 3: False}
+
+
+def test_two_deaths_by_themselves(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
+    """Of two workers that had died before anybody was stopped, neither was."""
+    agent = start()
+    _kill(agent, 0, 1)
+    _look(agent)
     assert {rank: failure.stopped_by_agent for rank, failure in _by_rank(prefix).items()} == {2: False, 3: False}
 
 
-def test_a_report_ends_with_its_roster_entry(
-    agent: ReportingAgent, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_ends_with_its_roster_entry(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
     """When the node says that it is done, its documents are there, with a receipt for each."""
-    _look(agent, monkeypatch, 0, deaths=lambda: [_death(0, -9), _death(1, -9)])
-    (entry,) = prefix.roster()
-    assert entry.phase is Phase.FAILED
+    agent = start()
+    _kill(agent, 0, 1)
+    _look(agent)
+    entries = {entry.phase: entry for entry in prefix.roster()}
+    assert set(entries) == {Phase.JOINED, Phase.FAILED}
+    entry = entries[Phase.FAILED]
     assert entry.ranks == (2, 3)
     assert (entry.place.node, entry.place.group_rank, entry.place.group_world_size) == ("worker-1", 1, 2)
     assert {receipt.name for receipt in entry.receipts} == {path.name for path in prefix.errors.iterdir()}
@@ -231,23 +398,41 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     """Leave a document in a worker's spool, as one that could not upload it; return its name and its bytes."""
     own = make_error(2 + local_rank, node="worker-1", message="last words", monotonic_ns=time.monotonic_ns())
     name, data = error_key_for(own), encode(own)
-    Spool.beside(agent.report.error_files[local_rank]).add(name, data)
+    spool = spool_of(agent.recording, local_rank, agent.report.error_files[local_rank])
+    assert spool is not None
+    spool.add(name, data)
     return name, data
 
 
-def test_what_a_worker_could_not_upload(agent: ReportingAgent, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_could_not_upload(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
     """A document that waits in the spool is uploaded by the agent as it is, and no other is written for that worker."""
+    agent = start()
     name, data = _spooled(agent, 1)
-    _look(agent, monkeypatch, 1, deaths=lambda: [_death(1, -9)])
-    assert [path.name for path in prefix.errors.iterdir()] == [name]
+    _kill(agent, 1)
+    _look(agent)
+    assert {rank: failure.message == "last words" for rank, failure in _by_rank(prefix).items()} == {2: False, 3: True}
     assert (prefix.errors / name).read_bytes() == data
-    assert [failure.message for failure in agent.report.failures] == ["last words"]
+    assert [failure.message for failure in agent.report.failures if failure.rank == 3] == ["last words"]
 
 
-def test_documents_of_two_workers_at_once(
-    agent: ReportingAgent, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_worker_took_back(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
+    """A document that its worker has withdrawn is not uploaded; the roster says so, and the death has its own."""
+    agent = start()
+    name, _ = _spooled(agent, 1)
+    spool = spool_of(agent.recording, 1, agent.report.error_files[1])
+    assert spool is not None
+    spool.withdraw(name)
+    _kill(agent, 1)
+    _look(agent)
+    assert _by_rank(prefix)[3].signal == "SIGKILL"
+    assert not (prefix.errors / name).exists()
+    receipts = [receipt for entry in prefix.roster() for receipt in entry.receipts if receipt.name == name]
+    assert [(receipt.withdrawn, receipt.durable) for receipt in receipts] == [(True, False)]
+
+
+def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) -> None:
     """Each spooled document's receipt is that of its own worker, in whatever order the uploads run."""
+    agent = start()
     ranks = {_spooled(agent, local_rank)[0]: 2 + local_rank for local_rank in (0, 1)}
     both = threading.Barrier(2)
 
@@ -259,23 +444,66 @@ def test_documents_of_two_workers_at_once(
             both.wait(30)
 
     agent.report.failures = Both()
-    _look(agent, monkeypatch, 0, deaths=lambda: [_death(0, 1), _death(1, 1)])
+    _kill(agent, 0, 1)
+    _look(agent)
     assert {receipt.name: receipt.rank for receipt in agent.report.receipts} == ranks
 
 
-@pytest.mark.parametrize("broken", ["_document_deaths", "_finish_report"])
+@pytest.mark.parametrize("broken", ["_look", "_deaths", "_stop_because", "_report_failure", "_document_deaths"])
 def test_when_our_code_breaks(
-    broken: str, agent: ReportingAgent, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    broken: str,
+    start: Callable[..., ReportingAgent],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """If our own code raises, torch's result is returned as if we were not there, with a warning."""
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
+    agent = start()
     monkeypatch.setattr(ReportingAgent, broken, fail)
-    _look(agent, monkeypatch, 1, deaths=lambda: [_death(1, -9)])
+    _kill(agent, 1)
+    assert _look(agent).failures
     assert "firstfault failed while" in caplog.text
     assert "ZeroDivisionError: ours" in caplog.text
+
+
+# --- the other nodes ------------------------------------------------------------------------------------------------
+
+
+def test_the_others_are_told(start: Callable[..., ReportingAgent], others: OutcomeWatch) -> None:
+    """The other node knows of a death here before this node has stopped its workers."""
+    agent = start("is deaf", "dies", stop_seconds=LONG_S)
+    _kill(agent, 1)
+    thread = threading.Thread(target=_look, args=(agent,))
+    thread.start()
+    others._thread.join(LONG_S)
+    assert _processes(agent._pcontext)[0].is_alive()
+    assert others.failure == FirstFailure("SIGKILL", "worker-1", group_rank=1, rank=3)
+    os.kill(_processes(agent._pcontext)[0].pid, signal.SIGKILL)
+    thread.join(LONG_S)
+
+
+@pytest.mark.parametrize("fatal", [True, False])
+def test_another_node_has_failed(
+    fatal: bool, start: Callable[..., ReportingAgent], others: OutcomeWatch, prefix: Prefix
+) -> None:
+    """A failure elsewhere stops the workers here because of it, and the agent leaves; a restart elsewhere does not."""
+    agent = start()
+    others.tell(FirstFailure("ValueError", "worker-0", 0, 1, "e1-the-root.pb", fatal=fatal))
+    agent._outcome._thread.join(LONG_S)
+    if not fatal:
+        assert agent._monitor_workers(agent._worker_group).state is WorkerState.HEALTHY
+        return
+    with pytest.raises(PeerFailedError, match="rank 1 on worker-0 failed: ValueError"):
+        agent._monitor_workers(agent._worker_group)
+    agent.close()
+    assert [entry.phase for entry in prefix.roster() if entry.phase is not Phase.JOINED] == [Phase.FAILED]
+    found = prefix.failures()
+    assert {failure.rank for failure in found} == {2, 3}
+    assert {failure.caused_by for failure in found} == {CausedBy(1, "worker-0", "e1-the-root.pb")}
+    assert all(failure.stopped_by_agent for failure in found)
 
 
 # --- launching ------------------------------------------------------------------------------------------------------
@@ -285,6 +513,18 @@ def _config(**fields: Any) -> LaunchConfig:
     values: dict[str, Any] = {"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, "run_id": "run"}
     values |= {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "start_method": "fork", "monitor_interval": 0.05}
     return LaunchConfig(**(values | fields))
+
+
+def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any) -> dict[int, Any]:
+    return launch(
+        _config(**fields),
+        print,
+        (),
+        prefix.recording(),
+        stop_seconds=1.0,
+        signals=signals or SignalWatch(),
+        last_resort=Mock(side_effect=AssertionError("the main thread is there")),
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,7 +546,7 @@ def test_a_launch_that_fails(  # noqa: PLR0917
     """An error of the agent itself is documented too, and the node says that it is done."""
     monkeypatch.setenv("_F_WN", "worker-1")
     with pytest.raises(LaunchFailedError) as caught:
-        launch(_config(**fields), print, (), prefix.recording())
+        _launched(prefix, **fields)
     (failure,) = prefix.failures()
     assert (failure.category, failure.code, failure.kind) == (category, code, kind)
     assert (failure.subject, failure.node, failure.rank) == (Subject.AGENT, "worker-1", None)
@@ -318,21 +558,31 @@ def test_a_launch_that_fails(  # noqa: PLR0917
 def test_a_node_that_is_not_needed(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node without which the job finished returns no results, and no failure."""
     monkeypatch.setattr(agent_module.LocalElasticAgent, "run", lambda *_: None)
-    assert launch(_config(), print, (), prefix.recording()) == {}
+    assert _launched(prefix) == {}
     assert prefix.failures() == []
 
 
-def _signalled(*_: object) -> None:
-    raise SignalException("told to go", sigval=signal.SIGTERM)
+@pytest.mark.parametrize("listening", [True, False])
+def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that is told to go says so, has a failure to seal, and lets another one take its place.
 
+    A task that was called from a thread hears no signals; there it is torch's exception alone that tells.
+    """
 
-def test_a_signal_leaves_the_rendezvous_open(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that is told to go says so, has a failure to seal, and lets another one take its place."""
+    def signalled(*_: object) -> None:
+        if listening:
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            raise SignalException("told to go", sigval=signal.SIGTERM)
+
     handler = Mock()
     monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
-    monkeypatch.setattr(agent_module.LocalElasticAgent, "run", _signalled)
-    with pytest.raises(LaunchFailedError) as caught:
-        launch(_config(), print, (), prefix.recording())
+    monkeypatch.setattr(agent_module.LocalElasticAgent, "run", signalled)
+    with (
+        SignalWatch() if listening else contextlib.nullcontext() as signals,
+        pytest.raises(LaunchFailedError) as caught,
+    ):
+        _launched(prefix, signals)
     (failure,) = prefix.failures()
     assert isinstance(caught.value.error, SignalException)
     assert [known.category for known in caught.value.report.failures] == ["preemption"]
@@ -348,6 +598,6 @@ def test_the_rendezvous_is_closed_after_a_failure(prefix: Prefix, monkeypatch: p
     result = RunResult(WorkerState.FAILED, failures=failures)
     monkeypatch.setattr(agent_module.LocalElasticAgent, "run", lambda *_: result)
     with pytest.raises(LaunchFailedError) as caught:
-        launch(_config(), print, (), prefix.recording())
+        _launched(prefix)
     assert isinstance(caught.value.error, ChildFailedError)
     handler.shutdown.assert_called_once()

@@ -13,7 +13,7 @@ from firstfault.retry import never
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 from flytekitplugins.firstfault.config import parse_nnodes
 
-ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "retry_policy"}
+ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "stop_seconds", "retry_policy"}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,8 @@ def test_bad_nnodes(nnodes: object) -> None:
         ({"monitor_interval": 0}, "Elastic.monitor_interval must be a number of seconds above 0, not 0"),
         ({"monitor_interval": float("nan")}, "Elastic.monitor_interval must be a number of seconds above 0, not nan"),
         ({"monitor_interval": "5"}, "Elastic.monitor_interval must be a number of seconds above 0, not '5'"),
+        ({"stop_seconds": -1}, "Elastic.stop_seconds must be a number of seconds, 0 or more, not -1"),
+        ({"stop_seconds": float("inf")}, "Elastic.stop_seconds must be a number of seconds, 0 or more, not inf"),
     ],
 )
 def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
@@ -112,7 +114,7 @@ def test_our_own_defaults() -> None:
     """The defaults that kfpytorch does not give are those of the documentation."""
     config = Elastic()
     assert (config.monitor_interval, config.strategy, config.retry_policy) == (0.1, "earliest", None)
-    assert (config.settle_seconds, config.upload_deadline_seconds) == (10.0, 5.0)
+    assert (config.settle_seconds, config.upload_deadline_seconds, config.stop_seconds) == (10.0, 5.0, 2.0)
 
 
 @pytest.mark.parametrize("name", ["RestartPolicy", "CleanPodPolicy"])

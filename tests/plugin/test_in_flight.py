@@ -1,34 +1,67 @@
-"""When an exception was on its way out before it left the task function."""
+"""Exceptions that are on their way out of the task function and have not left it yet."""
 
 from __future__ import annotations
 
+import functools
+import multiprocessing
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
+from torch.distributed import destroy_process_group as bound_before
+from torch.distributed import distributed_c10d as c10d
 
-from flytekitplugins.firstfault.in_flight import Moment, moment_of, watch_process_groups
+from flytekitplugins.firstfault.in_flight import InFlight, Moment, moment_of, watch_process_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+# Python 3.12 and later warn of a fork beside threads
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 SLOW_S = 0.05
+LONG_S = 30.0
+NO_GROUP = dist.GroupMember.NON_GROUP_MEMBER
+"""Torch's own function takes this for a group of other ranks, and does nothing."""
+
+
+class Documents:
+    """What was recorded and withdrawn, in place of documents."""
+
+    def __init__(self) -> None:
+        self.recorded: list[BaseException] = []
+        self.withdrawn: list[BaseException] = []
+        self.in_flight = InFlight(self.record, self.withdraw)
+        self.undo: Callable[[], None] = lambda: None
+
+    def record(self, error: BaseException) -> str:
+        """Return the name of the document."""
+        self.recorded.append(error)
+        return str(len(self.recorded) - 1)
+
+    def withdraw(self, name: str) -> None:
+        """Take a document back."""
+        self.withdrawn.append(self.recorded[int(name)])
 
 
 @pytest.fixture(autouse=True)
-def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Watch a stand-in for torch's own function; return the arguments of its calls."""
-    calls: list[tuple[Any, ...]] = []
+def documents() -> Iterator[Documents]:
+    """Watch torch's own function."""
+    made = Documents()
+    made.undo = watch_process_groups(made.in_flight)
+    yield made
+    made.undo()
+    for error in made.recorded:
+        error.__traceback__ = None  # its frames hold the documents
 
-    def destroy_process_group(*args: Any, **kwargs: Any) -> str:
-        """Torch's own words."""
-        calls.append((args, kwargs))
-        return "torch's own result"
 
-    monkeypatch.setattr(dist, "destroy_process_group", destroy_process_group)
-    watch_process_groups()
-    return calls
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+# --- its moment -----------------------------------------------------------------------------------------------------
 
 
 def _left(call: Callable[[], None]) -> tuple[BaseException, Moment]:
@@ -51,7 +84,7 @@ def _finally() -> None:
     try:
         raise ValueError("bad batch")
     finally:
-        dist.destroy_process_group()
+        dist.destroy_process_group(NO_GROUP)
         time.sleep(SLOW_S)
 
 
@@ -59,7 +92,7 @@ def _twice() -> None:
     try:
         _finally()
     finally:
-        dist.destroy_process_group()
+        dist.destroy_process_group(NO_GROUP)
         time.sleep(SLOW_S)
 
 
@@ -67,16 +100,24 @@ def _from_it() -> None:
     try:
         _raise(ValueError("bad batch"))
     except ValueError as error:
-        dist.destroy_process_group()
+        dist.destroy_process_group(NO_GROUP)
         time.sleep(SLOW_S)
         raise RuntimeError("training failed") from error
+
+
+def _from_one_from_it() -> None:
+    try:
+        _from_it()
+    except RuntimeError as error:
+        time.sleep(SLOW_S)
+        raise OSError("the job failed") from error
 
 
 def _handled_before() -> None:
     try:
         _raise(ConnectionError("the first try"))
     except ConnectionError:
-        dist.destroy_process_group()
+        dist.destroy_process_group(NO_GROUP)
         time.sleep(SLOW_S)
         _raise(ValueError("the second try, another failure"))
 
@@ -88,13 +129,16 @@ def _without_a_group() -> None:
         time.sleep(SLOW_S)
 
 
-def _raise(error: Exception) -> None:
-    raise error
-
-
 @pytest.mark.parametrize(
     ("call", "early"),
-    [(_finally, True), (_twice, True), (_from_it, True), (_handled_before, False), (_without_a_group, False)],
+    [
+        (_finally, True),
+        (_twice, True),
+        (_from_it, True),
+        (_from_one_from_it, True),
+        (_handled_before, False),
+        (_without_a_group, False),
+    ],
 )
 def test_moment(call: Callable[[], None], early: bool) -> None:
     """An exception's time is that of the first clean-up of a process group with it, or with its cause, in flight."""
@@ -116,18 +160,90 @@ def test_causes_in_a_circle() -> None:
     assert moment_of(first).monotonic_ns >= before.monotonic_ns
 
 
-def test_torchs_function_is_called(ended: list[tuple[Any, ...]]) -> None:
-    """The call goes through, with its arguments, its result and its documentation."""
-    assert dist.destroy_process_group("group", option=1) == "torch's own result"
-    assert ended == [(("group",), {"option": 1})]
-    assert dist.destroy_process_group.__doc__ == "Torch's own words."
+# --- the end of a process group -------------------------------------------------------------------------------------
 
 
-def test_it_is_watched_once() -> None:
-    """A process that runs several task functions wraps the function once."""
-    watched = dist.destroy_process_group
-    watch_process_groups()
-    assert dist.destroy_process_group is watched
+def _by_name() -> None:
+    dist.destroy_process_group()
+
+
+def _in_its_module() -> None:
+    c10d.destroy_process_group()
+
+
+def _bound_after() -> None:
+    from torch.distributed import destroy_process_group  # noqa: PLC0415 - the style in question
+
+    destroy_process_group()
+
+
+STYLES: dict[str, Callable[[], None]] = {
+    "import torch.distributed as dist": _by_name,
+    "from torch.distributed import, before": bound_before,
+    "from torch.distributed import, after": _bound_after,
+    "torch.distributed.distributed_c10d": _in_its_module,
+    "a keyword": functools.partial(bound_before, group=None),
+    "the world": lambda: bound_before(dist.group.WORLD),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_end_of_a_process_group(style: str, documents: Documents) -> None:
+    """However torch's function was imported, the exception in flight is recorded, and then the group is destroyed."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    error = ValueError("bad batch")
+    seen = []
+    documents.in_flight._record = lambda error: str(seen.append((error, dist.is_initialized())))
+
+    def train() -> None:
+        try:
+            raise error
+        finally:
+            STYLES[style]()
+
+    with pytest.raises(ValueError, match="bad batch"):
+        train()
+    assert seen == [(error, True)]
+    assert not dist.is_initialized()
+
+
+def test_an_end_without_an_exception(documents: Documents) -> None:
+    """A process group that ends with nothing in flight ends as always."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
+    assert not dist.is_initialized()
+    assert documents.recorded == []
+    assert dist.destroy_process_group.__doc__ == bound_before.__doc__
+    with pytest.raises(TypeError, match="takes from 0 to 1 positional arguments but 2 were given"):
+        dist.destroy_process_group(NO_GROUP, NO_GROUP)
+
+
+def test_it_is_watched_once(documents: Documents) -> None:
+    """A task function within another one, in the same process, watches nothing of its own."""
+    inner = Documents()
+    undo = watch_process_groups(inner.in_flight)
+    _left(_finally)
+    undo()
+    _left(_finally)
+    assert (len(documents.recorded), len(inner.recorded)) == (2, 0)
+
+
+def test_the_watch_is_undone(documents: Documents) -> None:
+    """After the task function torch's function is its own again; it can be watched anew, and undone twice."""
+    own = set(vars(c10d))
+    documents.undo()
+    documents.undo()
+    code = bound_before.__code__
+    assert (code.co_name, code.co_filename) == ("destroy_process_group", c10d.__file__)
+    assert set(vars(c10d)) < own
+    _left(_finally)
+    assert documents.recorded == []
+    again = Documents()
+    again.undo = watch_process_groups(again.in_flight)
+    error, _ = _left(_finally)
+    again.undo()
+    assert (documents.recorded, again.recorded) == ([], [error])
+    assert bound_before.__code__ is code
 
 
 class _LockedError(Exception):
@@ -135,8 +251,9 @@ class _LockedError(Exception):
         raise PermissionError(name)
 
 
-def test_a_hostile_exception(ended: list[tuple[Any, ...]], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hostile_exception(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
     """An exception that cannot be noted is not replaced, and the process group is destroyed all the same."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     error = _LockedError()
 
     def fail() -> None:
@@ -147,6 +264,194 @@ def test_a_hostile_exception(ended: list[tuple[Any, ...]], caplog: pytest.LogCap
 
     with pytest.raises(_LockedError):
         fail()
-    assert len(ended) == 1
+    assert not dist.is_initialized()
+    assert documents.recorded == []
     assert "firstfault failed while noting an exception in flight (PermissionError" in caplog.text
     assert isinstance(moment_of(error), Moment)
+
+
+def test_a_record_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
+    """If our own recording raises, the user's exception leaves, with its moment."""
+
+    def broken(error: BaseException) -> str:
+        raise ZeroDivisionError("ours")
+
+    documents.in_flight._record = broken
+    error, before = _left(_finally)
+    assert isinstance(error, ValueError)
+    assert _is_early(error, before)
+    assert "noting an exception in flight (ZeroDivisionError: ours)" in caplog.text
+
+
+# --- what is recorded, and what is taken back -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [_finally, _twice])
+def test_it_is_recorded_once(again: Callable[[], None], documents: Documents) -> None:
+    """An exception that passes several clean-ups is recorded at the first."""
+    error, _ = _left(again)
+    assert documents.recorded == [error]
+    documents.in_flight.settle(error)
+    assert documents.withdrawn == []
+
+
+def _with_cause(error: BaseException) -> BaseException:
+    other = RuntimeError("training failed")
+    other.__cause__ = error
+    return other
+
+
+def _with_context(error: BaseException) -> BaseException:
+    other = RuntimeError("the clean-up failed")
+    other.__context__ = error
+    return other
+
+
+@pytest.mark.parametrize(
+    ("becomes", "withdrawn"),
+    [
+        (lambda error: error, False),
+        (_with_cause, False),
+        (lambda error: _with_context(_with_cause(error)), False),
+        (_with_context, False),
+        (lambda _: RuntimeError("another failure"), True),
+        (lambda _: None, True),
+    ],
+    ids=["itself", "its effect", "an effect's context", "in its context", "another one", "nothing"],
+)
+def test_what_leaves_in_the_end(
+    becomes: Callable[[BaseException], BaseException | None], withdrawn: bool, documents: Documents
+) -> None:
+    """What was recorded and then handled is taken back, once; what left, or led to what left, is not."""
+    error, _ = _left(_finally)
+    left = becomes(error)
+    documents.in_flight.settle(left)
+    documents.in_flight.settle(left)
+    assert documents.withdrawn == ([error] if withdrawn else [])
+
+
+@pytest.mark.parametrize(
+    ("error", "recorded"),
+    [
+        (ValueError("bad batch"), True),
+        (KeyboardInterrupt(), True),
+        (SystemExit(1), True),
+        (SystemExit("a text"), True),
+        (SystemExit(["a", "list"]), True),
+        (SystemExit(0.0), True),
+        (SystemExit(0), False),
+        (SystemExit(None), False),
+        (SystemExit(bool(0)), False),
+        (GeneratorExit(), False),
+        (StopIteration(), False),
+        (StopAsyncIteration(), False),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("asked", [False, True], ids=["at a clean-up", "asked by the agent"])
+def test_what_is_a_failure(error: BaseException, recorded: bool, asked: bool, documents: Documents) -> None:
+    """An exception that would end the worker with an error is recorded; a clean exit or an iterator's end is not."""
+    try:
+        _raise(error)
+    except BaseException:  # noqa: BLE001 - any, as long as it is in flight
+        if asked:
+            documents.in_flight.ask()
+        else:
+            dist.destroy_process_group(NO_GROUP)
+    assert documents.recorded == ([error] if recorded else [])
+
+
+def _in_a_thread(call: Callable[[], None]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+
+
+def test_a_thread_of_the_users(documents: Documents) -> None:
+    """What happens in other threads does not leave the task function, so it is not recorded."""
+    lefts = []
+    _in_a_thread(lambda: lefts.append(_left(_finally)[0]))
+    assert len(lefts) == 1
+    assert documents.recorded == []
+
+
+def test_asked_by_the_agent(documents: Documents) -> None:
+    """The agent's question, in a thread of its own, is answered with what the main thread is handling; once."""
+    error = ValueError("bad batch")
+    try:
+        _raise(error)
+    except ValueError:
+        for _ in range(2):
+            _in_a_thread(documents.in_flight.ask)
+        assert documents.recorded == [error]
+        assert documents.withdrawn == []
+
+
+def test_asked_while_unwinding(documents: Documents) -> None:
+    """An exception that runs through a finally clause is in flight as well."""
+
+    def train() -> None:
+        try:
+            raise ValueError("bad batch")
+        finally:
+            _in_a_thread(documents.in_flight.ask)
+
+    error, _ = _left(train)
+    assert documents.recorded == [error]
+
+
+def test_asked_while_nothing_is_in_flight(documents: Documents) -> None:
+    """A question takes back what was handled by then, and records nothing if nothing is in flight."""
+    error, _ = _left(_finally)
+    _in_a_thread(documents.in_flight.ask)
+    assert documents.recorded == documents.withdrawn == [error]
+
+
+def test_a_second_failure_after_a_handled_one(documents: Documents) -> None:
+    """Of two tries of which the first was handled, the second one's failure alone is on record."""
+    first, _ = _left(_finally)
+    second, _ = _left(_finally)
+    documents.in_flight.settle(second)
+    assert documents.recorded == [first, second]
+    assert documents.withdrawn == [first]
+
+
+def test_a_forked_child(documents: Documents) -> None:
+    """A child that a worker forks, such as a data loader, records nothing in the worker's name."""
+    context = multiprocessing.get_context("fork")
+    recorded = context.Value("i", -1)
+
+    def child() -> None:
+        _left(_finally)
+        recorded.value = len(documents.recorded)
+
+    process = context.Process(target=child)
+    process.start()
+    process.join(LONG_S)
+    assert recorded.value == 0
+
+
+def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
+    """If one document cannot be taken back, the others are."""
+    first, _ = _left(_finally)
+    second, _ = _left(_finally)
+
+    def broken(name: str) -> None:
+        if name == "0":
+            raise OSError("disk full")
+        documents.withdraw(name)
+
+    documents.in_flight._withdraw = broken
+    documents.in_flight.settle(None)
+    assert documents.recorded == [first, second]
+    assert documents.withdrawn == [second]
+    assert "withdrawing an exception that was handled (OSError: disk full)" in caplog.text
+
+
+def test_nothing_to_withdraw(documents: Documents) -> None:
+    """What could not be recorded needs no taking back."""
+    documents.in_flight._record = lambda _: ""
+    _left(_finally)
+    documents.in_flight.settle(None)
+    assert documents.withdrawn == []

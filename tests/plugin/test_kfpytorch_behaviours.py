@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import flytekit
 import pytest
@@ -34,13 +35,21 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.nn.parallel import DistributedDataParallel
 
+from firstfault.model import Place
 from flytekitplugins.firstfault import Elastic, Master, PyTorch, Worker, execution
+from flytekitplugins.firstfault.agent_documents import about_agent
 from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE
+from flytekitplugins.firstfault.in_flight import Moment
+from flytekitplugins.firstfault.launch import LaunchFailedError
+from flytekitplugins.firstfault.node_report import NodeReport
+from flytekitplugins.firstfault.task import RecoverableVerdictSealedError
+from flytekitplugins.firstfault.taxonomy import Sort
 from flytekitplugins.firstfault.worker import WorkerResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from conftest import Prefix
     from flyteidl.core.tasks_pb2 import TaskTemplate
     from flytekit.models.literals import LiteralMap
 
@@ -368,7 +377,7 @@ def test_omp_num_threads(
 def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
     """Execute a task of which the launch has this outcome."""
 
-    def launch(*_: object) -> Any:
+    def launch(*_: object, **__: object) -> Any:
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -388,10 +397,36 @@ def test_rank_0_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _executed(monkeypatch, {1: WorkerResult(2.0, []), 0: WorkerResult(1.0, [])}) == 1.0
 
 
-def test_a_node_that_is_told_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal to the agent is no failure of the training: the node leaves no outputs."""
+def _told_to_go(prefix: Prefix, *, recorded: bool) -> LaunchFailedError:
+    """Return what a launch raises on a node that was sent SIGTERM, with or without a document about it."""
+    error = SignalException("told to go", sigval=signal.SIGTERM)
+    said = [about_agent(error, Sort.PREEMPTION, Place(node="worker-1"), Moment.now())] if recorded else []
+    return LaunchFailedError(error, NodeReport(failures=said), prefix.recording())
+
+
+@pytest.mark.parametrize(
+    ("recorded", "raised"),
+    [(True, RecoverableVerdictSealedError), (False, IgnoreOutputs)],
+    ids=["with a document", "without"],
+)
+def test_a_pod_that_is_told_to_go(
+    recorded: bool, raised: type[Exception], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that was sent a signal is to be run again; if nothing could be said about it, it leaves no outputs."""
+    monkeypatch.setattr(execution, "_in_pod", lambda: True)
+    with pytest.raises(raised):
+        _executed(monkeypatch, _told_to_go(prefix, recorded=recorded))
+
+
+def test_a_node_that_is_told_to_go_without_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With recording switched off a signal to the agent is as with kfpytorch: the node leaves no outputs."""
+    monkeypatch.setenv(STRATEGY_VARIABLE, "")
+    monkeypatch.setattr(
+        "torch.distributed.launcher.api.elastic_launch",
+        Mock(return_value=Mock(side_effect=SignalException("told to go", sigval=signal.SIGTERM))),
+    )
     with pytest.raises(IgnoreOutputs):
-        _executed(monkeypatch, SignalException("told to go", sigval=15))
+        task(task_config=_config())(_nothing).execute()
 
 
 # --- serialization --------------------------------------------------------------------------------------------------

@@ -7,23 +7,32 @@ import socket
 import threading
 import time
 import traceback
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 
 from firstfault.keys import ErrorKey, error_key_for
-from firstfault.model import DocumentRef, Kind, Receipt, Subject, WorkerError, Writer
-from firstfault.testing import make_error
+from firstfault.model import DocumentRef, Kind, Phase, Subject, WorkerError, Writer
+from firstfault.recorder import Spool
+from firstfault.testing import make_error, make_presence
 from firstfault.wire import decode, encode
 from flytekitplugins.firstfault import recorder, worker
 from flytekitplugins.firstfault.environment import Recording
-from flytekitplugins.firstfault.recorder import Spool, record_error, spool_for
+from flytekitplugins.firstfault.recorder import (
+    end_node_recorder,
+    node_recorder,
+    put_entry,
+    record_error,
+    spool_for_agent,
+    spool_of,
+)
 from flytekitplugins.firstfault.worker import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from conftest import Prefix
 
@@ -34,7 +43,6 @@ TOLERANCE_S = 1.0
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for the threads that a kept deadline leaves behind, so that they do not end in another test."""
-    monkeypatch.setattr(worker, "watch_process_groups", lambda: None)
     monkeypatch.setattr(worker, "_DEATH_S", 0.0)
     yield
     for thread in threading.enumerate():
@@ -75,47 +83,25 @@ def _failure(**fields: Any) -> WorkerError:
     return make_error(1, monotonic_ns=time.monotonic_ns(), **fields)
 
 
-# --- spool ----------------------------------------------------------------------------------------------------------
-
-
-def test_spool(tmp_path: Path) -> None:
-    """A document waits in the spool under its name, with its receipt once there is one."""
-    spool = Spool(tmp_path / "not" / "there")
-    assert spool.documents() == []
-    spool.add("b.pb", b"2")
-    spool.add("a.pb", b"1")
-    receipt = Receipt("a.pb", durable=True, fault_to_durable_ns=12, rank=3)
-    spool.add_receipt(receipt)
-    first, second = spool.documents()
-    assert (first.name, first.path.read_bytes(), first.receipt) == ("a.pb", b"1", receipt)
-    assert (second.name, second.path.read_bytes(), second.receipt) == ("b.pb", b"2", None)
-
-
-def test_spool_shows_whole_files_only(tmp_path: Path) -> None:
-    """What a process that was killed was just writing is no document, and half a receipt is none."""
-    spool = Spool(tmp_path)
-    spool.add("a.pb", b"1")
-    (tmp_path / "b.pb.part").write_bytes(b"2")
-    (tmp_path / "a.pb.receipt.json").write_text('{"durable": tr')
-    (only,) = spool.documents()
-    assert (only.name, only.receipt) == ("a.pb", None)
-
-
-def test_a_receipt_of_a_loss(tmp_path: Path) -> None:
-    """A receipt keeps why a document was lost."""
-    spool = Spool(tmp_path)
-    spool.add("a.pb", b"1")
-    lost = Receipt("a.pb", durable=False, error="the storage is on fire")
-    spool.add_receipt(lost)
-    assert spool.documents()[0].receipt == lost
+# --- where documents wait -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("file", "there"), [(None, False), ("", False), ("/dev/null", False), ("/job/0/error.json", True)]
+    ("error_file", "there"), [(None, False), ("", False), ("/dev/null", False), ("/job/0/error.json", True)]
 )
-def test_where_the_spool_is(file: str | None, there: bool) -> None:
-    """The spool lies beside torch's error.json; a process without an agent has none."""
-    assert (spool_for(file) is not None) is there
+def test_where_the_spool_is(error_file: str | None, there: bool, prefix: Prefix) -> None:
+    """Without a recorder the spool lies beside torch's error.json; a process without an agent has none."""
+    spool = spool_of(prefix.recording(), 1, error_file)
+    assert (spool is not None) is there
+    assert spool is None or str(spool.folder) == "/job/0/firstfault"
+    assert spool_for_agent(prefix.recording()) is None
+
+
+def test_where_the_spool_is_beside_a_recorder(prefix: Prefix, tmp_path: Path) -> None:
+    """With a recorder each worker of each round, and the agent, has a spool of its own in the node's folder."""
+    recording = replace(prefix.recording(), round=2, node_folder=str(tmp_path))
+    spools = (spool_of(recording, 1, "/job/0/error.json"), spool_for_agent(recording))
+    assert [spool and spool.folder for spool in spools] == [tmp_path / "spool" / "2-1", tmp_path / "spool" / "agent"]
 
 
 # --- one document ---------------------------------------------------------------------------------------------------
@@ -125,7 +111,7 @@ def test_a_document_is_durable(prefix: Prefix, tmp_path: Path) -> None:
     """The document lies in the errors folder and in the spool, and the receipt says how long it took."""
     failure = _failure()
     spool = Spool(tmp_path / "spool")
-    receipt = record_error(failure, prefix.uri, spool, 5)
+    receipt = record_error(failure, prefix.recording(), spool, 5)
     (found,) = prefix.failures()
     (spooled,) = spool.documents()
     assert receipt.durable
@@ -142,7 +128,7 @@ def test_a_document_is_durable(prefix: Prefix, tmp_path: Path) -> None:
 
 def test_without_a_spool(prefix: Prefix) -> None:
     """Where nobody would pick it up, a document is uploaded all the same."""
-    assert record_error(_failure(), prefix.uri, None, 5).durable
+    assert record_error(_failure(), prefix.recording(), None, 5).durable
     assert len(prefix.failures()) == 1
 
 
@@ -154,7 +140,7 @@ def test_a_store_that_fails(
     uri = request.getfixturevalue(store)
     spool = Spool(tmp_path / "spool")
     began = time.monotonic()
-    receipt = record_error(_failure(), uri, spool, 1)
+    receipt = record_error(_failure(), Recording("earliest", uri, 5.0), spool, 1)
     assert time.monotonic() - began < 1 + TOLERANCE_S
     (line,) = [record for record in caplog.records if record.name.startswith("flytekitplugins")]
     assert not receipt.durable
@@ -179,7 +165,7 @@ def test_a_storage_library_that_raises_anything(
         raise LookupError("no default credentials")
 
     monkeypatch.setattr(recorder, "put_file", refuse)
-    receipt = record_error(_failure(), prefix.uri, None, 5)
+    receipt = record_error(_failure(), prefix.recording(), None, 5)
     assert receipt.error == "LookupError: no default credentials"
     assert len(caplog.records) == 1
 
@@ -187,14 +173,48 @@ def test_a_storage_library_that_raises_anything(
 def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the node's disk hangs as well as the storage, the wait is one deadline, not one for each."""
     release = threading.Event()
-    monkeypatch.setattr(Spool, "add", lambda *_: release.wait(60))
+    monkeypatch.setattr(Spool, "add", lambda *_, **__: release.wait(60))
     monkeypatch.setattr(Spool, "add_receipt", lambda *_: release.wait(60))
     began = time.monotonic()
-    receipt = record_error(_failure(), hanging, Spool(tmp_path), 1)
+    receipt = record_error(_failure(), Recording("earliest", hanging, 5.0), Spool(tmp_path), 1)
     took = time.monotonic() - began
     release.set()
     assert not receipt.durable
     assert 1 <= took < 1 + TOLERANCE_S
+
+
+# --- through the node's recorder ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["recorder lives", "recorder has ended"])
+def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
+    """Documents and roster entries are durable with the node's recorder, and without it if it has ended."""
+    failure, entry = _failure(), make_presence(Phase.JOINED)
+    with node_recorder(prefix.recording()) as recording:
+        assert Path(recording.node_folder).is_dir()
+        if not alive:
+            end_node_recorder(recording)
+        spool = spool_of(recording, 1, None)
+        assert spool is not None
+        receipt = record_error(failure, recording, spool, 5)
+        put_entry(entry, recording)
+        (spooled,) = spool.documents()
+    assert receipt.durable
+    assert (receipt.rank, receipt.fault_to_durable_ns) == (1, pytest.approx(2.5e9, abs=2.5e9))
+    assert spooled.is_durable
+    assert [found.message for found in prefix.failures()] == [failure.message]
+    assert [found.phase for found in prefix.roster()] == [Phase.JOINED]
+    assert not Path(recording.node_folder).exists()
+
+
+def test_a_document_that_is_held_back(prefix: Prefix, tmp_path: Path) -> None:
+    """What is held back lies in the spool alone, and its receipt says that it is not durable."""
+    spool = Spool(tmp_path)
+    receipt = record_error(_failure(), prefix.recording(), spool, 5, held=True)
+    assert (receipt.durable, receipt.rank) == (False, 1)
+    assert "held back" in receipt.error
+    assert prefix.failures() == []
+    assert [document.name for document in spool.documents(held=True)] == [receipt.name]
 
 
 # --- what leaves a task function ------------------------------------------------------------------------------------
@@ -307,23 +327,39 @@ def test_cause_and_context_stay(as_worker: Callable[..., Path]) -> None:
     assert (left.__cause__, left.__context__, cause.__context__, context.__context__) == (cause, context, None, None)
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["agent lives", "agent has died"])
 @pytest.mark.parametrize("code", [None, 0, False])
-def test_a_clean_exit_is_no_failure(code: object, prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """A worker that calls sys.exit() without an error has nothing to record."""
+def test_a_clean_exit_is_no_failure(
+    code: object, gone: bool, prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that calls sys.exit() without an error uploads nothing; why it left waits on the node, held back."""
     error_file = as_worker()
+    if gone:
+        _agent_dies(monkeypatch)
     assert isinstance(_leaving(SystemExit(code)), SystemExit)
     assert prefix.failures() == []
     assert not error_file.exists()
+    spool = Spool(error_file.parent / "firstfault")
+    assert spool.documents() == []
+    (held,) = spool.documents(held=True)
+    failure = decode(held.path.read_bytes(), DocumentRef(held.name))
+    assert isinstance(failure, WorkerError)
+    assert (failure.category, failure.subject, failure.rank) == ("exit", Subject.WORKER, 1)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1), SystemExit(0)], ids=repr)
+def _agent_dies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this process find another parent than before when it looks again."""
+    parents = [4711]
+    monkeypatch.setattr(worker.os, "getppid", lambda: parents.pop() if parents else 1)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=repr)
 def test_the_agent_has_died(
     error: BaseException, prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that is ended by its agent's death tells of that death, which nobody else can, and not of its own."""
     as_worker()
-    parents = [4711]
-    monkeypatch.setattr(worker.os, "getppid", lambda: parents.pop() if parents else 1)
+    _agent_dies(monkeypatch)
     assert _leaving(error) is error
     (failure,) = prefix.failures()
     assert (failure.subject, failure.category, failure.kind) == (Subject.AGENT, "node_lost", Kind.RECOVERABLE)
@@ -336,18 +372,18 @@ def test_an_exception_after_the_agents_death(
 ) -> None:
     """An exception of the training's own is what it is, whoever has died."""
     as_worker()
-    parents = [4711]
-    monkeypatch.setattr(worker.os, "getppid", lambda: parents.pop() if parents else 1)
+    _agent_dies(monkeypatch)
     _leaving(ValueError("bad batch"))
     assert [failure.subject for failure in prefix.failures()] == [Subject.WORKER]
 
 
 @pytest.mark.parametrize("code", [1, "a text", ["a", "list"], 0.0])
 def test_another_exit_is_a_failure(code: object, prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """Python ends such a process with an error, so it is one."""
+    """Python ends such a process with an error, so it is one: an exit."""
     as_worker()
     _leaving(SystemExit(code))
     (failure,) = prefix.failures()
+    assert failure.category == "exit"
     assert failure.exception is not None
     assert failure.exception.type == "SystemExit"
 

@@ -32,6 +32,14 @@ _ENTRY = bytes.fromhex(
 )
 """A roster entry as version 1 of the schema writes it."""
 
+_EVIDENCE = bytes.fromhex(
+    "c001018a020c086310031a066672616d657392020b2004290600000000000000a2021c0a066c6f616465721105000000000000001a090a074f"
+    "534572726f72aa021b0a0a64656661756c745f70671209616c6c72656475636518292028b2020e08001203772d301a0565312e7062"
+)
+"""What a failure may carry beside the exception."""
+_WITHDRAWN = bytes.fromhex("0a0565312e70623001")
+"""A receipt that takes a document back."""
+
 
 # --- the .proto file and the code made from it ----------------------------------------------------------------------
 
@@ -150,6 +158,25 @@ def test_a_roster_entry_of_version_1_is_readable() -> None:
     assert entry.wall_time_ns == 1_700_000_000_000_000_000
 
 
+def test_the_evidence_of_a_failure_is_readable() -> None:
+    """Stacks, memory, threads, collectives and whom it was stopped for are where they were."""
+    assert pb.WorkerFailure.FromString(_EVIDENCE) == pb.WorkerFailure(
+        in_flight=True,
+        stack_dumps=[pb.StackDump(pid=99, global_rank=3, text="frames")],
+        resources=pb.ResourceEvidence(memory_used_bytes=4, watermark_wall_ns=6),
+        thread_failures=[
+            pb.ThreadFailure(thread="loader", wall_time_ns=5, exception=pb.ExceptionRecord(type="OSError"))
+        ],
+        collectives=[pb.CollectiveProgress(group="default_pg", last_operation="allreduce", enqueued=41, completed=40)],
+        caused_by=pb.CausedBy(global_rank=0, node="w-0", document="e1.pb"),
+    )
+
+
+def test_a_withdrawal_is_readable() -> None:
+    """The mark of a receipt that takes its document back is where it was."""
+    assert pb.DocumentReceipt.FromString(_WITHDRAWN) == pb.DocumentReceipt(key="e1.pb", withdrawn=True)
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
@@ -158,8 +185,12 @@ def test_a_roster_entry_of_version_1_is_readable() -> None:
         ("Place", "group_rank"),
         ("WorkerFailure", "exit_code"),
         ("ResourceEvidence", "oom_kill"),
+        ("ResourceEvidence", "memory_used_bytes"),
+        ("ResourceEvidence", "watermark_wall_ns"),
         ("DocumentReceipt", "global_rank"),
         ("StackDump", "global_rank"),
+        ("CollectiveProgress", "completed"),
+        ("CausedBy", "global_rank"),
     ],
 )
 def test_zero_is_told_apart_from_nothing(message: str, field: str) -> None:
@@ -171,10 +202,18 @@ def test_zero_is_told_apart_from_nothing(message: str, field: str) -> None:
     assert not kind.FromString(kind().SerializeToString()).HasField(field)
 
 
-def test_a_time_has_nanoseconds_and_a_fixed_width() -> None:
+@pytest.mark.parametrize(
+    ("message", "field"),
+    [
+        ("WorkerFailure", "wall_time_ns"),
+        ("WorkerFailure", "monotonic_ns"),
+        ("ThreadFailure", "wall_time_ns"),
+        ("ResourceEvidence", "watermark_wall_ns"),
+    ],
+)
+def test_a_time_has_nanoseconds_and_a_fixed_width(message: str, field: str) -> None:
     """Times are 64 bits wide: they do not pass through a float."""
-    for field in ("wall_time_ns", "monotonic_ns"):
-        assert _MESSAGES["WorkerFailure"].fields_by_name[field].type == FieldDescriptor.TYPE_FIXED64
+    assert _MESSAGES[message].fields_by_name[field].type == FieldDescriptor.TYPE_FIXED64
 
 
 def test_unknown_fields_survive() -> None:

@@ -12,15 +12,20 @@ from hypothesis import strategies as st
 from firstfault.assemble import Findings, Unreadable, assemble, digest_of, nodes_done
 from firstfault.keys import ErrorKey
 from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
+    Kind,
     NodePresence,
     Phase,
     Receipt,
     Resources,
     Seal,
     SentSignal,
+    StackDump,
     Subject,
+    ThreadFailure,
     WorkerError,
     Writer,
 )
@@ -189,6 +194,187 @@ def test_the_agents_signals_are_the_mark_of_a_victim() -> None:
     assert not _job(seen, make_error(3)).failures[0].stopped_by_agent
 
 
+_EVIDENCE = {
+    "exit_code": 1,
+    "signal": "SIGABRT",
+    "sent_signals": (SentSignal("SIGTERM", "rank 0 failed"),),
+    "log_tail": "tail",
+    "category": "data",
+    "resources": Resources(memory_used_bytes=7),
+    "stack_dumps": (StackDump(99, 3, "frames"),),
+    "thread_failures": (ThreadFailure("loader", START_NS, ExceptionInfo("OSError", "disk")),),
+    "collectives": (CollectiveProgress("default_pg", "allreduce", 41, 40),),
+    "caused_by": CausedBy(0, "worker-0", "e1.pb"),
+}
+
+
+@pytest.mark.parametrize("name", _EVIDENCE)
+def test_evidence_that_only_a_later_document_has(name: str) -> None:
+    """What the worker's own document does not say is taken from its agent's, and never the other way round."""
+    evidence = {name: _EVIDENCE[name]}
+    seen = make_error(3, writer=Writer.AGENT, exception=None, **evidence)
+    other = make_error(3, writer=Writer.RECORDER, exception=None, exit_code=9, signal="SIGFPE", log_tail="other")
+    (failure,) = _job(other, make_error(3), seen).failures
+    assert getattr(failure, name) == _EVIDENCE[name]
+
+
+# --- one worker, heard while its exception was in flight ------------------------------------------------------------
+
+_FIRST = ExceptionInfo("KeyError", "'label'")
+_AGAIN = ExceptionInfo("KeyError", "'label'", notes=("with all its frames",))
+_CLEAN_UP = ExceptionInfo("RuntimeError", "the clean-up failed")
+_RAISED_FROM = ExceptionInfo("ValueError", "bad sample", causes=(replace(_FIRST, relation="cause"),))
+
+
+def _word(exception: ExceptionInfo | None, at_ms: float, *, in_flight: bool = False, **fields: Any) -> WorkerError:
+    message = exception.message if exception is not None else ""
+    return make_error(3, at_ms=at_ms, exception=exception, message=message, in_flight=in_flight, **fields)
+
+
+@pytest.mark.parametrize(
+    ("final", "exception"),
+    [(_AGAIN, _AGAIN), (_RAISED_FROM, _RAISED_FROM), (_CLEAN_UP, _FIRST), (None, _FIRST)],
+    ids=["the same", "raised from it", "of the clean-up", "without a word"],
+)
+@pytest.mark.parametrize("final_ms", [-5, 9])
+def test_an_exception_in_flight_and_the_one_that_left(
+    final: ExceptionInfo | None, exception: ExceptionInfo, final_ms: float
+) -> None:
+    """What left the function tells more if it is the first exception or came of it, else the first one stays."""
+    (failure,) = _job(_word(final, final_ms), _word(_FIRST, 0, in_flight=True)).failures
+    assert failure.exception == exception
+    assert failure.message == exception.message
+    assert failure.timestamp_ns == START_NS + min(final_ms, 0) * 1_000_000
+    assert not failure.in_flight
+    assert len(failure.documents) == 2
+
+
+def test_the_clean_ups_own_error_decides_nothing() -> None:
+    """Code, kind and fingerprint are those of the exception that stays: a retry is decided by the first fault."""
+    first = _word(_FIRST, 0, in_flight=True, code="USER:KeyError", kind=Kind.RECOVERABLE, fingerprint="1:0123456789ab")
+    final = _word(_CLEAN_UP, 9, code="USER:RuntimeError", fingerprint="1:ba9876543210", log_tail="tail")
+    (failure,) = _job(final, first).failures
+    assert (failure.code, failure.kind, failure.fingerprint) == ("USER:KeyError", Kind.RECOVERABLE, "1:0123456789ab")
+    assert failure.log_tail == "tail"
+
+
+def test_the_clocks_of_a_merged_failure_belong_together() -> None:
+    """With the earlier time come its monotonic time, its boot and the delay of its upload."""
+    early = {"monotonic_ns": 1, "boot_id": "b", "upload_delay_ns": 2}
+    late = {"monotonic_ns": 8, "boot_id": "b", "upload_delay_ns": 9}
+    (failure,) = _job(_word(_AGAIN, 9, **late), _word(_FIRST, 0, in_flight=True, **early)).failures
+    assert failure.exception == _AGAIN
+    assert {name: getattr(failure, name) for name in early} == early
+
+
+def test_an_exception_in_flight_alone() -> None:
+    """Without a final document of the worker the exception is still in flight, whatever its agent saw."""
+    (failure,) = _job(_word(_FIRST, 5, in_flight=True), make_error(3, at_ms=0, **_KILLED)).failures
+    assert (failure.exception, failure.in_flight, failure.exit_code) == (_FIRST, True, -9)
+    assert failure.timestamp_ns == START_NS + 5_000_000
+
+
+def test_what_torch_kept_of_the_exception_is_final() -> None:
+    """An agent that knows with which exception the function ended speaks as the worker would have."""
+    kept = _word(_RAISED_FROM, 9, writer=Writer.AGENT)
+    (failure,) = _job(_word(_FIRST, 0, in_flight=True), kept).failures
+    assert (failure.exception, failure.in_flight) == (_RAISED_FROM, False)
+
+
+def test_several_exceptions_in_flight() -> None:
+    """Of several, the first counts, as the last that speaks of it tells it."""
+    (failure,) = _job(
+        _word(_CLEAN_UP, 2, in_flight=True), _word(_RAISED_FROM, 1, in_flight=True), _word(_FIRST, 0, in_flight=True)
+    ).failures
+    assert (failure.exception, failure.in_flight, failure.timestamp_ns) == (_RAISED_FROM, True, START_NS)
+
+
+@pytest.mark.parametrize(("pid", "at_ms"), [(7, 0), (0, 0), (8, 9)])
+def test_only_the_same_process_was_in_flight(pid: int, at_ms: float) -> None:
+    """A time in flight is that of the process that wrote both documents, if both say which one they are from."""
+    (failure,) = _job(_word(_AGAIN, 9, pid=7), _word(_FIRST, 0, pid=pid, in_flight=True)).failures
+    assert failure.exception == _AGAIN
+    assert failure.timestamp_ns == START_NS + at_ms * 1_000_000
+
+
+# --- documents that were taken back ---------------------------------------------------------------------------------
+
+_HANDLED = "e1-handled.pb"
+_TAKEN_BACK = Receipt(_HANDLED, durable=True, rank=3, withdrawn=True)
+
+
+def _handled(**fields: Any) -> WorkerError:
+    fields = {"node": "a", "group_rank": 0, "in_flight": True, "documents": (DocumentRef(_HANDLED),), **fields}
+    return make_error(3, **fields)
+
+
+@pytest.mark.parametrize("phase", Phase)
+@pytest.mark.parametrize("round_", [0, 1, 2])
+def test_a_withdrawn_document_says_nothing(phase: Phase, round_: int) -> None:
+    """Whatever entry takes it back, a document is no failure, no history, not counted and not missed."""
+    entries = (
+        make_presence(phase, node="a", round=round_, receipts=(_TAKEN_BACK,)),
+        make_presence(Phase.FAILED, node="a", round=1),
+    )
+    job = _job(_handled(round=1), roster=entries)
+    assert (job.failures, job.history, job.document_count, job.digest) == ((), (), 0, digest_of([]))
+    assert not any(_HANDLED in note or "rank 3" in note for note in job.coverage.notes)
+    assert job.coverage.complete is (round_ != 2 or phase is not Phase.JOINED)
+
+
+def test_a_withdrawn_document_leaves_the_others() -> None:
+    """The failures of the same worker, and of others, are judged as if the document had never been."""
+    roster = (make_presence(node="a", receipts=(_TAKEN_BACK,)),)
+    others = (make_error(3, node="a", at_ms=5, message="real"), make_error(1, node="a", at_ms=9, message="other"))
+    job, without = _job(_handled(), *others, roster=roster), _job(*others, roster=roster)
+    assert job == without
+    assert _said(job.failures) == ["real", "other"]
+
+
+@pytest.mark.parametrize(
+    "receipts",
+    [
+        (_TAKEN_BACK,),
+        (replace(_TAKEN_BACK, durable=False, error="refused"),),
+        (Receipt(_HANDLED, durable=False, error="late"), _TAKEN_BACK),
+        (Receipt(_HANDLED, durable=True), _TAKEN_BACK),
+    ],
+)
+@pytest.mark.parametrize("unreadable", [(), (Unreadable(_HANDLED, "empty"),)])
+def test_a_withdrawn_document_is_not_missed(receipts: tuple[Receipt, ...], unreadable: tuple[Unreadable, ...]) -> None:
+    """Whether it was uploaded, is gone or cannot be read, a withdrawn document leaves the picture complete."""
+    job = _job(roster=(make_presence(Phase.SUCCEEDED, node="a", receipts=receipts),), unreadable=unreadable)
+    assert job.coverage.complete
+    assert (job.coverage.notes, job.coverage.unreadable) == ((), 0)
+    assert job.roster[0].receipts == receipts
+
+
+_ENTRY = {"node": "a", "group_rank": 0, "round": 1, "incarnation": 2}
+
+
+@pytest.mark.parametrize(
+    ("phase", "place", "document", "counts"),
+    [
+        (Phase.SUCCEEDED, {}, {}, False),
+        (Phase.SUCCEEDED, {}, {"in_flight": False}, True),
+        (Phase.FAILED, {}, {}, True),
+        (Phase.JOINED, {}, {}, True),
+        (Phase.SUCCEEDED, {"node": "b"}, {}, True),
+        (Phase.SUCCEEDED, {"group_rank": 1}, {}, True),
+        (Phase.SUCCEEDED, {"round": 0}, {}, True),
+        (Phase.SUCCEEDED, {"incarnation": 1}, {}, True),
+    ],
+)
+def test_a_worker_that_finished_had_handled_it(
+    phase: Phase, place: dict[str, Any], document: dict[str, Any], counts: bool
+) -> None:
+    """What was in flight in a node that then succeeded, in that round and life, was handled; nothing else was."""
+    entry = make_presence(phase, **{**_ENTRY, **place}, receipts=(Receipt(_HANDLED, durable=True),))
+    job = _job(_handled(**{**_ENTRY, **document}), roster=(entry,))
+    assert bool(job.failures) is counts
+    assert not any("it is not there" in note for note in job.coverage.notes)
+
+
 def test_the_same_rank_on_two_nodes_is_two_failures() -> None:
     """A document that claims another node's rank is not that worker's."""
     assert len(_job(make_error(3, node="a"), make_error(3, node="b")).failures) == 2
@@ -267,7 +453,9 @@ _DOCUMENTS = st.builds(
     incarnation=st.integers(0, 1),
     group_rank=st.none() | st.integers(0, 1),
     exit_code=st.none() | st.integers(0, 1),
-    pid=st.integers(0, 1),
+    pid=st.integers(0, 2),
+    in_flight=st.booleans(),
+    documents=st.sampled_from([(), (DocumentRef("withdrawn.pb"),)]),
 )
 _ENTRIES = st.builds(
     make_presence,
@@ -277,6 +465,7 @@ _ENTRIES = st.builds(
     timestamp_ns=st.integers(0, 1),
     round=st.integers(0, 1),
     incarnation=st.integers(0, 1),
+    receipts=st.sampled_from([(), (Receipt("withdrawn.pb", durable=True, withdrawn=True),)]),
 )
 
 

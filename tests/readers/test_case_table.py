@@ -10,7 +10,7 @@ import pytest
 from firstfault.assemble import Findings
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from firstfault.keys import ErrorKey
-from firstfault.model import DocumentRef, Kind, Origin, Phase, Scope, Writer
+from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope, SentSignal, Writer
 from firstfault.reader import MultiErrorFileOutputReader
 from firstfault.store import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
@@ -271,6 +271,50 @@ def test_one_worker_heard_twice_is_merged(attempt: Attempt) -> None:
     assert conclusion.verdict.message == "mine"
     assert conclusion.verdict.root.exit_code == 1
     assert conclusion.verdict.document_count == 2
+
+
+# --- an exception in flight -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("withdrawn", [True, False])
+def test_an_exception_that_was_handled_is_no_error(attempt: Attempt, withdrawn: bool) -> None:
+    """An attempt whose nodes succeeded has not failed, though one of them wrote of an exception in flight."""
+    life = {"node": "w-0", "group_rank": 0, "incarnation": 7}
+    (name,) = attempt.write(make_error(3, in_flight=True, **life))
+    assert attempt.reader().is_error()
+    receipt = Receipt(name, durable=True, rank=3, withdrawn=withdrawn)
+    attempt.join(make_presence(Phase.SUCCEEDED, nodes=1, receipts=(receipt,), **life))
+    reader = attempt.reader()
+    assert not reader.is_error()
+    assert reader.conclude() is None
+    coverage = reader.job().coverage
+    assert (coverage.complete, coverage.notes) == (True, ())
+
+
+def test_a_node_that_failed_may_withdraw_a_document(attempt: Attempt) -> None:
+    """Beside a failure that is real, a document that its node took back is in neither verdict nor digest."""
+    (handled,) = attempt.write(make_error(3, in_flight=True, message="handled", group_rank=0))
+    (real,) = attempt.write(make_error(1, at_ms=9, message="real", group_rank=0))
+    receipts = (Receipt(handled, durable=True, withdrawn=True), Receipt(real, durable=True))
+    attempt.join(make_presence(nodes=1, receipts=receipts))
+    verdict = attempt.reader().verdict()
+    assert (verdict.ranks, verdict.message, verdict.document_count) == ((1,), "real", 1)
+    assert (verdict.coverage.complete, verdict.victims.count) == (True, 0)
+
+
+def test_what_a_stopped_worker_had_in_flight_is_a_consequence(attempt: Attempt) -> None:
+    """A worker that its agent stopped with an exception in flight is a victim of the failure that came before it."""
+    place = {"node": "w-1", "group_rank": 1}
+    attempt.write(
+        make_error(0, node="w-0", at_ms=0, exception="KeyError"),
+        make_error(3, at_ms=5, exception="RuntimeError", message="peer is gone", in_flight=True, **place),
+        make_error(
+            3, at_ms=9, exception=None, writer=Writer.AGENT, sent_signals=(SentSignal("SIGTERM", "told"),), **place
+        ),
+    )
+    verdict = attempt.reader().verdict()
+    assert verdict.ranks == (0,)
+    assert verdict.victims.by_rank == ((3, "RuntimeError: peer is gone"),)
 
 
 # --- nothing found --------------------------------------------------------------------------------------------------

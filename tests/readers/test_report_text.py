@@ -12,16 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
     Coverage,
     Decision,
     ExceptionInfo,
     FrameInfo,
     Kind,
     Origin,
+    Resources,
     Scope,
     SentSignal,
+    StackDump,
     Subject,
     Suspect,
+    ThreadFailure,
     Verdict,
     WorkerError,
     Writer,
@@ -132,8 +137,17 @@ _HOSTILE = "\x1b[31mE\x1b[0m\r\x07 \u202e\u00e9\U0001f525\udc80\nsecond"
         make_error(3, exception=None, code=_HOSTILE),
         make_error(3, host=_HOSTILE, category=_HOSTILE, exit_code=1, signal=_HOSTILE),
         make_error(3, exception=_HOSTILE * 50, node=_HOSTILE * 50, message=_HOSTILE * 50, kind=Kind.RECOVERABLE),
+        make_error(
+            3,
+            exception=None,
+            log_tail=_HOSTILE,
+            stack_dumps=(StackDump(7, 3, _HOSTILE),),
+            thread_failures=(ThreadFailure(_HOSTILE, 1, ExceptionInfo(_HOSTILE, _HOSTILE)),),
+            collectives=(CollectiveProgress(_HOSTILE, _HOSTILE, 41, 40),),
+            caused_by=CausedBy(3, _HOSTILE, _HOSTILE),
+        ),
     ],
-    ids=["node", "message", "exception", "signal", "code", "facts", "everything"],
+    ids=["node", "message", "exception", "signal", "code", "facts", "everything", "evidence"],
 )
 def test_a_hostile_document_cannot_forge_the_message(error: WorkerError) -> None:
     """A document cannot put colours, control characters, non-ASCII or lines of its own among the facts."""
@@ -163,6 +177,8 @@ def test_the_first_line_is_one_short_line_of_ascii(
 
 
 # --- the whole message ----------------------------------------------------------------------------------------------
+
+_LONG_TEXT = "\U0001f525 line\n" * 100_000
 
 
 def _cascade() -> Verdict:
@@ -268,8 +284,16 @@ def test_many_notes_are_counted() -> None:
         replace(_cascade(), why=tuple("because " * 500 for _ in range(10_000))),
         replace(_cascade(), headline="h" * 100_000, category="c" * 100_000, node="n" * 100_000),
         _verdict(make_error(node="n" * 100_000, host="h" * 100_000, exception="E" * 100_000)),
+        _verdict(make_error(exception=None, log_tail=_LONG_TEXT, stack_dumps=(StackDump(7, 0, _LONG_TEXT),))),
+        _verdict(make_error(message="x" * 1_000_000, log_tail=_LONG_TEXT)),
+        _verdict(
+            make_error(
+                thread_failures=(ThreadFailure("t" * 1_000, 1, ExceptionInfo("OSError", "x" * 1_000)),) * 100,
+                collectives=(CollectiveProgress("g" * 1_000, "allreduce", 41, 40),) * 100,
+            )
+        ),
     ],
-    ids=["letters", "emoji", "newlines", "notes", "evidence", "facts", "names"],
+    ids=["letters", "emoji", "newlines", "notes", "why", "facts", "names", "stack and log", "log", "threads"],
 )
 def test_the_message_is_bounded(verdict: Verdict) -> None:
     """However much there is to say, the message is below 16 KB and both its first and last line are the answer."""
@@ -278,6 +302,130 @@ def test_the_message_is_bounded(verdict: Verdict) -> None:
     lines = message.splitlines()
     assert lines[0] == lines[-1] == first_line(verdict, _NO)
     assert f"more: firstfault show {_URI}" in lines
+
+
+# --- the root's evidence --------------------------------------------------------------------------------------------
+
+_GIB = 1024**3
+
+
+def _shown(**fields: Any) -> list[list[str]]:
+    """The lines of the message for Flyte and of the text for the terminal about one failure of rank 3, pid 99."""
+    verdict = _verdict(make_error(3, **{"pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields}))
+    return [flyte_message(verdict, _NO, uri=_URI).splitlines(), terminal_text(verdict, _NO, uri=_URI).splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("resources", "fact"),
+    [
+        (
+            Resources(oom_kill=2, memory_peak_bytes=16 * _GIB - 2**26, memory_limit_bytes=16 * _GIB),
+            "peak 15.9 GiB of limit 16.0 GiB, the kernel's OOM killer struck 2 times",
+        ),
+        (Resources(1, 3 * 2**20, 4 * 2**20, 2**20), "peak 3.0 MiB of limit 4.0 MiB, in use 1.0 MiB, the kernel's OOM "),
+        (Resources(oom_kill=1), "the kernel's OOM killer struck 1 time"),
+        (Resources(oom_kill=0), "the kernel's OOM killer struck 0 times"),
+        (Resources(memory_limit_bytes=900), "limit 900 B"),
+        (Resources(memory_used_bytes=2048, memory_limit_bytes=4096), "in use 2.0 KiB of limit 4.0 KiB"),
+        (Resources(memory_peak_bytes=0), "peak 0 B"),
+        (Resources(memory_peak_bytes=2**60), "peak 1048576.0 TiB"),
+    ],
+)
+def test_memory(resources: Resources, fact: str) -> None:
+    """Of the node's memory what is known is said, in units for a person, and nothing else."""
+    for lines in _shown(resources=resources):
+        (line,) = (line for line in lines if line.startswith("memory: "))
+        assert line.startswith(f"memory: {fact}")
+        assert fact.endswith("OOM ") or line == f"memory: {fact}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "fact"),
+    [
+        (
+            {"thread_failures": (ThreadFailure("loader", None, ExceptionInfo("lib.DiskError", "full\nvery")),)},
+            "thread loader ended by DiskError: full",
+        ),
+        (
+            {"thread_failures": (ThreadFailure("loader", None, ExceptionInfo("KeyError", "")),)},
+            "thread loader ended by KeyError",
+        ),
+        (
+            {"collectives": (CollectiveProgress("default_pg", "allreduce", 41, 40),)},
+            "last collective of group default_pg: allreduce #41, 40 completed",
+        ),
+        ({"collectives": (CollectiveProgress("tp", "", 0, None),)}, "last collective of group tp: #0"),
+        ({"caused_by": CausedBy(3, "w-1", "e1.pb")}, "stopped after a failure of rank 3 on w-1"),
+        ({"caused_by": CausedBy(3, "", "e1.pb")}, "stopped after a failure of rank 3"),
+        ({"caused_by": CausedBy(None, "w-1", "e1.pb")}, "stopped after a failure of w-1"),
+        ({"caused_by": CausedBy(None, "", "")}, "stopped after a failure of another node"),
+    ],
+)
+def test_evidence_in_one_line(fields: dict[str, Any], fact: str) -> None:
+    """Threads that ended, collectives and whom it was stopped for are a line each."""
+    for lines in _shown(**fields):
+        assert fact in lines
+
+
+def test_many_threads_and_groups_are_counted() -> None:
+    """Eight of each are shown and the others counted."""
+    threads = tuple(ThreadFailure(f"t{number}", None, ExceptionInfo("OSError", "")) for number in range(10))
+    groups = tuple(CollectiveProgress(f"g{number}", "send", 1, 1) for number in range(20))
+    for lines in _shown(thread_failures=threads, collectives=groups):
+        assert sum(line.startswith("thread ") for line in lines) == 8
+        assert sum(line.startswith("last collective ") for line in lines) == 8
+        assert {"and 2 more threads", "and 12 more process groups"} <= set(lines)
+
+
+def _block(lines: list[str], title: str) -> list[str]:
+    """The lines below a title, up to the next empty one."""
+    below = lines[lines.index(title) + 1 :]
+    return below[: below.index("")]
+
+
+def test_where_the_root_stood() -> None:
+    """Of a root without a traceback the first 30 lines of its own stack are shown, not those of its neighbours."""
+    own = "\n\n".join(f"frame {number}" for number in range(50))
+    dumps = (StackDump(7, 0, "of rank 0"), StackDump(99, None, own), StackDump(98, 3, "of an earlier process"))
+    for lines in _shown(stack_dumps=dumps):
+        shown = _block(lines, "where it stood:")
+        assert shown == [*(f"  frame {number}" for number in range(30)), "  ... 20 more lines"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"stack_dumps": (StackDump(7, 3, "by rank"),)}, True),
+        ({"stack_dumps": (StackDump(99, None, "by pid"),)}, True),
+        ({"stack_dumps": (StackDump(99, 3, " \n"),)}, False),
+        ({"stack_dumps": (StackDump(7, 2, "another's"),)}, False),
+        ({"stack_dumps": (StackDump(99, 3, "x"),), "exception": ExceptionInfo("lib.Error", "boom")}, True),
+        ({"stack_dumps": (StackDump(99, 3, "x"),), "exception": "ValueError"}, False),
+        ({"stack_dumps": (StackDump(0, None, "x"),), "rank": None, "pid": 0}, False),
+    ],
+)
+def test_when_a_stack_is_shown(fields: dict[str, Any], shown: bool) -> None:
+    """A stack is shown if it is the root's own and the root has no traceback, which would say more."""
+    verdict = _verdict(make_error(**{"rank": 3, "pid": 99, "exception": None, **fields}))
+    assert ("where it stood:" in flyte_message(verdict, _NO).splitlines()) is shown
+    assert ("where it stood:" in terminal_text(verdict, _NO, uri=_URI).splitlines()) is shown
+
+
+def test_the_end_of_the_log() -> None:
+    """The last 20 lines that show something are shown, of a progress bar its last state, long ones cut."""
+    log = "\n".join([*(f"step {number}\n" for number in range(50)), "10%\r20%\r\x1b[1m30%\x1b[0m\r", "x" * 500, ""])
+    for lines in _shown(log_tail=log, exception="ValueError"):
+        shown = _block(lines, "last lines of its log:")
+        assert shown == [*(f"  step {number}" for number in range(32, 50)), "  30%", f"  {'x' * 197}..."]
+
+
+def test_a_short_message_leaves_room_for_stack_and_log() -> None:
+    """Stack and log of full length, and the message, are all in Flyte's text."""
+    text = "\n".join(f"{number} {'x' * 100}" for number in range(30))
+    lines = _shown(stack_dumps=(StackDump(99, 3, text),), log_tail=text, message="the message")[0]
+    assert len(_block(lines, "where it stood:")) == 30
+    assert len(_block(lines, "last lines of its log:")) == 20
+    assert "the message" in lines
 
 
 def test_a_long_message_is_shown_from_both_ends() -> None:

@@ -71,6 +71,42 @@ def test_a_stopped_process_is_picked_only_when_there_is_nothing_else(strategy: s
     assert verdict.category == "stopped"
 
 
+_CAUGHT = {**_PEER, "in_flight": True, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
+
+
+@pytest.mark.parametrize(
+    ("others", "rank"),
+    [
+        ((make_error(3, at_ms=0),), 3),
+        ((make_error(3, at_ms=5),), 3),
+        ((make_error(3, at_ms=9),), 1),
+        ((make_error(3, at_ms=9), make_error(4, at_ms=0)), 4),
+        ((make_error(3, at_ms=None),), 3),
+        ((make_error(3, at_ms=0, **_STOPPED),), 1),
+        ((make_error(3, at_ms=9, **_CAUGHT),), 1),
+        ((), 1),
+    ],
+    ids=["after", "at once", "before", "between", "no time", "a stopped one", "another one", "alone"],
+)
+def test_an_exception_in_flight_when_its_process_was_stopped(others: tuple[WorkerError, ...], rank: int) -> None:
+    """A process that was stopped with an exception in flight is the cause only if that was before all others."""
+    assert _verdict("earliest", make_error(1, at_ms=5, **_CAUGHT), *others).root.rank == rank
+
+
+def test_an_exception_that_left_before_the_stop_was_not_stopped() -> None:
+    """A process whose exception is known to have left the function is a cause, whatever signal its agent sent too."""
+    failed = make_error(1, at_ms=5, **{**_CAUGHT, "in_flight": False})
+    assert _verdict("earliest", failed, make_error(3, at_ms=None)).root.rank == 1
+
+
+@pytest.mark.parametrize("strategy", _BUILT_IN)
+def test_no_strategy_prefers_an_exception_in_flight_at_the_stop(strategy: str) -> None:
+    """Also by its count, its kind or its upload, what a stopped process had in flight does not become the cause."""
+    caught = [_modified(make_error(rank, at_ms=5, **_CAUGHT), 99) for rank in (0, 1, 2)]
+    own = _modified(make_error(3, at_ms=0, kind=Kind.RECOVERABLE), 10)
+    assert _verdict(strategy, *caught, own).root.rank == 3
+
+
 def test_strictest_prefers_what_is_not_recoverable() -> None:
     """A worker that says not recoverable beats earlier ones that say otherwise; the evidence counts them."""
     verdict = _verdict(

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from firstfault.errors import BadDocumentError
 from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
     FrameInfo,
@@ -28,7 +30,9 @@ from firstfault.model import (
     Resources,
     Seal,
     SentSignal,
+    StackDump,
     Subject,
+    ThreadFailure,
     WorkerError,
     Writer,
 )
@@ -107,11 +111,18 @@ _ERRORS = st.builds(
     category=_TEXT,
     fingerprint=_TEXT,
     log_tail=_TEXT,
-    resources=st.builds(Resources, st.none() | _BIG, st.none() | _BIG, st.none() | _BIG),
+    resources=st.builds(Resources, *[st.none() | _BIG] * 5),
     monotonic_ns=st.none() | st.integers(1, 2**64 - 1),
     boot_id=_TEXT,
     upload_delay_ns=st.none() | st.integers(1, 2**64 - 1),
     versions=st.dictionaries(_TEXT, _TEXT, max_size=3).map(lambda found: tuple(sorted(found.items()))),
+    in_flight=st.booleans(),
+    stack_dumps=st.lists(st.builds(StackDump, _SMALL, st.none() | _SMALL, _TEXT), max_size=3).map(tuple),
+    thread_failures=st.lists(
+        st.builds(ThreadFailure, _TEXT, st.none() | st.integers(1, 2**64 - 1), _exceptions(1)), max_size=2
+    ).map(tuple),
+    collectives=st.lists(st.builds(CollectiveProgress, _TEXT, _TEXT, _BIG, st.none() | _BIG), max_size=3).map(tuple),
+    caused_by=st.none() | st.builds(CausedBy, st.none() | _SMALL, _TEXT, _TEXT),
 )
 _PRESENCES = st.builds(
     NodePresence,
@@ -126,6 +137,7 @@ _PRESENCES = st.builds(
             fault_to_durable_ns=st.none() | st.integers(1, 2**64 - 1),
             error=_TEXT,
             rank=st.none() | _SMALL,
+            withdrawn=st.booleans(),
         ),
         max_size=3,
     ).map(tuple),
@@ -181,6 +193,10 @@ def test_every_field_is_tried() -> None:
         FrameInfo: set(),
         Resources: set(),
         SentSignal: set(),
+        StackDump: set(),
+        ThreadFailure: set(),
+        CollectiveProgress: set(),
+        CausedBy: set(),
         Receipt: set(),
         NodePresence: set(),
     }
@@ -194,9 +210,8 @@ def test_every_field_is_tried() -> None:
 
 
 _FULL_PLACE = Place(1, 2, 3, 4, 5, 6, 7, 8, 9, "trainer", "worker-0", "host-0", "10.0.0.3", 99)
-_FULL_PRESENCE = NodePresence(
-    Phase.FAILED, _FULL_PLACE, (5, 6), (Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=5),), 9
-)
+_FULL_RECEIPT = Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=5, withdrawn=True)
+_FULL_PRESENCE = NodePresence(Phase.FAILED, _FULL_PLACE, (5, 6), (_FULL_RECEIPT,), 9)
 
 
 def _full_error() -> WorkerError:
@@ -212,16 +227,22 @@ def _full_error() -> WorkerError:
         category="data",
         fingerprint="1:0123456789ab",
         log_tail="tail",
-        resources=Resources(1, 2, 3),
+        resources=Resources(1, 2, 3, 4, 5),
         monotonic_ns=4,
         boot_id="boot",
         upload_delay_ns=5,
         versions=(("torch", "2.7"),),
+        in_flight=True,
+        stack_dumps=(StackDump(99, 5, 'File "train.py", line 7 in train'),),
+        thread_failures=(ThreadFailure("loader", START_NS, inner),),
+        collectives=(CollectiveProgress("default_pg", "allreduce", 41, 40),),
+        caused_by=CausedBy(3, "worker-1", "e1-cause.pb"),
     )
 
 
 def _one_of(kind: type, error: WorkerError) -> Any:
     examples = [error, error.place, error.exception, *error.exception.frames, error.resources, *error.sent_signals]
+    examples += [*error.stack_dumps, *error.thread_failures, *error.collectives, error.caused_by]
     examples += [_FULL_PRESENCE, *_FULL_PRESENCE.receipts]
     return next(example for example in examples if type(example) is kind)
 
@@ -428,6 +449,10 @@ def _everywhere(text: str) -> WorkerError:
         log_tail=text,
         boot_id=text,
         versions=((text, text),),
+        stack_dumps=(StackDump(7, 3, text),),
+        thread_failures=(ThreadFailure(text, START_NS, ExceptionInfo(text, text, causes=(inner,))),),
+        collectives=(CollectiveProgress(text, text, 41, 40),),
+        caused_by=CausedBy(3, text, text),
         documents=(_REF,),
     )
 
@@ -436,7 +461,7 @@ def test_secrets_are_redacted_in_every_field() -> None:
     """No text of a failure carries a credential into the storage."""
     data = encode(_everywhere(_SECRET))
     assert b"hunter22" not in data
-    assert data.count(b"password=***") > 20
+    assert data.count(b"password=***") > 30
 
 
 def test_secrets_are_redacted_in_receipts_and_seals() -> None:
@@ -484,8 +509,24 @@ def _nested(depth: int) -> ExceptionInfo:
         lambda: make_error(exception=_nested(500)),
         lambda: make_error(sent_signals=(SentSignal("SIGTERM", "why " * 1_000),) * 5_000),
         lambda: make_error(versions=tuple((f"package {number}", "1" * 900) for number in range(5_000))),
+        lambda: make_error(stack_dumps=(StackDump(7, 3, "\U0001f525" * 100_000),) * 70),
+        lambda: make_error(thread_failures=(ThreadFailure("loader", 1, _wide("\U0001f525" * 100)),) * 12),
+        lambda: make_error(collectives=(CollectiveProgress("g" * 900, "allreduce", 41, 40),) * 5_000),
     ],
-    ids=["long", "emoji", "surrogates", "everywhere", "escaped everywhere", "wide", "deep", "signals", "versions"],
+    ids=[
+        "long",
+        "emoji",
+        "surrogates",
+        "everywhere",
+        "escaped everywhere",
+        "wide",
+        "deep",
+        "signals",
+        "versions",
+        "stacks",
+        "threads",
+        "collectives",
+    ],
 )
 def test_a_document_is_never_larger_than_readers_take(build: Callable[[], WorkerError]) -> None:
     """However much a failure has to say, its document is below the limit, can be read, and says who failed."""
@@ -521,6 +562,55 @@ def test_what_tells_least_is_left_out_first() -> None:
     small = ExceptionInfo("ValueError", "boom", ("Exception",), (frame,), causes=(cause,))
     read = decode(encode(make_error(exception=replace(small, notes=("\U0001f525" * 16_000,) * 50))), _REF)
     assert read.exception == small
+
+
+_LONG_STACK = "first frame\n" + "frame\n" * 100_000 + "last frame"
+
+
+@pytest.mark.parametrize(
+    ("dumps", "kept", "most"), [(1, 1, 65_536), (16, 16, 65_536), (64, 64, 16_384), (99, 64, 16_384)]
+)
+def test_stack_dumps_share_their_room(dumps: int, kept: int, most: int) -> None:
+    """Of each process's stack both ends are kept; many processes get less room each, not fewer processes."""
+    error = make_error(stack_dumps=tuple(StackDump(pid, pid, _LONG_STACK) for pid in range(dumps)))
+    read = decode(encode(error), _REF)
+    assert [dump.pid for dump in read.stack_dumps] == list(range(kept))
+    assert {len(dump.text) for dump in read.stack_dumps} == {most}
+    assert all(dump.text.startswith("first frame") for dump in read.stack_dumps)
+    assert all(dump.text.endswith("last frame") for dump in read.stack_dumps)
+    assert read.exception == error.exception
+
+
+def test_a_document_too_large_for_its_stacks_has_no_exception_it_did_not_have() -> None:
+    """A failure without an exception that loses its stacks to the limit comes back without an exception."""
+    error = make_error(exception=None, stack_dumps=(StackDump(7, 3, "\U0001f525" * 100_000),) * 64)
+    read = decode(encode(error), _REF)
+    assert (read.exception, read.stack_dumps) == (None, ())
+
+
+def test_the_first_ten_threads_are_kept() -> None:
+    """Of many exceptions that ended threads, the first ten are in the document."""
+    failures = tuple(ThreadFailure(f"t{number}", START_NS, ExceptionInfo("OSError", "disk")) for number in range(50))
+    read = decode(encode(make_error(thread_failures=failures)), _REF)
+    assert read.thread_failures == failures[:10]
+
+
+@pytest.mark.parametrize(
+    ("given_", "read"),
+    [
+        (
+            {"collectives": (CollectiveProgress("g", "", -1, -1),)},
+            {"collectives": (CollectiveProgress("g", "", 0, 0),)},
+        ),
+        ({"caused_by": CausedBy(-1, "w-1", "")}, {"caused_by": CausedBy(None, "w-1", "")}),
+        ({"stack_dumps": (StackDump(-1, -1, "x"),)}, {"stack_dumps": (StackDump(0, None, "x"),)}),
+        ({"resources": Resources(-1, 2**70, 0)}, {"resources": Resources(0, 2**64 - 1, 0)}),
+    ],
+    ids=["collectives", "caused_by", "stack_dumps", "resources"],
+)
+def test_evidence_out_of_range_does_not_cost_the_document(given_: dict[str, Any], read: dict[str, Any]) -> None:
+    """A number that cannot be is brought into its range or left out; the document is written all the same."""
+    assert decode(encode(make_error(**given_)), _REF) == replace(make_error(**read), documents=(_REF,))
 
 
 def test_a_deep_nest_of_groups_keeps_its_outside() -> None:

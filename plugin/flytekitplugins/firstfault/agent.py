@@ -1,178 +1,212 @@
-"""A torch elastic agent that reports: who took part, who died of what, and that it has nothing more to say.
+"""A torch elastic agent that tells and hears: its node's failures to the others, theirs to its workers.
 
-Everything torch decides stays torch's: when a worker counts as failed, restarts, rendezvous, teardown. Our own code is
-guarded; if it breaks, this is a plain LocalElasticAgent and a warning.
+When a worker counts as failed, how often workers are restarted, how nodes come together: that stays torch's. Ours is
+that a failure is known everywhere at once, that workers are asked before they are stopped, and that nobody leaves
+before the outcome is known. Our own code is guarded; if it breaks, this is a plain LocalElasticAgent and a warning.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from firstfault.keys import roster_key_for
-from firstfault.model import (
-    DocumentRef,
-    NodePresence,
-    Phase,
-    Place,
-    Receipt,
-    WorkerError,
-)
-from firstfault.places import ROSTER
-from firstfault.wire import decode, encode_presence
-from flytekitplugins.firstfault.agent_documents import LastWords, about_agent, about_death, last_words
+from firstfault.model import CausedBy, Phase, Place
+from flytekitplugins.firstfault.agent_documents import Stop, about_agent
 from flytekitplugins.firstfault.deaths import Death, DeathWatch
 from flytekitplugins.firstfault.environment import node_place
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.in_flight import Moment
-from flytekitplugins.firstfault.recorder import Spool, put_document, put_file, record_error
+from flytekitplugins.firstfault.intercom import AgentLine
+from flytekitplugins.firstfault.lifelines import Lifelines
+from flytekitplugins.firstfault.node_report import NodeReport, Reporter
+from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch
+from flytekitplugins.firstfault.rounds import await_all, begin_round
 from flytekitplugins.firstfault.taxonomy import Sort
+from flytekitplugins.firstfault.torch_logs import format_exceptions_early
+from flytekitplugins.firstfault.workers import observe, stop_processes, unfinished
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from flytekitplugins.firstfault.environment import Recording
+    from flytekitplugins.firstfault.signals import SignalWatch, Told
 
-__all__ = ["NodeReport", "ReportingAgent"]
+__all__ = ["PeerFailedError", "ReportingAgent"]
 
 _guarded = partial(guarded, through=(SignalException,))
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
-_TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
-"""What torch sends when it stops workers: the signal it was sent itself, else SIGTERM, then SIGKILL."""
-_UPLOADS = 4
-"""Uploads of one node at a time."""
+_CLOSING_S = 2.0
+"""Longest wait for the rendezvous to be closed."""
 
 
-@dataclass
-class NodeReport:
-    """What a node has written about one round."""
+class PeerFailedError(Exception):
+    """Another node failed; this one's workers were stopped because of it.
 
-    failures: list[WorkerError] = field(default_factory=list)
-    receipts: list[Receipt] = field(default_factory=list)
-    error_files: dict[int, str] = field(default_factory=dict)
-    """Local rank to torch's error.json, which need not exist."""
+    Args:
+        failure: what the other node said.
+    """
+
+    def __init__(self, failure: FirstFailure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
 
 
 class ReportingAgent(LocalElasticAgent):
-    """torch's LocalElasticAgent, with a voice.
+    """torch's LocalElasticAgent, with a voice and ears.
 
     Args:
         recording: where and how to report; its round is filled in here.
+        stop_seconds: how long workers that are stopped may take before they are killed.
+        min_nodes: fewest nodes with which the job goes on.
+        signals: hears the signals to this process.
         kwargs: as LocalElasticAgent takes them.
     """
 
-    def __init__(self, *, recording: Recording, **kwargs: Any) -> None:
+    def __init__(
+        self, *, recording: Recording, stop_seconds: float, min_nodes: int, signals: SignalWatch, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.recording = recording
-        self.report = NodeReport()
-        self._traceback_files: dict[int, str] = {}
+        spec = self._worker_group.spec
+        # torch sleeps between two looks; here the look itself waits, and is woken when there is something to see
+        self._interval, spec.monitor_interval = spec.monitor_interval, 0.0
+        self._stop_seconds = stop_seconds
+        self._signals = signals
+        self._reporter = Reporter(recording, self.place)
+        self._wake = threading.Event()
         self._watch: DeathWatch | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._pending: list[Future[None]] = []
-        self._documented: dict[int, Future[Receipt]] = {}
-        self._stopping: Moment | None = None
-        self._told: Future[Receipt] | None = None
+        self._outcome: OutcomeWatch | None = None
+        self._lifelines: Lifelines | None = None
+        self._line = self._open_line()
+        self._stop: Stop | None = None
+        self._told_written = threading.Event()
+        self._min_nodes = min_nodes
         self._rounds = 0
+        self._finished = False
+        signals.when_told(self._told_to_go)
+        format_exceptions_early()
+
+    @property
+    def recording(self) -> Recording:
+        """Where and how this node reports, with its present round."""
+        return self._reporter.recording
+
+    @property
+    def report(self) -> NodeReport:
+        """What this node has written about its present round."""
+        return self._reporter.report
 
     # --- torch's hooks ------------------------------------------------------------------------------------------
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        with _guarded("ending a round"):
+            self._end_round()
         super()._rendezvous(worker_group)
         # if the nodes cannot agree on it, a number that is at least not the last round's
         number = self.recording.round + 1 if self._rounds else 0
         self._rounds += 1
         with _guarded("numbering the round"):
             # first of all: the other nodes wait for it
-            number = _global_round(worker_group)
+            number = begin_round(worker_group.store, worker_group.group_rank, number)
         with _guarded("beginning a round"):
-            self._begin_round(number, worker_group.group_world_size or 0)
+            self._begin_round(number)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         # spawned and forked workers alike inherit this process's environment
         with _environment(self.recording.environment()):
             ids: dict[int, Any] = super()._start_workers(worker_group)
         with _guarded("watching the workers"):
+            self._signals.install()
             context: Any = self._pcontext
-            self.report.error_files = dict(context.error_files)
-            self._traceback_files = _traceback_files(context)
-            self._watch = DeathWatch(_processes(context))
-            # only now: a client that has been used before a fork may hang in the child
-            self._announce(Phase.JOINED)
+            self._watch = DeathWatch(_processes(context), self._wake.set)
+            self._reporter.started(dict(context.error_files), _traceback_files(context), self._ranks())
+        with _guarded("connecting the agents"):
+            self._open_lifelines()
         return ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._wake.wait(self._interval)
+        self._wake.clear()
+        self._leave_with_a_failed_peer()
+        failed: list[Death] = []
         with _guarded("looking at the workers"):
-            self._document_deaths()
-        stopping = Moment.now()
+            failed = self._look()
         result: RunResult = super()._monitor_workers(worker_group)
+        if failed and result.state not in _FAILED:
+            result = self._failed_result(failed)
         if result.state in _FAILED:
             with _guarded("reporting a failure"):
-                # torch stops the others because of these: however close they died to its look, it did not stop them
-                first = frozenset(failure.local_rank for failure in result.failures.values())
-                self._document_deaths(stopping, "another worker of this node had failed", first)
-                self._finish_report()
+                self._report_failure()
         return result
 
-    def _shutdown(self, *args: Any, **kwargs: Any) -> None:
-        if self._stopping is None:
-            self._stopping = Moment.now()
-        # torch names a signal only when the agent was sent one; stopping the workers may take its grace period
-        if args and self._told is None and not self.succeeded:
-            with _guarded("reporting a signal"):
-                told = SignalException("told to go", sigval=args[0])
-                self._told = self._submit(
-                    partial(self._write, about_agent(told, Sort.PREEMPTION, self.place(), self._stopping))
-                )
-        super()._shutdown(*args, **kwargs)
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        # torch stops them after a failure, which has stopped them already, and when nodes have come
+        with _guarded("stopping the workers"):
+            self._stop_workers_because("the nodes come together anew")
+        super()._stop_workers(worker_group)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        with _guarded("stopping the workers"):
+            if death_sig is signal.SIGTERM and self._signals.told is None:
+                self._stop_workers_because("its agent had failed")
+            else:
+                self._stop_workers_because("its agent was told to go", death_sig)
+        super()._shutdown(death_sig, max(1, min(timeout, round(self._stop_seconds))))
 
     def _exit_barrier(self) -> None:
         with _guarded("reporting success"):
-            self._announce(Phase.SUCCEEDED)
-        super()._exit_barrier()  # type: ignore[no-untyped-call]
+            self._reporter.announce(Phase.SUCCEEDED, self._ranks())
+        if self._outcome is None:
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
+        else:
+            self._await_the_others(self._outcome)
+        self._finished = True
+        # the job is done: a signal can only keep its outputs from being written
+        self._signals.settle()
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
-    def _begin_round(self, number: int, nodes: int) -> None:
-        self._end_round()
-        self.report = NodeReport()
-        self._documented = {}
-        self._stopping = None
-        self.recording = replace(self.recording, round=number, group_world_size=nodes)
+    def _begin_round(self, number: int) -> None:
+        group = self._worker_group
+        nodes = group.group_world_size or 0
+        self._reporter.begin(number, nodes)
+        self._stop = None
+        if nodes > 1:
+            self._outcome = OutcomeWatch(group.store, group.group_rank or 0, self._wake.set)
 
     def _end_round(self) -> None:
-        """Leave no thread behind: the next round may fork."""
+        """Leave no thread of ours behind: the next round may fork."""
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
-        self.drain()
+        self._close_lifelines()
+        if self._outcome is not None:
+            self._outcome.end()
+        self._reporter.drain()
 
-    def drain(self) -> None:
-        """Wait for the uploads that run in the background, each bounded by the deadline."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
-            self._pool = None
-        for upload in self._pending:
-            with _guarded("writing the roster"):
-                upload.result()
-        self._pending = []
+    def close(self) -> None:
+        """Leave nothing running: wait for the uploads, each bounded by the deadline."""
+        self._signals.when_told(None)
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+        self._close_lifelines()
+        self._reporter.drain()
+        if self._line is not None:
+            self._line.close()
 
-    def _submit(self, call: Callable[[], Any]) -> Future[Any]:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="firstfault-upload")
-        return self._pool.submit(call)
-
-    # --- what the node says -------------------------------------------------------------------------------------
-
-    def place(self, local_rank: int | None = None, pid: int = 0) -> Place:
+    def place(self, local_rank: int | None = None) -> Place:
         """Return the place of the agent, or of one of its workers."""
         group = self._worker_group
         workers = {worker.local_rank: worker for worker in group.workers}
@@ -189,117 +223,223 @@ class ReportingAgent(LocalElasticAgent):
             world_size=worker.world_size if worker else next((item.world_size for item in group.workers), 0),
             group_world_size=group.group_world_size or 0,
             role=group.spec.role,
-            pid=pid or base.pid,
+            pid=worker.id if worker is not None and isinstance(worker.id, int) else base.pid,
         )
 
-    def _announce(self, phase: Phase, receipts: list[Receipt] | None = None) -> None:
-        presence = NodePresence(
-            phase=phase,
-            place=self.place(),
-            # torch's -1: the rendezvous has not given a rank
-            ranks=tuple(worker.global_rank for worker in self._worker_group.workers if worker.global_rank >= 0),
-            receipts=tuple(receipts or ()),
-            timestamp_ns=time.time_ns(),
-        )
-        prefix = self.recording.output_prefix
-        name, data = roster_key_for(presence), encode_presence(presence)
-        deadline = self.recording.upload_deadline_seconds
-        self._pending.append(
-            self._submit(
-                lambda: bounded(lambda: put_file(prefix, f"{ROSTER}/{name}", data), deadline, "writing the roster")
-            )
-        )
+    def _ranks(self) -> tuple[int, ...]:
+        # torch's -1: the rendezvous has not given a rank
+        return tuple(worker.global_rank for worker in self._worker_group.workers if worker.global_rank >= 0)
 
-    def _document_deaths(
-        self, stopping: Moment | None = None, reason: str = "", first: frozenset[int] = frozenset()
-    ) -> None:
-        """Write a document for each worker that died without one, and pick up what workers could not upload.
+    def _rank_of(self, local_rank: int) -> int | None:
+        return self.place(local_rank).rank
 
-        Args:
-            stopping: when the agent began to stop its workers, None if it has not.
-            reason: why.
-            first: local ranks of those for which it did.
+    # --- this node's workers ------------------------------------------------------------------------------------
+
+    def _look(self) -> list[Death]:
+        """Return the deaths of this round; if a worker has failed, tell the others and stop its siblings first."""
+        if self._watch is None:
+            return []
+        said = self._line.failed(self.recording.round) if self._line is not None else {}
+        deaths = self._deaths()
+        if not said and not deaths:
+            return []
+        if self._stop is None:
+            first = frozenset(said) | {death.local_rank for death in deaths}
+            self._tell(_first_failure(said, deaths, self._rank_of, self.place()))
+            for death in deaths:
+                # before its siblings are asked: what is known of the first death is to be durable first
+                self._reporter.document(death, None)
+            self._stop_because("another worker of this node had failed", first)
+        return self._deaths()
+
+    def _deaths(self) -> list[Death]:
+        """Return the workers that have ended and have not succeeded, in the order of their ends.
+
+        One that has exited with 0 and has not handed over a result never will: torch would wait for it for ever.
         """
         if self._watch is None:
-            return
-        for death in self._watch.deaths():
-            if death.local_rank in self._documented:
-                continue
-            ended_by_agent = stopping is not None and death.local_rank not in first and _stopped_by_us(death, stopping)
-            stopped = reason if ended_by_agent else ""
-            self._documented[death.local_rank] = self._submit(partial(self._document, death, stopped))
+            return []
+        missing = unfinished(self._pcontext)
+        return [death for death in self._watch.ended() if death.exit_code != 0 or death.local_rank in missing]
 
-    def _document(self, death: Death, stopped: str) -> Receipt:
-        """Return the receipt of the document about one death; runs in an upload thread."""
-        spool = Spool.beside(self.report.error_files[death.local_rank])
-        deadline = self.recording.upload_deadline_seconds
-        spooled = spool.documents()
-        if not spooled:
-            return self._write(
-                about_death(death, self.place(death.local_rank, death.pid), stopped, self._last_words(death))
-            )
-        failures = [_read(document.path.read_bytes(), document.name) for document in spooled]
-        self.report.failures.extend(failures)
-        own = failures[0]
-        receipts = [
-            document.receipt
-            if document.receipt is not None and document.receipt.durable
-            else put_document(
-                document.name,
-                document.path.read_bytes(),
-                self.recording.output_prefix,
-                own.monotonic_ns,
-                own.rank,
-                deadline,
-            )
-            for document in spooled
-        ]
-        for receipt in receipts[1:]:
-            self._keep(receipt)
-        return self._keep(receipts[0])
-
-    def _last_words(self, death: Death) -> LastWords | None:
+    def _failed_result(self, deaths: list[Death]) -> RunResult:
+        """Torch's own look has not seen a death yet: a child of the dead process keeps its sentinel silent."""
         files = self.report.error_files
-        return last_words(files[death.local_rank], self._traceback_files.get(death.local_rank, ""))
+        first = deaths[0]
+        failure = ProcessFailure(first.local_rank, first.pid, first.exit_code, files.get(first.local_rank, ""))
+        return RunResult(WorkerState.FAILED, failures={self._rank_of(first.local_rank) or 0: failure})
 
-    def _write(self, failure: WorkerError) -> Receipt:
-        """Upload a document of the agent's own and remember it."""
-        deadline = self.recording.upload_deadline_seconds
-        receipt = record_error(failure, self.recording.output_prefix, None, deadline)
-        self.report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
-        return self._keep(receipt)
+    def _report_failure(self) -> None:
+        """Write what is left to say after torch has noticed a failure, and that this is all."""
+        if self._stop is None:
+            # not by our look: torch's own, or its watchdog's
+            self._tell(FirstFailure("its workers are unhealthy", self.place().node, self._worker_group.group_rank))
+            self._stop = Stop("another worker of this node had failed", time.monotonic_ns())
+        self._document_deaths()
+        self._reporter.finish(self._ranks())
 
-    def _keep(self, receipt: Receipt) -> Receipt:
-        self.report.receipts.append(receipt)
-        return receipt
+    def _stop_workers_because(self, reason: str, sent: signal.Signals = signal.SIGTERM) -> None:
+        if self._stop is None and self._watch is not None and self._worker_group.state is not WorkerState.SUCCEEDED:
+            self._stop_because(reason, sent=sent)
 
-    def _finish_report(self) -> None:
-        """Say that this node has written all it will write, once it has."""
-        for upload in self._documented.values():
-            with _guarded("uploading a worker's document"):
-                upload.result()
-        self._announce(Phase.FAILED, self.report.receipts)
+    def _stop_because(
+        self,
+        reason: str,
+        first: frozenset[int] = frozenset(),
+        *,
+        caused_by: CausedBy | None = None,
+        sent: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        """Ask this node's workers what only they know, then stop them; those that fail by themselves may end first."""
+        processes = _processes(self._pcontext)
+        began = time.monotonic_ns()
+        self._stop = Stop(reason, began, sent.name, first, caused_by)
+        alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
+        asked = {rank: pid for rank, pid in alive.items() if rank not in first}
+        self._stop = replace(self._stop, observations=observe(self._line, self.recording, asked))
+        stop_processes(processes, sent, spare=first, seconds=self._stop_seconds)
+
+    def _document_deaths(self) -> None:
+        for death in self._deaths():
+            self._reporter.document(death, self._stop)
+
+    # --- the other nodes ----------------------------------------------------------------------------------------
+
+    def _open_lifelines(self) -> None:
+        group = self._worker_group
+        if self._outcome is not None:
+            self._lifelines = Lifelines(
+                group.store, group.group_rank or 0, self.place().node, group.master_addr or "", self._agent_died
+            )
+
+    def _close_lifelines(self) -> None:
+        if self._lifelines is not None:
+            self._lifelines.end()
+            self._lifelines = None
+
+    def _agent_died(self, group_rank: int, node: str) -> None:
+        """Tell for an agent that cannot any more."""
+        if self._outcome is not None:
+            self._outcome.tell(FirstFailure("it died without a word", node, group_rank))
+
+    def _tell(self, failure: FirstFailure) -> None:
+        """Tell the other agents of this node's failure, and let no node wait for it in a rendezvous."""
+        failure = replace(failure, fatal=self._remaining_restarts == 0)
+        if self._outcome is None:
+            return
+        self._outcome.tell(failure)
+        if failure.fatal:
+            handler = self._worker_group.spec.rdzv_handler
+            # in the background: the siblings need not wait for it
+            bounded(handler.set_closed, 0, "closing the rendezvous")
+
+    def _leave_with_a_failed_peer(self) -> None:
+        """Stop the workers and leave if another node has failed.
+
+        Raises:
+            PeerFailedError: it has.
+        """
+        failure = self._outcome.failure if self._outcome is not None else None
+        if failure is None:
+            return
+        logger.warning("stopping this node's workers: %s", failure.reason)
+        with _guarded("stopping the workers"):
+            cause = CausedBy(failure.rank, failure.node, failure.document)
+            deaths = frozenset(death.local_rank for death in self._deaths())
+            self._stop_because(failure.reason, deaths, caused_by=cause)
+            self._document_deaths()
+            self._reporter.finish(self._ranks())
+        raise PeerFailedError(failure)
+
+    def peer_failure(self) -> PeerFailedError | None:
+        """Return another node's failure because of which the rendezvous was closed, None if there is none."""
+        failure = self._outcome.fatal_failure() if self._outcome is not None else None
+        return PeerFailedError(failure) if failure is not None else None
+
+    def _await_the_others(self, outcome: OutcomeWatch) -> None:
+        """Wait until the workers of all nodes have succeeded.
+
+        Unlike torch's own barrier it listens to signals and to failures, and does not end by itself: a pod that leaves
+        while others train makes the whole job succeed.
+
+        Raises:
+            PeerFailedError: one of the others has failed.
+        """
+        self._in_exit_barrier = True
+        try:
+            nodes = self._worker_group.group_world_size or 1
+            finished = await_all(self._store, nodes, outcome, self._wake, self.recording)
+        finally:
+            self._in_exit_barrier = False
+        if finished:
+            return
+        failure = outcome.failure or outcome.fatal_failure() or self._cannot_come_back(outcome)
+        logger.warning("this node's workers had succeeded, but %s", failure.reason)
+        raise PeerFailedError(failure)
+
+    def _cannot_come_back(self, outcome: OutcomeWatch) -> FirstFailure:
+        """Another node starts its workers again, which takes all nodes: with this one finished it waits in vain."""
+        heard = outcome.outcome.failure if outcome.outcome is not None else None
+        bounded(self._worker_group.spec.rdzv_handler.set_closed, _CLOSING_S, "closing the rendezvous")
+        return heard or FirstFailure("the round ended without a reason", "")
 
     # --- the agent's own failures -------------------------------------------------------------------------------
 
+    def _told_to_go(self, told: Told) -> None:
+        """Say at once that this node was told to go; called from the thread that hears signals."""
+        try:
+            if self._finished:
+                return
+            error = SignalException("told to go", sigval=told.number)
+            self._reporter.write(about_agent(error, Sort.PREEMPTION, self.place(), told.moment))
+            group = self._worker_group
+            others_suffice = (group.group_world_size or 1) - 1 >= self._min_nodes
+            if self._outcome is not None and (self._in_exit_barrier or not others_suffice):
+                what = f"told to go by {told.number.name}"
+                self._outcome.tell(FirstFailure(what, self.place().node, group.group_rank))
+        finally:
+            self._told_written.set()
+
     def record_own_failure(self, error: BaseException, sort: Sort) -> None:
         """Write a document about a failure of the agent itself, and that the node is done."""
-        moment = self._stopping or Moment.now()
-        self._document_deaths(moment, "its agent was told to go" if sort is Sort.PREEMPTION else "its agent had failed")
-        if self._told is None:
-            self._write(about_agent(error, sort, self.place(), moment))
+        preempted = sort is Sort.PREEMPTION
+        with guarded("stopping the workers"):
+            self._stop_workers_because("its agent was told to go" if preempted else "its agent had failed")
+        if preempted and self._signals.is_listening:
+            self._told_written.wait(self.recording.upload_deadline_seconds)
         else:
-            self._told.result()
-        self._finish_report()
+            self._reporter.write(about_agent(error, sort, self.place(), Moment.now()))
+        if self._outcome is not None and not preempted:
+            what = f"{type(error).__name__} in its agent"
+            self._outcome.tell(FirstFailure(what, self.place().node, self._worker_group.group_rank))
+        self.finish_report()
 
-    def close(self) -> None:
-        """Leave nothing running: wait for the uploads, each bounded by the deadline."""
-        self._end_round()
+    def finish_report(self) -> None:
+        """Write what is left to say about this node's workers, and that this is all."""
+        self._document_deaths()
+        self._reporter.finish(self._ranks())
 
-    @property
-    def succeeded(self) -> bool:
-        """Whether this node's workers have finished."""
-        return bool(self._worker_group.state == WorkerState.SUCCEEDED)
+    def heard_by(self) -> set[int] | None:
+        """Return the group ranks of the agents that know of the failure; None: nobody can say."""
+        return self._outcome.heard_by(self._worker_group.group_world_size or 0) if self._outcome is not None else None
+
+    def _open_line(self) -> AgentLine | None:
+        if not self.recording.node_folder:
+            return None
+        with guarded("opening the line to the workers"):
+            return AgentLine(Path(self.recording.node_folder), self._wake.set)
+        return None
+
+
+def _first_failure(said: dict[int, dict[str, Any]], deaths: list[Death], rank_of: Any, place: Place) -> FirstFailure:
+    """What to tell the others: the worker that spoke first, else the first that died."""
+    if said:
+        local, words = min(said.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
+        what, document = str(words.get("what", "")), str(words.get("document", ""))
+        return FirstFailure(what, place.node, place.group_rank, rank_of(local), document)
+    first = deaths[0]
+    what = first.signal or f"exit code {first.exit_code}"
+    return FirstFailure(what, place.node, place.group_rank, rank_of(first.local_rank))
 
 
 @contextlib.contextmanager
@@ -326,29 +466,3 @@ def _traceback_files(context: Any) -> dict[int, str]:
     """Local rank to the file in which torch.multiprocessing keeps a traceback; older versions keep queues instead."""
     files = getattr(context._pc, "error_files", None)  # noqa: SLF001 - see _processes
     return {rank: str(file) for rank, file in enumerate(files or ())}
-
-
-def _global_round(worker_group: WorkerGroup) -> int:
-    """Return the number of this rendezvous, the same on all nodes.
-
-    Each rendezvous has a store of its own below one that all rounds share: its first node counts there.
-    """
-    store: Any = worker_group.store
-    shared = getattr(store, "underlying_store", store)
-    if worker_group.group_rank == 0:
-        number = int(shared.add("firstfault/rounds", 1)) - 1
-        store.set("firstfault/round", str(number))
-        return number
-    return int(store.get("firstfault/round"))
-
-
-def _stopped_by_us(death: Death, stopping: Moment) -> bool:
-    return death.signal in _TEARDOWN_SIGNALS and death.monotonic_ns >= stopping.monotonic_ns
-
-
-def _read(data: bytes, name: str) -> WorkerError:
-    document = decode(data, DocumentRef(name))
-    if not isinstance(document, WorkerError):
-        raise TypeError(f"{name} in the spool is not an error document")
-    logger.debug("picked up %s from the spool", name)
-    return document

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from firstfault.fingerprint import fingerprint_of
-from firstfault.model import ExceptionInfo, SentSignal, Subject, WorkerError, Writer
+from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
+    ExceptionInfo,
+    Resources,
+    SentSignal,
+    StackDump,
+    Subject,
+    ThreadFailure,
+    WorkerError,
+    Writer,
+)
 from firstfault.report.text import format_exception
 from flytekitplugins.firstfault.capture import capture
 from flytekitplugins.firstfault.deaths import signal_name
@@ -16,11 +27,13 @@ from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
 from flytekitplugins.firstfault.torch_files import read_error_file, read_traceback
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from firstfault.model import Place
     from flytekitplugins.firstfault.deaths import Death
     from flytekitplugins.firstfault.in_flight import Moment
 
-__all__ = ["LastWords", "about_agent", "about_death", "last_words", "lost_agent"]
+__all__ = ["LastWords", "Observation", "Stop", "about_agent", "about_death", "last_words", "lost_agent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +57,69 @@ def last_words(error_file: str, traceback_file: str) -> LastWords | None:
     return LastWords(_exception_from(text.strip().splitlines()[-1]), text)
 
 
-def about_death(death: Death, place: Place, stopped: str, words: LastWords | None) -> WorkerError:
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an agent learned about a worker before it stopped it."""
+
+    stack: str = ""
+    """Where all its threads stood."""
+    collectives: tuple[CollectiveProgress, ...] = ()
+    thread_failures: tuple[ThreadFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why an agent stopped its workers, and what it learned from them before."""
+
+    reason: str
+    began_ns: int
+    """By the monotonic clock."""
+    sent: str = "SIGTERM"
+    """The signal."""
+    first: frozenset[int] = frozenset()
+    """Local ranks of the workers because of which it did."""
+    caused_by: CausedBy | None = None
+    observations: Mapping[int, Observation] = field(default_factory=dict)
+    """By local rank."""
+
+    def ended(self, death: Death) -> bool:
+        """Whether it was this stop that ended a worker: however close the first ones died to it, it did not.
+
+        A process may also answer the signal by an exit of its own; a crash is never an answer.
+        """
+        by_us = not death.signal or death.signal in _TEARDOWN_SIGNALS
+        return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
+
+
+_TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
+"""What is sent to stop workers: the signal that the agent was sent itself, else SIGTERM, then SIGKILL."""
+
+
+def about_death(  # noqa: PLR0913 - keywords
+    death: Death,
+    place: Place,
+    *,
+    stop: Stop | None = None,
+    words: LastWords | None = None,
+    resources: Resources | None = None,
+    fatal_stack: str = "",
+) -> WorkerError:
     """Return the failure that a worker's death is.
 
     Args:
         death: what the agent saw.
         place: the worker's.
-        stopped: why the agent itself had stopped it; empty if it had not.
+        stop: the agent's stopping of its workers, None if it had not begun to.
         words: what torch kept of its exception.
+        resources: the container's memory, None if nobody knows.
+        fatal_stack: what faulthandler wrote when a fatal signal came.
     """
     consequence = CONSEQUENCES[Sort.WORKER_FAILURE]
-    who = f"rank {place.rank} (pid {death.pid})"
-    if words is not None:
-        code, message = consequence.code, words.traceback
-    elif stopped:
-        code, message = "USER:Stopped", f"{who} was stopped by its agent with {death.signal}: {stopped}"
-    elif death.signal:
-        code = f"USER:{death.signal}"
-        message = f"{who} was ended by {death.signal}, which its agent had not sent; exit code {death.exit_code}"
-    else:
-        code, message = "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
+    stopped = stop is not None and stop.ended(death)
+    observed = stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
+    stack = fatal_stack or observed.stack
+    code, message = _said(death, place, stop.reason if stop is not None and stopped else "", words)
+    resources = resources or Resources()
     failure = WorkerError(
         code=code,
         message=message,
@@ -77,13 +133,34 @@ def about_death(death: Death, place: Place, stopped: str, words: LastWords | Non
         exception=words.exception if words is not None else None,
         exit_code=death.exit_code,
         signal=death.signal,
-        sent_signals=(SentSignal(death.signal, stopped),) if stopped else (),
+        sent_signals=(SentSignal(death.signal or stop.sent, stop.reason),) if stop is not None and stopped else (),
+        category="host_oom" if death.signal == "SIGKILL" and not stopped and resources.oom_kill else "",
         monotonic_ns=death.monotonic_ns,
         boot_id=boot_id(),
         upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
         versions=versions(),
+        resources=resources,
+        stack_dumps=(StackDump(death.pid, place.rank, stack),) if stack else (),
+        collectives=observed.collectives,
+        thread_failures=observed.thread_failures,
+        caused_by=stop.caused_by if stop is not None and stopped else None,
     )
     return replace(failure, fingerprint=fingerprint_of(failure))
+
+
+def _said(death: Death, place: Place, stopped: str, words: LastWords | None) -> tuple[str, str]:
+    """Return code and message."""
+    who = f"rank {place.rank} (pid {death.pid})"
+    if words is not None:
+        return CONSEQUENCES[Sort.WORKER_FAILURE].code, words.traceback
+    if stopped:
+        return "USER:Stopped", f"{who} was stopped by its agent with {death.signal or 'a signal'}: {stopped}"
+    if death.signal:
+        text = f"{who} was ended by {death.signal}, which its agent had not sent; exit code {death.exit_code}"
+        return f"USER:{death.signal}", text
+    if death.exit_code == 0:
+        return "USER:ExitCode", f"{who} exited with code 0 before the task function had returned"
+    return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
 
 
 def about_agent(error: BaseException, sort: Sort, place: Place, moment: Moment) -> WorkerError:

@@ -90,8 +90,8 @@ class _Reporting:
 
     def _check_reporting(self) -> None:
         get_strategy(self.strategy)  # type: ignore[attr-defined]
-        for name in ("settle_seconds", "upload_deadline_seconds"):
-            value = getattr(self, name)
+        for name in ("settle_seconds", "upload_deadline_seconds", "stop_seconds"):
+            value = getattr(self, name, 0.0)
             if not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise UsageError(f"{type(self).__name__}.{name} must be a number of seconds, 0 or more, not {value!r}")
         if self.retry_policy is not None:  # type: ignore[attr-defined]
@@ -158,6 +158,9 @@ class Elastic(_Reporting):
     """Longest wait for the other nodes' reports, once this one has failed."""
     upload_deadline_seconds: float = 5.0
     """Longest time a failing worker waits for its error document to be durable."""
+    stop_seconds: float = 2.0
+    """How long workers that are stopped, because another one failed or the pod has to go, may take before they are
+    killed. torch's is 30."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default. Compose policies of `firstfault.retry`."""
 

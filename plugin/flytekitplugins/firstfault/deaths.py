@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 __all__ = ["Death", "DeathWatch", "signal_name"]
 
@@ -48,10 +48,12 @@ class DeathWatch:
 
     Args:
         processes: in order of local rank.
+        wake: called from the watching thread when one has ended.
     """
 
-    def __init__(self, processes: Sequence[Any]) -> None:
+    def __init__(self, processes: Sequence[Any], wake: Callable[[], None] = lambda: None) -> None:
         self._processes = list(processes)
+        self._wake = wake
         self._descriptors = contextlib.ExitStack()
         self._waiting = {_descriptor(process, self._descriptors): index for index, process in enumerate(processes)}
         self._ended: dict[int, tuple[int, int]] = {}
@@ -61,10 +63,14 @@ class DeathWatch:
 
     def deaths(self) -> list[Death]:
         """Return the processes that have ended with anything but success, in the order of their ends."""
+        return [death for death in self.ended() if death.exit_code != 0]
+
+    def ended(self) -> list[Death]:
+        """Return all processes that have ended, in the order of their ends."""
         found = []
         for local_rank, process in enumerate(self._processes):
             code = process.exitcode
-            if code is None or code == 0:
+            if code is None:
                 continue
             wall_ns, monotonic_ns = self._ended.get(local_rank) or (time.time_ns(), time.monotonic_ns())
             found.append(Death(local_rank, process.pid, code, wall_ns, monotonic_ns))
@@ -84,6 +90,8 @@ class DeathWatch:
                 for descriptor in ready:
                     index = waiting.pop(descriptor)
                     self._ended[index] = now
+                if ready:
+                    self._wake()
 
 
 def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:

@@ -38,6 +38,7 @@ _ROUND = "FIRSTFAULT_ROUND"
 _INCARNATION = "FIRSTFAULT_INCARNATION"
 _NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
 _IP = "FIRSTFAULT_NODE_IP"
+_FOLDER = "FIRSTFAULT_NODE_FOLDER"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ class Recording:
     group_world_size: int = 0
     ip: str = ""
     """The node's address, looked up once: a name service may take seconds, which a failing worker does not have."""
+    node_folder: str = ""
+    """Where the node's recorder listens and its spool lies; empty: there is no recorder."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which a worker process learns all this."""
@@ -63,6 +66,7 @@ class Recording:
             _INCARNATION: str(self.incarnation),
             _NODES: str(self.group_world_size),
             _IP: self.ip,
+            _FOLDER: self.node_folder,
         }
 
     @classmethod
@@ -79,6 +83,7 @@ class Recording:
             incarnation=_number(environment, _INCARNATION) or 0,
             group_world_size=_number(environment, _NODES) or 0,
             ip=environment.get(_IP, ""),
+            node_folder=environment.get(_FOLDER, ""),
         )
 
 

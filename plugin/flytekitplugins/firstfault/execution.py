@@ -15,15 +15,19 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from flytekitplugins.firstfault.config import parse_nnodes
-from flytekitplugins.firstfault.environment import attempt_number, node_name
-from flytekitplugins.firstfault.guard import guarded, logger
+from flytekitplugins.firstfault.environment import attempt_number, multi_error_files, node_name
+from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.launch import LaunchFailedError, launch
-from flytekitplugins.firstfault.settle import sealed, settle, torch_error_data
+from flytekitplugins.firstfault.outputs import await_outputs, sealed_name
+from flytekitplugins.firstfault.recorder import end_node_recorder, node_recorder, put_file
+from flytekitplugins.firstfault.settle import newest_seal, sealed, settle, torch_error_data
+from flytekitplugins.firstfault.signals import SignalWatch
 from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError
 from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, was_recoverable, write_error_file
 from flytekitplugins.firstfault.worker import SpawnPayload, WorkerResult, run_forked, run_spawned
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from torch.distributed.launcher.api import LaunchConfig
@@ -36,8 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["ElasticTaskError", "execute_elastic"]
 
 
-_LAST_SECONDS = 2.0
+_LAST_SECONDS = 1.5
 """Longest wait for the other nodes of a pod that was told to go."""
+_NOW_S = 1.0
+"""The same where the main thread is blocked, and longest time for writing the verdict then."""
 
 
 class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
@@ -61,28 +67,46 @@ def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
     config = _launch_config(task)
     entrypoint, args = _entrypoint(task, kwargs)
     recording = task.recording()
+    if recording is None:
+        return _hand_over(_launch_without_us(config, entrypoint, args))
+    with SignalWatch() as signals, node_recorder(recording) as recording:
+        try:
+            results = launch(
+                config,
+                entrypoint,
+                args,
+                recording,
+                stop_seconds=task.task_config.stop_seconds,
+                signals=signals,
+                last_resort=lambda failure: _end_pod(task, failure),
+            )
+            if 0 not in results and _in_pod():
+                await_outputs(recording.output_prefix, signals.gave_up)
+        except LaunchFailedError as failure:
+            raise _failure(task, failure, signals) from failure.error
+        finally:
+            if _in_pod():
+                signals.leave()
+    return _hand_over(results)
+
+
+def _launch_without_us(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...]) -> dict[int, Any]:
+    """Recording is switched off: plain torch elastic, and kfpytorch's errors."""
+    from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
+
     try:
-        results = _launch(config, entrypoint, args, recording)
-    except LaunchFailedError as failure:
-        raise _failure(task, failure) from failure.error
+        results: dict[int, Any] = elastic_launch(config=config, entrypoint=entrypoint)(*args)
     except ChildFailedError as error:
         raise _plain_failure(error) from error
     except SignalException as error:
         logger.warning("the agent was told to go (%s); this pod leaves no outputs", error)
         raise IgnoreOutputs from error
-    return _hand_over(results)
-
-
-def _launch(
-    config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...], recording: Recording | None
-) -> dict[int, Any]:
-    if recording is not None:
-        return launch(config, entrypoint, args, recording)
-    # switched off: plain torch elastic
-    from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
-
-    results: dict[int, Any] = elastic_launch(config=config, entrypoint=entrypoint)(*args)
     return results
+
+
+def _in_pod() -> bool:
+    state = FlyteContextManager.current_context().execution_state
+    return state is not None and state.mode is not None and not state.is_local_execution()
 
 
 # --- before ---------------------------------------------------------------------------------------------------------
@@ -159,6 +183,8 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
     if 0 not in results:
         raise IgnoreOutputs
     first = results[0]
+    if first is None:
+        return None  # it left by sys.exit(0): to torch a success without a result
     context = flytekit.current_context()
     for deck in first.decks:
         if not isinstance(deck, TimeLineDeck):
@@ -170,25 +196,16 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
     return first.return_value
 
 
-def _failure(task: ElasticFunctionTask, failure: LaunchFailedError) -> Exception:
+def _failure(task: ElasticFunctionTask, failure: LaunchFailedError, signals: SignalWatch) -> Exception:
     """Return what to raise for a failed launch: the sealed verdict in a pod, kfpytorch's types in a local call."""
-    # a signal during the wait ends it: what is known by then is sealed
-    seconds = task.task_config.settle_seconds
-    if isinstance(failure.error, SignalException):
-        seconds = min(seconds, _LAST_SECONDS)  # a pod that was told to go has little time
-    conclusion = _concluded(task, failure, seconds) or _concluded(task, failure, 0.0)
-    document = b""
-    message = ""
-    with guarded("sealing the verdict"):
-        if conclusion is not None:
-            seal, document = sealed(conclusion, failure.recording, node_name())
-            message = seal.message
-            logger.error("%s", message)
-            _tell_outer_launcher(conclusion)
+    conclusion = _concluded(task, failure, signals.gave_up) or _concluded(task, failure, None)
+    message, document = _sealed(conclusion, failure.recording)
     if conclusion is None or not document:
         return _plain_failure(failure.error)
-    state = FlyteContextManager.current_context().execution_state
-    if state is not None and state.mode is not None and not state.is_local_execution():
+    logger.error("%s", message)
+    with guarded("telling the outer launcher"):
+        _tell_outer_launcher(conclusion)
+    if _in_pod():
         kind = RecoverableVerdictSealedError if conclusion.decision.retry else VerdictSealedError
         return kind(conclusion.verdict.headline, document)
     timestamp = conclusion.verdict.timestamp_ns / 1e9 if conclusion.verdict.timestamp_ns else None
@@ -196,6 +213,30 @@ def _failure(task: ElasticFunctionTask, failure: LaunchFailedError) -> Exception
         recoverable: Exception = FlyteRecoverableException(message, timestamp=timestamp)
         return recoverable
     return ElasticTaskError(_with_root_first(failure, conclusion.verdict.root), timestamp=timestamp)
+
+
+def _sealed(conclusion: Conclusion | None, recording: Recording) -> tuple[str, bytes]:
+    """Return the message and the error.pb of a conclusion; both empty if there is none."""
+    with guarded("sealing the verdict"):
+        if conclusion is not None:
+            seal, document = sealed(conclusion, recording, node_name())
+            return seal.message, document if multi_error_files() else newest_seal(
+                seal, document, recording.output_prefix
+            )
+    return "", b""
+
+
+def _end_pod(task: ElasticFunctionTask, failure: LaunchFailedError) -> None:
+    """Seal and leave, from another thread than the main one, which waits inside C++ and does not hear a signal."""
+    message, document = _sealed(_concluded(task, failure, None, _NOW_S), failure.recording)
+    with guarded("leaving the sealed verdict"):
+        logger.error("%s", message)
+        if document and _in_pod():
+            recording = failure.recording
+            bounded(lambda: put_file(recording.output_prefix, sealed_name(), document), _NOW_S, "leaving the verdict")
+    end_node_recorder(failure.recording)
+    # flytekit's entrypoint ends like this too once it has uploaded an error
+    os._exit(0)
 
 
 def _plain_failure(error: Exception) -> Exception:
@@ -209,7 +250,21 @@ def _plain_failure(error: Exception) -> Exception:
     return ElasticTaskError(error, timestamp=first.timestamp)
 
 
-def _concluded(task: ElasticFunctionTask, failure: LaunchFailedError, seconds: float) -> Conclusion | None:
+def _concluded(
+    task: ElasticFunctionTask, failure: LaunchFailedError, give_up: threading.Event | None, seconds: float | None = None
+) -> Conclusion | None:
+    """Return the verdict on a failed launch, after the wait for the other nodes.
+
+    Args:
+        task: with the longest wait.
+        failure: with what this node knows.
+        give_up: ends the wait; None: there is none.
+        seconds: longest wait; None: the task's, but little for a pod that was told to go.
+    """
+    if seconds is None:
+        seconds = task.task_config.settle_seconds if give_up is not None else 0.0
+        if give_up is not None and give_up.is_set():
+            seconds, give_up = min(seconds, _LAST_SECONDS), None
     with guarded("concluding on the failure"):
         return settle(
             failure.recording,
@@ -218,6 +273,8 @@ def _concluded(task: ElasticFunctionTask, failure: LaunchFailedError, seconds: f
             policy=task.task_config.retry_policy,
             attempt=attempt_number(),
             retries=task.metadata.retries,
+            heard_by=failure.heard_by,
+            give_up=give_up,
         )
     return None
 

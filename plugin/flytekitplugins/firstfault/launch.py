@@ -13,27 +13,27 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from firstfault.keys import roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase
-from firstfault.places import ROSTER
-from firstfault.wire import encode_presence
-from flytekitplugins.firstfault.agent import NodeReport, ReportingAgent
+from flytekitplugins.firstfault.agent import PeerFailedError, ReportingAgent
 from flytekitplugins.firstfault.agent_documents import about_agent
 from flytekitplugins.firstfault.environment import node_place
-from flytekitplugins.firstfault.guard import bounded, guarded
+from flytekitplugins.firstfault.guard import guarded
 from flytekitplugins.firstfault.in_flight import Moment
-from flytekitplugins.firstfault.recorder import put_file, record_error
+from flytekitplugins.firstfault.node_report import NodeReport
+from flytekitplugins.firstfault.recorder import put_entry, record_error, spool_for_agent
 from flytekitplugins.firstfault.taxonomy import Sort, sort_of_agent_error
 
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Callable
 
     from torch.distributed.launcher.api import LaunchConfig
 
     from flytekitplugins.firstfault.environment import Recording
+    from flytekitplugins.firstfault.signals import SignalWatch
 
 __all__ = ["LaunchFailedError", "launch"]
 
@@ -53,32 +53,57 @@ class LaunchFailedError(Exception):
     """The training failed on this node.
 
     Args:
-        error: what torch raised: ChildFailedError, SignalException, or an error of the agent itself.
+        error: what torch raised: ChildFailedError, SignalException, or an error of the agent itself; PeerFailedError
+            if it was another node that failed.
         report: what this node has written about it.
         recording: with the round it failed in.
+        heard_by: group ranks of the agents that know of the failure; None: nobody can say.
     """
 
-    def __init__(self, error: Exception, report: NodeReport, recording: Recording) -> None:
+    def __init__(
+        self,
+        error: Exception,
+        report: NodeReport,
+        recording: Recording,
+        heard_by: Callable[[], set[int] | None] = lambda: None,
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         self.report = report
         self.recording = recording
+        self.heard_by = heard_by
 
 
-def launch(
-    config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...], recording: Recording
+def launch(  # noqa: PLR0913 - keywords
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any],
+    args: tuple[Any, ...],
+    recording: Recording,
+    *,
+    stop_seconds: float,
+    signals: SignalWatch,
+    last_resort: Callable[[LaunchFailedError], None],
 ) -> dict[int, Any]:
     """Run the workers of this node to their end; return their results by global rank.
 
     It does what ``torch.distributed.launcher.api.launch_agent`` does, with an agent of ours. A node that is not needed
     (the job finished without it) returns nothing.
 
+    Args:
+        config: torch's.
+        entrypoint: what each worker runs.
+        args: its arguments.
+        recording: where and how to report.
+        stop_seconds: how long workers that are stopped may take before they are killed.
+        signals: hears the signals to this process.
+        last_resort: ends the pod from another thread, if the main thread does not come to hear a signal.
+
     Raises:
-        LaunchFailedError: a worker failed, or the agent did.
-        SignalException: the agent was told to go before there was anything to report, or after its workers' success.
+        LaunchFailedError: a worker failed, here or on another node, or the agent did or was told to go.
     """
     agent: ReportingAgent | None = None
     shutdown: Callable[[], Any] | None = None
+    signals.as_last_resort(lambda number: last_resort(_concluded(agent, _told(number), recording)))
     try:
         handler = rendezvous_registry.get_rendezvous_handler(
             RendezvousParameters(
@@ -97,34 +122,48 @@ def launch(
         )
         agent = ReportingAgent(
             recording=recording,
+            stop_seconds=stop_seconds,
+            min_nodes=config.min_nodes,
+            signals=signals,
             spec=_spec(config, entrypoint, args, handler),
             logs_specs=config.logs_specs or DefaultLogsSpecs(),
             start_method=config.start_method,
             **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
         )
         return _run(agent, entrypoint)
-    except ChildFailedError as error:
-        raise LaunchFailedError(error, agent.report if agent else NodeReport(), _final(agent, recording)) from error
-    except SignalException as error:
-        # the rendezvous stays open: another pod may take this one's place
-        shutdown = None
-        if agent is None or agent.succeeded:
-            raise
-        with guarded("reporting a signal"):
-            agent.record_own_failure(error, Sort.PREEMPTION)
-        raise LaunchFailedError(error, agent.report, agent.recording) from error
-    except Exception as error:
-        report = agent.report if agent else NodeReport()
-        with guarded("reporting the agent's own failure"):
-            _report_own_failure(agent, error, recording, report)
-        raise LaunchFailedError(error, report, _final(agent, recording)) from error
+    except Exception as error:  # noqa: BLE001 - whatever torch raises is reported and goes on
+        failure = _concluded(agent, error, recording)
+        if isinstance(error, SignalException):
+            shutdown = None  # the rendezvous stays open: another pod may take this one's place
+        raise failure from failure.error
     finally:
+        signals.settle()
         if agent is not None:
             with guarded("ending the report"):
                 agent.close()
         if shutdown is not None:
             with guarded("closing the rendezvous"):
                 shutdown()
+
+
+def _told(number: signal.Signals) -> SignalException:
+    return SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
+
+
+def _concluded(agent: ReportingAgent | None, error: Exception, recording: Recording) -> LaunchFailedError:
+    """Say what is left to say about a failed launch, and return it with all that was said."""
+    report = agent.report if agent is not None else NodeReport()
+    if agent is not None and isinstance(error, RendezvousClosedError):
+        # another node had failed for good while this one was on its way into the next round
+        error = agent.peer_failure() or error
+    # what a worker or another node did has been said where it was noticed
+    if not isinstance(error, ChildFailedError | PeerFailedError):
+        with guarded("reporting the agent's own failure"):
+            sort = Sort.PREEMPTION if isinstance(error, SignalException) else sort_of_agent_error(error)
+            _report_own_failure(agent, error, sort, recording, report)
+    if agent is None:
+        return LaunchFailedError(error, report, recording)
+    return LaunchFailedError(error, agent.report, agent.recording, agent.heard_by)
 
 
 def _run(agent: ReportingAgent, entrypoint: Callable[..., Any]) -> dict[int, Any]:
@@ -156,25 +195,16 @@ def _accepted(function: Callable[..., Any], config: LaunchConfig, names: tuple[s
     return {name: getattr(config, name) for name in names if name in parameters and hasattr(config, name)}
 
 
-def _final(agent: ReportingAgent | None, recording: Recording) -> Recording:
-    return agent.recording if agent is not None else recording
-
-
 def _report_own_failure(
-    agent: ReportingAgent | None, error: Exception, recording: Recording, report: NodeReport
+    agent: ReportingAgent | None, error: Exception, sort: Sort, recording: Recording, report: NodeReport
 ) -> None:
-    sort = sort_of_agent_error(error)
     if agent is not None:
         agent.record_own_failure(error, sort)
         return
     # before there was an agent: no round, no ranks
     place = replace(node_place(recording), incarnation=recording.incarnation)
     failure = about_agent(error, sort, place, Moment.now())
-    receipt = record_error(failure, recording.output_prefix, None, recording.upload_deadline_seconds)
+    receipt = record_error(failure, recording, spool_for_agent(recording), recording.upload_deadline_seconds)
     report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
     report.receipts.append(receipt)
-    presence = NodePresence(Phase.FAILED, place, receipts=(receipt,), timestamp_ns=failure.timestamp_ns)
-    path, data = f"{ROSTER}/{roster_key_for(presence)}", encode_presence(presence)
-    bounded(
-        lambda: put_file(recording.output_prefix, path, data), recording.upload_deadline_seconds, "writing the roster"
-    )
+    put_entry(NodePresence(Phase.FAILED, place, receipts=(receipt,), timestamp_ns=failure.timestamp_ns), recording)

@@ -6,27 +6,32 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from firstfault.aio import run_sync
 from firstfault.assemble import Findings, assemble, silent_nodes
-from firstfault.errors import StoreError
-from firstfault.model import DocumentRef, Seal, WorkerError
+from firstfault.errors import BadDocumentError, StoreError
+from firstfault.model import DocumentRef, Phase, Seal, WorkerError
 from firstfault.reader import Conclusion, MultiErrorFileOutputReader
 from firstfault.report import flyte_message, to_json
 from firstfault.retry import RetryContext
+from firstfault.store import open_store
 from firstfault.text import redact
-from firstfault.wire import decode, encode, encode_seal
+from firstfault.wire import MAX_DOCUMENT_BYTES, decode, encode, encode_seal
 from flytekitplugins.firstfault.guard import bounded, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    import threading
+    from collections.abc import Callable, Sequence
 
-    from firstfault.model import JobErrors, Verdict
+    from firstfault.model import JobErrors, NodePresence, Verdict
     from firstfault.retry import RetryPolicy
     from flytekitplugins.firstfault.environment import Recording
 
+_DEAF_S = 3.0
+"""After so many seconds a node that has not heard of the failure is taken for dead: it is not waited for."""
 _STORAGE_S = 10.0
 """Longest time that listing and reading may take beyond the wait for the other nodes."""
 
-__all__ = ["sealed", "settle"]
+__all__ = ["newest_seal", "sealed", "settle", "torch_error_data"]
 
 
 def settle(  # noqa: PLR0913 - keywords
@@ -38,12 +43,14 @@ def settle(  # noqa: PLR0913 - keywords
     attempt: int,
     retries: int | None = None,
     expected_nodes: int | None = None,
+    heard_by: Callable[[], set[int] | None] = lambda: None,
+    give_up: threading.Event | None = None,
 ) -> Conclusion:
     """Return the verdict on the attempt and the decision.
 
-    It waits until every node has said that it is done, at most `seconds`. What this node knows counts in any case,
-    also if the storage cannot be listed. A strategy or policy that raises is replaced by firstfault's default, with
-    a warning.
+    It waits until every node that lives has said that it is done, at most `seconds`. What this node knows counts in
+    any case, also if the storage cannot be listed. A strategy or policy that raises is replaced by firstfault's
+    default, with a warning.
 
     Args:
         recording: where the documents are, and the strategy.
@@ -53,6 +60,8 @@ def settle(  # noqa: PLR0913 - keywords
         attempt: number of the attempt, from 0.
         retries: the task's, None if not known.
         expected_nodes: overrides what the roster says.
+        heard_by: group ranks of the agents that have heard of the failure; None: nobody can say.
+        give_up: once set, ends the wait.
     """
     # as the storage has them: capped and redacted
     own = Findings(documents=tuple(_through_wire(failure) for failure in failures))
@@ -65,6 +74,8 @@ def settle(  # noqa: PLR0913 - keywords
             retry_policy=policy,
             own_findings=own,
             expected_nodes=expected_nodes,
+            enough=_AllThatLive(heard_by).have_reported,
+            give_up=give_up,
         )
 
     def look() -> JobErrors | None:
@@ -95,6 +106,31 @@ def settle(  # noqa: PLR0913 - keywords
     return conclusion
 
 
+class _AllThatLive:
+    """Knows when no living node is missing: an agent that lives hears of a failure within milliseconds.
+
+    Args:
+        heard_by: group ranks of the agents that have; None: the store they share is gone, and a node with it.
+    """
+
+    def __init__(self, heard_by: Callable[[], set[int] | None]) -> None:
+        self._heard_by = heard_by
+        self._since = time.monotonic()
+
+    def have_reported(self, roster: Sequence[NodePresence]) -> bool:
+        """Whether every node that lives has said that it is done."""
+        if time.monotonic() - self._since < _DEAF_S:
+            return False
+        last = max((entry.place.round for entry in roster), default=0)
+        current = [entry for entry in roster if entry.place.round == last]
+        done = {entry.place.group_rank for entry in current if entry.phase is not Phase.JOINED}
+        living = self._heard_by()
+        if living is None:
+            nodes = max((entry.place.group_world_size for entry in current), default=0)
+            return nodes > 1 and len(done) >= nodes - 1
+        return bool(living) and living <= done
+
+
 def sealed(conclusion: Conclusion, recording: Recording, node: str) -> tuple[Seal, bytes]:
     """Return the sealed verdict and the bytes of the ``error.pb`` that hands it to Flyte."""
     verdict, decision = _redacted(conclusion.verdict), conclusion.decision
@@ -114,6 +150,24 @@ def sealed(conclusion: Conclusion, recording: Recording, node: str) -> tuple[Sea
         worker=verdict.node or "",
     )
     return seal, encode_seal(seal)
+
+
+def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
+    """Return the error.pb that is to stay: what another pod has left, if it rests on more documents than ours.
+
+    Pods that saw the same documents came to the same verdict; one that had to conclude early saw fewer of them.
+    """
+
+    async def left() -> bytes:
+        async with open_store(output_prefix) as store:
+            return await store.get("error.pb", limit=MAX_DOCUMENT_BYTES)
+
+    try:
+        other = run_sync(left())
+        found = decode(other, DocumentRef("error.pb"))
+    except (StoreError, BadDocumentError):
+        return document  # there is none, or none that could be read
+    return other if isinstance(found, Seal) and found.count > seal.count else document
 
 
 def _through_wire(failure: WorkerError) -> WorkerError:

@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.extend import IgnoreOutputs
 
-from firstfault.keys import roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase
-from firstfault.places import ROSTER
-from firstfault.wire import encode_presence
 from flytekitplugins.firstfault.environment import node_name, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
-from flytekitplugins.firstfault.recorder import put_file
+from flytekitplugins.firstfault.recorder import put_entry
 from flytekitplugins.firstfault.settle import sealed, settle
 from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError
 from flytekitplugins.firstfault.worker import describe_and_record, is_clean_exit
@@ -88,13 +85,8 @@ def _announce(
         receipts=receipts,
         timestamp_ns=time.time_ns(),
     )
-    path = f"{ROSTER}/{roster_key_for(presence)}"
-    data = encode_presence(presence)
-    bounded(
-        lambda: put_file(recording.output_prefix, path, data),
-        recording.upload_deadline_seconds if wait else 0,
-        "writing the roster",
-    )
+    deadline = recording.upload_deadline_seconds if wait else 0
+    bounded(lambda: put_entry(presence, recording), deadline, "writing the roster")
 
 
 def _pods(environment: os._Environ[str]) -> int:

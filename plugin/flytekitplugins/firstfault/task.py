@@ -31,11 +31,11 @@ from flytekitplugins.firstfault.config import (
 from flytekitplugins.firstfault.environment import (
     STRATEGY_VARIABLE,
     Recording,
-    multi_error_files,
     new_incarnation,
     node_address,
 )
 from flytekitplugins.firstfault.guard import bounded
+from flytekitplugins.firstfault.outputs import sealed_name
 from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template
 
 if TYPE_CHECKING:
@@ -117,10 +117,9 @@ class _ReportingTask(PythonFunctionTask[Any]):
         except FlyteUserRuntimeException as error:
             if not isinstance(error.value, VerdictSealedError):
                 raise
-            name = f"error-{uuid.uuid4().hex}.pb" if multi_error_files() else "error.pb"
             folder = Path(ctx.execution_state.engine_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(error.value.document)
+            (folder / sealed_name()).write_bytes(error.value.document)
             return LiteralMap(literals={})
 
     def recording(self) -> Recording | None:

@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault.fingerprint import fingerprint_of
@@ -21,8 +22,11 @@ from flytekitplugins.firstfault.agent_documents import lost_agent
 from flytekitplugins.firstfault.capture import bare, capture
 from flytekitplugins.firstfault.environment import Recording, boot_id, versions, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded
-from flytekitplugins.firstfault.in_flight import Moment, moment_of, watch_process_groups
-from flytekitplugins.firstfault.recorder import record_error, spool_for
+from flytekitplugins.firstfault.in_flight import InFlight, Moment, moment_of, watch_process_groups
+from flytekitplugins.firstfault.intercom import WorkerLine
+from flytekitplugins.firstfault.process_state import as_message, collective_progress, thread_failures, watch_threads
+from flytekitplugins.firstfault.recorder import record_error, spool_for_agent, spool_of
+from flytekitplugins.firstfault.stacks import offer_stacks
 from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort, code_of, is_recoverable
 from flytekitplugins.firstfault.torch_files import (
     ERROR_FILE_VARIABLE,
@@ -104,18 +108,94 @@ def recorded() -> Iterator[None]:
     It waits for at most the upload deadline. A clean ``sys.exit()`` is no failure.
     """
     agent = os.getppid()
-    with guarded("watching process groups"):
-        watch_process_groups()
+    witness = Witness()
+    with guarded("preparing to record"):
+        witness.open()
     try:
         yield
     except BaseException as error:
         with guarded("recording an exception"), _uninterrupted(error):
-            if isinstance(error, SystemExit | KeyboardInterrupt) and _has_died(agent):
+            if is_clean_exit(error):
+                witness.exits(error)
+            elif isinstance(error, SystemExit | KeyboardInterrupt) and _has_died(agent):
                 # told to go by the death of the agent, which can say nothing any more
                 record_lost_agent(agent)
-            elif not is_clean_exit(error):
-                record_exception(error)
+            else:
+                witness.fails(error)
         raise
+    else:
+        with guarded("withdrawing what was handled"):
+            witness.in_flight.settle(None)
+    finally:
+        with guarded("ceasing to record"):
+            witness.close()
+
+
+class Witness:
+    """What a worker process says about itself, and to its agent, while the task function runs."""
+
+    def __init__(self) -> None:
+        self._recording = Recording.from_environment()
+        self._line: WorkerLine | None = None
+        self._undo: list[Callable[[], None]] = []
+        self._asked = threading.Event()
+        self.in_flight = InFlight(self._record_in_flight, self._withdraw)
+
+    def open(self) -> None:
+        """Begin to watch; without a recording nothing is watched."""
+        if self._recording is None:
+            return
+        self._undo.append(watch_process_groups(self.in_flight))
+        self._undo.append(watch_threads())
+        place = worker_place(self._recording)
+        if self._recording.node_folder and place.local_rank is not None:
+            folder = Path(self._recording.node_folder)
+            with guarded("offering stacks"):
+                offer_stacks(folder, place.round, place.local_rank)
+            self._line = WorkerLine(folder, place.round, place.local_rank, self._state)
+
+    def close(self) -> None:
+        """Cease to watch. The line to the agent stays open: it may ask a process that ends slowly."""
+        for undo in reversed(self._undo):
+            undo()
+
+    def fails(self, error: BaseException) -> None:
+        """Make a document about an exception that has left the task function durable, and tell the agent."""
+        self.in_flight.settle(error)
+        if self._asked.is_set() and _is_an_answer(error):
+            return  # to the signal by which the agent stops this process: the agent will say so
+        moment = moment_of(error)
+        receipt = record_exception(error)
+        if self._line is not None and receipt is not None:
+            content = {"what": type(error).__name__, "document": receipt.name, "monotonic_ns": moment.monotonic_ns}
+            self._line.say_failed(content)
+
+    def exits(self, error: BaseException) -> None:
+        """Note a clean exit before the task function's end: no failure, but why a peer may wait in vain."""
+        self.in_flight.settle(None)
+        if self._recording is not None:
+            describe_and_record(error, self._recording, worker_place(self._recording), held=True)
+
+    def _state(self) -> dict[str, Any]:
+        """Answer the agent, which is about to stop this process."""
+        self._asked.set()
+        with guarded("recording an exception in flight"):
+            self.in_flight.ask()
+        return as_message()
+
+    def _record_in_flight(self, error: BaseException) -> str:
+        if self._recording is None:
+            return ""
+        place = worker_place(self._recording)
+        return describe_and_record(error, self._recording, place, in_flight=True)[1].name
+
+    def _withdraw(self, name: str) -> None:
+        if self._recording is None:
+            return
+        place = worker_place(self._recording)
+        spool = spool_of(self._recording, place.local_rank, os.environ.get(ERROR_FILE_VARIABLE))
+        if spool is not None:
+            spool.withdraw(name)
 
 
 @contextlib.contextmanager
@@ -150,6 +230,11 @@ def _has_died(agent: int) -> bool:
     return True
 
 
+def _is_an_answer(error: BaseException) -> bool:
+    """Whether `error` is what a signal's handler raises: Python's, torch's (in a forked worker), or a user's exit."""
+    return isinstance(error, SystemExit | KeyboardInterrupt) or type(error).__name__ == "SignalException"
+
+
 def is_clean_exit(error: BaseException) -> bool:
     """Whether `error` is a ``sys.exit()`` that says success."""
     # the code may be any object, of which neither hash nor comparison may be asked
@@ -180,14 +265,23 @@ def record_lost_agent(agent_pid: int) -> Receipt | None:
         timestamp_ns=moment.wall_ns,
         monotonic_ns=moment.monotonic_ns,
     )
-    return record_error(failure, recording.output_prefix, None, recording.upload_deadline_seconds)
+    return record_error(failure, recording, spool_for_agent(recording), recording.upload_deadline_seconds)
 
 
-def describe_and_record(error: BaseException, recording: Recording, place: Place) -> tuple[WorkerError, Receipt]:
+def describe_and_record(
+    error: BaseException, recording: Recording, place: Place, *, in_flight: bool = False, held: bool = False
+) -> tuple[WorkerError, Receipt]:
     """Write a document about `error`, and torch's error.json; return the failure and what became of the document.
 
     Bounded by the upload deadline, of which half may go into understanding the exception: its ``__str__`` is the
     user's code and may block.
+
+    Args:
+        error: the exception.
+        recording: where and how.
+        place: this process's.
+        in_flight: it has not left the task function yet; torch's error.json is left alone.
+        held: keep the document on the node, for the agent to upload should the node fail.
     """
     began = time.monotonic_ns()
     wall_ns, monotonic_ns = moment_of(error)
@@ -195,20 +289,29 @@ def describe_and_record(error: BaseException, recording: Recording, place: Place
     exception = bounded(lambda: capture(error), recording.upload_deadline_seconds / 2, "reading an exception")
     if exception is None:
         exception = replace(bare(error), message="<no text: reading the exception took too long>")
-    failure = replace(describe(error, exception, place), timestamp_ns=wall_ns, monotonic_ns=monotonic_ns)
+    failure = replace(
+        describe(error, exception, place),
+        timestamp_ns=wall_ns,
+        monotonic_ns=monotonic_ns,
+        in_flight=in_flight,
+        collectives=collective_progress(),
+        thread_failures=thread_failures(),
+    )
     error_file = os.environ.get(ERROR_FILE_VARIABLE)
-    if error_file:
+    if error_file and not in_flight and not held:
         with guarded("writing torch's error.json"):
             write_error_file(error_file, error_file_data(exception.type, exception.message, failure.message, wall_ns))
     failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
     left = (deadline_ns - time.monotonic_ns()) / 1e9
-    return failure, record_error(failure, recording.output_prefix, spool_for(error_file), left)
+    spool = spool_of(recording, place.local_rank, error_file)
+    return failure, record_error(failure, recording, spool, left, held=held)
 
 
 def describe(error: BaseException, exception: ExceptionInfo, place: Place) -> WorkerError:
     """Return the failure that an exception in this process is, without its time."""
     sort = Sort.RECOVERABLE if is_recoverable(exception) else Sort.WORKER_FAILURE
     consequence = CONSEQUENCES[sort]
+    category = "exit" if isinstance(error, SystemExit) else consequence.category
     failure = WorkerError(
         code=code_of(error),
         message=format_exception(exception),
@@ -219,7 +322,7 @@ def describe(error: BaseException, exception: ExceptionInfo, place: Place) -> Wo
         writer=Writer.WORKER,
         subject=Subject.WORKER,
         exception=exception,
-        category=consequence.category,
+        category=category,
         boot_id=boot_id(),
         versions=versions(),
     )

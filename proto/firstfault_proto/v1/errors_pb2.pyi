@@ -49,7 +49,7 @@ class WorkerErrorDocument(_message.Message):
     def __init__(self, error: _Optional[_Union[_errors_pb2.ContainerError, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., verdict: _Optional[_Union[SealedVerdict, _Mapping]] = ...) -> None: ...
 
 class WorkerFailure(_message.Message):
-    __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions")
+    __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "in_flight", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions", "thread_failures", "collectives", "caused_by")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -69,12 +69,16 @@ class WorkerFailure(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     SIGNAL_FIELD_NUMBER: _ClassVar[int]
     SENT_SIGNALS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     CATEGORY_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
     STACK_DUMPS_FIELD_NUMBER: _ClassVar[int]
     RESOURCES_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    THREAD_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
+    CAUSED_BY_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     writer: Writer
     subject: Subject
@@ -87,13 +91,17 @@ class WorkerFailure(_message.Message):
     exit_code: int
     signal: str
     sent_signals: _containers.RepeatedCompositeFieldContainer[SentSignal]
+    in_flight: bool
     category: str
     fingerprint: str
     log_tail: str
     stack_dumps: _containers.RepeatedCompositeFieldContainer[StackDump]
     resources: ResourceEvidence
     versions: _containers.ScalarMap[str, str]
-    def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    thread_failures: _containers.RepeatedCompositeFieldContainer[ThreadFailure]
+    collectives: _containers.RepeatedCompositeFieldContainer[CollectiveProgress]
+    caused_by: CausedBy
+    def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., in_flight: bool = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., thread_failures: _Optional[_Iterable[_Union[ThreadFailure, _Mapping]]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveProgress, _Mapping]]] = ..., caused_by: _Optional[_Union[CausedBy, _Mapping]] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("attempt", "round", "incarnation", "restart_count", "global_rank", "local_rank", "group_rank", "world_size", "group_world_size", "role", "node", "host", "ip", "pid")
@@ -179,15 +187,51 @@ class StackDump(_message.Message):
     text: str
     def __init__(self, pid: _Optional[int] = ..., global_rank: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
+class ThreadFailure(_message.Message):
+    __slots__ = ("thread", "wall_time_ns", "exception")
+    THREAD_FIELD_NUMBER: _ClassVar[int]
+    WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
+    EXCEPTION_FIELD_NUMBER: _ClassVar[int]
+    thread: str
+    wall_time_ns: int
+    exception: ExceptionRecord
+    def __init__(self, thread: _Optional[str] = ..., wall_time_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ...) -> None: ...
+
+class CollectiveProgress(_message.Message):
+    __slots__ = ("group", "last_operation", "enqueued", "completed")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    LAST_OPERATION_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    last_operation: str
+    enqueued: int
+    completed: int
+    def __init__(self, group: _Optional[str] = ..., last_operation: _Optional[str] = ..., enqueued: _Optional[int] = ..., completed: _Optional[int] = ...) -> None: ...
+
+class CausedBy(_message.Message):
+    __slots__ = ("global_rank", "node", "document")
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    DOCUMENT_FIELD_NUMBER: _ClassVar[int]
+    global_rank: int
+    node: str
+    document: str
+    def __init__(self, global_rank: _Optional[int] = ..., node: _Optional[str] = ..., document: _Optional[str] = ...) -> None: ...
+
 class ResourceEvidence(_message.Message):
-    __slots__ = ("oom_kill", "memory_peak_bytes", "memory_limit_bytes")
+    __slots__ = ("oom_kill", "memory_peak_bytes", "memory_limit_bytes", "memory_used_bytes", "watermark_wall_ns")
     OOM_KILL_FIELD_NUMBER: _ClassVar[int]
     MEMORY_PEAK_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_WALL_NS_FIELD_NUMBER: _ClassVar[int]
     oom_kill: int
     memory_peak_bytes: int
     memory_limit_bytes: int
-    def __init__(self, oom_kill: _Optional[int] = ..., memory_peak_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ...) -> None: ...
+    memory_used_bytes: int
+    watermark_wall_ns: int
+    def __init__(self, oom_kill: _Optional[int] = ..., memory_peak_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., watermark_wall_ns: _Optional[int] = ...) -> None: ...
 
 class RosterEntry(_message.Message):
     __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts")
@@ -216,18 +260,20 @@ class RosterWorker(_message.Message):
     def __init__(self, global_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class DocumentReceipt(_message.Message):
-    __slots__ = ("key", "durable", "fault_to_durable_ns", "error", "global_rank")
+    __slots__ = ("key", "durable", "fault_to_durable_ns", "error", "global_rank", "withdrawn")
     KEY_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
     FAULT_TO_DURABLE_NS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     key: str
     durable: bool
     fault_to_durable_ns: int
     error: str
     global_rank: int
-    def __init__(self, key: _Optional[str] = ..., durable: bool = ..., fault_to_durable_ns: _Optional[int] = ..., error: _Optional[str] = ..., global_rank: _Optional[int] = ...) -> None: ...
+    withdrawn: bool
+    def __init__(self, key: _Optional[str] = ..., durable: bool = ..., fault_to_durable_ns: _Optional[int] = ..., error: _Optional[str] = ..., global_rank: _Optional[int] = ..., withdrawn: bool = ...) -> None: ...
 
 class SealedVerdict(_message.Message):
     __slots__ = ("schema_version", "wall_time_ns", "digest", "document_count", "strategy", "json", "node")

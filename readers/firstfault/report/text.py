@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.model import Decision, ExceptionInfo, Scope, Verdict, WorkerError
+from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
+    Decision,
+    ExceptionInfo,
+    Resources,
+    Scope,
+    ThreadFailure,
+    Verdict,
+    WorkerError,
+)
 from firstfault.report.json import format_timestamp
 from firstfault.text import elide, one_line, printable, sentence_of
 
@@ -24,6 +34,11 @@ _MESSAGE = 16_000
 _SHOWN = 8
 """Victims, notes and sentences that are listed; the rest is counted."""
 _FACT = 300
+_STACK_LINES = 30
+_LOG_LINES = 20
+_LINE = 200
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_UNIT = 1024
 _NODE_TAIL = 10
 """Characters of the node's name that the answer has room for, however long the rest is."""
 
@@ -49,14 +64,16 @@ def flyte_message(verdict: Verdict, decision: Decision, *, uri: str = "") -> str
     tail = ["", *_commands(verdict, uri), "", line]
     facts = [line, "", *_facts(verdict, decision)]
     room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *tail]) - 2
+    blocks = [elide(_ascii(block), max(room // 3, 200)) for block in _blocks(verdict.root)]
+    room -= sum(len(block) + 2 for block in blocks)
     body = elide(printable(_ascii(verdict.message.strip())), max(room, 200))
-    return elide("\n".join([*facts, "", body, *tail]), _MESSAGE)
+    return elide("\n".join([*facts, "", body, *_apart(blocks), *tail]), _MESSAGE)
 
 
 def terminal_text(verdict: Verdict, decision: Decision, *, uri: str = "") -> str:
-    """What ``firstfault show`` and ``firstfault run`` print: the same facts, the message, the evidence."""
+    """What ``firstfault show`` and ``firstfault run`` print: the same facts, the evidence, the message, the log."""
     lines = [first_line(verdict, decision), "", *_facts(verdict, decision), "", *_evidence(verdict)]
-    lines += ["", printable(verdict.message.strip())]
+    lines += ["", printable(verdict.message.strip()), *_apart(_blocks(verdict.root))]
     if uri:
         lines += ["", f"documents: {uri}"]
     return "\n".join(lines)
@@ -107,6 +124,51 @@ def _root_facts(root: WorkerError) -> Iterator[str]:
         yield f"exit code: {root.exit_code}" + (f" ({root.signal})" if root.signal else "")
     if place.pid:
         yield f"pid: {place.pid}"
+    if root.caused_by is not None:
+        yield f"stopped after a failure of {_cause(root.caused_by)}"
+    yield from _few((_thread_line(thread) for thread in root.thread_failures), "threads")
+    yield from _memory_facts(root.resources)
+    yield from _few((_collective_line(progress) for progress in root.collectives), "process groups")
+
+
+def _cause(cause: CausedBy) -> str:
+    if cause.rank is None:
+        return cause.node or "another node"
+    return f"rank {cause.rank} on {cause.node}" if cause.node else f"rank {cause.rank}"
+
+
+def _thread_line(failure: ThreadFailure) -> str:
+    exception = failure.exception
+    text = sentence_of(exception.message)
+    return f"thread {failure.thread} ended by {exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
+
+
+def _collective_line(progress: CollectiveProgress) -> str:
+    number = f"{progress.last_operation} #{progress.enqueued}".lstrip()
+    completed = f", {progress.completed} completed" if progress.completed is not None else ""
+    return f"last collective of group {progress.group}: {number}{completed}"
+
+
+def _memory_facts(resources: Resources) -> Iterator[str]:
+    sizes = (("peak", resources.memory_peak_bytes), ("in use", resources.memory_used_bytes))
+    parts = [f"{name} {_size(size)}" for name, size in sizes if size is not None]
+    if resources.memory_limit_bytes is not None:
+        limit = f"limit {_size(resources.memory_limit_bytes)}"
+        parts[:1] = [f"{parts[0]} of {limit}" if parts else limit]
+    if resources.oom_kill is not None:
+        times = "1 time" if resources.oom_kill == 1 else f"{resources.oom_kill} times"
+        parts.append(f"the kernel's OOM killer struck {times}")
+    if parts:
+        yield f"memory: {', '.join(parts)}"
+
+
+def _size(size: float) -> str:
+    """Bytes for a person: "15.9 GiB"."""
+    power = 0
+    while size >= _UNIT and power < len(_UNITS) - 1:
+        size /= _UNIT
+        power += 1
+    return f"{size:.{min(power, 1)}f} {_UNITS[power]}"
 
 
 def _victim_facts(verdict: Verdict) -> Iterator[str]:
@@ -135,6 +197,46 @@ def _evidence(verdict: Verdict) -> Iterator[str]:
     for suspect in verdict.suspects:
         name = f"rank {suspect.rank}" if suspect.rank is not None else str(suspect.node)
         yield _fact(f"suspect: {name}, {suspect.why}")
+
+
+def _blocks(root: WorkerError | None) -> Iterator[str]:
+    """Where the root stood, if no traceback says it, and what it printed last; each with a title, indented."""
+    if root is None:
+        return
+    stack = _lines(_stack_of(root)) if root.exception is None or not root.exception.frames else []
+    if stack:
+        more = len(stack) - _STACK_LINES
+        rest = [f"... {more} more lines"] if more > 0 else []
+        yield "\n  ".join(["where it stood:", *stack[:_STACK_LINES], *rest])
+    log = _lines(root.log_tail)
+    if log:
+        yield "\n  ".join(["last lines of its log:", *log[-_LOG_LINES:]])
+
+
+def _stack_of(root: WorkerError) -> str:
+    """The root's own stack among those of its node; empty if there is none."""
+    place = root.place
+    own = [dump.text for dump in root.stack_dumps if place.pid and dump.pid == place.pid]
+    own += [dump.text for dump in root.stack_dumps if place.rank is not None and dump.rank == place.rank]
+    return next(iter(own), "")
+
+
+def _lines(text: str) -> list[str]:
+    """The lines that show something. Of one that was written over, as by a progress bar, what a terminal would show."""
+    lines = (printable(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n"))
+    return [line if len(line) <= _LINE else line[: _LINE - 3] + "..." for line in lines if line]
+
+
+def _apart(blocks: Iterable[str]) -> Iterator[str]:
+    for block in blocks:
+        yield from ("", block)
+
+
+def _few(lines: Iterable[str], what: str) -> Iterator[str]:
+    shown = list(lines)
+    yield from shown[:_SHOWN]
+    if len(shown) > _SHOWN:
+        yield f"and {len(shown) - _SHOWN} more {what}"
 
 
 def _commands(verdict: Verdict, uri: str) -> Iterator[str]:

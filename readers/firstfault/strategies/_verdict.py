@@ -21,9 +21,24 @@ _HEADLINE = 160
 
 
 def candidates(job: JobErrors) -> tuple[WorkerError, ...]:
-    """Return the failures that can be a root cause: all but those that their own agent stopped, if others exist."""
-    own = tuple(failure for failure in job.failures if not failure.stopped_by_agent)
-    return own or job.failures
+    """Return the failures that can be a root cause: all but those that their own agent stopped, if others exist.
+
+    A process that was stopped while an exception was in flight counts as stopped, unless that exception was there
+    before any other failure: what is in flight when the agent stops its workers may come of what it stops them for.
+    """
+    spoken = tuple(failure for failure in job.failures if not failure.stopped_by_agent)
+    others = [failure for failure in spoken if not _stopped_in_flight(failure)]
+    began_ns = min((failure.timestamp_ns for failure in others if failure.timestamp_ns is not None), default=0)
+    own = tuple(failure for failure in spoken if not _stopped_in_flight(failure) or _is_before(failure, began_ns))
+    return (own if others else spoken) or job.failures
+
+
+def _stopped_in_flight(failure: WorkerError) -> bool:
+    return failure.in_flight and failure.exception is not None and bool(failure.sent_signals)
+
+
+def _is_before(failure: WorkerError, moment_ns: int) -> bool:
+    return failure.timestamp_ns is not None and failure.timestamp_ns < moment_ns
 
 
 def verdict_for(  # noqa: PLR0913 - the parts of a verdict

@@ -25,7 +25,8 @@ _BEHIND_S = 60
 def earliest(job: JobErrors) -> Verdict:
     """Pick the failure with the earliest recorded time.
 
-    A failure without a time comes last, and a process that its own agent stopped is never picked while others exist.
+    A failure without a time comes last, and a process that its own agent stopped is never picked while others exist,
+    unless it had an exception in flight before they failed.
     Equal times are decided by evidence (its own exception before a bare exit), then by the lowest rank; never by the
     order of a listing. Clocks are taken at their word, and a clock that contradicts the storage's is named.
     """

@@ -1,0 +1,64 @@
+"""The files that Flyte reads: what a sealed verdict is called, and waiting for the outputs of rank 0's pod."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from firstfault.aio import run_sync
+from firstfault.errors import StoreError
+from firstfault.places import OUTPUTS, is_stock_error_file
+from firstfault.store import open_store
+from flytekitplugins.firstfault.environment import multi_error_files
+from flytekitplugins.firstfault.guard import logger
+
+if TYPE_CHECKING:
+    import threading
+
+__all__ = ["await_outputs", "sealed_name"]
+
+_LONGEST_S = 1800.0
+"""Longest wait for the outputs. If rank 0's pod dies meanwhile, the operator ends the job and this pod with it."""
+_FIRST_POLL_S = 0.05
+_LONGEST_POLL_S = 2.0
+
+
+def sealed_name() -> str:
+    """Return the name of the error file that this pod leaves: one of its own where the backend asked for that."""
+    return f"error-{uuid.uuid4().hex}.pb" if multi_error_files() else "error.pb"
+
+
+def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = _LONGEST_S) -> bool:
+    """Wait until rank 0's pod has left outputs or an error; False if it has not in time, or the wait was given up.
+
+    With the first pod that exits 0 the job counts as succeeded, and Flyte reads the outputs at that moment.
+
+    Args:
+        output_prefix: where they will be.
+        give_up: ends the wait.
+        seconds: longest wait.
+    """
+    deadline = time.monotonic() + seconds
+    pause = _FIRST_POLL_S
+    while not _are_there(output_prefix):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            logger.warning("rank 0's pod has left no outputs within %g s; this pod ends without it", seconds)
+            return False
+        if give_up.wait(min(pause, left)):
+            return False
+        pause = min(pause * 1.5, _LONGEST_POLL_S)
+    return True
+
+
+def _are_there(output_prefix: str) -> bool:
+    async def look() -> bool:
+        async with open_store(output_prefix) as store:
+            return any(item.name == OUTPUTS or is_stock_error_file(item.name) for item in await store.list())
+
+    try:
+        return run_sync(look())
+    except StoreError as error:
+        logger.warning("cannot look for rank 0's outputs: %s", error)
+        return False

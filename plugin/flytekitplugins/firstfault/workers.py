@@ -1,0 +1,98 @@
+"""The worker processes of a node from their agent's side: asking them, stopping them, whether they can finish."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flytekitplugins.firstfault.agent_documents import Observation
+from flytekitplugins.firstfault.guard import guarded
+from flytekitplugins.firstfault.process_state import collectives_from, thread_failures_from
+from flytekitplugins.firstfault.stacks import ask_for_stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flytekitplugins.firstfault.environment import Recording
+    from flytekitplugins.firstfault.intercom import AgentLine
+
+__all__ = ["observe", "stop_processes", "unfinished"]
+
+_ASKING_S = 0.3
+"""Longest wait for the workers' answers and stacks, seconds; one that holds the interpreter's lock answers nothing."""
+_POLL_S = 0.01
+
+
+def observe(line: AgentLine | None, recording: Recording, pids: dict[int, int]) -> dict[int, Observation]:
+    """Return where living workers stand, and what only they know, by local rank; within a fraction of a second.
+
+    An exception that is still inside the task function is not in it: the worker writes a document of its own.
+    """
+    if line is None or not pids:
+        return {}
+    folder = Path(recording.node_folder)
+    stacks: dict[int, str] = {}
+
+    def ask_kernel() -> None:
+        with guarded("asking workers for their stacks"):
+            stacks.update(ask_for_stacks(folder, recording.round, pids, _ASKING_S))
+
+    thread = threading.Thread(target=ask_kernel, name="firstfault-stacks", daemon=True)
+    thread.start()
+    answers = line.ask(recording.round, pids, _ASKING_S)
+    thread.join(2 * _ASKING_S)
+    return {
+        rank: Observation(
+            stacks.get(rank, ""),
+            collectives_from(answers.get(rank, {}).get("collectives")),
+            thread_failures_from(answers.get(rank, {}).get("thread_failures")),
+        )
+        for rank in pids
+    }
+
+
+def stop_processes(
+    processes: Sequence[Any], sent: signal.Signals, *, spare: frozenset[int] = frozenset(), seconds: float
+) -> None:
+    """End all processes: by the signal, and what is left after `seconds` by SIGKILL.
+
+    Args:
+        processes: in order of local rank.
+        sent: the signal.
+        spare: local ranks that end by themselves; they have the same time.
+        seconds: for all of them together.
+    """
+    for rank, process in enumerate(processes):
+        if rank not in spare and process.exitcode is None:
+            _send(process, sent)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(process.exitcode is None for process in processes):
+        time.sleep(_POLL_S)
+    left = [process for process in processes if process.exitcode is None]
+    for process in left:
+        _send(process, signal.SIGKILL)
+    # a process in uninterruptible sleep does not even hear that: torch gives it up, in its own time
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(process.exitcode is None for process in left):
+        time.sleep(_POLL_S)
+
+
+def unfinished(context: Any) -> frozenset[int]:
+    """Return the local ranks that have not handed over a result yet; torch keeps what they hand over in its context.
+
+    A worker hands over its result before it may end. One that has ended without it never will.
+    """
+    taken: dict[int, Any] = getattr(context, "_return_values", {})
+    queues: dict[int, Any] = getattr(context, "_ret_vals", {})
+    return frozenset(rank for rank, queue in queues.items() if rank not in taken and queue.empty())
+
+
+def _send(process: Any, number: signal.Signals) -> None:
+    try:
+        os.kill(process.pid, number)
+    except ProcessLookupError:
+        return  # it has just ended

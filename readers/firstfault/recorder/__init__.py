@@ -1,0 +1,50 @@
+"""The node's recorder: a small process that uploads what the workers and the agent of one node have to say.
+
+It holds an open client of the storage, so that nothing is imported and nothing heavy runs in a process that is dying;
+and it outlives its agent, so that somebody notices when that is killed. Names are loaded when first used: a dying
+worker pays for the client alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from firstfault.errors import RecorderUnavailableError
+    from firstfault.recorder.client import Recorder
+    from firstfault.recorder.folder import NodeFolder
+    from firstfault.recorder.process import RecorderProcess, start_recorder
+    from firstfault.recorder.spool import Spool, SpooledDocument
+
+__all__ = [
+    "NodeFolder",
+    "Recorder",
+    "RecorderProcess",
+    "RecorderUnavailableError",
+    "Spool",
+    "SpooledDocument",
+    "start_recorder",
+]
+
+_HOMES = {
+    "firstfault.errors": ("RecorderUnavailableError",),
+    "firstfault.recorder.client": ("Recorder",),
+    "firstfault.recorder.folder": ("NodeFolder",),
+    "firstfault.recorder.process": ("RecorderProcess", "start_recorder"),
+    "firstfault.recorder.spool": ("Spool", "SpooledDocument"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib  # noqa: PLC0415 - paid by whoever asks for a name
+
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,18 @@
+"""The recorder's process: ``python -m firstfault.recorder <folder>``."""
+
+import sys
+
+from firstfault.recorder.signals import ignore
+
+ignore()
+if not getattr(sys.flags, "safe_path", False):
+    # -m puts the working directory first, and a training's types.py or queue.py would stand before Python's own
+    sys.path.append(sys.path.pop(0))
+
+from pathlib import Path  # noqa: E402 - the signals come first
+
+from firstfault.recorder.folder import NodeFolder  # noqa: E402
+from firstfault.recorder.server import serve  # noqa: E402
+
+if __name__ == "__main__":
+    serve(NodeFolder(Path(sys.argv[1])))

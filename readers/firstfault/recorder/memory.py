@@ -1,0 +1,148 @@
+"""The container's memory against its limit, as the kernel's control groups tell it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["MemoryWatch"]
+
+_NO_LIMIT_BYTES = 2**60
+"""A limit from here on is none; version 1 says the largest number of whole pages there is."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What one version of control groups calls its files. Each holds a number, `oom` lines of name and number."""
+
+    used: str
+    peak: str
+    limit: str
+    oom: str
+
+
+_V1 = _Files("memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control")
+_V2 = _Files("memory.current", "memory.peak", "memory.max", "memory.events")
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The control group of this process."""
+
+    folder: Path
+    mount: Path
+    files: _Files
+
+    def limited(self) -> Path:
+        """Return the nearest group from here upwards that has a limit; this one if there is none."""
+        folder = self.folder
+        while _bytes(folder / self.files.limit) is None:
+            if folder == self.mount:
+                return self.folder
+            folder = folder.parent
+        return folder
+
+
+class MemoryWatch:
+    """Watches the memory of the control group that this process is in, version 1 or 2. Never raises.
+
+    Usage, peak and limit are those of the nearest group that has a limit; kills are counted where this process is.
+    Usage counts what the kernel would give up before it kills (page cache), so one near the limit is no proof.
+
+    Args:
+        root: where ``/proc`` and the mounts are, for tests.
+    """
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._group = _own_group(root)
+        self._limited = self._group.limited() if self._group is not None else None
+        self._kills_before = self._kills()
+        self._used: int | None = None
+        self._watermark: int | None = None
+        self._watermark_ns: int | None = None
+        self.sample()
+
+    def sample(self) -> None:
+        """Look at the memory in use, and keep the highest figure with its time."""
+        used = self._number("used")
+        self._used = used
+        if used is not None and (self._watermark is None or used > self._watermark):
+            self._watermark, self._watermark_ns = used, time.time_ns()
+
+    def report(self) -> dict[str, int | None]:
+        """Return what is known now; None stands for what could not be read.
+
+        ``oom_kill``: processes of this group that the kernel killed for memory since this watch began.
+        ``memory_used_bytes``, ``memory_limit_bytes``: now; a limit of None is none.
+        ``memory_peak_bytes``: the kernel's own figure, else the highest that a sample has seen.
+        ``watermark_ns``: when a sample saw its highest, nanoseconds since the Unix epoch.
+        """
+        self.sample()
+        kills = self._kills()
+        peak = self._number("peak")
+        return {
+            "oom_kill": max(kills - (self._kills_before or 0), 0) if kills is not None else None,
+            "memory_used_bytes": self._used,
+            "memory_peak_bytes": peak if peak is not None else self._watermark,
+            "memory_limit_bytes": self._number("limit"),
+            "watermark_ns": self._watermark_ns,
+        }
+
+    def _number(self, which: str) -> int | None:
+        if self._group is None or self._limited is None:
+            return None
+        return _bytes(self._limited / getattr(self._group.files, which))
+
+    def _kills(self) -> int | None:
+        if self._group is None:
+            return None
+        for line in _text(self._group.folder / self._group.files.oom).splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill" and number.isdigit():
+                return int(number)
+        return None
+
+
+def _own_group(root: Path) -> _Group | None:
+    """Return the group that accounts for this process's memory: of version 1 if that has memory, else of version 2."""
+    groups = [line.split(":", 2)[1:] for line in _text(root / "proc/self/cgroup").splitlines()]
+    paths = {name: group[1] for group in groups if len(group) > 1 for name in group[0].split(",")}
+    path = paths.get("memory", paths.get(""))
+    version_1 = "memory" in paths
+    for mount_root, mount in _mounts(root, version_1=version_1):
+        if path is not None:
+            return _Group(_within(mount_root, mount, path), mount, _V1 if version_1 else _V2)
+    return None
+
+
+def _mounts(root: Path, *, version_1: bool) -> list[tuple[str, Path]]:
+    """Return the root and the mount point of each mount of the hierarchy; see mountinfo in proc(5)."""
+    found = []
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        mount, kind = left.split(), right.split()
+        if kind[:1] == ["cgroup" if version_1 else "cgroup2"] and (not version_1 or "memory" in kind[-1].split(",")):
+            found.append((mount[3], root / mount[4].lstrip("/")))
+    return found
+
+
+def _within(mount_root: str, mount: Path, path: str) -> Path:
+    """Return the group's folder. In a container it is the mount point itself, whatever the path from outside says."""
+    prefix = mount_root.rstrip("/")
+    inside = path[len(prefix) :].strip("/") if f"{path}/".startswith(f"{prefix}/") else ""
+    folder = mount / inside
+    return folder if ".." not in folder.parts and folder.is_dir() else mount
+
+
+def _bytes(path: Path) -> int | None:
+    """Return the number in a file; None if there is none, or one that means "no limit"."""
+    text = _text(path).strip()
+    return int(text) if text.isdigit() and int(text) < _NO_LIMIT_BYTES else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

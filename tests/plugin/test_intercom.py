@@ -1,0 +1,263 @@
+"""What an agent and its workers say to each other: over real sockets, from real processes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flytekitplugins.firstfault.intercom import AgentLine, WorkerLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Python 3.12 and later warn of a fork beside threads
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+LONG_S = 30.0
+LIMIT_S = 0.3
+TOLERANCE_S = 0.5
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a folder with a path that is short enough for a socket."""
+    with tempfile.TemporaryDirectory(prefix="ff-", dir="/tmp") as path:
+        yield Path(path)
+
+
+class Agent:
+    """An agent's line, and how often it was woken."""
+
+    def __init__(self, folder: Path) -> None:
+        self.woken = threading.Semaphore(0)
+        self.line = AgentLine(folder, self.woken.release)
+
+
+@pytest.fixture
+def agent(folder: Path) -> Iterator[Agent]:
+    """Open an agent's line; its thread does not outlive the test."""
+    one = Agent(folder)
+    yield one
+    one.line.close()
+
+
+@pytest.fixture
+def worker(folder: Path) -> Iterator[Callable[..., WorkerLine]]:
+    """Open workers' lines; their threads do not outlive the test."""
+    made: list[WorkerLine] = []
+
+    def begin(local_rank: int, answer: Callable[[], dict[str, Any]] = dict, round_: int = 0) -> WorkerLine:
+        made.append(WorkerLine(folder, round_, local_rank, answer))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.close()
+
+
+def test_an_answer(agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+    """Each worker that is asked answers for itself, at once; one that is not asked does not."""
+    for local_rank in range(3):
+        worker(local_rank, lambda local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]})
+    began = time.monotonic()
+    answers = agent.line.ask(0, [0, 2], LONG_S)
+    assert time.monotonic() - began < TOLERANCE_S
+    assert {rank: answer["collectives"] for rank, answer in answers.items()} == {
+        rank: [["group", "op", rank, 0]] for rank in (0, 2)
+    }
+    assert agent.line.failed(0) == {}
+    assert not agent.woken.acquire(blocking=False), "an answer is no failure"
+
+
+def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
+    """A worker process is asked and answers while its main thread waits."""
+    context = multiprocessing.get_context("fork")
+    ready, done = context.Event(), context.Event()
+
+    def work() -> None:
+        WorkerLine(folder, 0, 0, lambda: {"pid": os.getpid()})
+        ready.set()
+        done.wait(LONG_S)
+        os._exit(0)
+
+    process = context.Process(target=work)
+    process.start()
+    assert ready.wait(LONG_S)
+    answers = agent.line.ask(0, [0], LONG_S)
+    done.set()
+    process.join()
+    assert answers[0]["pid"] == process.pid
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_worker_that_does_not_answer(others: int, agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+    """A worker that is too busy to answer costs the time limit and no more; those that do answer are heard."""
+    release = threading.Event()
+
+    def busy() -> dict[str, Any]:
+        release.wait(LONG_S)
+        return {}
+
+    worker(0, busy)
+    for other in range(others):
+        worker(1 + other, lambda: {"ok": True})
+    began = time.monotonic()
+    answers = agent.line.ask(0, [0, 1], LIMIT_S)
+    assert LIMIT_S <= time.monotonic() - began < LIMIT_S + TOLERANCE_S
+    assert set(answers) == set(range(1, 1 + others))
+    release.set()
+
+
+def test_nobody_to_ask(agent: Agent) -> None:
+    """Workers that are gone, or never had a line, cost no time."""
+    began = time.monotonic()
+    assert agent.line.ask(0, [0, 1], LONG_S) == {}
+    assert time.monotonic() - began < TOLERANCE_S
+
+
+def test_an_answer_that_breaks(
+    agent: Agent, worker: Callable[..., WorkerLine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker whose answer raises says nothing of its state, with a warning, and can be asked again."""
+    answers = iter([ZeroDivisionError("ours"), None])
+
+    def answer() -> dict[str, Any]:
+        if error := next(answers):
+            raise error
+        return {"ok": True}
+
+    worker(0, answer)
+    assert "ok" not in agent.line.ask(0, [0], LONG_S)[0]
+    assert "firstfault failed while answering the agent (ZeroDivisionError: ours)" in caplog.text
+    _until(lambda: agent.line.ask(0, [0], LONG_S)[0].get("ok"))
+
+
+def _until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
+
+
+def test_a_worker_has_failed(agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+    """The agent is woken by each worker that says it failed, and has its words, by round."""
+    content = {"what": "ValueError", "document": "e1-x.pb", "monotonic_ns": 12}
+    worker(1).say_failed(content)
+    assert agent.woken.acquire(timeout=LONG_S)
+    worker(0, round_=1).say_failed({**content, "what": "KeyError"})
+    assert agent.woken.acquire(timeout=LONG_S)
+    failed = agent.line.failed(0)
+    assert set(failed) == {1}
+    assert {**failed[1], **content} == failed[1]
+    assert {rank: said["what"] for rank, said in agent.line.failed(1).items()} == {0: "KeyError"}
+    assert agent.line.failed(2) == {}
+
+
+def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerLine]) -> None:
+    """Of the workers of a large node that fail at the same moment, each is heard, also by an agent that is busy."""
+    busy, free, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
+
+    def wake() -> None:
+        busy.set()
+        free.wait(LONG_S)
+        heard.release()
+
+    line = AgentLine(folder, wake)
+    lines = [worker(local_rank) for local_rank in range(16)]
+    threads = [threading.Thread(target=one.say_failed, args=({"what": "ValueError"},)) for one in lines]
+    for thread in threads:
+        thread.start()
+    assert busy.wait(LONG_S)
+    free.set()
+    for thread in threads:
+        thread.join(LONG_S)
+    try:
+        for _ in lines:
+            assert heard.acquire(timeout=1), sorted(line.failed(0))
+    finally:
+        line.close()
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_a_worker_that_is_asked_and_fails(fails_first: bool, agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+    """What a worker says of its state and of its failure do not replace each other."""
+    line = worker(0, lambda: {"ok": True})
+    if fails_first:
+        line.say_failed({"what": "ValueError"})
+    assert agent.line.ask(0, [0], LONG_S)[0]["ok"]
+    if not fails_first:
+        line.say_failed({"what": "ValueError"})
+    assert agent.woken.acquire(timeout=LONG_S)
+    assert agent.line.failed(0)[0]["what"] == "ValueError"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"",
+        b"no json",
+        b"\xff\xfe",
+        b'"a text"',
+        b"[1, 2]",
+        b"null",
+        b'{"says": "failed"',
+        b"{}",
+        b'{"says": "failed", "round": "x", "local_rank": 0}',
+        b'{"round": 0, "local_rank": 0}',
+    ],
+    ids=repr,
+)
+def test_what_is_no_message(message: bytes, agent: Agent, folder: Path, worker: Callable[..., WorkerLine]) -> None:
+    """What is no message, or not all of one, is left out on both ends, and the next one is heard."""
+    line = worker(0, lambda: {"ok": True})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        for end in ("agent.line", "worker-0-0.line"):
+            stranger.sendto(message, str(folder / end))
+    line.say_failed({"what": "ValueError"})
+    assert agent.woken.acquire(timeout=1)
+    assert set(agent.line.failed(0)) == {0}
+    _until(lambda: agent.line.ask(0, [0], LIMIT_S).get(0, {}).get("ok"))
+
+
+def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+    """What a worker may have to say at most, ten dead threads with all their frames, arrives."""
+    frames = [["/" + "x" * 300, 1, "function", "code " * 20] for _ in range(20)]
+    failures = [["thread", 1, "ValueError", "m" * 2000, frames] for _ in range(10)]
+    worker(0, lambda: {"thread_failures": failures})
+    answer = agent.line.ask(0, [0], LONG_S)
+    assert json.dumps(answer[0]["thread_failures"]) == json.dumps(failures)
+
+
+def test_a_worker_without_an_agent(folder: Path, worker: Callable[..., WorkerLine]) -> None:
+    """A worker whose agent has died says it to nobody, and does not wait."""
+    began = time.monotonic()
+    worker(0).say_failed({"what": "ValueError"})
+    assert time.monotonic() - began < TOLERANCE_S
+
+
+def test_a_line_that_is_closed(folder: Path) -> None:
+    """A closed line has no thread, and a worker's leaves no socket; a forked child's close leaves the parent's open."""
+    before = set(threading.enumerate())
+    agent, worker = AgentLine(folder, lambda: None), WorkerLine(folder, 0, 0, lambda: {"ok": True})
+    process = multiprocessing.get_context("fork").Process(target=worker.close)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert agent.ask(0, [0], LONG_S)[0]["ok"]
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 2
+    worker.close()
+    agent.close()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    assert not (folder / "worker-0-0.line").exists()

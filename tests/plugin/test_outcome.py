@@ -1,0 +1,252 @@
+"""What agents tell each other of a round's outcome: over a real store."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from flytekitplugins.firstfault import outcome as outcome_module
+from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+# Python 3.12 and later warn of a fork beside threads; the store's host forks before it has any
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+SOON_S = 1.0
+"""Milliseconds are usual; the machine may be busy."""
+LONG_S = 30.0
+FATAL = FirstFailure("ValueError", "worker-0", group_rank=0, rank=3, document="e1-the-root.pb")
+RESTART = replace(FATAL, what="it starts again", fatal=False)
+
+
+class Node:
+    """A node's watch, and whether it was woken."""
+
+    def __init__(self, store: Any, group_rank: int) -> None:
+        self.woken = threading.Event()
+        self.watch = OutcomeWatch(store, group_rank, self.woken.set)
+
+
+class Waited:
+    """A store that shows who waits in it, and to which a connection may take long."""
+
+    def __init__(self, store: Any, waits: threading.Semaphore | None = None) -> None:
+        self._store = store
+        self._waits = waits or threading.Semaphore(0)
+        self.connecting_seconds = 0.0
+
+    def clone(self) -> Waited:
+        """Connect once more."""
+        time.sleep(self.connecting_seconds)
+        return Waited(self._store.clone(), self._waits)
+
+    def wait(self, *args: Any) -> None:
+        """Show it, and wait."""
+        self._waits.release()
+        self._store.wait(*args)
+
+    def await_waits(self, number: int) -> None:
+        """Return when so many have begun to wait."""
+        for _ in range(number):
+            assert self._waits.acquire(timeout=LONG_S)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def store() -> PrefixStore:
+    """Return the store of a round."""
+    return PrefixStore("round", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+
+
+@pytest.fixture
+def node(store: PrefixStore) -> Iterator[Callable[..., Node]]:
+    """Make nodes; none of their threads outlives the test."""
+    made: list[Node] = []
+
+    def begin(group_rank: int, other: Any = store) -> Node:
+        made.append(Node(other, group_rank))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.watch.end()
+
+
+@pytest.mark.parametrize("teller", [0, 1, 2])
+def test_a_failure_is_told(teller: int, node: Callable[..., Node]) -> None:
+    """All nodes are woken by the first one's fatal failure; to the others it is what failed, to itself it is not."""
+    nodes = [node(group_rank) for group_rank in range(3)]
+    assert [one.watch.outcome for one in nodes] == [None] * 3
+    failure = replace(FATAL, node=f"worker-{teller}", group_rank=teller)
+    began = time.monotonic()
+    nodes[teller].watch.tell(failure)
+    assert all(one.woken.wait(SOON_S) for one in nodes)
+    assert time.monotonic() - began < SOON_S
+    assert [one.watch.failure for one in nodes] == [None if one is nodes[teller] else failure for one in nodes]
+    assert [one.watch.outcome and one.watch.outcome.failure for one in nodes] == [failure] * 3
+
+
+def test_a_node_that_comes_late(node: Callable[..., Node]) -> None:
+    """A node that begins to listen when all is over hears of it too."""
+    node(0).watch.tell(FATAL)
+    late = node(1)
+    assert late.woken.wait(SOON_S)
+    assert late.watch.failure == FATAL
+
+
+def test_a_slow_connection(store: PrefixStore, node: Callable[..., Node]) -> None:
+    """To tell of a failure takes no new connection: a name service that loses a packet costs 5 s for each."""
+    slow = Waited(store)
+    teller, listener = node(0, slow), node(1, slow)
+    slow.await_waits(2)
+    slow.connecting_seconds = 1.5 * SOON_S
+    began = time.monotonic()
+    teller.watch.tell(FATAL)
+    assert listener.woken.wait(LONG_S)
+    assert time.monotonic() - began < SOON_S
+
+
+@pytest.mark.parametrize(
+    ("told", "first", "fatal"),
+    [
+        ([(0, FATAL), (1, replace(FATAL, group_rank=1))], FATAL, FATAL),
+        ([(0, RESTART), (1, replace(FATAL, group_rank=1))], RESTART, replace(FATAL, group_rank=1)),
+        ([(0, RESTART), (0, FATAL)], RESTART, FATAL),
+        ([(0, FATAL), (0, RESTART)], FATAL, FATAL),
+        ([(0, RESTART), (1, replace(RESTART, group_rank=1))], RESTART, None),
+        ([(0, FATAL), (0, replace(FATAL, what="said twice"))], FATAL, FATAL),
+    ],
+    ids=["both fatal", "fatal after a restart", "restart, then fatal", "fatal, then restart", "restarts", "twice"],
+)
+def test_the_first_counts(
+    told: list[tuple[int, FirstFailure]], first: FirstFailure, fatal: FirstFailure | None, node: Callable[..., Node]
+) -> None:
+    """The first to tell counts; a fatal failure is found by those who ask, also after a restart."""
+    nodes = [node(group_rank) for group_rank in range(3)]
+    for teller, failure in told:
+        nodes[teller].watch.tell(failure)
+    listener = nodes[2]
+    assert listener.woken.wait(SOON_S)
+    assert listener.watch.outcome is not None
+    assert listener.watch.outcome.failure == first
+    assert listener.watch.failure == (first if first.fatal else None)
+    assert listener.watch.fatal_failure() == fatal
+    if fatal is not None:
+        assert nodes[fatal.group_rank or 0].watch.fatal_failure() is None, "its own"
+
+
+def test_all_have_finished(node: Callable[..., Node]) -> None:
+    """When all have finished, every node is told so, and a failure that comes later is nobody's."""
+    nodes = [node(0), node(1)]
+    nodes[0].watch.tell_finished()
+    assert all(one.woken.wait(SOON_S) for one in nodes)
+    nodes[0].watch.tell(RESTART)
+    for one in nodes:
+        assert one.watch.outcome is not None
+        assert (one.watch.outcome.finished, one.watch.outcome.failure, one.watch.failure) == (True, None, None)
+        assert one.watch.fatal_failure() is None
+
+
+def test_who_has_heard(node: Callable[..., Node]) -> None:
+    """The nodes that listen are known to have heard of a failure; one that has died is not among them."""
+    nodes = [node(0), node(1)]
+    assert nodes[0].watch.heard_by(3) == set()
+    nodes[1].watch.tell(FATAL)
+    assert all(one.woken.wait(SOON_S) for one in nodes)
+    assert [one.watch.heard_by(3) for one in nodes] == [{0, 1}] * 2
+
+
+def test_to_have_finished_is_no_failure_heard(node: Callable[..., Node]) -> None:
+    """Nobody has heard of a failure when there was none."""
+    nodes = [node(0), node(1)]
+    nodes[0].watch.tell_finished()
+    assert all(one.woken.wait(SOON_S) for one in nodes)
+    assert nodes[0].watch.heard_by(2) == set()
+
+
+def _host(port: Connection) -> None:
+    """Host a store for as long as this process lives."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.send(store.port)
+    time.sleep(LONG_S)
+
+
+@pytest.fixture
+def host() -> Iterator[tuple[multiprocessing.process.BaseProcess, PrefixStore]]:
+    """Return the process that hosts a store, and the store as another one sees it."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_host, args=(theirs,))
+    process.start()
+    client = TCPStore("127.0.0.1", ours.recv(), is_master=False, wait_for_workers=False)
+    yield process, PrefixStore("round", client)
+    process.kill()
+    process.join()
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_the_store_is_gone(
+    told: bool,
+    host: tuple[multiprocessing.process.BaseProcess, PrefixStore],
+    node: Callable[..., Node],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """When the node that hosts the store dies, the others are woken and know that nobody can be asked any more.
+
+    What they had heard before stays, and who else has heard it cannot be told.
+    """
+    monkeypatch.setattr(outcome_module, "_STORE_S", 0.2)
+    process, client = host
+    store = Waited(client)
+    nodes = [node(0, store), node(1, store)]
+    store.await_waits(2)
+    if told:
+        nodes[0].watch.tell(FATAL)
+        assert all(one.woken.wait(SOON_S) for one in nodes)
+    process.kill()
+    assert all(one.woken.wait(SOON_S) for one in nodes)
+    outcome = nodes[1].watch.outcome
+    assert outcome is not None
+    assert (outcome.failure, bool(outcome.lost), outcome.finished) == (FATAL if told else None, not told, False)
+    assert nodes[1].watch.failure == (FATAL if told else None)
+    process.join()
+    assert nodes[1].watch.heard_by(2) is None
+    assert nodes[0].watch.fatal_failure() is None
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_the_end_leaves_no_thread(heard: bool, node: Callable[..., Node]) -> None:
+    """After a round's end no thread of its watches is left, and no node takes that end for a failure."""
+    nodes = [node(0), node(1)]
+    threads = [one.watch._thread for one in nodes]
+    if heard:
+        nodes[0].watch.tell(FATAL)
+    for one in nodes:
+        one.watch.end()
+    assert not any(thread.is_alive() for thread in threads)
+    assert [one.watch.failure for one in nodes] == [None, FATAL if heard else None]
+    assert nodes[1].watch.fatal_failure() == (FATAL if heard else None)
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (FATAL, "rank 3 on worker-0 failed: ValueError"),
+        (replace(FATAL, rank=0), "rank 0 on worker-0 failed: ValueError"),
+        (FirstFailure("told to go by SIGTERM", "worker-0"), "the agent of worker-0 failed: told to go by SIGTERM"),
+    ],
+)
+def test_a_reason(failure: FirstFailure, reason: str) -> None:
+    """Why workers were stopped names the worker or agent elsewhere that failed."""
+    assert failure.reason == reason

@@ -1,0 +1,142 @@
+"""Waiting for what rank 0's pod leaves, and what this pod's own error file is called."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.places import is_stock_error_file
+from flytekitplugins.firstfault import outputs
+from flytekitplugins.firstfault.outputs import await_outputs, sealed_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Prefix
+
+LONG_S = 30.0
+SOON_S = 1.0
+
+
+class Looks:
+    """Counts how often somebody looks for the outputs."""
+
+    def __init__(self) -> None:
+        self._look = outputs._are_there
+        self._seen = threading.Semaphore(0)
+
+    def __call__(self, output_prefix: str) -> bool:
+        """Look."""
+        found = self._look(output_prefix)
+        self._seen.release()
+        return found
+
+    def wait_for(self, number: int) -> None:
+        """Return when somebody has looked so often."""
+        for _ in range(number):
+            assert self._seen.acquire(timeout=LONG_S)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """Count the looks, and see that the module's pauses between them are short."""
+    counted = Looks()
+    monkeypatch.setattr(outputs, "_are_there", counted)
+    monkeypatch.setattr(outputs, "_LONGEST_POLL_S", 0.1)
+    return counted
+
+
+@pytest.fixture
+def waiting(prefix: Prefix) -> Iterator[Callable[..., tuple[ThreadPoolExecutor, threading.Event]]]:
+    """Run a wait in a thread, which does not outlive the test."""
+    give_up = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+
+        def begin(seconds: float = LONG_S) -> tuple[object, threading.Event]:
+            return pool.submit(await_outputs, prefix.uri, give_up, seconds), give_up
+
+        yield begin
+        give_up.set()
+
+
+@pytest.mark.parametrize("name", ["outputs.pb", "error.pb", "error-0123456789abcdef0123456789abcdef.pb"])
+@pytest.mark.parametrize("early", [True, False], ids=["before the wait", "during it"])
+def test_rank_0s_pod_has_left_something(
+    name: str, early: bool, prefix: Prefix, looks: Looks, waiting: Callable[..., tuple[object, threading.Event]]
+) -> None:
+    """The wait ends with rank 0's outputs, or with an error file of whoever's."""
+    prefix.folder.mkdir()
+    if early:
+        (prefix.folder / name).touch()
+    result, _ = waiting()
+    if not early:
+        looks.wait_for(2)
+        (prefix.folder / name).touch()
+    assert result.result(SOON_S) is True
+
+
+@pytest.mark.parametrize("name", ["deck.html", "outputs.pb.part", "firstfault/errors/e1-x.pb", "checkpoint/error.pb"])
+def test_other_files(
+    name: str, prefix: Prefix, looks: Looks, waiting: Callable[..., tuple[object, threading.Event]]
+) -> None:
+    """Other files are no end of the job; nor is a prefix in which nothing is yet."""
+    result, _ = waiting()
+    looks.wait_for(1)
+    (prefix.folder / name).parent.mkdir(parents=True)
+    (prefix.folder / name).touch()
+    looks.wait_for(3)
+    assert not result.done()
+    (prefix.folder / "outputs.pb").touch()
+    assert result.result(SOON_S) is True
+
+
+def test_a_wait_that_is_given_up(waiting: Callable[..., tuple[object, threading.Event]]) -> None:
+    """A signal ends the wait at once, however long the pause between two looks is by then."""
+    result, give_up = waiting()
+    assert not result.done()
+    give_up.set()
+    assert result.result(SOON_S) is False
+
+
+def test_a_wait_that_was_given_up_before(prefix: Prefix) -> None:
+    """What is there already counts also for a pod that was told to go."""
+    give_up = threading.Event()
+    give_up.set()
+    assert await_outputs(prefix.uri, give_up, LONG_S) is False
+    prefix.folder.mkdir()
+    (prefix.folder / "outputs.pb").touch()
+    assert await_outputs(prefix.uri, give_up, LONG_S) is True
+
+
+def test_outputs_that_never_come(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+    """A pod does not wait for ever: after the time limit it goes, and says so."""
+    began = time.monotonic()
+    assert await_outputs(prefix.uri, threading.Event(), 0.3) is False
+    assert 0.3 <= time.monotonic() - began < 0.3 + SOON_S
+    assert "rank 0's pod has left no outputs within 0.3 s" in caplog.text
+
+
+def test_a_storage_that_cannot_be_listed(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+    """While the storage cannot be listed nothing is there yet; the log says why."""
+    prefix.folder.parent.mkdir(exist_ok=True)
+    prefix.folder.touch()
+    assert await_outputs(f"{prefix.uri}/below/a/file", threading.Event(), 0.1) is False
+    assert "no outputs within" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environment", "pattern"),
+    [({}, r"error\.pb"), ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest"}, r"error-[0-9a-f]{32}\.pb")],
+)
+def test_the_name_of_a_seal(environment: dict[str, str], pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's error file is Flyte's one file, or one of its own where the backend asked for that."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    names = {sealed_name() for _ in range(3)}
+    assert all(re.fullmatch(pattern, name) and is_stock_error_file(name) for name in names)
+    assert len(names) == (3 if environment else 1)

@@ -1,0 +1,197 @@
+"""What a living worker knows: threads that have died, collectives that go on or do not."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from firstfault.model import CollectiveProgress, ThreadFailure
+from flytekitplugins.firstfault import process_state
+from flytekitplugins.firstfault.in_flight import Moment
+from flytekitplugins.firstfault.process_state import (
+    as_message,
+    collective_progress,
+    collectives_from,
+    thread_failures,
+    thread_failures_from,
+    watch_threads,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.ExceptHookArgs]]:
+    """Watch the threads of this process; return what the hook that was there before is told."""
+    told: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(process_state, "_failures", [])
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    undo = watch_threads()
+    yield told
+    undo()
+    assert threading.excepthook == told.append
+    told.clear()  # it holds the threads' frames
+
+
+def _dies(error: BaseException, name: str = "loader") -> None:
+    def fail() -> None:
+        raise error
+
+    thread = threading.Thread(target=fail, name=name)
+    thread.start()
+    thread.join()
+
+
+def test_a_thread_that_dies(reported: list[threading.ExceptHookArgs]) -> None:
+    """An exception that ends a thread is remembered, with the thread and the time, and reported as before."""
+    error = ValueError("bad shard")
+    before = Moment.now()
+    _dies(error)
+    (failure,) = thread_failures()
+    assert failure.thread == "loader"
+    assert before.wall_ns <= failure.timestamp_ns <= Moment.now().wall_ns
+    assert (failure.exception.type, failure.exception.message) == ("ValueError", "bad shard")
+    assert failure.exception.frames[-1].function == "fail"
+    assert [(args.exc_value, args.thread and args.thread.name) for args in reported] == [(error, "loader")]
+
+
+def test_a_thread_that_exits(reported: list[threading.ExceptHookArgs]) -> None:
+    """A thread that ends itself by sys.exit() has not failed: Python's own hook passes over it too."""
+    _dies(SystemExit(3))
+    assert [type(args.exc_value) for args in reported] == [SystemExit]
+    assert thread_failures() == ()
+
+
+def test_many_threads_that_die(reported: list[threading.ExceptHookArgs]) -> None:
+    """The first ten are remembered, all are reported."""
+    for index in range(12):
+        _dies(ValueError(), f"loader-{index}")
+    assert [failure.thread for failure in thread_failures()] == [f"loader-{index}" for index in range(10)]
+    assert len(reported) == 12
+
+
+class _HostileError(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError("a text that breaks")
+
+
+def test_a_thread_that_dies_of_a_hostile_error(reported: list[threading.ExceptHookArgs]) -> None:
+    """An exception that cannot be read is reported as before, and remembered by its type."""
+    _dies(_HostileError())
+    assert [type(args.exc_value) for args in reported] == [_HostileError]
+    assert thread_failures()[0].exception.type.endswith("_HostileError")
+
+
+def test_a_hook_of_somebody_elses(reported: list[threading.ExceptHookArgs], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook that was set after ours stays when ours is undone."""
+    undo = watch_threads()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "excepthook", print)
+        undo()
+        assert threading.excepthook is print
+    undo()
+
+
+# --- collectives ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    """Return the default process group of a job of one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def _progress() -> CollectiveProgress:
+    """Return how far the group is when nothing is under way: torch notes an end a moment after the call's return."""
+    deadline = time.monotonic() + 30
+    while True:
+        (found,) = [item for item in collective_progress() if item.group == "default_pg"]
+        if found.completed == found.enqueued:
+            return found
+        assert time.monotonic() < deadline, found
+
+
+@pytest.mark.usefixtures("group")
+def test_collectives_count() -> None:
+    """Each collective of a real process group counts, and the last one is named."""
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    first = _progress()
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 0)
+    last = _progress()
+    assert (first.last_operation, last.last_operation) == ("gloo:all_reduce", "gloo:broadcast")
+    assert (first.enqueued, first.completed) == (1, 1)
+    assert (last.enqueued, last.completed) == (3, 3)
+
+
+TRACE = {
+    "pg_status": {
+        "0": {"last_enqueued_collective": 7, "last_started_collective": 7, "last_completed_collective": 6},
+        "1": {"last_enqueued_collective": 2, "last_started_collective": -1, "last_completed_collective": -1},
+        "2": {"last_enqueued_collective": -1, "last_started_collective": -1, "last_completed_collective": -1},
+    },
+    "entries": [
+        {"pg_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl:broadcast"},
+        {"pg_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce"},
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            json.dumps(TRACE),
+            (CollectiveProgress("default_pg", "nccl:all_reduce", 7, 6), CollectiveProgress("1", "", 2, 0)),
+        ),
+        ("{}", ()),
+        ("", ()),
+        ("no json", ()),
+        ('{"pg_status": null, "entries": null}', ()),
+        ('{"pg_status": {"0": {}, "1": null, "2": {"last_enqueued_collective": "x"}}}', ()),
+        ('{"pg_status": {}, "entries": [{}, null, {"process_group": [], "pg_id": 0}]}', ()),
+    ],
+    ids=["two groups", "empty", "no text", "no json", "nulls", "odd states", "odd entries"],
+)
+def test_what_the_flight_recorder_says(
+    text: str, expected: tuple[CollectiveProgress, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flight recorder's word is taken as far as it can be read; a group that has done nothing is left out."""
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False)
+    assert collective_progress() == expected
+
+
+@pytest.mark.usefixtures("group")
+def test_there_and_back(reported: list[threading.ExceptHookArgs]) -> None:
+    """What is sent to the agent as JSON comes back as it was, texts and stacks cut to what a message may hold."""
+    dist.all_reduce(torch.ones(1))
+    _progress()
+    _dies(ValueError("bad shard"))
+    _dies(ValueError("x" * 10_000))
+    message: dict[str, Any] = json.loads(json.dumps(as_message()))
+    assert collectives_from(message["collectives"]) == collective_progress() != ()
+    first, second = thread_failures_from(message["thread_failures"])
+    own, long = thread_failures()
+    assert _facts(first) == _facts(own)
+    assert (second.thread, second.exception.message) == (long.thread, "x" * 2000)
+
+
+def _facts(failure: ThreadFailure) -> tuple[object, ...]:
+    exception = failure.exception
+    return (failure.thread, failure.timestamp_ns, exception.type, exception.message, exception.frames)
+
+
+def test_nothing_to_say() -> None:
+    """A worker that did not answer has said nothing of either."""
+    assert collectives_from(None) == ()
+    assert thread_failures_from(None) == ()

@@ -1,0 +1,199 @@
+"""What the nodes of a round agree on: its number, and that all have finished. Over a real store."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.utils.store import barrier
+
+from firstfault.keys import roster_key_for
+from firstfault.model import Phase
+from firstfault.testing import make_presence
+from firstfault.wire import encode_presence
+from flytekitplugins.firstfault import rounds
+from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch, RoundOutcome
+from flytekitplugins.firstfault.recorder import put_file
+from flytekitplugins.firstfault.rounds import await_all, begin_round
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
+
+    from conftest import Prefix
+
+SOON_S = 2.0
+"""Milliseconds are usual; who has missed a wake-up looks again after a second."""
+LONG_S = 30.0
+NODES = 3
+TORCHS_KEY = "torchelastic/agent/terminal_state"
+
+
+@pytest.fixture
+def shared() -> TCPStore:
+    """Return the store that all rounds share."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    """Return threads that stand for nodes."""
+    with ThreadPoolExecutor(NODES) as threads:
+        yield threads
+
+
+# --- the number -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_is_late", [False, True])
+def test_the_number_is_the_same_on_all_nodes(first_is_late: bool, shared: TCPStore, pool: ThreadPoolExecutor) -> None:
+    """All nodes of a round have one number, whoever comes first, and it counts the rounds of the shared store."""
+    for number in range(3):
+        store = PrefixStore(f"/rdzv/{number}", shared)
+        order = [1, 2, 0] if first_is_late else [0, 1, 2]
+        said = [pool.submit(begin_round, store.clone(), group_rank, 99) for group_rank in order]
+        assert [one.result(LONG_S) for one in said] == [number] * NODES
+
+
+def test_without_the_first_node(
+    shared: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If the first node never says a number, the others take their own, after a while and with a warning."""
+    monkeypatch.setattr(rounds, "_AGREEING", dt.timedelta(seconds=0.2))
+    assert begin_round(PrefixStore("round", shared), 1, 7) == 7
+    assert "the first node does not number the rounds" in caplog.text
+
+
+# --- all have finished ----------------------------------------------------------------------------------------------
+
+
+class Node:
+    """A node at the end of its training: it waits for the others in a thread."""
+
+    def __init__(self, shared: TCPStore, group_rank: int, prefix: Prefix) -> None:
+        self.store = PrefixStore("round", shared).clone()
+        self.wake = threading.Event()
+        self.outcome = OutcomeWatch(self.store, group_rank, self.wake.set)
+        self._recording = prefix.recording()
+
+    def await_all(self) -> bool:
+        """Wait for the others."""
+        return await_all(self.store, NODES, self.outcome, self.wake, self._recording)
+
+
+@pytest.fixture
+def node(shared: TCPStore, prefix: Prefix) -> Iterator[Callable[[int], Node]]:
+    """Make nodes; none of their threads outlives the test."""
+    made: list[Node] = []
+
+    def begin(group_rank: int) -> Node:
+        made.append(Node(shared, group_rank, prefix))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.outcome.end()
+
+
+def test_all_have_arrived(node: Callable[[int], Node], pool: ThreadPoolExecutor) -> None:
+    """Nobody goes before the last node has arrived, and then all know that all have finished."""
+    first, second, last = (node(group_rank) for group_rank in range(NODES))
+    waiting = [pool.submit(one.await_all) for one in (first, second)]
+    _until_counted(first.store, 2)
+    assert not any(one.done() for one in waiting)
+    assert last.await_all()
+    assert [one.result(SOON_S) for one in waiting] == [True, True]
+    assert all(one.outcome.outcome == RoundOutcome(finished=True) for one in (first, second))
+
+
+@pytest.mark.parametrize("arrives", ["first", "last"])
+def test_a_node_without_us(
+    arrives: str, shared: TCPStore, node: Callable[[int], Node], pool: ThreadPoolExecutor
+) -> None:
+    """A node whose agent is torch's own counts, and its barrier ends with ours."""
+    store = PrefixStore("round", shared).clone()
+
+    def torchs_own() -> Future[None]:
+        return pool.submit(barrier, store, NODES, key_prefix=TORCHS_KEY, barrier_timeout=LONG_S)
+
+    ours = [node(0), node(1)]
+    if arrives == "first":
+        other = torchs_own()
+        _until_counted(store, 1)
+    waiting = [pool.submit(one.await_all) for one in ours]
+    if arrives == "last":
+        _until_counted(ours[0].store, 2)
+        other = torchs_own()
+    assert [one.result(LONG_S) for one in waiting] == [True, True]
+    other.result(LONG_S)
+
+
+@pytest.mark.parametrize("fatal", [True, False])
+def test_another_node_fails(fatal: bool, node: Callable[[int], Node], pool: ThreadPoolExecutor) -> None:
+    """The wait ends at once when another node fails, or starts its workers again."""
+    first, other = node(0), node(1)
+    waiting = pool.submit(first.await_all)
+    _until_counted(first.store, 1)
+    other.outcome.tell(FirstFailure("ValueError", "worker-1", 1, 3, fatal=fatal))
+    assert waiting.result(SOON_S) is False
+
+
+def test_a_failure_before_the_wait(node: Callable[[int], Node]) -> None:
+    """A node that finishes after another one has failed does not wait."""
+    first, other = node(0), node(1)
+    other.outcome.tell(FirstFailure("ValueError", "worker-1", 1, 3))
+    assert first.wake.wait(LONG_S)
+    assert first.await_all() is False
+
+
+@pytest.mark.parametrize(
+    ("succeeded", "result"), [((0, 1, 2), True), ((0, 1), False), ((0,), False)], ids=["all", "two", "one"]
+)
+def test_the_store_is_gone(
+    succeeded: tuple[int, ...], result: bool, shared: TCPStore, prefix: Prefix, node: Callable[[int], Node]
+) -> None:
+    """If the store goes away with its host, it is the roster that knows whether all had finished."""
+    for group_rank in succeeded:
+        entry = make_presence(Phase.SUCCEEDED, node=f"worker-{group_rank}", group_rank=group_rank, nodes=NODES)
+        put_file(prefix.uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
+    one = node(0)
+    one.outcome.end()
+    one.outcome._outcome = RoundOutcome(lost="Connection reset by peer")
+    with contextlib.nullcontext() if result else pytest.raises(RendezvousConnectionError, match="Connection reset"):
+        assert one.await_all() is True
+
+
+def test_a_signal_ends_the_wait(node: Callable[[int], Node]) -> None:
+    """The wait is the main thread's, in Python: what a signal's handler raises comes out of it soon."""
+
+    class ToldError(Exception):
+        pass
+
+    def handle(*_: object) -> None:
+        raise ToldError
+
+    one = node(0)
+    signal.signal(signal.SIGTERM, handle)
+    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    began = time.monotonic()
+    with pytest.raises(ToldError):
+        one.await_all()
+    assert time.monotonic() - began < SOON_S / 4
+
+
+def _until_counted(store: Any, nodes: int) -> None:
+    """Return when so many nodes have arrived at torch's barrier."""
+    deadline = time.monotonic() + LONG_S
+    connection = store.clone()
+    while int(connection.add(f"{TORCHS_KEY}/num_members", 0)) < nodes:
+        assert time.monotonic() < deadline, "they never arrived"
+        time.sleep(0.005)

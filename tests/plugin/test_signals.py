@@ -1,0 +1,366 @@
+"""Signals to an agent, whatever its main thread is doing: real signals to real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import DistStoreError, TCPStore
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from flytekitplugins.firstfault.signals import HANDLED, SignalWatch, Told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from multiprocessing.connection import Connection
+
+# Python 3.12 and later warn of a fork beside threads; a pod's agent is a process of its own, these are forked
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+LONG_S = 30.0
+SOON_S = 0.5
+"""Milliseconds are usual; the machine may be busy."""
+LAST_RESORT_S = 1.0
+"""How long the main thread has to notice a signal."""
+
+
+class Agent:
+    """A process that listens to signals, and says what it hears, with the time."""
+
+    def __init__(self, work: Callable[[SignalWatch, Callable[..., None]], None]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._said, said = context.Pipe(duplex=False)
+        self.process = context.Process(target=_be_agent, args=(work, said))
+        self.process.start()
+        said.close()
+
+    def send(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send it a signal."""
+        os.kill(self.process.pid or 0, number)
+
+    def next(self, seconds: float = LONG_S) -> tuple[Any, ...]:
+        """Return what it says next, without the time."""
+        return self.timed(seconds)[1:]
+
+    def timed(self, seconds: float = LONG_S) -> tuple[Any, ...]:
+        """Return what it says next, after the time by the monotonic clock."""
+        assert self._said.poll(seconds), "it says nothing"
+        said: tuple[Any, ...] = self._said.recv()
+        return said
+
+    def end(self) -> list[tuple[Any, ...]]:
+        """Return all that it still says before it ends, without the times."""
+        left = []
+        with contextlib.suppress(EOFError):
+            while True:
+                left.append(self.next())
+        self.process.join(LONG_S)
+        return left
+
+
+def _be_agent(work: Callable[[SignalWatch, Callable[..., None]], None], said: Connection) -> None:
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_DFL)
+
+    def say(*what: Any) -> None:
+        said.send((time.monotonic(), *what))
+
+    def last_resort(number: signal.Signals) -> None:
+        say("last resort", number.name)
+        os._exit(7)
+
+    heard = threading.Event()
+
+    def tell(told: Told) -> None:
+        say("told", told.number.name)
+        heard.set()
+
+    watch = SignalWatch()
+    watch.when_told(tell)
+    watch.as_last_resort(last_resort)
+    with watch:
+        try:
+            work(watch, say)
+        except SignalException as error:
+            say("raised", error.sigval.name, watch.gave_up.is_set())
+            heard.wait(LONG_S)
+    say("left", signal.getsignal(signal.SIGTERM))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Agent]]:
+    """Start agents; none survives the test."""
+    started: list[Agent] = []
+
+    def begin(work: Callable[[SignalWatch, Callable[..., None]], None]) -> Agent:
+        started.append(Agent(work))
+        return started[-1]
+
+    yield begin
+    for agent in started:
+        agent.process.kill()
+        agent.process.join()
+
+
+def _in_python(watch: SignalWatch, say: Callable[..., None]) -> None:
+    say("ready")
+    time.sleep(LONG_S)
+
+
+def _in_c(watch: SignalWatch, say: Callable[..., None]) -> None:
+    """Wait in a store, in C++ without the interpreter's lock, as in a rendezvous."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    limit = dt.timedelta(seconds=LONG_S)
+    threading.Thread(target=_say_when_inside, args=(threading.get_ident(), say), daemon=True).start()
+    with contextlib.suppress(DistStoreError):
+        _wait(store, limit)
+
+
+def _wait(store: TCPStore, limit: dt.timedelta) -> None:
+    store.wait(["never"], limit)
+
+
+def _say_when_inside(thread: int, say: Callable[..., None]) -> None:
+    """Say "ready" when the thread is in the store's own code: twice at the same place, with time for many others."""
+    places = [("", -1), ("", -2)]
+    while places[-1] != places[-2] or places[-1][0] != "_wait":
+        time.sleep(0.02)
+        frame = sys._current_frames()[thread]
+        places.append((frame.f_code.co_name, frame.f_lasti))
+    say("ready")
+
+
+# --- while the agent works ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", HANDLED, ids=lambda number: number.name)
+def test_in_python(number: signal.Signals, start: Callable[..., Agent]) -> None:
+    """A main thread in Python gets torch's exception at once; what there is to say is said, and nothing worse done."""
+    agent = start(_in_python)
+    assert agent.next() == ("ready",)
+    agent.send(number)
+    said = [agent.next(SOON_S), agent.next(SOON_S)]
+    assert sorted(said) == [("raised", number.name, True), ("told", number.name)]
+    assert agent.end() == [("left", signal.SIG_DFL)]
+    assert agent.process.exitcode == 0
+
+
+def test_inside_of_c(start: Callable[..., Agent]) -> None:
+    """While the main thread is blocked in C++, what there is to say is said at once, and a second later the pod ends.
+
+    Python alone would run the handler after the wait, half a minute later.
+    """
+    agent = start(_in_c)
+    assert agent.next() == ("ready",)
+    sent = time.monotonic()
+    agent.send()
+    told = agent.timed()
+    assert told[1:] == ("told", "SIGTERM")
+    assert told[0] - sent < SOON_S
+    last = agent.timed()
+    assert last[1:] == ("last resort", "SIGTERM")
+    assert LAST_RESORT_S <= last[0] - told[0] < LAST_RESORT_S + SOON_S
+    assert agent.end() == []
+    assert agent.process.exitcode == 7
+
+
+def test_when_what_there_is_to_say_breaks(start: Callable[..., Agent]) -> None:
+    """If our own answer to a signal raises, a blocked pod is ended all the same."""
+
+    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
+        def broken(told: object) -> None:
+            raise ZeroDivisionError("ours")
+
+        watch.when_told(broken)
+        _in_c(watch, say)
+
+    agent = start(work)
+    assert agent.next() == ("ready",)
+    agent.send()
+    assert agent.next(2 * LAST_RESORT_S + SOON_S) == ("last resort", "SIGTERM")
+
+
+def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
+    """A second signal, while the agent stops its workers, interrupts nothing and is not told."""
+
+    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
+        try:
+            _in_python(watch, say)
+        except SignalException:
+            say("stopping")
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.1)
+            say("stopped", watch.told and watch.told.number.name)
+
+    agent = start(work)
+    assert agent.next() == ("ready",)
+    agent.send()
+    left = agent.end()
+    assert left.count(("told", "SIGTERM")) == 1
+    assert [one for one in left if one[0] != "told"] == [
+        ("stopping",),
+        ("stopped", "SIGTERM"),
+        ("left", signal.SIG_DFL),
+    ]
+
+
+def test_torchs_own_handlers(start: Callable[..., Agent]) -> None:
+    """Torch sets handlers of its own when it starts workers; ours are put back after that."""
+
+    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
+        for number in HANDLED:
+            signal.signal(number, signal.SIG_IGN)
+        watch.install()
+        _in_python(watch, say)
+
+    agent = start(work)
+    assert agent.next() == ("ready",)
+    agent.send()
+    assert ("raised", "SIGTERM", True) in agent.end()
+
+
+# --- later ----------------------------------------------------------------------------------------------------------
+
+
+def test_while_settling(start: Callable[..., Agent]) -> None:
+    """A signal while the agent waits for the other nodes ends that wait, and does nothing else."""
+
+    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
+        watch.settle()
+        say("ready", watch.gave_up.is_set())
+        say("gave up", watch.gave_up.wait(LONG_S))
+
+    agent = start(work)
+    assert agent.next() == ("ready", False)
+    agent.send()
+    assert agent.next(SOON_S) == ("gave up", True)
+    assert agent.end() == [("left", signal.SIG_DFL)]
+
+
+def test_while_leaving(start: Callable[..., Agent]) -> None:
+    """A signal to a pod that leaves with its result does nothing, to the end of the process."""
+
+    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
+        watch.leave()
+        say("ready")
+        for number in HANDLED:
+            signal.raise_signal(number)
+        time.sleep(0.1)
+        say("done", watch.told)
+
+    agent = start(work)
+    assert agent.end() == [("ready",), ("done", None), ("left", signal.SIG_IGN)]
+    assert agent.process.exitcode == 0
+
+
+# --- other processes and threads ------------------------------------------------------------------------------------
+
+
+def test_a_forked_worker(start: Callable[..., Agent]) -> None:
+    """A signal to a forked worker is the worker's: it gets torch's exception, and its agent hears nothing."""
+
+    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
+        worker = os.fork()
+        if worker == 0:
+            try:
+                say("worker", os.getpid())
+                time.sleep(LONG_S)
+            except SignalException as error:
+                say("the worker's", error.sigval.name)
+                os._exit(5)
+        _, status = os.waitpid(worker, 0)
+        say("ended", os.waitstatus_to_exitcode(status))
+        time.sleep(0.1)
+        say("heard", watch.told, watch.gave_up.is_set())
+
+    agent = start(work)
+    _, pid = agent.next()
+    os.kill(pid, signal.SIGTERM)
+    assert agent.next() == ("the worker's", "SIGTERM")
+    assert agent.end() == [("ended", 5), ("heard", None, False), ("left", signal.SIG_DFL)]
+
+
+def test_a_signal_beside_a_forked_worker(start: Callable[..., Agent]) -> None:
+    """A signal to the agent is the agent's, and does not reach its workers."""
+
+    def work(watch: SignalWatch, say: Callable[..., None]) -> None:
+        worker = os.fork()
+        if worker == 0:
+            time.sleep(LONG_S)
+            os._exit(0)
+        try:
+            _in_python(watch, say)
+        except SignalException:
+            time.sleep(0.1)
+            say("worker", os.waitpid(worker, os.WNOHANG))
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
+
+    agent = start(work)
+    assert agent.next() == ("ready",)
+    agent.send()
+    left = agent.end()
+    assert ("told", "SIGTERM") in left
+    assert ("worker", (0, 0)) in left
+
+
+def _hearing() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "firstfault-signals"]
+
+
+@pytest.mark.parametrize("error", [None, KeyError("the user's")], ids=["result", "error"])
+def test_it_leaves_nothing_behind(error: Exception | None) -> None:
+    """After a local call, whatever its end, handlers and wakeup descriptor are the caller's, and no thread is left."""
+
+    def own(*_: object) -> None:
+        """Do as a caller's handler does."""
+
+    signal.signal(signal.SIGTERM, own)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    before = [signal.getsignal(number) for number in HANDLED]
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer)
+    watch = SignalWatch()
+    try:
+        with pytest.raises(type(error)) if error is not None else contextlib.nullcontext(), watch:
+            assert watch.is_listening
+            assert signal.getsignal(signal.SIGTERM) not in before
+            (thread,) = _hearing()
+            if error is not None:
+                raise error
+        assert [signal.getsignal(number) for number in HANDLED] == before
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+    finally:
+        left = signal.set_wakeup_fd(-1)
+        os.close(reader)
+        os.close(writer)
+    assert left == writer
+
+
+def test_in_another_thread() -> None:
+    """A task that is called from a thread hears no signals and changes no handlers."""
+    before = [signal.getsignal(number) for number in HANDLED]
+    seen = []
+
+    def call() -> None:
+        with SignalWatch() as watch:
+            watch.install()
+            watch.leave()
+            seen.append((watch.is_listening, _hearing(), [signal.getsignal(number) for number in HANDLED]))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert seen == [(False, [], before)]
+    assert [signal.getsignal(number) for number in HANDLED] == before

@@ -1,0 +1,221 @@
+"""Where a process stands: real processes that hang or crash, each in its own way."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import linecache
+import multiprocessing
+import os
+import re
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flytekitplugins.firstfault.stacks import ask_for_stacks, fatal_stack, offer_stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+# Python 3.12 and later warn of a fork beside threads
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+LONG_S = 30.0
+SHORT_S = 0.5
+ROUND = 2
+
+LIBC = ctypes.PyDLL(None)
+"""Its functions keep the interpreter's lock while they run."""
+
+
+def in_python() -> None:
+    """Be busy."""
+    for _ in itertools.count():
+        os.getpid()
+
+
+def in_c_without_the_lock() -> None:
+    """Wait as a collective does."""
+    time.sleep(LONG_S)
+
+
+def in_c_with_the_lock() -> None:
+    """Wait so that no other Python code runs."""
+    while True:
+        LIBC.sleep(int(LONG_S))  # a signal ends it
+
+
+def in_two_threads() -> None:
+    """Do one thing in each."""
+    threading.Thread(target=in_c_without_the_lock, daemon=True).start()
+    in_python()
+
+
+def in_a_segfault() -> None:
+    """Read what is not there."""
+    ctypes.string_at(0)
+
+
+def in_an_abort() -> None:
+    """Give up, as C++ does."""
+    os.abort()
+
+
+def in_a_kill() -> None:
+    """Be killed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _run(where: Callable[[], None], folder: Path, local_rank: int, offers: bool, ready: Any) -> None:
+    if offers:
+        offer_stacks(folder, ROUND, local_rank)
+    ready.set()
+    where()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., multiprocessing.process.BaseProcess]]:
+    """Start a process that gets stuck somewhere, or dies there; none survives the test."""
+    started: list[multiprocessing.process.BaseProcess] = []
+    context = multiprocessing.get_context("fork")
+
+    def begin(
+        where: Callable[[], None], *, local_rank: int = 0, offers: bool = True
+    ) -> multiprocessing.process.BaseProcess:
+        ready = context.Event()
+        started.append(context.Process(target=_run, args=(where, tmp_path, local_rank, offers, ready)))
+        started[-1].start()
+        assert ready.wait(LONG_S)
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def _ask_until(folder: Path, pids: dict[int, int | None], text: str) -> dict[int, str]:
+    """Ask until all processes have got as far as the text says; return what was added last."""
+    deadline = time.monotonic() + LONG_S
+    while True:
+        stacks = ask_for_stacks(folder, ROUND, pids, LONG_S)  # type: ignore[arg-type]
+        if all(text in stacks[rank] for rank in pids):
+            return stacks
+        assert time.monotonic() < deadline, stacks
+
+
+@pytest.mark.parametrize(
+    ("where", "lines"),
+    [
+        (in_python, ("for _ in itertools.count():", "os.getpid()")),
+        (in_c_without_the_lock, ("time.sleep(LONG_S)",)),
+        (in_c_with_the_lock, ("LIBC.sleep(int(LONG_S))  # a signal ends it",)),
+    ],
+)
+def test_where_a_process_hangs(
+    where: Callable[[], None],
+    lines: tuple[str, ...],
+    start: Callable[..., multiprocessing.process.BaseProcess],
+    tmp_path: Path,
+) -> None:
+    """The stack names file, line and function, also where no Python code can run; the process goes on."""
+    process = start(where)
+    stacks = _ask_until(tmp_path, {0: process.pid}, where.__name__)
+    found = re.search(rf'File "{re.escape(__file__)}", line (\d+) in {where.__name__}', stacks[0])
+    assert found is not None
+    assert linecache.getline(__file__, int(found[1])).strip() in lines
+    assert process.is_alive()
+
+
+def test_all_threads_of_all_processes(
+    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
+) -> None:
+    """Several processes are asked at once, and each shows all its threads."""
+    pids = {rank: start(in_two_threads, local_rank=rank).pid for rank in (0, 1)}
+    stacks = _ask_until(tmp_path, pids, "in in_python")
+    for stack in stacks.values():
+        assert "in in_c_without_the_lock" in stack
+        assert "in in_python" in stack
+        assert stack.count("most recent call first") >= 2
+
+
+def test_an_answer_is_not_waited_for_long(
+    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
+) -> None:
+    """Stacks are there within a fraction of a second, whatever the limit is."""
+    process = start(in_c_with_the_lock)
+    began = time.monotonic()
+    assert ask_for_stacks(tmp_path, ROUND, {0: process.pid}, LONG_S)
+    assert time.monotonic() - began < SHORT_S
+
+
+def test_a_process_that_offers_nothing(
+    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
+) -> None:
+    """A process that has not registered is sent no signal, which would end it; nor is one of another round."""
+    silent, other = start(in_python, offers=False), start(in_python, local_rank=1)
+    began = time.monotonic()
+    assert ask_for_stacks(tmp_path, ROUND, {0: silent.pid}, LONG_S) == {}
+    assert ask_for_stacks(tmp_path, ROUND + 1, {1: other.pid}, LONG_S) == {}
+    assert time.monotonic() - began < SHORT_S, "nobody is waited for"
+    silent.join(0.2)
+    assert silent.is_alive()
+    os.kill(silent.pid or 0, signal.SIGRTMIN + 12)
+    silent.join(LONG_S)
+    assert silent.exitcode == -(signal.SIGRTMIN + 12), "what it would have done"
+
+
+def test_a_process_that_has_ended(start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path) -> None:
+    """A process that is gone is left out; the others are not."""
+    gone, there = start(in_a_kill), start(in_python, local_rank=1)
+    gone.join(LONG_S)
+    assert set(ask_for_stacks(tmp_path, ROUND, {0: gone.pid, 1: there.pid}, SHORT_S)) == {1}
+
+
+def test_a_process_that_cannot_answer(
+    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
+) -> None:
+    """A process that is stopped costs the time limit and no more; the others' stacks are there."""
+    frozen, there = start(in_python), start(in_python, local_rank=1)
+    os.kill(frozen.pid or 0, signal.SIGSTOP)
+    began = time.monotonic()
+    stacks = ask_for_stacks(tmp_path, ROUND, {0: frozen.pid, 1: there.pid}, SHORT_S)
+    assert SHORT_S <= time.monotonic() - began < 2 * SHORT_S
+    assert set(stacks) == {1}
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "title"),
+    [
+        (in_a_segfault, signal.SIGSEGV, "Fatal Python error: Segmentation fault"),
+        (in_an_abort, signal.SIGABRT, "Fatal Python error: Aborted"),
+        (in_a_kill, signal.SIGKILL, ""),
+    ],
+)
+def test_a_fatal_signal(
+    where: Callable[[], None],
+    number: signal.Signals,
+    title: str,
+    start: Callable[..., multiprocessing.process.BaseProcess],
+    tmp_path: Path,
+) -> None:
+    """A crash leaves where it happened, and the process ends by it all the same; a SIGKILL leaves nothing."""
+    process = start(where)
+    process.join(LONG_S)
+    assert process.exitcode == -number
+    stack = fatal_stack(tmp_path, ROUND, 0)
+    assert stack.partition("\n")[0] == title
+    assert (f"in {where.__name__}" in stack) is bool(title)
+    assert fatal_stack(tmp_path, ROUND + 1, 0) == ""
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    """Without the node's folder nothing is registered, and the error says so."""
+    with pytest.raises(FileNotFoundError):
+        offer_stacks(tmp_path / "gone", ROUND, 0)
+    assert fatal_stack(tmp_path / "gone", ROUND, 0) == ""
+    assert ask_for_stacks(tmp_path / "gone", ROUND, {0: os.getpid()}, LONG_S) == {}

@@ -1,0 +1,217 @@
+"""The container's memory, from control groups of both versions, wherever they are mounted."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.recorder.memory import MemoryWatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_V1_NO_LIMIT = 9223372036854771712
+_NOTHING = {
+    "oom_kill": None,
+    "memory_used_bytes": None,
+    "memory_peak_bytes": None,
+    "memory_limit_bytes": None,
+    "watermark_ns": None,
+}
+
+
+class Tree:
+    """A machine's /proc and control groups in a temporary folder."""
+
+    def __init__(self, root: Path, cgroup: str, mountinfo: str) -> None:
+        self.root = root
+        self.write("proc/self", cgroup=cgroup, mountinfo=mountinfo)
+
+    def write(self, folder: str, **files: object) -> None:
+        """Write files; a dot in a name is written as two underscores."""
+        target = self.root / folder
+        target.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (target / name.replace("__", ".")).write_text(f"{content}\n")
+
+    def watch(self) -> MemoryWatch:
+        """Return a watch of this machine."""
+        return MemoryWatch(self.root)
+
+
+def version_2(root: Path, path: str = "/", mount_root: str = "/") -> Tree:
+    """A machine with version 2 only."""
+    mount = f"31 23 0:28 {mount_root} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
+    return Tree(root, f"0::{path}", f"22 1 0:21 / /proc rw - proc proc rw\n{mount}")
+
+
+def version_1(root: Path, path: str = "/", mount_root: str = "/") -> Tree:
+    """A machine with version 1, and version 2 beside it without a memory controller."""
+    mounts = (
+        f"32 31 0:29 {mount_root} /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+        f"35 31 0:32 {mount_root} /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw"
+    )
+    return Tree(root, f"9:cpu,cpuacct:/\n4:memory:{path}\n1:name=systemd:/init\n0::/", mounts)
+
+
+def v2_files(**changes: object) -> dict[str, object]:
+    """The files of a group of version 2; None leaves one out."""
+    files = {
+        "memory__current": 700,
+        "memory__peak": 900,
+        "memory__max": 1000,
+        "memory__events": "low 0\noom 3\noom_kill 2\noom_group_kill 0",
+        **changes,
+    }
+    return {name: content for name, content in files.items() if content is not None}
+
+
+def v1_files(**changes: object) -> dict[str, object]:
+    """The files of a group of version 1; None leaves one out."""
+    files = {
+        "memory__usage_in_bytes": 700,
+        "memory__max_usage_in_bytes": 900,
+        "memory__limit_in_bytes": 1000,
+        "memory__oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2",
+        **changes,
+    }
+    return {name: content for name, content in files.items() if content is not None}
+
+
+def test_version_2(tmp_path: Path) -> None:
+    """In a container with version 2 the group is the mount point itself; kills count from the watch's start."""
+    tree = version_2(tmp_path)
+    tree.write("sys/fs/cgroup", **v2_files())
+    before_ns = time.time_ns()
+    watch = tree.watch()
+    tree.write("sys/fs/cgroup", memory__current=800, memory__events="oom 4\noom_kill 5\noom_group_kill 1")
+    report = watch.report()
+    assert before_ns <= (report.pop("watermark_ns") or 0) <= time.time_ns()
+    assert report == {
+        "oom_kill": 3,
+        "memory_used_bytes": 800,
+        "memory_peak_bytes": 900,
+        "memory_limit_bytes": 1000,
+    }
+
+
+def test_version_1(tmp_path: Path) -> None:
+    """With version 1 the same figures come from other files."""
+    tree = version_1(tmp_path, "/kubepods/pod1/box")
+    tree.write("sys/fs/cgroup/memory/kubepods/pod1/box", **v1_files())
+    watch = tree.watch()
+    tree.write("sys/fs/cgroup/memory/kubepods/pod1/box", memory__oom_control="under_oom 0\noom_kill 3")
+    report = watch.report()
+    del report["watermark_ns"]
+    assert report == {
+        "oom_kill": 1,
+        "memory_used_bytes": 700,
+        "memory_peak_bytes": 900,
+        "memory_limit_bytes": 1000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "mount_root", "folder"),
+    [
+        ("/", "/", ""),
+        ("/kubepods/box", "/", "kubepods/box"),
+        ("/docker/12ab", "/docker/12ab", ""),
+        ("/docker/12ab/inner", "/docker/12ab", "inner"),
+        ("/docker/12ab", "/docker/12", ""),
+        ("/kubepods/not/visible/here", "/", ""),
+        ("/../../elsewhere", "/", ""),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_where_the_group_is(version: int, path: str, mount_root: str, folder: str, tmp_path: Path) -> None:
+    """The group is found from a host, from a container that sees its own path, and from one that sees another's."""
+    tree = (version_1 if version == 1 else version_2)(tmp_path, path, mount_root)
+    mount = "sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup"
+    tree.write(f"{mount}/{folder}", **(v1_files() if version == 1 else v2_files()))
+    report = tree.watch().report()
+    assert (report["memory_used_bytes"], report["memory_limit_bytes"]) == (700, 1000)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_limit(version: int, tmp_path: Path) -> None:
+    """Where no group has a limit there is none, and the figures are those of the process's own group."""
+    tree = (version_1 if version == 1 else version_2)(tmp_path, "/job/step")
+    mount = "sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup"
+    unlimited = v1_files(memory__limit_in_bytes=_V1_NO_LIMIT) if version == 1 else v2_files(memory__max="max")
+    outer = {name: 5000 if content == 700 else content for name, content in unlimited.items()}
+    tree.write(f"{mount}/job/step", **unlimited)
+    tree.write(f"{mount}/job", **outer)
+    report = tree.watch().report()
+    assert (report["memory_limit_bytes"], report["memory_used_bytes"], report["oom_kill"]) == (None, 700, 0)
+
+
+def test_a_limit_further_up(tmp_path: Path) -> None:
+    """A limit that the job's group sets counts, with that group's use; kills are counted where the process is."""
+    tree = version_2(tmp_path, "/job/step/task")
+    tree.write("sys/fs/cgroup/job", **v2_files(memory__max=4000, memory__current=3000, memory__peak=3500))
+    tree.write("sys/fs/cgroup/job/step", **v2_files(memory__max="max"))
+    tree.write("sys/fs/cgroup/job/step/task", **v2_files(memory__max="max"))
+    watch = tree.watch()
+    tree.write("sys/fs/cgroup/job/step/task", memory__events="oom_kill 3")
+    report = watch.report()
+    del report["watermark_ns"]
+    assert report == {
+        "oom_kill": 1,
+        "memory_used_bytes": 3000,
+        "memory_peak_bytes": 3500,
+        "memory_limit_bytes": 4000,
+    }
+
+
+def test_the_watermark_is_the_highest_sample(tmp_path: Path) -> None:
+    """A kernel that keeps no peak gets the highest sample for one, with the time of that sample."""
+    tree = version_2(tmp_path)
+    tree.write("sys/fs/cgroup", **v2_files(memory__peak=None))
+    watch = tree.watch()
+    tree.write("sys/fs/cgroup", memory__current=950)
+    before_ns = time.time_ns()
+    watch.sample()
+    after_ns = time.time_ns()
+    tree.write("sys/fs/cgroup", memory__current=100)
+    watch.sample()
+    report = watch.report()
+    assert (report["memory_used_bytes"], report["memory_peak_bytes"]) == (100, 950)
+    assert before_ns <= (report["watermark_ns"] or 0) <= after_ns
+
+
+@pytest.mark.parametrize("cgroup", ["", "nonsense", "0:\n::\n", "4:memory:/somewhere", "0::/somewhere"])
+def test_a_machine_without_control_groups(cgroup: str, tmp_path: Path) -> None:
+    """Where nothing can be read, nothing is known."""
+    assert Tree(tmp_path, cgroup, "nonsense\n22 1 0:21 / /proc rw - proc proc rw").watch().report() == _NOTHING
+    assert MemoryWatch(tmp_path / "empty").report() == _NOTHING
+
+
+def test_files_that_go_away(tmp_path: Path) -> None:
+    """A group that is taken away under the watch leaves what was seen before."""
+    tree = version_2(tmp_path)
+    tree.write("sys/fs/cgroup", **v2_files())
+    watch = tree.watch()
+    for file in (tmp_path / "sys/fs/cgroup").iterdir():
+        file.unlink()
+    report = watch.report()
+    assert report.pop("watermark_ns") is not None
+    assert report == {
+        "oom_kill": None,
+        "memory_used_bytes": None,
+        "memory_peak_bytes": 700,
+        "memory_limit_bytes": None,
+    }
+
+
+def test_this_machine() -> None:
+    """On whatever runs the tests, every figure is absent or plausible."""
+    report = MemoryWatch().report()
+    assert report.keys() == _NOTHING.keys()
+    assert report["oom_kill"] in {None, 0}
+    used, limit = report["memory_used_bytes"], report["memory_limit_bytes"]
+    assert used is None or used > 0
+    assert limit is None or limit > 0

@@ -1,0 +1,817 @@
+"""The recorder as a process: it uploads, answers, outlives signals and its agent, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.errors import UsageError
+from firstfault.keys import error_key_for, roster_key_for
+from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError, Writer
+from firstfault.recorder import NodeFolder, Recorder, RecorderProcess, RecorderUnavailableError, Spool, start_recorder
+from firstfault.recorder.folder import DOCUMENT, PRESENCE
+from firstfault.testing import make_error, make_presence
+from firstfault.wire import decode, decode_presence, encode, encode_presence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HANG_S = 30.0
+"""After which something that should have happened is a failure."""
+SHORT_S = 0.5
+"""A deadline that is meant to pass."""
+TOLERANCE_S = 2.0
+"""How much longer than its deadline a request may take on a busy machine."""
+ERRORS = "firstfault/errors"
+ROSTER = "firstfault/roster"
+_CLIENTS = 8
+
+
+def until(what: str, condition: Callable[[], bool]) -> None:
+    """Wait until something in another process has happened."""
+    deadline = time.monotonic() + HANG_S
+    while not condition():
+        assert time.monotonic() < deadline, f"still not so: {what}"
+        time.sleep(0.01)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, though nobody may have asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+@dataclass(frozen=True)
+class Out:
+    """An output prefix in a folder."""
+
+    folder: Path
+
+    @property
+    def uri(self) -> str:
+        """The output prefix."""
+        return str(self.folder)
+
+    def files(self, where: str = ERRORS) -> dict[str, bytes]:
+        """Return what lies in one of its folders, by name."""
+        folder = self.folder / where
+        files = sorted(folder.glob("*.pb")) if folder.is_dir() else []
+        return {path.name: path.read_bytes() for path in files}
+
+    def failures(self) -> list[WorkerError]:
+        """Return what its documents say."""
+        found = [decode(data, DocumentRef(name)) for name, data in self.files().items()]
+        return [failure for failure in found if isinstance(failure, WorkerError)]
+
+    def roster(self) -> list[NodePresence]:
+        """Return its roster entries."""
+        return [decode_presence(data, name) for name, data in self.files(ROSTER).items()]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Out:
+    """Return an output prefix in which nothing is yet."""
+    return Out(tmp_path / "out")
+
+
+@pytest.fixture
+def short() -> Iterator[str]:
+    """Return a folder with a path that is short enough for a socket."""
+    folder = tempfile.mkdtemp(prefix="ff-", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def start(short: str) -> Iterator[Callable[..., RecorderProcess]]:
+    """Start recorders; none of them outlives the test, frozen or not."""
+    started: list[RecorderProcess] = []
+
+    def run(uri: str, **options: object) -> RecorderProcess:
+        process = start_recorder(uri, **{"deadline_seconds": 5.0, "parent": short, **options})  # type: ignore[arg-type]
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.end()
+
+
+def with_modules(folder: Path) -> dict[str, str]:
+    """Return this environment with one more folder of modules."""
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A storage that is installed as a plug-in of fsspec's, and writes nothing before its gate is opened."""
+
+    folder: Path
+
+    def uri(self, out: Out) -> str:
+        """Return the URI of an output prefix behind the gate."""
+        return f"gated://{out.folder}"
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment in which it is installed."""
+        return {**with_modules(self.folder), "GATE": str(self.folder)}
+
+    def waiting(self) -> int:
+        """Return how many writes have come to the gate."""
+        return len(list(self.folder.glob("write-*")))
+
+    def open(self) -> None:
+        """Let all writes through."""
+        (self.folder / "open").touch()
+
+
+_GATED = """
+import os, time, uuid
+from pathlib import Path
+from fsspec.implementations.local import LocalFileSystem
+
+class Gated(LocalFileSystem):
+    protocol = "gated"
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return LocalFileSystem._strip_protocol(path.removeprefix("gated://"))
+
+    def pipe_file(self, path, value, **kwargs):
+        gate = Path(os.environ["GATE"])
+        (gate / f"write-{uuid.uuid4().hex}").touch()
+        while not (gate / "open").exists():
+            time.sleep(0.005)
+        super().pipe_file(path, value, **kwargs)
+"""
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Return a storage whose gate is closed."""
+    folder = tmp_path / "plugins"
+    (folder / "gated-1.0.dist-info").mkdir(parents=True)
+    (folder / "gated-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: gated\nVersion: 1.0\n")
+    (folder / "gated-1.0.dist-info" / "entry_points.txt").write_text("[fsspec.specs]\ngated = gated.Gated\n")
+    (folder / "gated.py").write_text(_GATED)
+    gate = Gate(folder)
+    yield gate
+    gate.open()
+
+
+def spooled(process: RecorderProcess, name: str = "a.pb", data: bytes = b"said") -> Path:
+    """Put a file into the spool of round 0, local rank 1."""
+    return process.folder.spool("0-1").add(name, data)
+
+
+def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
+    """Return the receipt of the only document in a spool."""
+    (document,) = folder.spool(spool).documents()
+    return document.receipt
+
+
+# --- uploads --------------------------------------------------------------------------------------------------------
+
+
+def test_an_upload(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """The file lies in the storage when the answer comes, and the receipt says how long that took, here and there."""
+    process = start(out.uri)
+    began = time.monotonic_ns()
+    receipt = Recorder(process.folder).put(
+        f"{ERRORS}/b.pb", spooled(process, "b.pb"), deadline_seconds=HANG_S, fault_monotonic_ns=began, rank=3
+    )
+    took = time.monotonic_ns() - began
+    assert out.files() == {"b.pb": b"said"}
+    assert receipt == Receipt("b.pb", durable=True, fault_to_durable_ns=receipt.fault_to_durable_ns, rank=3)
+    assert 0 < (receipt.fault_to_durable_ns or 0) <= took
+    assert receipt_of(process.folder) == receipt
+
+
+def test_a_file_outside_of_the_spool(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
+    """Any file can be uploaded; beside one that is in no spool nothing is noted, and without a fault no time told."""
+    process = start(out.uri)
+    file = tmp_path / "entry.pb"
+    file.write_bytes(b"joined")
+    receipt = Recorder(process.folder).put(f"{ROSTER}/r.pb", file, deadline_seconds=HANG_S)
+    assert receipt == Receipt("r.pb", durable=True)
+    assert out.files(ROSTER) == {"r.pb": b"joined"}
+    assert [path.name for path in tmp_path.glob("entry*")] == ["entry.pb"]
+
+
+def test_a_relative_file(
+    start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path is the client's: the recorder may have another working directory."""
+    process = start(out.uri)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Path("a.pb").write_bytes(b"here")
+    assert Recorder(process.folder).put(f"{ERRORS}/a.pb", Path("a.pb"), deadline_seconds=HANG_S).durable
+
+
+def test_a_file_that_is_not_there(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
+    """What cannot be read is not durable, and the receipt says why."""
+    process = start(out.uri)
+    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", tmp_path / "a.pb", deadline_seconds=HANG_S, rank=1)
+    assert receipt == Receipt("a.pb", durable=False, error=f"{tmp_path / 'a.pb'} could not be read", rank=1)
+
+
+def test_many_at_once(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
+    """Eight workers' uploads are under way together: none waits for another one's answer."""
+    process = start(gate.uri(out), environment=gate.environment())
+    files = [spooled(process, f"{rank}.pb", str(rank).encode()) for rank in range(_CLIENTS)]
+
+    def put(rank: int) -> Receipt:
+        file = files[rank]
+        return Recorder(process.folder).put(f"{ERRORS}/{file.name}", file, deadline_seconds=HANG_S, rank=rank)
+
+    with ThreadPoolExecutor(_CLIENTS) as pool:
+        answers = pool.map(put, range(_CLIENTS))
+        until("eight uploads at the gate", lambda: gate.waiting() == _CLIENTS)
+        gate.open()
+        assert list(answers) == [Receipt(f"{rank}.pb", durable=True, rank=rank) for rank in range(_CLIENTS)]
+    assert out.files() == {f"{rank}.pb": str(rank).encode() for rank in range(_CLIENTS)}
+
+
+def test_the_same_document_twice(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
+    """Who asks for an upload that is under way waits for that one."""
+    process = start(gate.uri(out), environment=gate.environment())
+    file = spooled(process)
+    recorder = Recorder(process.folder)
+    for _ in range(2):
+        assert not recorder.put(f"{ERRORS}/a.pb", file, deadline_seconds=SHORT_S).durable
+        until("the upload at the gate", lambda: gate.waiting() == 1)
+    gate.open()
+    until("a receipt", lambda: receipt_of(process.folder) is not None)
+    assert gate.waiting() == 1
+
+
+def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
+    """The client waits no longer than it may; the recorder goes on, and notes the outcome beside the document."""
+    process = start(gate.uri(out), environment=gate.environment())
+    file = spooled(process)
+    began = time.monotonic()
+    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", file, deadline_seconds=SHORT_S, rank=1)
+    assert SHORT_S <= time.monotonic() - began < SHORT_S + TOLERANCE_S
+    assert receipt == Receipt("a.pb", durable=False, error="the storage did not answer within 0.5 s", rank=1)
+    assert (out.files(), receipt_of(process.folder)) == ({}, None)
+    gate.open()
+    until("a receipt", lambda: receipt_of(process.folder) is not None)
+    assert receipt_of(process.folder) == Receipt("a.pb", durable=True, rank=1)
+    assert out.files() == {"a.pb": b"said"}
+
+
+def test_a_recorder_that_is_frozen(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """Whether storage or recorder hangs makes no difference to the client; what it asked for is done later."""
+    process = start(out.uri)
+    os.kill(process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=SHORT_S)
+    assert time.monotonic() - began < SHORT_S + TOLERANCE_S
+    assert not receipt.durable
+    assert "did not answer" in receipt.error
+    with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.1 s"):
+        Recorder(process.folder).resources(0.1)
+    os.kill(process.pid, signal.SIGCONT)
+    until("the upload", lambda: "a.pb" in out.files())
+
+
+@pytest.mark.parametrize(
+    ("uri", "reason"),
+    [("nosuch://bucket/run", "no storage of the kind 'nosuch'"), ("/dev/null/run", "cannot write /dev/null/run")],
+)
+def test_a_storage_that_cannot_be(start: Callable[..., RecorderProcess], uri: str, reason: str) -> None:
+    """The receipt says why nothing can be uploaded, to the client and in the spool."""
+    process = start(uri)
+    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S, rank=2)
+    assert (receipt.durable, receipt.rank, receipt.fault_to_durable_ns) == (False, 2, None)
+    assert reason in receipt.error
+    assert receipt_of(process.folder) == receipt
+
+
+def test_resources(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """The recorder tells what it saw of the container's memory."""
+    report = Recorder(start(out.uri).folder).resources(HANG_S)
+    numbers = {"oom_kill", "memory_used_bytes", "memory_peak_bytes", "memory_limit_bytes", "watermark_ns"}
+    assert report.keys() == numbers
+    assert report["oom_kill"] in {None, 0}
+
+
+# --- nobody there ---------------------------------------------------------------------------------------------------
+
+
+def test_no_recorder(tmp_path: Path) -> None:
+    """Without a recorder a client is told so, whatever it wants."""
+    recorder = Recorder(NodeFolder(tmp_path))
+    with pytest.raises(RecorderUnavailableError, match=str(tmp_path)):
+        recorder.put(f"{ERRORS}/a.pb", tmp_path / "a.pb", deadline_seconds=HANG_S)
+    with pytest.raises(RecorderUnavailableError):
+        recorder.resources()
+    with pytest.raises(RecorderUnavailableError):
+        recorder.end()
+
+
+def test_a_recorder_that_was_killed(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """A socket on which nobody listens any more is no recorder."""
+    process = start(out.uri)
+    Recorder(process.folder).resources(HANG_S)
+    os.kill(process.pid, signal.SIGKILL)
+    until("the recorder's end", lambda: not process.alive())
+    with pytest.raises(RecorderUnavailableError):
+        Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S)
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
+def test_a_recorder_that_is_killed_while_one_waits(
+    start: Callable[..., RecorderProcess], out: Out, gate: Gate, up: bool
+) -> None:
+    """Whoever waits for an answer learns at once that none will come, also if nobody had listened yet."""
+    process = start(gate.uri(out), environment=gate.environment())
+    if not up:
+        os.kill(process.pid, signal.SIGSTOP)
+    file = spooled(process)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(Recorder(process.folder).put, f"{ERRORS}/a.pb", file, deadline_seconds=HANG_S)
+        if up:
+            until("the upload at the gate", lambda: gate.waiting() == 1)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(RecorderUnavailableError):
+            asked.result()
+
+
+@contextlib.contextmanager
+def listening(folder: NodeFolder, backlog: int) -> Iterator[socket.socket]:
+    """Listen where a recorder would."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(folder.socket))
+        listener.listen(backlog)
+        yield listener
+
+
+def test_an_answer_that_breaks_off(short: str) -> None:
+    """Half an answer is none."""
+    folder = NodeFolder(Path(short))
+    with listening(folder, 1) as listener, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(Recorder(folder).resources, HANG_S)
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1024)
+            connection.sendall(b'{"oom_kill"')
+        with pytest.raises(RecorderUnavailableError, match="without an answer"):
+            asked.result()
+
+
+def test_a_full_queue(short: str) -> None:
+    """A client that cannot even connect waits for its turn, at most the deadline."""
+    folder = NodeFolder(Path(short))
+    with listening(folder, 0), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
+        first.connect(str(folder.socket))
+        began = time.monotonic()
+        receipt = Recorder(folder).put(f"{ERRORS}/a.pb", Path("a.pb"), deadline_seconds=SHORT_S)
+        assert SHORT_S <= time.monotonic() - began < SHORT_S + TOLERANCE_S
+        assert not receipt.durable
+
+
+# --- life and end ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGPIPE"])
+def test_signals_do_not_end_it(start: Callable[..., RecorderProcess], out: Out, name: str, up: bool) -> None:
+    """What ends a pod does not end its recorder, from its first moment on."""
+    process = start(out.uri)
+    if up:
+        Recorder(process.folder).resources(HANG_S)
+    os.kill(process.pid, getattr(signal, name))
+    assert Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S).durable
+    assert process.alive()
+
+
+def test_starting_leaves_the_callers_signals_alone(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """Signals that were held back for the new process reach this one again."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    start(out.uri)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_the_end(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """An end leaves neither process nor folder; a second one does nothing; what was only spooled stays unsaid."""
+    process = start(out.uri)
+    assert process.alive()
+    assert Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S).durable
+    spooled(process, "b.pb")
+    process.folder.spool("agent").add("c.pb", b"held", held=True)
+    process.folder.last_words.add(DOCUMENT, encode(make_error(None)))
+    process.folder.last_words.add(PRESENCE, encode_presence(make_presence()))
+    process.end(HANG_S)
+    assert not process.alive()
+    assert is_gone(process.pid)
+    assert not process.folder.path.exists()
+    assert list(out.files()) == ["a.pb"]
+    assert out.roster() == []
+    process.end()
+
+
+def test_an_end_before_the_beginning(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """A recorder that is ended at once ends."""
+    process = start(out.uri)
+    process.end(HANG_S)
+    assert not process.alive()
+    assert not process.folder.path.exists()
+
+
+def test_an_end_waits_for_what_is_in_hand(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
+    """An upload that is under way is finished before the recorder goes."""
+    process = start(gate.uri(out), environment=gate.environment())
+    with ThreadPoolExecutor(2) as pool:
+        asked = pool.submit(Recorder(process.folder).put, f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S)
+        until("the upload at the gate", lambda: gate.waiting() == 1)
+        ended = pool.submit(process.end, HANG_S)
+        gate.open()
+        ended.result()
+        assert asked.result().durable
+    assert out.files() == {"a.pb": b"said"}
+
+
+def test_an_end_does_not_wait_for_ever(
+    start: Callable[..., RecorderProcess], out: Out, gate: Gate, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An upload that hangs is given up, with a line that says so; the process goes all the same."""
+    process = start(gate.uri(out), environment=gate.environment())
+    Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=SHORT_S)
+    until("the upload at the gate", lambda: gate.waiting() == 1)
+    process.end(1.0)
+    assert not process.alive()
+    assert not process.folder.path.exists()
+    assert capfd.readouterr().err == (
+        f"firstfault recorder: {ERRORS}/a.pb was not uploaded: the storage had not answered when the job ended\n"
+    )
+
+
+def test_an_end_of_a_frozen_recorder(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """A recorder that does not answer is killed when the time is up."""
+    process = start(out.uri)
+    os.kill(process.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    process.end(SHORT_S)
+    assert time.monotonic() - began < SHORT_S + TOLERANCE_S
+    assert not process.alive()
+    assert not process.folder.path.exists()
+
+
+def test_a_folder_that_is_removed(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """A recorder whose folder is gone goes too."""
+    process = start(out.uri)
+    Recorder(process.folder).resources(HANG_S)
+    shutil.rmtree(process.folder.path)
+    until("the recorder's end", lambda: not process.alive())
+
+
+def test_the_folder_is_private(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """Nobody else on the machine may read what is spooled, or ask the recorder for anything."""
+    assert start(out.uri).folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_too_deep_for_a_socket(
+    start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long TMPDIR is passed over; a long folder that was asked for is refused, and the message says why."""
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    process = start(out.uri, parent=None)
+    assert process.folder.path.parent == Path("/tmp")  # noqa: S108 - what is expected
+    Recorder(process.folder).resources(HANG_S)
+    with pytest.raises(UsageError, match="107 bytes"):
+        start(out.uri, parent=str(deep))
+    assert list(deep.iterdir()) == []
+
+
+def test_a_start_that_fails_leaves_no_folder(out: Out, short: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process cannot be started the caller is told, and nothing stays behind."""
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(FileNotFoundError):
+        start_recorder(out.uri, deadline_seconds=1.0, parent=short)
+    assert list(Path(short).iterdir()) == []
+
+
+def test_modules_in_the_working_directory(
+    start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training's own json.py does not stand before Python's."""
+    for name in ("json", "asyncio", "queue", "uuid"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('imported the wrong module')")
+    monkeypatch.chdir(tmp_path)
+    process = start(out.uri)
+    assert Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S).durable
+
+
+def test_a_request_that_makes_no_sense(
+    start: Callable[..., RecorderProcess], out: Out, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A request that cannot be understood gets no answer, and the next one does."""
+    process = start(out.uri)
+    for line in (b"\n", b"not json\n", b"[]\n", b'{"op": "fly"}\n', b'{"op": "put"}\n', b"\xff\xfe\n", b"{" * 200_000):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(HANG_S)
+            connection.connect(str(process.folder.socket))
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.sendall(line)
+                connection.shutdown(socket.SHUT_WR)
+                assert connection.recv(1024) == b""
+    Recorder(process.folder).resources(HANG_S)
+    assert capfd.readouterr().err == ""
+
+
+# --- the agent's death ----------------------------------------------------------------------------------------------
+
+_AGENT = """
+import sys
+from firstfault.recorder import start_recorder
+uri, parent, deadline = sys.argv[1:]
+process = start_recorder(uri, deadline_seconds=float(deadline), parent=parent)
+print(process.pid, process.folder.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A process that has started a recorder."""
+
+    process: subprocess.Popen[str]
+    recorder_pid: int
+    folder: NodeFolder
+
+    def kill(self) -> None:
+        """End it as the kernel ends a process that takes too much memory."""
+        self.process.kill()
+        self.process.wait(HANG_S)
+
+    def wait_for_recorder(self) -> None:
+        """Wait until the recorder has ended; it leaves no folder."""
+        until("the recorder's end", lambda: is_gone(self.recorder_pid))
+        assert not self.folder.path.exists()
+
+
+@pytest.fixture
+def agent(short: str) -> Iterator[Callable[..., Agent]]:
+    """Start agents; neither they nor their recorders outlive the test."""
+    started: list[Agent] = []
+
+    def run(uri: str, environment: dict[str, str] | None = None, deadline_seconds: float = HANG_S) -> Agent:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _AGENT, uri, short, str(deadline_seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert process.stdout is not None
+        pid, _, folder = process.stdout.readline().strip().partition(" ")
+        if not pid:
+            process.communicate()
+            pytest.fail(f"the agent ended with {process.returncode}")
+        started.append(Agent(process, int(pid), NodeFolder(Path(folder))))
+        return started[-1]
+
+    yield run
+    for one in started:
+        # first the recorder, which keeps the pipe to us open
+        if not is_gone(one.recorder_pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.recorder_pid, signal.SIGKILL)
+        one.process.kill()
+        with one.process:  # which closes its pipes and waits for it
+            pass
+
+
+@pytest.fixture
+def without_pidfd(tmp_path: Path) -> dict[str, str]:
+    """Return an environment in which Python has no pidfd_open."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("import os\ndel os.pidfd_open\n")
+    return with_modules(tmp_path / "site")
+
+
+def say_last_words(folder: NodeFolder, round_number: int = 1) -> None:
+    """Leave what an agent leaves at the start of a round."""
+    lost = make_error(None, at_ms=None, exception=None, message="died without a word", round=round_number)
+    folder.last_words.add(DOCUMENT, encode(lost))
+    folder.last_words.add(PRESENCE, encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)))
+
+
+def spool_failure(spool: Spool, rank: int, *, held: bool = False, round_number: int = 1) -> str:
+    """Spool a worker's document and return its name."""
+    failure = make_error(rank, round=round_number, monotonic_ns=time.monotonic_ns())
+    name = error_key_for(failure)
+    spool.add(name, encode(failure), held=held)
+    return name
+
+
+@pytest.mark.parametrize("kernel_tells", [True, False], ids=["pidfd", "polled"])
+def test_an_agent_that_is_killed(
+    agent: Callable[..., Agent], out: Out, without_pidfd: dict[str, str], kernel_tells: bool
+) -> None:
+    """Its death is recorded, what its node had spooled is uploaded, the roster has the receipts, and nothing stays."""
+    dying = agent(out.uri, None if kernel_tells else without_pidfd)
+    folder = dying.folder
+    say_last_words(folder)
+    open_name = spool_failure(folder.spool("1-0"), 0)
+    held_name = spool_failure(folder.spool("1-1"), 1, held=True)
+    done_name = spool_failure(folder.spool("1-2"), 2)
+    done = Receipt(done_name, durable=True, fault_to_durable_ns=7, rank=2)
+    folder.spool("1-2").add_receipt(done)
+    withdrawn_name = spool_failure(folder.spool("1-3"), 3)
+    folder.spool("1-3").withdraw(withdrawn_name)
+    earlier_name = spool_failure(folder.spool("0-0"), 0, round_number=0)
+    joined = make_presence(Phase.JOINED, round=1)
+    folder.spool("roster").add(roster_key_for(joined), encode_presence(joined))
+    Recorder(folder).resources(HANG_S)
+
+    before_ns, before_monotonic_ns = time.time_ns(), time.monotonic_ns()
+    dying.kill()
+    dying.wait_for_recorder()
+    after_ns = time.time_ns()
+
+    (own,) = [failure for failure in out.failures() if failure.writer is Writer.RECORDER]
+    assert before_ns <= (own.timestamp_ns or 0) <= after_ns
+    assert (own.monotonic_ns or 0) >= before_monotonic_ns
+    assert (own.message, own.place.round, own.rank) == ("died without a word", 1, None)
+    assert own.resources.oom_kill in {None, 0}
+    own_name = own.documents[0].name
+    assert set(out.files()) == {own_name, open_name, held_name, earlier_name}
+
+    entries = {entry.phase: entry for entry in out.roster()}
+    assert entries.keys() == {Phase.JOINED, Phase.FAILED}
+    last = entries[Phase.FAILED]
+    assert (last.ranks, last.place.round) == ((0, 1), 1)
+    assert before_ns <= (last.timestamp_ns or 0) <= after_ns
+    receipts = {receipt.name: receipt for receipt in last.receipts}
+    assert receipts.keys() == {own_name, open_name, held_name, done_name, withdrawn_name}
+    assert receipts[done_name] == done
+    assert (receipts[withdrawn_name].durable, receipts[withdrawn_name].withdrawn) == (False, True)
+    for name, rank in ((own_name, None), (open_name, 0), (held_name, 1)):
+        assert (receipts[name].durable, receipts[name].rank) == (True, rank)
+        assert (receipts[name].fault_to_durable_ns or 0) > 0
+
+
+def test_an_agent_that_exits_without_a_word(agent: Callable[..., Agent], out: Out) -> None:
+    """An agent that ends otherwise than by a kill, and did not say that it would, has died as well."""
+    dying = agent(out.uri)
+    say_last_words(dying.folder)
+    assert dying.process.stdin is not None
+    dying.process.stdin.close()
+    dying.wait_for_recorder()
+    assert [failure.writer for failure in out.failures()] == [Writer.RECORDER]
+
+
+def test_an_agent_that_dies_before_its_recorder_is_up(agent: Callable[..., Agent], out: Out) -> None:
+    """A death that nobody was there to see is noticed all the same."""
+    dying = agent(out.uri)
+    os.kill(dying.recorder_pid, signal.SIGSTOP)
+    say_last_words(dying.folder)
+    dying.kill()
+    os.kill(dying.recorder_pid, signal.SIGCONT)
+    dying.wait_for_recorder()
+    assert len(out.failures()) == len(out.roster()) == 1
+
+
+def test_an_agent_that_dies_before_its_first_round(agent: Callable[..., Agent], out: Out) -> None:
+    """Without last words the spool is uploaded, and nothing is said about the agent."""
+    dying = agent(out.uri)
+    name = spool_failure(dying.folder.spool("agent"), 0)
+    dying.kill()
+    dying.wait_for_recorder()
+    assert list(out.files()) == [name]
+    assert out.roster() == []
+
+
+def test_bytes_that_are_no_document(agent: Callable[..., Agent], out: Out, capfd: pytest.CaptureFixture[str]) -> None:
+    """What cannot be read is uploaded as it is, and last words that cannot be read cost no other document."""
+    dying = agent(out.uri)
+    say_last_words(dying.folder)
+    dying.folder.last_words.add(DOCUMENT, b"\xff\xff\xff")
+    dying.folder.spool("0-0").add("strange.pb", b"\xff\xff\xff")
+    dying.kill()
+    dying.wait_for_recorder()
+    assert list(out.files()) == ["strange.pb"]
+    assert [receipt.name for receipt in out.roster()[0].receipts] == ["strange.pb"]
+    assert f"{DOCUMENT} is not an error document" in capfd.readouterr().err
+
+
+def test_a_death_with_a_storage_that_fails(
+    agent: Callable[..., Agent], out: Out, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The roster entry says which documents were lost and why, and so does the log."""
+    (out.folder / "firstfault").mkdir(parents=True)
+    (out.folder / ERRORS).touch()
+    dying = agent(out.uri)
+    say_last_words(dying.folder)
+    name = spool_failure(dying.folder.spool("1-0"), 0)
+    dying.kill()
+    dying.wait_for_recorder()
+    (entry,) = out.roster()
+    assert [receipt.durable for receipt in entry.receipts] == [False, False]
+    assert all("cannot write" in receipt.error for receipt in entry.receipts)
+    assert f"firstfault recorder: {name} was not uploaded: cannot write" in capfd.readouterr().err
+
+
+def test_a_death_with_a_storage_that_hangs(
+    agent: Callable[..., Agent], out: Out, gate: Gate, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The recorder of a dead agent waits for a storage no longer than its deadline, and says what is lost."""
+    dying = agent(gate.uri(out), gate.environment(), SHORT_S)
+    say_last_words(dying.folder)
+    name = spool_failure(dying.folder.spool("1-0"), 0)
+    dying.kill()
+    dying.wait_for_recorder()
+    lines = capfd.readouterr().err.splitlines()
+    assert f"firstfault recorder: {name} was not uploaded: the storage did not answer within 0.5 s" in lines
+    assert len(lines) == 3  # the document about the agent, the worker's, and the roster entry
+
+
+def test_a_worker_that_dies_with_its_agent(agent: Callable[..., Agent], out: Out, gate: Gate) -> None:
+    """The recorder of an agent that has died still answers those that it took with it."""
+    dying = agent(gate.uri(out), gate.environment())
+    say_last_words(dying.folder)
+    dying.kill()
+    until("the last words at the gate", lambda: gate.waiting() == 1)
+    name = spool_failure(dying.folder.spool("1-0"), 0)
+    file = dying.folder.spool("1-0").folder / name
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(Recorder(dying.folder).put, f"{ERRORS}/{name}", file, deadline_seconds=HANG_S)
+        until("the worker's document at the gate", lambda: gate.waiting() == 2)
+        gate.open()
+        assert asked.result().durable
+    dying.wait_for_recorder()
+    assert name in out.files()
+    assert len(out.failures()) == 2
+
+
+def test_a_worker_that_asks_late(agent: Callable[..., Agent], out: Out) -> None:
+    """A worker that was about to ask when its agent died is waited for, also when all else has been said."""
+    dying = agent(out.uri)
+    say_last_words(dying.folder)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(HANG_S)
+        connection.connect(str(dying.folder.socket))
+        Recorder(dying.folder).resources(HANG_S)  # accepted after ours
+        dying.kill()
+        until("the roster entry", lambda: bool(out.roster()))
+        connection.sendall(b'{"op": "resources"}\n')
+        assert b"oom_kill" in connection.recv(1024)
+    dying.wait_for_recorder()
+
+
+def test_an_end_is_not_a_death(agent: Callable[..., Agent], out: Out) -> None:
+    """An agent that has ended its recorder may end itself without a document."""
+    dying = agent(out.uri)
+    say_last_words(dying.folder)
+    spool_failure(dying.folder.spool("1-0"), 0)
+    Recorder(dying.folder).end(HANG_S)
+    dying.kill()
+    dying.wait_for_recorder()
+    assert out.files() == {}
+    assert out.roster() == []
+
+
+# --- what it costs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", ["client", "spool", "folder"])
+def test_a_dying_process_imports_next_to_nothing(module: str) -> None:
+    """What a worker needs to be recorded loads neither a storage, nor protobuf, nor an event loop, nor the server."""
+    heavy = ("asyncio", "fsspec", "google.protobuf", "flyteidl", "stamina", "subprocess", "tempfile", "ssl")
+    heavy += ("firstfault.wire", "firstfault.store", "firstfault.recorder.process", "firstfault.recorder.server")
+    code = f"import sys, firstfault.recorder.{module}; print([name for name in {heavy!r} if name in sys.modules])"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_nothing_is_left_in_the_caller(start: Callable[..., RecorderProcess], out: Out) -> None:
+    """Starting and asking leave no thread and no open file in the caller: it may fork right after."""
+    descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208 - names only
+    process = start(out.uri)
+    Recorder(process.folder).resources(HANG_S)
+    assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - as above
+    assert threading.active_count() == threads

@@ -1,0 +1,113 @@
+"""The spool: documents wait whole under their names, and say what became of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.model import Receipt
+from firstfault.recorder import NodeFolder, Spool
+from firstfault.recorder.folder import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def _names(spool: Spool, *, held: bool = False) -> list[str]:
+    return [document.name for document in spool.documents(held=held)]
+
+
+def test_spool(tmp_path: Path) -> None:
+    """A document waits in the spool under its name, with its receipt once there is one."""
+    spool = Spool(tmp_path / "not" / "there")
+    assert spool.documents() == []
+    spool.add("b.pb", b"2")
+    path = spool.add("a.pb", b"1")
+    receipt = Receipt("a.pb", durable=True, fault_to_durable_ns=12, rank=3)
+    spool.add_receipt(receipt)
+    first, second = spool.documents()
+    assert (first.name, first.path, first.path.read_bytes(), first.receipt) == ("a.pb", path, b"1", receipt)
+    assert (second.name, second.path.read_bytes(), second.receipt) == ("b.pb", b"2", None)
+    assert (first.is_durable, second.is_durable) == (True, False)
+
+
+def test_spool_shows_whole_files_only(tmp_path: Path) -> None:
+    """What a process that was killed was just writing is no document, and half a receipt is none."""
+    spool = Spool(tmp_path)
+    spool.add("a.pb", b"1")
+    (tmp_path / "b.pb.part").write_bytes(b"2")
+    (tmp_path / "c.pb.held.part").write_bytes(b"3")
+    (tmp_path / "a.pb.receipt.json").write_text('{"durable": tr')
+    (only,) = spool.documents(held=True)
+    assert (only.name, only.receipt) == ("a.pb", None)
+
+
+def test_a_document_is_replaced_whole(tmp_path: Path) -> None:
+    """A second document of the same name takes the first one's place."""
+    spool = Spool(tmp_path)
+    spool.add("a.pb", b"1")
+    spool.add("a.pb", b"2")
+    assert [document.path.read_bytes() for document in spool.documents()] == [b"2"]
+
+
+def test_a_receipt_of_a_loss(tmp_path: Path) -> None:
+    """A receipt keeps why a document was lost."""
+    spool = Spool(tmp_path)
+    spool.add("a.pb", b"1")
+    lost = Receipt("a.pb", durable=False, error="the storage is on fire")
+    spool.add_receipt(lost)
+    (document,) = spool.documents()
+    assert document.receipt == lost
+    assert not document.is_durable
+
+
+def test_a_withdrawn_document(tmp_path: Path) -> None:
+    """A document that its writer takes back stays, and is marked."""
+    spool = Spool(tmp_path / "not" / "there")
+    spool.withdraw("a.pb")
+    spool.add("a.pb", b"1")
+    spool.add("b.pb", b"2")
+    assert [(document.name, document.withdrawn) for document in spool.documents()] == [("a.pb", True), ("b.pb", False)]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_held_document(tmp_path: Path, held: bool) -> None:
+    """A document that is held back is shown only to those who ask, under its own name and with its marks."""
+    spool = Spool(tmp_path)
+    spool.add("a.pb", b"1", held=True)
+    spool.add("b.pb", b"2")
+    spool.withdraw("a.pb")
+    receipt = Receipt("a.pb", durable=True)
+    spool.add_receipt(receipt)
+    assert _names(spool, held=held) == (["a.pb", "b.pb"] if held else ["b.pb"])
+    if held:
+        document = spool.documents(held=True)[0]
+        assert (document.held, document.withdrawn, document.receipt) == (True, True, receipt)
+
+
+def test_a_held_document_that_is_released(tmp_path: Path) -> None:
+    """A document that was held back and then added is one document, and not held."""
+    spool = Spool(tmp_path)
+    spool.add("a.pb", b"held", held=True)
+    spool.add("a.pb", b"released")
+    (document,) = spool.documents(held=True)
+    assert (document.held, document.path.read_bytes()) == (False, b"released")
+
+
+def test_the_folder_of_a_node(tmp_path: Path) -> None:
+    """Each process has a spool of its own; the last words are none, and everything lies in the node's folder."""
+    folder = NodeFolder(tmp_path)
+    assert folder.spools() == []
+    folder.spool("agent").add("a.pb", b"1")
+    folder.spool("0-1").add("b.pb", b"2")
+    folder.last_words.add("document.pb", b"3")
+    assert [_names(spool) for spool in folder.spools()] == [["b.pb"], ["a.pb"]]
+    assert {folder.socket.parent, folder.settings.parent, folder.spool("0-1").folder.parent.parent} == {tmp_path}
+
+
+def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
+    """A recorder reads the settings that its agent wrote."""
+    settings = Settings("s3://bucket/attempt", 5.0, agent_pid=12, listener=3)
+    NodeFolder(tmp_path).write_settings(settings)
+    assert NodeFolder(tmp_path).read_settings() == settings
