@@ -7,7 +7,6 @@ import faulthandler
 import functools
 import json
 import multiprocessing
-import multiprocessing.connection
 import os
 import signal
 import threading
@@ -55,6 +54,7 @@ from flytekitplugins.firstfault.agent_documents import (
 from flytekitplugins.firstfault.deaths import Death
 from flytekitplugins.firstfault.in_flight import Moment
 from flytekitplugins.firstfault.launch import LaunchFailedError, launch
+from flytekitplugins.firstfault.lifelines import Lifelines
 from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch
 from flytekitplugins.firstfault.recorder import spool_of
 from flytekitplugins.firstfault.signals import SignalWatch
@@ -247,10 +247,12 @@ def _wait_to_be_stopped(answers: tuple[str, ...], ready: Any) -> None:
 
 @pytest.fixture
 def others(prefix: Prefix) -> Iterator[OutcomeWatch]:
-    """Return the ears of the other node, worker-0, and the store that both share."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    watch = OutcomeWatch(PrefixStore("round", store), 0, lambda: None)
+    """Return the ears of the other node, worker-0, with the store that both share; its lifelines are open."""
+    store = PrefixStore("round", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    watch = OutcomeWatch(store, 0, lambda: None)
+    lines = Lifelines(store, 0, "worker-0", "localhost", lambda *_: None)
     yield watch
+    lines.end()
     watch.end()
 
 
@@ -304,9 +306,9 @@ def start(
 def _kill(agent: ReportingAgent, *local_ranks: int) -> None:
     """Let workers die by themselves, and return when they have."""
     for local_rank in local_ranks:
-        process = _processes(agent._pcontext)[local_rank]
-        os.kill(process.pid, signal.SIGKILL)
-        assert multiprocessing.connection.wait([process.sentinel], LONG_S)
+        pid = _processes(agent._pcontext)[local_rank].pid
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 def _look(agent: ReportingAgent) -> RunResult:

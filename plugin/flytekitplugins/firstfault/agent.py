@@ -132,7 +132,7 @@ class ReportingAgent(LocalElasticAgent):
             self._watch = DeathWatch(_processes(context), self._wake.set)
             self._reporter.started(dict(context.error_files), _traceback_files(context), self._ranks())
         with _guarded("connecting the agents"):
-            self._open_lifelines()
+            self._listen_to_the_others()
         return ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -142,12 +142,13 @@ class ReportingAgent(LocalElasticAgent):
         failed: list[Death] = []
         with _guarded("looking at the workers"):
             failed = self._look()
+        looked_ns = time.monotonic_ns()
         result: RunResult = super()._monitor_workers(worker_group)
-        if failed and result.state not in _FAILED:
+        if failed:
             result = self._failed_result(failed)
         if result.state in _FAILED:
             with _guarded("reporting a failure"):
-                self._report_failure()
+                self._report_failure(result, looked_ns)
         return result
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -182,8 +183,7 @@ class ReportingAgent(LocalElasticAgent):
         nodes = group.group_world_size or 0
         self._reporter.begin(number, nodes)
         self._stop = None
-        if nodes > 1:
-            self._outcome = OutcomeWatch(group.store, group.group_rank or 0, self._wake.set)
+        self._outcome = None
 
     def _end_round(self) -> None:
         """Leave no thread of ours behind: the next round may fork."""
@@ -263,18 +263,25 @@ class ReportingAgent(LocalElasticAgent):
         return [death for death in self._watch.ended() if death.exit_code != 0 or death.local_rank in missing]
 
     def _failed_result(self, deaths: list[Death]) -> RunResult:
-        """Torch's own look has not seen a death yet: a child of the dead process keeps its sentinel silent."""
+        """Return torch's result, about the worker that failed first.
+
+        Torch's own names whichever it finds first, which may be a sibling that was stopped; or none, if a child of the
+        dead process keeps its sentinel silent.
+        """
         files = self.report.error_files
-        first = deaths[0]
+        spoken = self._stop.first if self._stop is not None else frozenset()
+        first = next((death for death in deaths if death.local_rank in spoken), deaths[0])
         failure = ProcessFailure(first.local_rank, first.pid, first.exit_code, files.get(first.local_rank, ""))
         return RunResult(WorkerState.FAILED, failures={self._rank_of(first.local_rank) or 0: failure})
 
-    def _report_failure(self) -> None:
+    def _report_failure(self, result: RunResult, looked_ns: int) -> None:
         """Write what is left to say after torch has noticed a failure, and that this is all."""
         if self._stop is None:
-            # not by our look: torch's own, or its watchdog's
-            self._tell(FirstFailure("its workers are unhealthy", self.place().node, self._worker_group.group_rank))
-            self._stop = Stop("another worker of this node had failed", time.monotonic_ns())
+            # torch saw it first, and has stopped the others because of these
+            first = frozenset(failure.local_rank for failure in result.failures.values())
+            deaths = [death for death in self._deaths() if death.local_rank in first]
+            self._tell(_first_failure({}, deaths, self._rank_of, self.place()))
+            self._stop = Stop("another worker of this node had failed", looked_ns, first=first)
         self._document_deaths()
         self._reporter.finish(self._ranks())
 
@@ -293,7 +300,7 @@ class ReportingAgent(LocalElasticAgent):
         """Ask this node's workers what only they know, then stop them; those that fail by themselves may end first."""
         processes = _processes(self._pcontext)
         began = time.monotonic_ns()
-        self._stop = Stop(reason, began, sent.name, first, caused_by)
+        self._stop = Stop(reason, began, sent.name, first, caused_by, killed_ns=began + int(self._stop_seconds * 1e9))
         alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         self._stop = replace(self._stop, observations=observe(self._line, self.recording, asked))
@@ -305,12 +312,13 @@ class ReportingAgent(LocalElasticAgent):
 
     # --- the other nodes ----------------------------------------------------------------------------------------
 
-    def _open_lifelines(self) -> None:
+    def _listen_to_the_others(self) -> None:
+        """Only after the workers have been forked: a thread that connects holds locks which a child would inherit."""
         group = self._worker_group
-        if self._outcome is not None:
-            self._lifelines = Lifelines(
-                group.store, group.group_rank or 0, self.place().node, group.master_addr or "", self._agent_died
-            )
+        if (group.group_world_size or 1) > 1:
+            own = group.group_rank or 0
+            self._outcome = OutcomeWatch(group.store, own, self._wake.set)
+            self._lifelines = Lifelines(group.store, own, self.place().node, group.master_addr or "", self._agent_died)
 
     def _close_lifelines(self) -> None:
         if self._lifelines is not None:
@@ -437,6 +445,8 @@ def _first_failure(said: dict[int, dict[str, Any]], deaths: list[Death], rank_of
         local, words = min(said.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
         what, document = str(words.get("what", "")), str(words.get("document", ""))
         return FirstFailure(what, place.node, place.group_rank, rank_of(local), document)
+    if not deaths:
+        return FirstFailure("its workers are unhealthy", place.node, place.group_rank)
     first = deaths[0]
     what = first.signal or f"exit code {first.exit_code}"
     return FirstFailure(what, place.node, place.group_rank, rank_of(first.local_rank))

@@ -81,6 +81,8 @@ class Stop:
     caused_by: CausedBy | None = None
     observations: Mapping[int, Observation] = field(default_factory=dict)
     """By local rank."""
+    killed_ns: int | None = None
+    """From when on it sent SIGKILL; before, somebody else did. None: not known."""
 
     def ended(self, death: Death) -> bool:
         """Whether it was this stop that ended a worker: however close the first ones died to it, it did not.
@@ -88,9 +90,13 @@ class Stop:
         A process may also answer the signal by an exit of its own; a crash is never an answer.
         """
         by_us = not death.signal or death.signal in _TEARDOWN_SIGNALS
+        if death.signal == "SIGKILL" and self.killed_ns is not None:
+            by_us = death.monotonic_ns >= self.killed_ns
         return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
 
 
+_ANSWERS = {"SignalException", "SystemExit", "KeyboardInterrupt"}
+"""What a signal's handler raises in a worker."""
 _TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
 """What is sent to stop workers: the signal that the agent was sent itself, else SIGTERM, then SIGKILL."""
 
@@ -116,6 +122,8 @@ def about_death(  # noqa: PLR0913 - keywords
     """
     consequence = CONSEQUENCES[Sort.WORKER_FAILURE]
     stopped = stop is not None and stop.ended(death)
+    if stopped and words is not None and words.exception.type in _ANSWERS:
+        words = None
     observed = stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
     stack = fatal_stack or observed.stack
     code, message = _said(death, place, stop.reason if stop is not None and stopped else "", words)

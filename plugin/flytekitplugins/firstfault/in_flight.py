@@ -20,7 +20,7 @@ from flytekitplugins.firstfault.guard import guarded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["InFlight", "Moment", "chain_of", "moment_of", "watch_process_groups"]
+__all__ = ["InFlight", "Moment", "chain_of", "is_clean_exit", "moment_of", "watch_process_groups"]
 
 _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
@@ -159,7 +159,13 @@ def _may_fail(error: BaseException) -> bool:
     """Whether an exception is a failure if it leaves: not the ends of iterators, nor a clean exit."""
     if isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
         return False
-    return not (isinstance(error, SystemExit) and error.code in {None, 0})
+    return not is_clean_exit(error)
+
+
+def is_clean_exit(error: BaseException) -> bool:
+    """Whether `error` is a ``sys.exit()`` that says success."""
+    # the code may be any object, of which neither hash nor comparison may be asked
+    return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
 
 
 def _value_of(item: Any) -> BaseException | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["AgentLine", "WorkerLine"]
 
 _AGENT = "agent.line"
+_SENDING_S = 0.5
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
 
@@ -42,6 +43,7 @@ class AgentLine:
         self._failed: dict[tuple[int, int], dict[str, Any]] = {}
         self._answers: dict[tuple[int, int], dict[str, Any]] = {}
         self._news = threading.Condition()
+        self._closed = threading.Event()
         self._socket = _bound(folder / _AGENT)
         threading.Thread(target=self._listen, name="firstfault-line", daemon=True).start()
 
@@ -63,12 +65,13 @@ class AgentLine:
 
     def close(self) -> None:
         """Stop listening."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _listen(self) -> None:
-        while (message := _receive(self._socket)) is not None:
+        while (message := _receive(self._socket, self._closed)) is not None:
             with guarded("hearing a worker"):
                 self._take(message)
 
@@ -97,6 +100,7 @@ class WorkerLine:
         self._answer = answer
         self._owner = os.getpid()
         self._path = _worker(folder, round_, local_rank)
+        self._closed = threading.Event()
         self._socket = _bound(self._path)
         threading.Thread(target=self._listen, name="firstfault-line", daemon=True).start()
 
@@ -108,13 +112,14 @@ class WorkerLine:
         """Stop listening."""
         if os.getpid() != self._owner:
             return
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         self._path.unlink(missing_ok=True)
 
     def _listen(self) -> None:
-        while (message := _receive(self._socket)) is not None:
+        while (message := _receive(self._socket, self._closed)) is not None:
             answer: dict[str, Any] = {}
             with guarded("answering the agent"):
                 if message.get("ask") == "state":
@@ -136,22 +141,22 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
     """Whether there was somebody to take the message."""
     data = json.dumps(message).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
-        line.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        # the queue of a unix socket holds few datagrams: many may fail at once
+        line.settimeout(_SENDING_S)
         line.sendto(data[:_LARGEST], str(path))
         return True
     return False
 
 
-def _receive(line: socket.socket) -> dict[str, Any] | None:
+def _receive(line: socket.socket, closed: threading.Event) -> dict[str, Any] | None:
     """Return the next message, None when the line is closed. What is no message is left out."""
-    while True:
+    while not closed.is_set():
         try:
             data = line.recv(_LARGEST)
         except OSError:
-            return None
-        if not data:
             return None
         with contextlib.suppress(ValueError):
             message = json.loads(data)
             if isinstance(message, dict):
                 return message
+    return None

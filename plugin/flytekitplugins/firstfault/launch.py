@@ -20,7 +20,7 @@ from firstfault.model import DocumentRef, NodePresence, Phase
 from flytekitplugins.firstfault.agent import PeerFailedError, ReportingAgent
 from flytekitplugins.firstfault.agent_documents import about_agent
 from flytekitplugins.firstfault.environment import node_place
-from flytekitplugins.firstfault.guard import guarded
+from flytekitplugins.firstfault.guard import bounded, guarded
 from flytekitplugins.firstfault.in_flight import Moment
 from flytekitplugins.firstfault.node_report import NodeReport
 from flytekitplugins.firstfault.recorder import put_entry, record_error, spool_for_agent
@@ -46,6 +46,8 @@ _OPTIONAL_SPEC = (
     "virtual_local_rank",
 )
 """Fields of LaunchConfig that some versions of torch hand on to the WorkerSpec."""
+_CLOSING_S = 2.0
+"""Longest wait for the rendezvous to be closed."""
 _OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
 
 
@@ -142,8 +144,8 @@ def launch(  # noqa: PLR0913 - keywords
             with guarded("ending the report"):
                 agent.close()
         if shutdown is not None:
-            with guarded("closing the rendezvous"):
-                shutdown()
+            # whoever hosts the store may be the one that is gone, or frozen
+            bounded(shutdown, _CLOSING_S, "closing the rendezvous")
 
 
 def _told(number: signal.Signals) -> SignalException:

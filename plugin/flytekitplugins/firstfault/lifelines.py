@@ -8,7 +8,6 @@ try to meet again before one takes the other for dead.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import json
 import secrets
 import selectors
@@ -33,7 +32,7 @@ _AGAIN_S = 1.5
 """How long after a connection broke an agent may still come back."""
 _PAUSE_S = 0.1
 _CONNECTING_S = 5.0
-_MEETING = dt.timedelta(minutes=5)
+_MEETING_S = 300.0
 """Longest wait for the first agent to open its end; one without firstfault never does."""
 _LONGEST_LINE = 4096
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
@@ -131,11 +130,11 @@ class Lifelines:
 
     def _hold(self) -> None:
         try:
-            store = self._store.clone()
-            store.wait([_KEY], _MEETING)
-            where = json.loads(store.get(_KEY))
+            where = self._first_address()
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             logger.debug("the first agent opens no connection: %s", error)
+            return
+        if where is None:
             return
         first = _Peer(0, "")
         connection = self._connect(where, first, _CONNECTING_S)
@@ -149,6 +148,16 @@ class Lifelines:
             connection = self._connect(where, first, _AGAIN_S)
         if not self._ended.is_set():
             self._on_death(0, first.node)
+
+    def _first_address(self) -> dict[str, Any] | None:
+        store = self._store.clone()
+        deadline = time.monotonic() + _MEETING_S
+        while not self._ended.is_set() and time.monotonic() < deadline:
+            if store.check([_KEY]):
+                address: dict[str, Any] = json.loads(store.get(_KEY))
+                return address
+            self._ended.wait(_PAUSE_S)
+        return None
 
     def _connect(self, where: dict[str, Any], first: _Peer, seconds: float) -> socket.socket | None:
         deadline = time.monotonic() + seconds

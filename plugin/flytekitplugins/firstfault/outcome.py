@@ -130,7 +130,7 @@ class OutcomeWatch:
         """Ask for another node's fatal failure; for an agent that knows the round to be over already."""
 
         def ask() -> FirstFailure | None:
-            store = _connected(self._store)
+            store = self._speaker or _connected(self._store)
             return _failure_from(store.get(_FATAL)) if store.check([_FATAL]) else None
 
         failure = self.failure
@@ -142,7 +142,7 @@ class OutcomeWatch:
         """Return the group ranks of the agents that have heard of the failure; None if the store cannot be asked."""
 
         def ask() -> set[int]:
-            store = _connected(self._store)
+            store = self._speaker or _connected(self._store)
             return {rank for rank in range(nodes) if store.check([f"{_HEARD}/{rank}"])}
 
         return None if self._is_lost() else bounded(ask, _STORE_S, "asking who has heard of the failure")

@@ -32,7 +32,8 @@ def watch_threads() -> Callable[[], None]:
 
     def remember(args: threading.ExceptHookArgs) -> None:
         with guarded("remembering a thread's exception"):
-            if args.exc_value is not None and len(_failures) < _MAX_THREADS:
+            # by which a thread ends itself; Python says nothing about it either
+            if args.exc_type is not SystemExit and args.exc_value is not None and len(_failures) < _MAX_THREADS:
                 name = args.thread.name if args.thread is not None else "unknown"
                 _failures.append(ThreadFailure(name, time.time_ns(), capture(args.exc_value)))
         before(args)

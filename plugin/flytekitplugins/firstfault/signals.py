@@ -90,6 +90,7 @@ class SignalWatch:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
             self._mouth.close()
+            self._mouth = None
 
     @property
     def is_listening(self) -> bool:
@@ -162,8 +163,9 @@ class SignalWatch:
     def _answer(self, told: Told) -> None:
         if self._phase is not Phase.WORKING:
             return
-        if self._on_told is not None:
-            self._on_told(told)
+        with guarded("saying that this pod was told to go"):
+            if self._on_told is not None:
+                self._on_told(told)
         if not self._noticed.wait(_MAIN_THREAD_S) and self._last_resort is not None:
             logger.warning("the main thread does not notice %s; this pod ends without it", told.number.name)
             self._last_resort(told.number)

@@ -13,10 +13,11 @@ from flytekit.extend import IgnoreOutputs
 from firstfault.model import DocumentRef, NodePresence, Phase
 from flytekitplugins.firstfault.environment import node_name, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
+from flytekitplugins.firstfault.in_flight import is_clean_exit
 from flytekitplugins.firstfault.recorder import put_entry
 from flytekitplugins.firstfault.settle import sealed, settle
 from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError
-from flytekitplugins.firstfault.worker import describe_and_record, is_clean_exit
+from flytekitplugins.firstfault.worker import describe_and_record
 
 if TYPE_CHECKING:
     from firstfault.model import Place, Receipt

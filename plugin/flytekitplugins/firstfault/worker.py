@@ -22,7 +22,7 @@ from flytekitplugins.firstfault.agent_documents import lost_agent
 from flytekitplugins.firstfault.capture import bare, capture
 from flytekitplugins.firstfault.environment import Recording, boot_id, versions, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded
-from flytekitplugins.firstfault.in_flight import InFlight, Moment, moment_of, watch_process_groups
+from flytekitplugins.firstfault.in_flight import InFlight, Moment, is_clean_exit, moment_of, watch_process_groups
 from flytekitplugins.firstfault.intercom import WorkerLine
 from flytekitplugins.firstfault.process_state import as_message, collective_progress, thread_failures, watch_threads
 from flytekitplugins.firstfault.recorder import record_error, spool_for_agent, spool_of
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import flytekit
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
 
-    from firstfault.model import ExceptionInfo, Place, Receipt
+    from firstfault.model import CollectiveProgress, ExceptionInfo, Place, Receipt
 
 _DEATH_S = 0.3
 """How long an exit waits to see whether its agent is dying, seconds."""
@@ -117,7 +117,7 @@ def recorded() -> Iterator[None]:
         with guarded("recording an exception"), _uninterrupted(error):
             if is_clean_exit(error):
                 witness.exits(error)
-            elif isinstance(error, SystemExit | KeyboardInterrupt) and _has_died(agent):
+            elif _is_an_answer(error) and _has_died(agent):
                 # told to go by the death of the agent, which can say nothing any more
                 record_lost_agent(agent)
             else:
@@ -235,12 +235,6 @@ def _is_an_answer(error: BaseException) -> bool:
     return isinstance(error, SystemExit | KeyboardInterrupt) or type(error).__name__ == "SignalException"
 
 
-def is_clean_exit(error: BaseException) -> bool:
-    """Whether `error` is a ``sys.exit()`` that says success."""
-    # the code may be any object, of which neither hash nor comparison may be asked
-    return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
-
-
 def record_exception(error: BaseException) -> Receipt | None:
     """Write a document about `error` as this worker's failure. None: recording is off."""
     error_file = os.environ.get(ERROR_FILE_VARIABLE)
@@ -289,12 +283,15 @@ def describe_and_record(
     exception = bounded(lambda: capture(error), recording.upload_deadline_seconds / 2, "reading an exception")
     if exception is None:
         exception = replace(bare(error), message="<no text: reading the exception took too long>")
+    progress: tuple[CollectiveProgress, ...] = ()
+    with guarded("asking for the collectives"):
+        progress = collective_progress()
     failure = replace(
         describe(error, exception, place),
         timestamp_ns=wall_ns,
         monotonic_ns=monotonic_ns,
         in_flight=in_flight,
-        collectives=collective_progress(),
+        collectives=progress,
         thread_failures=thread_failures(),
     )
     error_file = os.environ.get(ERROR_FILE_VARIABLE)

@@ -57,7 +57,7 @@ def raise_in(clean_up: str) -> None:
 def swallow() -> None:
     """Handle an exception, with the process group's end in its handler, and go on."""
     try:
-        raise ValueError("handled")
+        raise ValueError("handled")  # noqa: TRY301 - as above
     except ValueError:
         dist.destroy_process_group()
 
@@ -75,7 +75,7 @@ def die_in_a_thread() -> None:
     time.sleep(LONG_S)
 
 
-def fail(kind: str) -> None:  # noqa: C901, PLR0912 - one branch a fault
+def fail(kind: str) -> None:  # noqa: C901 - one branch a fault
     """Fail in one of several ways."""
     mark("fault")
     if kind == "raise":
@@ -104,13 +104,15 @@ def fail(kind: str) -> None:  # noqa: C901, PLR0912 - one branch a fault
         time.sleep(LONG_S)
 
 
-def train(rank: int, kind: str, peers: str) -> float:
+def train(rank: int, kind: str, peers: str, *, wait: bool = False) -> float:
     """Train; on one rank meet a fault, on the others sleep, or go on with the collectives."""
     own = int(os.environ["RANK"])
     if peers == "gloo":
         dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
     mark(f"rank-{own}", local_rank=int(os.environ["LOCAL_RANK"]))
     all_run()
+    while wait and not (marks() / "go").exists():
+        time.sleep(0.01)
     total = torch.zeros(1)
     for step in range(2 * FAULT_STEP):
         if step == FAULT_STEP and own == rank and kind:
@@ -133,9 +135,9 @@ def spawned(rank: int = 3, kind: str = "", peers: str = "gloo") -> float:
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
-def forked(rank: int = 1, kind: str = "", peers: str = "gloo") -> float:
-    """Two nodes of one forked worker."""
-    return train(rank, kind, peers)
+def forked(rank: int = 1, kind: str = "", peers: str = "gloo", wait: bool = False) -> float:
+    """Two nodes of one forked worker; with `wait` the fault comes when the test says so."""
+    return train(rank, kind, peers, wait=wait)
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
@@ -148,3 +150,36 @@ def uneven(rank: int = 0, seconds: float = 0.0, kind: str = "") -> float:
         if kind:
             fail(kind)
     return 1.0
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
+def swallowing() -> float:
+    """One rank handles an exception whose handler ends the process group."""
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        swallow()
+    else:
+        dist.destroy_process_group()
+    return 1.0
+
+
+class Slow:
+    """An output that takes its time to be written."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __getstate__(self) -> dict[str, float]:
+        """Take the time; only where the pod writes it, not where a worker hands it to its agent."""
+        if "RANK" not in os.environ:
+            mark("pickling")
+            time.sleep(self.seconds)
+        return {"seconds": self.seconds}
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
+def slow_output(seconds: float = 0.0) -> Slow:
+    """Rank 0's output takes long to be written."""
+    mark(f"rank-{os.environ['RANK']}")
+    return Slow(seconds)

@@ -163,6 +163,7 @@ def _attempt_to_dict(attempt: Attempt) -> dict[str, Any]:
             "total": attempt.total_seconds,
             "fault_to_durable": attempt.fault_to_durable_seconds,
             "fault_to_verdict": attempt.fault_to_verdict_seconds,
+            "fault_to_ended": attempt.fault_to_ended_seconds,
         },
         "logs": [str(log) for log in attempt.logs],
     }

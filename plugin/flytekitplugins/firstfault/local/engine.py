@@ -78,6 +78,8 @@ class Attempt:
     total_seconds: float
     fault_to_durable_seconds: float | None
     fault_to_verdict_seconds: float | None
+    fault_to_ended_seconds: float | None
+    """Until the last pod had ended by itself; None: one had to be ended."""
     logs: tuple[Path, ...]
 
 
@@ -194,6 +196,7 @@ def _attempt(plan: _Plan, number: int, tell: Callable[[str], None]) -> Attempt:
     started = time.monotonic()
     prefix = join(plan.base, str(number))
     tell(f"attempt {number}: starting {plan.pods} pods")
+    pods_ended_ns = None
     with _pods(plan, number, prefix) as pods:
         state = _watch(pods, plan, started)
         multi = multi_error_files(_pod_environment(plan, number, 0, 0))
@@ -201,7 +204,7 @@ def _attempt(plan: _Plan, number: int, tell: Callable[[str], None]) -> Attempt:
         ended = time.monotonic() - started
         if state is not None:
             tell(f"attempt {number}: job {state.value} after {ended:.1f} s")
-            _linger(pods, plan)
+            pods_ended_ns = _linger(pods, plan)
         else:
             tell(f"attempt {number}: not done after {plan.settings.timeout_seconds:g} s, ending it")
     reader = _reader(plan, number)
@@ -216,7 +219,8 @@ def _attempt(plan: _Plan, number: int, tell: Callable[[str], None]) -> Attempt:
         seen=seen,
         total_seconds=ended,
         fault_to_durable_seconds=_durable_seconds(conclusion),
-        fault_to_verdict_seconds=_verdict_seconds(conclusion, seen),
+        fault_to_verdict_seconds=_seconds_after_fault(conclusion, seen.sealed_ns if seen is not None else None),
+        fault_to_ended_seconds=_seconds_after_fault(conclusion, pods_ended_ns),
         logs=tuple(pod.log for pod in pods),
     )
 
@@ -311,15 +315,21 @@ def _watch(pods: list[Pod], plan: _Plan, started: float) -> JobState | None:
         time.sleep(_POLL_S)
 
 
-def _linger(pods: list[Pod], plan: _Plan) -> None:
-    """Let the other pods come to their own end: their documents are worth reading."""
+def _linger(pods: list[Pod], plan: _Plan) -> int | None:
+    """Let the other pods come to their own end: their documents are worth reading.
+
+    Returns:
+        When the last one had ended, nanoseconds since the Unix epoch; None if one went on.
+    """
     deadline = time.monotonic() + plan.task.task_config.settle_seconds + _LINGER_S
     while time.monotonic() < deadline and any(pod.exit_code is None for pod in pods):
         time.sleep(_POLL_S)
+    ended_ns = None if any(pod.exit_code is None for pod in pods) else time.time_ns()
     # workers whose agent has died are about to say so
     deadline = time.monotonic() + _ORPHANS_S
     while time.monotonic() < deadline and any(pod.has_processes() for pod in pods):
         time.sleep(_POLL_S)
+    return ended_ns
 
 
 # --- after ----------------------------------------------------------------------------------------------------------
@@ -360,9 +370,9 @@ def _receipts(job: JobErrors) -> list[Any]:
     return [receipt for presence in job.roster for receipt in presence.receipts]
 
 
-def _verdict_seconds(conclusion: Conclusion | None, seen: ErrorSeen | None) -> float | None:
-    """Seconds from the root cause's fault to the sealing of the verdict that Flyte read."""
+def _seconds_after_fault(conclusion: Conclusion | None, moment_ns: int | None) -> float | None:
+    """Seconds from the root cause's fault to a moment by this machine's clock."""
     root: WorkerError | None = conclusion.verdict.root if conclusion is not None else None
-    if root is None or root.timestamp_ns is None or seen is None or seen.sealed_ns is None:
+    if root is None or root.timestamp_ns is None or moment_ns is None:
         return None
-    return (seen.sealed_ns - root.timestamp_ns) / 1e9
+    return (moment_ns - root.timestamp_ns) / 1e9

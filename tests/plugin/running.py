@@ -1,0 +1,141 @@
+"""A ``firstfault run`` that goes on while a test looks at its workers, signals them, and waits for the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["DEADLINE_S", "Ended", "Running", "running"]
+
+DEADLINE_S = 90
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a run's one attempt came to."""
+
+    status: int
+    """The command's exit code."""
+    result: dict[str, Any]
+    stderr: str
+
+    @property
+    def attempt(self) -> dict[str, Any]:
+        """The last attempt."""
+        last: dict[str, Any] = self.result["attempts"][-1]
+        return last
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """Its verdict."""
+        verdict: dict[str, Any] = self.attempt["verdict"]
+        return verdict
+
+    @property
+    def prefix(self) -> Path:
+        """Its output prefix."""
+        return Path(self.attempt["errors"]).parents[1]
+
+    @property
+    def logs(self) -> str:
+        """What all pods have printed."""
+        return "\n".join(Path(log).read_text(errors="replace") for log in self.attempt["logs"])
+
+    def flyte_saw_the_verdict(self) -> None:
+        """Check that stock Flyte, when the job ended, read the sealed verdict."""
+        seen, decision = self.attempt["engine"]["error_seen"], self.attempt["decision"]
+        verdict = self.verdict
+        assert self.attempt["engine"]["job"] == "Succeeded"
+        assert (seen["code"], seen["worker"]) == (verdict["code"], verdict["node"] or "")
+        assert seen["timestamp"] == verdict["timestamp"]
+        assert (seen["kind"], seen["origin"]) == (decision["kind"], decision["origin"])
+
+
+@dataclass(frozen=True)
+class Running:
+    """A `firstfault run` that goes on, and the folder in which its workers leave their marks."""
+
+    process: subprocess.Popen[str]
+    marks: Path
+    temporary: Path
+
+    def mark(self, name: str) -> dict[str, Any]:
+        """Wait until somebody has left a mark; return its content."""
+        path = self.marks / f"{name}.json"
+        deadline = time.monotonic() + DEADLINE_S
+        while not path.exists():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline, f"{name} never came"
+            time.sleep(0.01)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    def end(self) -> Ended:
+        """Wait for the end."""
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        assert out, err
+        return Ended(self.process.returncode, json.loads(out.splitlines()[-1]), err)
+
+    def left_over(self) -> list[str]:
+        """Return what is left of this run: processes by a variable in their environment, sockets, FIFOs and folders."""
+        found = []
+        for environment in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                if f"MARKS={self.marks}\0" in environment.read_text(errors="replace") + "\0":
+                    found.append((environment.parent / "cmdline").read_text().replace("\0", " "))
+        return [line for line in found if line] + [str(path) for path in self.temporary.glob("firstfault-*")]
+
+
+@contextlib.contextmanager
+def running(file: Path, task: str, folder: Path, inputs: dict[str, Any], *options: str) -> Iterator[Running]:
+    """Start a run without retries, with a temporary folder of its own; end it if the test does not."""
+    marks, temporary = folder / "marks", folder / "tmp"
+    marks.mkdir()
+    temporary.mkdir()
+    arguments = [sys.executable, "-m", "firstfault", "run", str(file), task, "--store", str(folder / "store")]
+    arguments += ["--inputs", json.dumps(inputs), "--json", "--retries", "0", "--system-retries", "0"]
+    process = subprocess.Popen(
+        [*arguments, "--env", f"MARKS={marks}", *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
+    )
+    try:
+        yield Running(process, marks, temporary)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate()
+
+
+def await_exit(pid: int) -> float:
+    """Wait until a process has ended, also if nobody has reaped it; return how long that took, seconds."""
+    began = time.monotonic()
+    while time.monotonic() - began < DEADLINE_S:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            break
+        if state == "Z":
+            break
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def kill_all(*pids: int) -> None:
+    """Send SIGKILL to several processes at once."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,282 @@
+"""Faults on one of two nodes while the other sleeps or waits: everybody hears, everybody leaves, nobody is unheard.
+
+Real pods through the command line. ``make agent-faults`` repeats each case 20 times and prints what it took; CI runs
+each once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault.recorder import NodeFolder
+from tests.plugin.running import Ended, Running, await_exit, kill_all, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from firstfault.model import JobErrors, WorkerError
+
+pytestmark = pytest.mark.jobs
+
+FILE = Path(__file__).parent / "jobs" / "faults_of_agents.py"
+TIMES = int(os.environ.get("FIRSTFAULT_REPEAT", "1"))
+SLEEPING_S = 5.0
+BLOCKED_S = 3.0
+TOLD_S = 5.0
+BUSY = 3.0 if TIMES == 1 else 1.0
+"""Factor for limits where other tests may run beside; the figures are printed in any case."""
+_taken: dict[str, list[float]] = {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _table() -> Iterator[None]:
+    """Print what each case took."""
+    yield
+    if TIMES > 1:
+        print(f"\n{'seconds: median':>15} {'max':>7} {'runs':>5}  case")
+        for case, seconds in _taken.items():
+            print(f"{statistics.median(seconds):15.2f} {max(seconds):7.2f} {len(seconds):5d}  {case}")
+
+
+def took(case: str, seconds: float, limit: float) -> None:
+    """Note how long a case took, and check it."""
+    _taken.setdefault(case, []).append(seconds)
+    assert seconds < limit * BUSY, case
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Start a run of the task module; end it with the test, and check that nothing is left of it."""
+    runs = []
+
+    def begin(task: str, *options: str, **inputs: Any) -> Running:
+        context = running(FILE, task, tmp_path, inputs, *options)
+        runs.append((context, context.__enter__()))
+        return runs[-1][1]
+
+    yield begin
+    for context, run in runs:
+        context.__exit__(None, None, None)
+        assert run.left_over() == []
+
+
+def job_of(ended: Ended) -> JobErrors:
+    """What our reader makes of the attempt."""
+    return MultiErrorFileOutputReader(str(ended.prefix)).job()
+
+
+def of_rank(ended: Ended, rank: int) -> WorkerError:
+    """The one failure on record of a rank."""
+    (failure,) = [failure for failure in job_of(ended).failures if failure.rank == rank]
+    return failure
+
+
+repeated = pytest.mark.parametrize("number", range(TIMES))
+
+
+# --- everybody leaves -----------------------------------------------------------------------------------------------
+
+
+@repeated
+@pytest.mark.parametrize(("peers", "limit"), [("sleep", SLEEPING_S), ("gloo", BLOCKED_S)])
+def test_everybody_leaves(start: Callable[..., Running], peers: str, limit: float, number: int) -> None:
+    """A rank raises: the verdict names it, its peers were stopped because of it or failed, and all pods end soon."""
+    ended = start("spawned", kind="raise", peers=peers).end()
+    assert ended.status == 10, ended.stderr
+    assert ended.verdict["ranks"] == [3]
+    assert "the first fault" in ended.verdict["headline"]
+    assert ended.verdict["victims"]["count"] == 3
+    assert ended.verdict["coverage"]["complete"]
+    ended.flyte_saw_the_verdict()
+    if peers == "sleep":
+        for rank in (0, 1):
+            victim = of_rank(ended, rank)
+            assert victim.caused_by is not None
+            assert victim.caused_by.rank == 3
+            assert "rank 3 on " in victim.sent_signals[0].reason
+            (stack,) = victim.stack_dumps
+            assert "in train" in stack.text, "the line it slept in"
+    took(f"a rank raises, its peers {peers}", ended.attempt["seconds"]["fault_to_ended"], limit)
+
+
+# --- nothing unheard ------------------------------------------------------------------------------------------------
+
+
+@repeated
+@pytest.mark.parametrize("clean_up", ["finally", "finally-destroy"])
+@pytest.mark.parametrize("task", ["spawned", "forked"] if TIMES > 1 else ["forked"])
+def test_a_slow_finally(start: Callable[..., Running], task: str, clean_up: str, number: int) -> None:
+    """An exception keeps its own document, durable before it has a victim, however slow the clean-up behind it is."""
+    rank = 3 if task == "spawned" else 1
+    ended = start(task, kind=clean_up, rank=rank).end()
+    assert ended.verdict["ranks"] == [rank]
+    assert "ValueError" in ended.verdict["headline"]
+    ended.flyte_saw_the_verdict()
+    root = of_rank(ended, rank)
+    assert root.exception is not None
+    assert root.exception.frames[-1].function == "raise_in"
+    others = [failure for failure in job_of(ended).failures if failure.rank != rank]
+    first_victim = min(failure.timestamp_ns or 0 for failure in others)
+    durable = (root.timestamp_ns or 0) + int(ended.attempt["seconds"]["fault_to_durable"] * 1e9)
+    assert durable < first_victim
+    took(f"{clean_up} ({task}): durable before the first victim", (first_victim - durable) / 1e9, 60)
+
+
+@pytest.mark.parametrize(
+    ("kind", "category", "said"),
+    [
+        ("os._exit(0)", "exit", "exited with code 0 before the task function had returned"),
+        ("terminate", "signal", "Fatal Python error: Aborted"),
+        ("interrupt", "user_code", "KeyboardInterrupt"),
+        ("sys.exit", "exit", "SystemExit: 5"),
+    ],
+)
+def test_an_end_without_an_error(start: Callable[..., Running], kind: str, category: str, said: str) -> None:
+    """However a worker leaves, its rank is named, with what there is to know about it; no peer waits in vain."""
+    ended = start("forked", kind=kind, peers="sleep").end()
+    root = of_rank(ended, 1)
+    assert ended.verdict["ranks"] == [1], ended.verdict
+    assert ended.verdict["category"] == category
+    told = "\n".join([root.message, *(dump.text for dump in root.stack_dumps)])
+    assert said in told
+    ended.flyte_saw_the_verdict()
+
+
+def test_an_exception_that_was_handled(start: Callable[..., Running]) -> None:
+    """What was recorded on its way out and then handled is withdrawn: the job succeeds, and no error is on record."""
+    ended = start("swallowing").end()
+    assert ended.status == 0, ended.verdict
+    assert ended.verdict is None
+    documents = list((ended.prefix / "firstfault" / "errors").glob("*.pb"))
+    assert len(documents) == 1, "it was recorded before the sockets closed"
+    assert not MultiErrorFileOutputReader(str(ended.prefix)).is_error()
+
+
+# --- agents that die ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("with_worker", [False, True], ids=["agent", "agent and worker"])
+def test_an_agent_is_killed(start: Callable[..., Running], rank: int, with_worker: bool) -> None:
+    """The recorder says that the agent died; the other node hears of it, whoever hosts the store, and says so too."""
+    run = start("forked", kind="hang", peers="sleep")
+    killed = run.mark(f"rank-{rank}")
+    run.mark("fault")
+    began = time.monotonic()
+    kill_all(killed["agent"], *([killed["pid"]] if with_worker else []))
+    ended = run.end()
+    took(f"the agent of rank {rank} is killed", time.monotonic() - began, 2 * SLEEPING_S)
+    assert ended.attempt["engine"] == {"job": "Failed", "error_seen": None}
+    assert (ended.verdict["scope"], ended.verdict["category"]) == ("node", "node_lost")
+    assert not ended.attempt["decision"]["enforced"]
+    assert ended.verdict["coverage"]["reported"] == 2
+    victim = of_rank(ended, 1 - rank)
+    assert victim.stopped_by_agent
+    assert (ended.prefix / "error.pb").exists(), "the survivor has sealed a verdict"
+
+
+# --- signals --------------------------------------------------------------------------------------------------------
+
+
+def _training(start: Callable[..., Running], peers: str) -> tuple[Running, int]:
+    run = start("forked", kind="hang", peers=peers)
+    run.mark("fault")
+    return run, run.mark("rank-1")["agent"]
+
+
+def _barrier(start: Callable[..., Running]) -> tuple[Running, int]:
+    run = start("uneven", seconds=60.0)
+    agent = run.mark("rank-1")["agent"]
+    while not list(run.marks.parent.glob("store/*/0/firstfault/roster/*succeeded*")):
+        time.sleep(0.02)
+    return run, agent
+
+
+def _rendezvous(start: Callable[..., Running]) -> tuple[Running, int]:
+    run = start("forked", "--env", "PET_NNODES=3")
+    while not list(run.temporary.glob("firstfault-*/recorder.sock")):
+        time.sleep(0.02)
+    (folder, *_) = run.temporary.glob("firstfault-*")
+    time.sleep(1)  # it is on its way into the rendezvous now
+    return run, NodeFolder(folder).read_settings().agent_pid
+
+
+PHASES: dict[str, Callable[[Any], tuple[Running, int]]] = {
+    "training, asleep": lambda start: _training(start, "sleep"),
+    "training, in gloo": lambda start: _training(start, "gloo"),
+    "exit barrier": _barrier,
+    "rendezvous": _rendezvous,
+}
+
+
+@repeated
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_agent_is_told_to_go(start: Callable[..., Running], phase: str, number: int) -> None:
+    """In any phase SIGTERM ends the pod within seconds, with a document and a verdict on the system's budget."""
+    run, agent = PHASES[phase](start)
+    os.kill(agent, signal.SIGTERM)
+    seconds = await_exit(agent)
+    ended = run.end()
+    took(f"SIGTERM: {phase}", seconds, TOLD_S)
+    assert (ended.verdict["scope"], ended.verdict["category"]) == ("external", "preemption"), ended.verdict
+    assert (ended.attempt["decision"]["retry"], ended.attempt["decision"]["origin"]) == (True, "SYSTEM")
+    ended.flyte_saw_the_verdict()
+
+
+@repeated
+def test_sigterm_while_settling(start: Callable[..., Running], number: int) -> None:
+    """A pod that waits for a node that says nothing, and is told to go, seals the best verdict so far."""
+    run = start("forked", kind="raise", peers="sleep", wait=True)
+    failing, silent = run.mark("rank-1")["agent"], run.mark("rank-0")["agent"]
+    os.kill(silent, signal.SIGSTOP)
+    (run.marks / "go").touch()
+    while not list(run.marks.parent.glob("store/*/0/firstfault/roster/*failed*")):
+        time.sleep(0.01)
+    os.kill(failing, signal.SIGTERM)
+    seconds = await_exit(failing)
+    os.kill(silent, signal.SIGCONT)
+    ended = run.end()
+    took("SIGTERM: settling", seconds, TOLD_S)
+    assert ended.verdict["ranks"] == [1]
+    assert "the first fault" in ended.attempt["engine"]["error_seen"]["message"]
+
+
+def test_sigterm_after_success(start: Callable[..., Running]) -> None:
+    """A pod that is told to go while it waits for rank 0's outputs writes no error: the job has succeeded."""
+    run = start("slow_output", seconds=3.0)
+    agent = run.mark("rank-1")["agent"]
+    run.mark("pickling")
+    os.kill(agent, signal.SIGTERM)
+    await_exit(agent)
+    ended = run.end()
+    assert ended.verdict is None
+    assert not list(ended.prefix.glob("error*"))
+    assert not list((ended.prefix / "firstfault" / "errors").glob("*"))
+
+
+# --- the first exit -------------------------------------------------------------------------------------------------
+
+
+def test_outputs_that_are_late(start: Callable[..., Running]) -> None:
+    """No pod exits before rank 0's outputs are there: Flyte reads them when the first one does."""
+    run = start("slow_output", seconds=3.0)
+    await_exit(run.mark("rank-1")["agent"])
+    assert list(run.marks.parent.glob("store/*/0/outputs.pb")), "the pod of rank 1 has left before"
+    assert run.end().status == 0
+
+
+def test_a_node_that_has_finished_hears_of_a_failure(start: Callable[..., Running]) -> None:
+    """A node whose workers have succeeded does not report success when another one fails after it."""
+    ended = start("uneven", seconds=1.0, kind="raise").end()
+    assert ended.verdict["ranks"] == [0]
+    assert "the first fault" in ended.verdict["headline"]
+    ended.flyte_saw_the_verdict()
+    took("a rank raises, its peer has finished", ended.attempt["seconds"]["fault_to_ended"], SLEEPING_S)
