@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing or older than what it is made from, and needs nothing else but python3.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix compare lint format types proto proto-check floors wheel test-wheel clean
+.PHONY: help demo test matrix agent-faults compare lint format types proto proto-check floors wheel test-wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -26,7 +26,10 @@ test: $(VENV) ## run all tests; ARGS="-k name" is passed to pytest
 matrix: $(VENV) ## run all 24 combinations of raises; print what they took
 	@FIRSTFAULT_MATRIX=all $(BIN)/pytest tests/plugin/test_matrix.py $(ARGS)
 
-compare: $(VENV) ## measure raise to durable error, beside flytekitplugins-kfpytorch
+agent-faults: $(VENV) ## repeat what CI runs once: peers that sleep, slow finally, signals; print medians
+	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/plugin/test_agent_faults.py -s $(ARGS)
+
+compare: $(VENV) ## measure raise to durable error to end of all pods, beside flytekitplugins-kfpytorch
 	@$(BIN)/python tests/benchmarks/raise_to_durable.py
 
 lint: $(VENV) ## check style and format

@@ -50,3 +50,49 @@ def ours_default() -> float:
 def ours_slow() -> float:
     """Firstfault with kfpytorch's monitor interval."""
     return loop()
+
+
+def asleep() -> float:
+    """Rank 3 raises when all are there; the others sleep."""
+    dist.init_process_group("gloo")
+    dist.barrier()
+    if dist.get_rank() == RANK:
+        Path(os.environ["RAISED_AT"]).write_text(str(time.time_ns()))
+        raise ValueError("loss is nan at step 5")
+    time.sleep(1000)
+    return 0.0
+
+
+def good() -> float:
+    """Sum up ones, to the end."""
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    for _ in range(20):
+        dist.all_reduce(total)
+        total /= dist.get_world_size()
+    dist.destroy_process_group()
+    return float(total)
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
+def ours_asleep() -> float:
+    """Firstfault with its default settings."""
+    return asleep()
+
+
+@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, monitor_interval=0.1, increase_shared_mem=False))
+def stock_asleep() -> float:
+    """Kfpytorch with torchrun's monitor interval."""
+    return asleep()
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
+def ours_good() -> float:
+    """Firstfault with its default settings."""
+    return good()
+
+
+@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, monitor_interval=0.1, increase_shared_mem=False))
+def stock_good() -> float:
+    """Kfpytorch with torchrun's monitor interval."""
+    return good()

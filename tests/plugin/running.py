@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DEADLINE_S", "Ended", "Running", "running"]
+__all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "kill_all", "running"]
 
 DEADLINE_S = 90
 
@@ -86,6 +86,11 @@ class Running:
         out, err = self.process.communicate(timeout=DEADLINE_S)
         assert out, err
         return Ended(self.process.returncode, json.loads(out.splitlines()[-1]), err)
+
+    def interrupted(self) -> tuple[int, str]:
+        """Wait for the end of a run that leaves no result; return the exit code and stderr."""
+        _, err = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, err
 
     def left_over(self) -> list[str]:
         """Return what is left of this run: processes by a variable in their environment, sockets, FIFOs and folders."""

@@ -170,6 +170,7 @@ def test_an_agent_is_killed(start: Callable[..., Running], rank: int, with_worke
     run = start("forked", kind="hang", peers="sleep")
     killed = run.mark(f"rank-{rank}")
     run.mark("fault")
+    time.sleep(1)  # the agents connect in the background
     began = time.monotonic()
     kill_all(killed["agent"], *([killed["pid"]] if with_worker else []))
     ended = run.end()

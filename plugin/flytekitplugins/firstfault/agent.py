@@ -159,7 +159,7 @@ class ReportingAgent(LocalElasticAgent):
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         with _guarded("stopping the workers"):
-            if death_sig is signal.SIGTERM and self._signals.told is None:
+            if not self._signals.gave_up.is_set():
                 self._stop_workers_because("its agent had failed")
             else:
                 self._stop_workers_because("its agent was told to go", death_sig)

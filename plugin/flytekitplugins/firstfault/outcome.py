@@ -31,6 +31,8 @@ _HEARD = "firstfault/heard"
 """Prefix; each agent sets one when it has heard of a failure: it lives."""
 _WAIT = dt.timedelta(days=30)
 """A round's outcome always comes: each way in which a round ends sets it, and a lost store ends the wait."""
+_LOOK_S = 0.5
+"""How often a node whose peer starts its workers again looks for a fatal failure, seconds."""
 _STORE_S = 2.0
 """Longest wait for the store to take or give a value."""
 
@@ -82,6 +84,7 @@ class OutcomeWatch:
         self._group_rank = group_rank
         self._wake = wake
         self._outcome: RoundOutcome | None = None
+        self._ended = threading.Event()
         self._told: FirstFailure | None = None
         self._speaker: Any = None
         """A connection that is open when there is something to tell: a slow name service may not delay that."""
@@ -151,6 +154,7 @@ class OutcomeWatch:
         """Stop listening: the waiting thread ends when the round's outcome is told, or with the process."""
         if not self._thread.is_alive():
             return
+        self._ended.set()
         with guarded("ending the wait for the round's outcome"):
             self.tell(FirstFailure("the round is over", "", self._group_rank, fatal=False))
             self._thread.join(_STORE_S)
@@ -161,7 +165,22 @@ class OutcomeWatch:
     def _wait(self) -> None:
         with guarded("waiting for the round's outcome"):
             self._outcome = self._next_outcome()
+            self._wake()
+            failure = self._outcome.failure
+            if failure is not None and not failure.fatal:
+                # a third node may still fail for good, and this one need not be on its way into the next round
+                self._await_a_fatal_failure()
         self._wake()
+
+    def _await_a_fatal_failure(self) -> None:
+        try:
+            while not self._ended.wait(_LOOK_S):
+                if self._speaker.check([_FATAL]):
+                    self._outcome = RoundOutcome(failure=_failure_from(self._speaker.get(_FATAL)))
+                    self._speaker.set(f"{_HEARD}/{self._group_rank}", "1")
+                    return
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            self._outcome = RoundOutcome(lost=str(error).splitlines()[0])
 
     def _next_outcome(self) -> RoundOutcome:
         while True:

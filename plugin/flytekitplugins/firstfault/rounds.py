@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
-from torch.distributed.elastic.utils import store as store_util
 
 from firstfault.model import Phase
 from firstfault.reader import MultiErrorFileOutputReader
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["await_all", "begin_round"]
 
 _TERMINAL = "torchelastic/agent/terminal_state"
-"""torch's own key: an agent without firstfault counts there too."""
+"""Torch's own keys: an agent without firstfault counts there too."""
+_MEMBERS = "/num_members"
 _LAST = "/last_member"
 _AGREEING = dt.timedelta(seconds=5)
 """Longest wait for the number of the round; the first node may run without firstfault."""
@@ -64,7 +64,8 @@ def await_all(store: Any, nodes: int, outcome: OutcomeWatch, wake: threading.Eve
         RendezvousConnectionError: the node that hosts the store is gone, and not because all have finished.
     """
     with guarded("entering the exit barrier"):
-        store_util._barrier_nonblocking(store=store, world_size=nodes, key_prefix=_TERMINAL)  # noqa: SLF001 - no other way in
+        if store.add(_TERMINAL + _MEMBERS, 1) == nodes:
+            store.set(_TERMINAL + _LAST, "<val_ignored>")
     waited = 0.0
     while True:
         ended = outcome.outcome

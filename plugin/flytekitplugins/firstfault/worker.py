@@ -200,20 +200,20 @@ class Witness:
 
 @contextlib.contextmanager
 def _uninterrupted(error: BaseException) -> Iterator[None]:
-    """Ignore SIGINT while an exit or an interrupt is recorded; only the main thread has handlers.
+    """Ignore more signals while what one of them raised is recorded; only the main thread has handlers.
 
-    The kernel sends the parent-death signal again for each thread of a killed agent, and flytekit's handler turns each
-    into another exit.
+    The kernel sends the parent-death signal again for each thread of a killed agent, and flytekit's or torch's handler
+    turns each into another exception.
     """
-    handled = isinstance(error, SystemExit | KeyboardInterrupt)
-    if not handled or threading.current_thread() is not threading.main_thread():
+    if not _is_an_answer(error) or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _has_died(agent: int) -> bool:
