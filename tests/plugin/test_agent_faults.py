@@ -1,7 +1,6 @@
 """Faults on one of two nodes while the other sleeps or waits: everybody hears, everybody leaves, nobody is unheard.
 
-Real pods through the command line. ``make agent-faults`` repeats each case 20 times and prints what it took; CI runs
-each once.
+Real pods through the command line. ``make agent-faults`` runs more cases, repeats them and prints what they took.
 """
 
 from __future__ import annotations
@@ -135,9 +134,8 @@ def test_a_slow_finally(start: Callable[..., Running], task: str, clean_up: str,
     [
         ("os._exit(0)", "exit", "exited with code 0 before the task function had returned"),
         ("terminate", "signal", "Fatal Python error: Aborted"),
-        ("interrupt", "user_code", "KeyboardInterrupt"),
-        ("sys.exit", "exit", "SystemExit: 5"),
-    ],
+    ]
+    + [("interrupt", "user_code", "KeyboardInterrupt"), ("sys.exit", "exit", "SystemExit: 5")] * (TIMES > 1),
 )
 def test_an_end_without_an_error(start: Callable[..., Running], kind: str, category: str, said: str) -> None:
     """However a worker leaves, its rank is named, with what there is to know about it; no peer waits in vain."""
@@ -163,8 +161,10 @@ def test_an_exception_that_was_handled(start: Callable[..., Running]) -> None:
 # --- agents that die ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("with_worker", [False, True], ids=["agent", "agent and worker"])
+@pytest.mark.parametrize(
+    ("rank", "with_worker"),
+    [(0, False), (1, True)] + [(0, True), (1, False)] * (TIMES > 1),
+)
 def test_an_agent_is_killed(start: Callable[..., Running], rank: int, with_worker: bool) -> None:
     """The recorder says that the agent died; the other node hears of it, whoever hosts the store, and says so too."""
     run = start("forked", kind="hang", peers="sleep")

@@ -111,20 +111,22 @@ class Lifelines:
     def _accept(
         self, listener: socket.socket, waiting: selectors.BaseSelector, open_: contextlib.ExitStack, secret: str
     ) -> _Peer | None:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        try:
             connection, _ = listener.accept()
-            open_.enter_context(connection)
+        except OSError:
+            return None  # gone before it was taken
+        try:
             connection.settimeout(_AGAIN_S)
-            said = json.loads(_line(connection))
-            if not secrets.compare_digest(str(said["secret"]), secret):
-                connection.close()
-                return None
+            peer = _greeted(_line(connection), secret)
             connection.sendall(json.dumps({"node": self._own.node}).encode() + b"\n")
             _keep_alive(connection)
-            peer = _Peer(int(said["group_rank"]), str(said["node"]))
-            waiting.register(connection, selectors.EVENT_READ, peer)
-            return peer
-        return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.debug("somebody who is no agent connected: %s", error)
+            connection.close()
+            return None
+        open_.enter_context(connection)
+        waiting.register(connection, selectors.EVENT_READ, peer)
+        return peer
 
     # --- every other agent's end --------------------------------------------------------------------------------
 
@@ -191,6 +193,18 @@ def _listening() -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server(("", 0), backlog=1024)
+
+
+def _greeted(line: bytes, secret: str) -> _Peer:
+    """Return who says so.
+
+    Raises:
+        ValueError: it is no greeting, or its secret is not the one in the store.
+    """
+    said = json.loads(line)
+    if not secrets.compare_digest(str(said["secret"]), secret):
+        raise ValueError("the secret is wrong")
+    return _Peer(int(said["group_rank"]), str(said["node"]))
 
 
 def _is_over(connection: Any, waiting: selectors.BaseSelector) -> str:

@@ -1,0 +1,165 @@
+"""The connections by which agents miss one that was killed, over a real store and real sockets."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from flytekitplugins.firstfault.lifelines import Lifelines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG_S = 20.0
+QUIET_S = 2.5
+"""Longer than an agent may take to come back."""
+_spawn = multiprocessing.get_context("spawn")
+
+
+class Deaths:
+    """Notes who was missed."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, str]] = []
+        self.news = threading.Event()
+
+    def __call__(self, group_rank: int, node: str) -> None:
+        """Note one."""
+        self.seen.append((group_rank, node))
+        self.news.set()
+
+
+@pytest.fixture
+def store() -> PrefixStore:
+    """Return the store of a round."""
+    return PrefixStore("round", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+
+
+def _port(store: PrefixStore) -> int:
+    port: int = store.underlying_store.port
+    return port
+
+
+def other_agent(port: int, group_rank: int, ready: Any, leave: Any) -> None:
+    """Be the agent of another node, until told to leave with a farewell."""
+    store = PrefixStore("round", TCPStore("127.0.0.1", port, is_master=False))
+    lines = Lifelines(store, group_rank, f"worker-{group_rank}", "127.0.0.1", lambda *_: None)
+    if group_rank == 0:
+        store.wait(["firstfault/lifeline"])
+    else:
+        while not any(thread.name == "firstfault-lifelines" for thread in threading.enumerate()):
+            pass
+        store.set("other/up", "1")
+    ready.set()
+    leave.wait()
+    lines.end()
+
+
+@pytest.fixture
+def other(store: PrefixStore) -> Iterator[Any]:
+    """Start the agent of another node in a process of its own; return its process and how it is told to leave."""
+    started = []
+
+    def start(group_rank: int) -> tuple[Any, Any]:
+        ready, leave = _spawn.Event(), _spawn.Event()
+        process = _spawn.Process(target=other_agent, args=(_port(store), group_rank, ready, leave))
+        process.start()
+        started.append(process)
+        assert ready.wait(LONG_S)
+        return process, leave
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def _connected(lines: Lifelines, store: PrefixStore, group_rank: int) -> None:
+    """Wait until both ends have met: the first agent answers a greeting only then."""
+    del lines
+    where = json.loads(store.get("firstfault/lifeline"))
+    greeting = {"secret": where["secret"], "group_rank": group_rank, "node": "probe"}
+    with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as probe:
+        probe.sendall(json.dumps(greeting).encode() + b"\n")
+        assert json.loads(probe.recv(4096))["node"]
+        probe.sendall(b"bye\n")
+
+
+@pytest.mark.parametrize(("own", "others"), [(0, 1), (1, 0)])
+def test_an_agent_that_is_killed(store: PrefixStore, other: Any, own: int, others: int) -> None:
+    """Whichever of two agents is killed, the other one is told its rank and its node."""
+    deaths = Deaths()
+    process, _ = other(others) if others == 0 else (None, None)
+    lines = Lifelines(store, own, f"worker-{own}", "127.0.0.1", deaths)
+    if process is None:
+        store.wait(["firstfault/lifeline"])
+        process, _ = other(others)
+    _connected(lines, store, 7)
+    # the probe was answered after whoever had greeted before it
+    threading.Event().wait(0.5)
+    os.kill(process.pid, signal.SIGKILL)
+    assert deaths.news.wait(LONG_S)
+    lines.end()
+    assert deaths.seen == [(others, f"worker-{others}")]
+
+
+def test_an_agent_that_leaves(store: PrefixStore, other: Any) -> None:
+    """An agent that says farewell is not missed."""
+    deaths = Deaths()
+    lines = Lifelines(store, 0, "worker-0", "127.0.0.1", deaths)
+    store.wait(["firstfault/lifeline"])
+    process, leave = other(1)
+    _connected(lines, store, 7)
+    leave.set()
+    process.join(LONG_S)
+    assert process.exitcode == 0
+    assert not deaths.news.wait(QUIET_S)
+    lines.end()
+
+
+def test_a_stranger_is_not_missed(store: PrefixStore) -> None:
+    """Whoever connects without the secret that is in the store can claim nobody's death."""
+    deaths = Deaths()
+    lines = Lifelines(store, 0, "worker-0", "127.0.0.1", deaths)
+    where = json.loads(store.get("firstfault/lifeline"))
+    for said in (b"\n", b"no json\n", json.dumps({"secret": "x", "group_rank": 1, "node": "a"}).encode() + b"\n"):
+        with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as stranger:
+            stranger.sendall(said)
+            assert stranger.recv(4096) == b""
+    assert not deaths.news.wait(QUIET_S)
+    lines.end()
+
+
+def test_a_connection_that_breaks_and_comes_back(store: PrefixStore) -> None:
+    """An agent that is back within a second and a half is not missed."""
+    deaths = Deaths()
+    lines = Lifelines(store, 0, "worker-0", "127.0.0.1", deaths)
+    where = json.loads(store.get("firstfault/lifeline"))
+    greeting = json.dumps({"secret": where["secret"], "group_rank": 1, "node": "worker-1"}).encode() + b"\n"
+    for number in range(2):
+        again = socket.create_connection(("127.0.0.1", where["port"]), LONG_S)
+        again.sendall(greeting)
+        assert again.recv(4096)
+        if number == 0:
+            again.close()
+    assert not deaths.news.wait(QUIET_S)
+    again.close()
+    assert deaths.news.wait(LONG_S), "gone for good now"
+    lines.end()
+    assert deaths.seen == [(1, "worker-1")]
+
+
+@pytest.mark.parametrize("group_rank", [0, 1])
+def test_the_end_leaves_no_thread(store: PrefixStore, group_rank: int) -> None:
+    """The next round may fork: no thread is left, also where the first agent never opened its end."""
+    lines = Lifelines(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
+    lines.end()
+    assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-lifelines"]
