@@ -160,7 +160,7 @@ class Elastic(_Reporting):
     """Longest time a failing worker waits for its error document to be durable."""
     stop_seconds: float = 2.0
     """How long workers that are stopped, because another one failed or the pod has to go, may take before they are
-    killed. torch's is 30."""
+    killed; torch's is 30. The one that failed has 8 s for its exit handlers."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default. Compose policies of `firstfault.retry`."""
 

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from flytekitplugins.firstfault.environment import Recording
     from flytekitplugins.firstfault.intercom import AgentLine
 
-__all__ = ["observe", "stop_processes", "unfinished"]
+__all__ = ["EXIT_S", "observe", "stop_processes", "unfinished"]
 
 _ASKING_S = 0.3
 """Longest wait for the workers' answers and stacks, seconds; one that holds the interpreter's lock answers nothing."""
+EXIT_S = 8.0
+"""How long a worker that has failed may take to end by itself, seconds: its exit handlers may have logs to upload."""
 _POLL_S = 0.01
 
 
@@ -63,21 +65,32 @@ def stop_processes(
     Args:
         processes: in order of local rank.
         sent: the signal.
-        spare: local ranks that end by themselves; they have the same time.
-        seconds: for all of them together.
+        spare: local ranks that have failed and end by themselves; their exit handlers have EXIT_S.
+        seconds: for all the others together.
     """
-    for rank, process in enumerate(processes):
-        if rank not in spare and process.exitcode is None:
+    others = [process for rank, process in enumerate(processes) if rank not in spare]
+    for process in others:
+        if process.exitcode is None:
             _send(process, sent)
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(process.exitcode is None for process in processes):
-        time.sleep(_POLL_S)
+    began = time.monotonic()
+    _end(others, began + seconds, seconds)
+    _end(processes, began + max(seconds, EXIT_S), seconds)
+
+
+def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
+    """Wait until processes have ended, and end those that have not by the deadline.
+
+    One in uninterruptible sleep does not even hear SIGKILL: after `seconds` it is left to torch, which gives it up.
+    """
+    _wait(processes, deadline)
     left = [process for process in processes if process.exitcode is None]
     for process in left:
         _send(process, signal.SIGKILL)
-    # a process in uninterruptible sleep does not even hear that: torch gives it up, in its own time
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(process.exitcode is None for process in left):
+    _wait(left, time.monotonic() + seconds)
+
+
+def _wait(processes: Sequence[Any], deadline: float) -> None:
+    while time.monotonic() < deadline and any(process.exitcode is None for process in processes):
         time.sleep(_POLL_S)
 
 

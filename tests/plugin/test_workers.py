@@ -1,0 +1,109 @@
+"""Stopping real processes, with real signals."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flytekitplugins.firstfault import workers
+from flytekitplugins.firstfault.workers import stop_processes, unfinished
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_fork = multiprocessing.get_context("fork")
+LONG_S = 20.0
+
+
+def _deaf(ready: Any) -> None:
+    """Wait for ever, whatever SIGTERM says."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    threading.Event().wait()
+
+
+def _plain(ready: Any) -> None:
+    """Wait for ever."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ready.set()
+    threading.Event().wait()
+
+
+def _leaving(ready: Any) -> None:
+    """Take a second for the exit; a SIGTERM meanwhile would be seen in the exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ready.set()
+    time.sleep(1.0)
+    raise SystemExit(7)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., list[Any]]]:
+    """Start a process for each function, and wait until they run."""
+    started = []
+
+    def begin(*functions: Callable[[Any], None]) -> list[Any]:
+        for function in functions:
+            ready = _fork.Event()
+            process = _fork.Process(target=function, args=(ready,))
+            process.start()
+            started.append(process)
+            assert ready.wait(LONG_S)
+        return list(started)
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.join()
+
+
+def test_a_signal_ends_them(start: Callable[..., list[Any]]) -> None:
+    """Processes that listen to the signal end by it, at once."""
+    processes = start(_plain, _plain)
+    began = time.monotonic()
+    stop_processes(processes, signal.SIGTERM, seconds=LONG_S)
+    assert time.monotonic() - began < LONG_S / 2
+    assert [process.exitcode for process in processes] == [-signal.SIGTERM] * 2
+
+
+def test_what_is_left_is_killed(start: Callable[..., list[Any]]) -> None:
+    """A process that does not listen is killed when the time is up; the other one's end is its own."""
+    processes = start(_plain, _deaf)
+    began = time.monotonic()
+    stop_processes(processes, signal.SIGTERM, seconds=0.3)
+    assert time.monotonic() - began >= 0.3
+    assert [process.exitcode for process in processes] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_one_that_failed_ends_by_itself(start: Callable[..., list[Any]]) -> None:
+    """A worker that has failed is sent nothing: its exit handlers have more time than those that are stopped."""
+    processes = start(_leaving, _plain)
+    stop_processes(processes, signal.SIGTERM, spare=frozenset({0}), seconds=0.2)
+    assert [process.exitcode for process in processes] == [7, -signal.SIGTERM]
+
+
+def test_one_that_failed_and_does_not_end(start: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exit that hangs is ended all the same."""
+    monkeypatch.setattr(workers, "EXIT_S", 0.5)
+    processes = start(_plain)
+    began = time.monotonic()
+    stop_processes(processes, signal.SIGTERM, spare=frozenset({0}), seconds=0.2)
+    assert time.monotonic() - began >= 0.5
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL]
+
+
+def test_who_can_still_finish() -> None:
+    """A worker that has handed over its result, taken or not, is finished; torch's context keeps both."""
+
+    class Context:
+        _return_values = {0: "taken"}  # noqa: RUF012 - torch's, of an instance
+        _ret_vals = {rank: _fork.SimpleQueue() for rank in range(3)}  # noqa: RUF012 - as above
+
+    Context._ret_vals[1].put("waiting")
+    assert unfinished(Context()) == {2}
+    assert unfinished(object()) == frozenset()
