@@ -494,7 +494,8 @@ def test_another_node_has_failed(
     """A failure elsewhere stops the workers here because of it, and the agent leaves; a restart elsewhere does not."""
     agent = start()
     others.tell(FirstFailure("ValueError", "worker-0", 0, 1, "e1-the-root.pb", fatal=fatal))
-    agent._outcome._thread.join(LONG_S)
+    while agent._outcome.outcome is None:
+        assert agent._wake.wait(LONG_S)
     if not fatal:
         assert agent._monitor_workers(agent._worker_group).state is WorkerState.HEALTHY
         return
