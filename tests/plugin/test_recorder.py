@@ -188,20 +188,29 @@ def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("alive", [True, False], ids=["recorder lives", "recorder has ended"])
 def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
-    """Documents and roster entries are durable with the node's recorder, and without it if it has ended."""
+    """Documents and roster entries are durable with the node's recorder, and without it if it has ended.
+
+    Its folder goes with it, and nobody who is late makes it again.
+    """
     failure, entry = _failure(), make_presence(Phase.JOINED)
     with node_recorder(prefix.recording()) as recording:
-        assert Path(recording.node_folder).is_dir()
+        folder = Path(recording.node_folder)
+        assert folder.is_dir()
         if not alive:
             end_node_recorder(recording)
+            deadline = time.monotonic() + 20
+            while folder.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
         spool = spool_of(recording, 1, None)
-        assert spool is not None
         receipt = record_error(failure, recording, spool, 5)
         put_entry(entry, recording)
-        (spooled,) = spool.documents()
+        assert (spool is not None) is folder.is_dir() is alive
+        if spool is not None:
+            (spooled,) = spool.documents()
+            assert spooled.is_durable
     assert receipt.durable
     assert (receipt.rank, receipt.fault_to_durable_ns) == (1, pytest.approx(2.5e9, abs=2.5e9))
-    assert spooled.is_durable
     assert [found.message for found in prefix.failures()] == [failure.message]
     assert [found.phase for found in prefix.roster()] == [Phase.JOINED]
     assert not Path(recording.node_folder).exists()

@@ -94,14 +94,19 @@ class Lifelines:
             waiting.register(listener, selectors.EVENT_READ)
             waiting.register(self._waker, selectors.EVENT_READ)
             missing: dict[int, tuple[float, _Peer]] = {}
+            latest: dict[int, Any] = {}
             while not self._ended.is_set():
                 for key, _ in waiting.select(_PAUSE_S if missing else None):
                     if key.fileobj is listener:
-                        peer = self._accept(listener, waiting, open_, secret)
+                        peer, connection = self._accept(listener, waiting, open_, secret)
                         if peer is not None:
+                            latest[peer.group_rank] = connection
                             missing.pop(peer.group_rank, None)
                     elif key.data is not None and _is_over(key.fileobj, waiting) == "broken":
-                        missing[key.data.group_rank] = (time.monotonic(), key.data)
+                        rank = key.data.group_rank
+                        # the end of a connection may be heard after the next one has been taken
+                        if latest.get(rank) is key.fileobj:
+                            missing[rank] = (time.monotonic(), key.data)
                 for rank, (since, peer) in list(missing.items()):
                     if time.monotonic() - since > _AGAIN_S:
                         del missing[rank]
@@ -110,11 +115,11 @@ class Lifelines:
 
     def _accept(
         self, listener: socket.socket, waiting: selectors.BaseSelector, open_: contextlib.ExitStack, secret: str
-    ) -> _Peer | None:
+    ) -> tuple[_Peer | None, Any]:
         try:
             connection, _ = listener.accept()
         except OSError:
-            return None  # gone before it was taken
+            return None, None  # gone before it was taken
         try:
             connection.settimeout(_AGAIN_S)
             peer = _greeted(_line(connection), secret)
@@ -123,10 +128,10 @@ class Lifelines:
         except (OSError, ValueError, KeyError, TypeError) as error:
             logger.debug("somebody who is no agent connected: %s", error)
             connection.close()
-            return None
+            return None, None
         open_.enter_context(connection)
         waiting.register(connection, selectors.EVENT_READ, peer)
-        return peer
+        return peer, connection
 
     # --- every other agent's end --------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ def end_node_recorder(recording: Recording) -> None:
 
 def spool_of(recording: Recording, local_rank: int | None, error_file: str | None) -> Spool | None:
     """Return a worker's spool: in the node's folder, else beside torch's error.json, None where no agent started it."""
-    if recording.node_folder and local_rank is not None:
+    if _has_folder(recording) and local_rank is not None:
         return NodeFolder(Path(recording.node_folder)).spool(f"{recording.round}-{local_rank}")
     if error_file and error_file != os.devnull:
         return Spool(Path(error_file).parent / "firstfault")
@@ -89,7 +89,12 @@ def spool_of(recording: Recording, local_rank: int | None, error_file: str | Non
 
 def spool_for_agent(recording: Recording) -> Spool | None:
     """Return the agent's own spool, None without a node's folder."""
-    return NodeFolder(Path(recording.node_folder)).spool("agent") if recording.node_folder else None
+    return NodeFolder(Path(recording.node_folder)).spool("agent") if _has_folder(recording) else None
+
+
+def _has_folder(recording: Recording) -> bool:
+    """Whether there is a node's folder: it goes with the recorder, and whoever is late may not make it again."""
+    return bool(recording.node_folder) and Path(recording.node_folder).is_dir()
 
 
 def record_error(
@@ -144,7 +149,7 @@ def put_entry(presence: NodePresence, recording: Recording) -> None:
     """Write a roster entry, waiting at most the deadline; a loss is logged."""
     path, data = f"{ROSTER}/{roster_key_for(presence)}", encode_presence(presence)
     deadline = recording.upload_deadline_seconds
-    if recording.node_folder:
+    if _has_folder(recording):
         # beside the spool: what lies there is taken for error documents
         spool = Spool(Path(recording.node_folder) / "roster")
         file = bounded(lambda: spool.add(path.rsplit("/", 1)[1], data), _SPOOL_S, "spooling a roster entry")
@@ -192,7 +197,7 @@ def _through_recorder(  # noqa: PLR0913, PLR0917 - a document, its place and its
     deadline_seconds: float,
 ) -> Receipt | None:
     """Return the receipt, None if there is no recorder to ask."""
-    if not recording.node_folder:
+    if not _has_folder(recording):
         return None
     receipt = _asked(f"{ERRORS}/{name}", path, recording, deadline_seconds, fault_monotonic_ns, rank)
     if receipt is not None and not receipt.durable:
