@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import threading
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,15 +84,28 @@ def other(store: PrefixStore) -> Iterator[Any]:
         process.join()
 
 
-def _connected(lines: Lifelines, store: PrefixStore, group_rank: int) -> None:
-    """Wait until both ends have met: the first agent answers a greeting only then."""
-    del lines
+def _connected(store: PrefixStore) -> None:
+    """Wait until two agents have met: a connection is there, and whoever greets next is answered."""
     where = json.loads(store.get("firstfault/lifeline"))
-    greeting = {"secret": where["secret"], "group_rank": group_rank, "node": "probe"}
+    deadline = time.monotonic() + LONG_S
+    while not _is_established(where["port"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    greeting = {"secret": where["secret"], "group_rank": 7, "node": "probe"}
     with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as probe:
         probe.sendall(json.dumps(greeting).encode() + b"\n")
         assert json.loads(probe.recv(4096))["node"]
         probe.sendall(b"bye\n")
+
+
+def _is_established(port: int) -> bool:
+    """Whether proc(5) shows a connection to a port."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            _, local, remote, state, *_ = line.split()
+            if state == "01" and f"{port:04X}" in {local.rpartition(":")[2], remote.rpartition(":")[2]}:
+                return True
+    return False
 
 
 @pytest.mark.parametrize(("own", "others"), [(0, 1), (1, 0)])
@@ -102,9 +117,7 @@ def test_an_agent_that_is_killed(store: PrefixStore, other: Any, own: int, other
     if process is None:
         store.wait(["firstfault/lifeline"])
         process, _ = other(others)
-    _connected(lines, store, 7)
-    # the probe was answered after whoever had greeted before it
-    threading.Event().wait(0.5)
+    _connected(store)
     os.kill(process.pid, signal.SIGKILL)
     assert deaths.news.wait(LONG_S)
     lines.end()
@@ -117,7 +130,7 @@ def test_an_agent_that_leaves(store: PrefixStore, other: Any) -> None:
     lines = Lifelines(store, 0, "worker-0", "127.0.0.1", deaths)
     store.wait(["firstfault/lifeline"])
     process, leave = other(1)
-    _connected(lines, store, 7)
+    _connected(store)
     leave.set()
     process.join(LONG_S)
     assert process.exitcode == 0
