@@ -170,12 +170,16 @@ class Lifelines:
         deadline = time.monotonic() + seconds
         greeting = {"secret": where["secret"], "group_rank": self._own.group_rank, "node": self._own.node}
         while not self._ended.is_set() and (left := deadline - time.monotonic()) > 0:
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                connection = socket.create_connection((self._first_host, where["port"]), left)
-                connection.sendall(json.dumps(greeting).encode() + b"\n")
-                first.node = str(json.loads(_line(connection))["node"])
-                _keep_alive(connection)
-                return connection
+            with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+                connection = opened.enter_context(socket.create_connection((self._first_host, where["port"]), left))
+                if connection.getsockname() == connection.getpeername():
+                    continue  # on one machine a port that nobody listens at any more may be drawn for this end
+                with contextlib.suppress(ValueError, KeyError):
+                    connection.sendall(json.dumps(greeting).encode() + b"\n")
+                    first.node = str(json.loads(_line(connection))["node"])
+                    _keep_alive(connection)
+                    opened.pop_all()
+                    return connection
             self._ended.wait(_PAUSE_S)
         return None
 
