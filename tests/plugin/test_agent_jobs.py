@@ -106,7 +106,7 @@ def test_a_worker_is_killed(run: Callable[..., Run]) -> None:
     assert ended.code == 10
     assert (verdict["scope"], verdict["ranks"]) == ("rank", [3])
     assert (verdict["category"], verdict["code"]) == ("signal", "USER:SIGKILL")
-    assert verdict["victims"]["count"] == 3
+    assert verdict["victims"]["count"] == 3, ended.job.failures
     assert verdict["coverage"]["complete"]
     assert root.writer is Writer.AGENT
     assert (root.signal, root.exit_code, root.exception) == ("SIGKILL", -9, None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +15,15 @@ from firstfault.recorder.folder import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+SETTINGS = Settings("s3://bucket/attempt", 5.0, agent_pid=12, listener=3)
+
+
+def _set_up(path: Path) -> NodeFolder:
+    path.mkdir(exist_ok=True)
+    folder = NodeFolder(path)
+    folder.set_up(SETTINGS)
+    return folder
+
 
 def _names(spool: Spool, *, held: bool = False) -> list[str]:
     return [document.name for document in spool.documents(held=held)]
@@ -20,7 +31,7 @@ def _names(spool: Spool, *, held: bool = False) -> list[str]:
 
 def test_spool(tmp_path: Path) -> None:
     """A document waits in the spool under its name, with its receipt once there is one."""
-    spool = Spool(tmp_path / "not" / "there")
+    spool = Spool(tmp_path / "there")
     assert spool.documents() == []
     spool.add("b.pb", b"2")
     path = spool.add("a.pb", b"1")
@@ -64,7 +75,7 @@ def test_a_receipt_of_a_loss(tmp_path: Path) -> None:
 
 def test_a_withdrawn_document(tmp_path: Path) -> None:
     """A document that its writer takes back stays, and is marked."""
-    spool = Spool(tmp_path / "not" / "there")
+    spool = Spool(tmp_path / "there")
     spool.withdraw("a.pb")
     spool.add("a.pb", b"1")
     spool.add("b.pb", b"2")
@@ -97,7 +108,7 @@ def test_a_held_document_that_is_released(tmp_path: Path) -> None:
 
 def test_the_folder_of_a_node(tmp_path: Path) -> None:
     """Each process has a spool of its own; the last words are none, and everything lies in the node's folder."""
-    folder = NodeFolder(tmp_path)
+    folder = _set_up(tmp_path)
     assert folder.spools() == []
     folder.spool("agent").add("a.pb", b"1")
     folder.spool("0-1").add("b.pb", b"2")
@@ -108,6 +119,31 @@ def test_the_folder_of_a_node(tmp_path: Path) -> None:
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
     """A recorder reads the settings that its agent wrote."""
-    settings = Settings("s3://bucket/attempt", 5.0, agent_pid=12, listener=3)
-    NodeFolder(tmp_path).write_settings(settings)
-    assert NodeFolder(tmp_path).read_settings() == settings
+    assert NodeFolder(_set_up(tmp_path).path).read_settings() == SETTINGS
+
+
+def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
+    """Whoever adds a document while the folder is removed, or later, makes none: nothing of a node is left behind."""
+    folder = _set_up(tmp_path / "firstfault-x")
+    over = threading.Event()
+
+    def add() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            with contextlib.suppress(OSError):
+                folder.spool("agent").add(f"{number}.pb", b"1")
+
+    writers = [threading.Thread(target=add) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    while not folder.spools():
+        pass
+    folder.remove()
+    over.set()
+    for writer in writers:
+        writer.join()
+    with pytest.raises(FileNotFoundError):
+        folder.spool("agent").withdraw("late.pb")
+    assert list(tmp_path.iterdir()) == []
+    folder.remove()

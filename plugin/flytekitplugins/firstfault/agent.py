@@ -30,6 +30,7 @@ from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.in_flight import Moment
 from flytekitplugins.firstfault.intercom import AgentLine
 from flytekitplugins.firstfault.lifelines import Lifelines
+from flytekitplugins.firstfault.log_tails import LogTails
 from flytekitplugins.firstfault.node_report import NodeReport, Reporter
 from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch
 from flytekitplugins.firstfault.rounds import await_all, begin_round
@@ -89,6 +90,7 @@ class ReportingAgent(LocalElasticAgent):
         self._outcome: OutcomeWatch | None = None
         self._lifelines: Lifelines | None = None
         self._line = self._open_line()
+        self._log_tails: LogTails | None = None
         self._stop: Stop | None = None
         self._told_written = threading.Event()
         self._min_nodes = min_nodes
@@ -123,6 +125,8 @@ class ReportingAgent(LocalElasticAgent):
             self._begin_round(number)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        with _guarded("listening to the workers' stderr"):
+            self._open_log_tails()
         # spawned and forked workers alike inherit this process's environment
         with _environment(self.recording.environment()):
             ids: dict[int, Any] = super()._start_workers(worker_group)
@@ -130,7 +134,10 @@ class ReportingAgent(LocalElasticAgent):
             self._signals.install()
             context: Any = self._pcontext
             self._watch = DeathWatch(_processes(context), self._wake.set)
-            self._reporter.started(dict(context.error_files), _traceback_files(context), self._ranks())
+            if self._log_tails is not None:
+                self._log_tails.start()
+            files = _traceback_files(context)
+            self._reporter.started(dict(context.error_files), files, self._ranks(), self._log_tails)
         with _guarded("connecting the agents"):
             self._listen_to_the_others()
         return ids
@@ -194,6 +201,7 @@ class ReportingAgent(LocalElasticAgent):
         if self._outcome is not None:
             self._outcome.end()
         self._reporter.drain()
+        self._close_log_tails()
 
     def close(self) -> None:
         """Leave nothing running: wait for the uploads, each bounded by the deadline."""
@@ -203,8 +211,19 @@ class ReportingAgent(LocalElasticAgent):
             self._watch = None
         self._close_lifelines()
         self._reporter.drain()
+        self._close_log_tails()
         if self._line is not None:
             self._line.close()
+
+    def _open_log_tails(self) -> None:
+        if self.recording.node_folder:
+            ranks = range(self._worker_group.spec.local_world_size)
+            self._log_tails = LogTails(Path(self.recording.node_folder), self.recording.round, ranks)
+
+    def _close_log_tails(self) -> None:
+        if self._log_tails is not None:
+            self._log_tails.close()
+            self._log_tails = None
 
     def place(self, local_rank: int | None = None) -> Place:
         """Return the place of the agent, or of one of its workers."""

@@ -109,6 +109,7 @@ def about_death(  # noqa: PLR0913 - keywords
     words: LastWords | None = None,
     resources: Resources | None = None,
     fatal_stack: str = "",
+    log_tail: str = "",
 ) -> WorkerError:
     """Return the failure that a worker's death is.
 
@@ -119,6 +120,7 @@ def about_death(  # noqa: PLR0913 - keywords
         words: what torch kept of its exception.
         resources: the container's memory, None if nobody knows.
         fatal_stack: what faulthandler wrote when a fatal signal came.
+        log_tail: the end of what the worker wrote to stderr.
     """
     consequence = CONSEQUENCES[Sort.WORKER_FAILURE]
     stopped = stop is not None and stop.ended(death)
@@ -148,6 +150,7 @@ def about_death(  # noqa: PLR0913 - keywords
         upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
         versions=versions(),
         resources=resources,
+        log_tail=log_tail,
         stack_dumps=(StackDump(death.pid, place.rank, stack),) if stack else (),
         collectives=observed.collectives,
         thread_failures=observed.thread_failures,

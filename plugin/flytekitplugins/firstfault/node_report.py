@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from flytekitplugins.firstfault.agent_documents import LastWords, Stop
     from flytekitplugins.firstfault.deaths import Death
     from flytekitplugins.firstfault.environment import Recording
+    from flytekitplugins.firstfault.log_tails import LogTails
 
 __all__ = ["NodeReport", "Reporter"]
 
@@ -66,6 +68,7 @@ class Reporter:
         self.report = NodeReport()
         self._place_of = place_of
         self._traceback_files: dict[int, str] = {}
+        self._log_tails: LogTails | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._entries: list[Future[Any]] = []
         self._documented: dict[int, Future[Any]] = {}
@@ -77,12 +80,20 @@ class Reporter:
         self.drain()
         self.report = NodeReport()
         self._documented = {}
+        self._log_tails = None
         self.recording = replace(self.recording, round=number, group_world_size=nodes)
 
-    def started(self, error_files: dict[int, str], traceback_files: dict[int, str], ranks: tuple[int, ...]) -> None:
+    def started(
+        self,
+        error_files: dict[int, str],
+        traceback_files: dict[int, str],
+        ranks: tuple[int, ...],
+        log_tails: LogTails | None = None,
+    ) -> None:
         """Say that this node's workers run, and leave what is to be said should the agent die."""
         self.report.error_files = error_files
         self._traceback_files = traceback_files
+        self._log_tails = log_tails
         self.announce(Phase.JOINED, ranks)
         with guarded("leaving last words"):
             self._leave_last_words(ranks)
@@ -144,7 +155,8 @@ class Reporter:
         own = self._own_documents(death)
         if any(not failure.in_flight for failure in own):
             return
-        killed = death.signal == "SIGKILL" and (stop is None or not stop.ended(death))
+        by_itself = stop is None or not stop.ended(death)
+        killed = death.signal == "SIGKILL" and by_itself
         self.write(
             about_death(
                 death,
@@ -153,6 +165,7 @@ class Reporter:
                 words=None if own else self._words_of(death),
                 resources=self._resources() if killed else None,
                 fatal_stack=self._fatal_stack(death.local_rank),
+                log_tail=self._log_tails.tail(death.local_rank) if by_itself and self._log_tails is not None else "",
             )
         )
 
@@ -189,7 +202,12 @@ class Reporter:
     def _fatal_stack(self, local_rank: int) -> str:
         if not self.recording.node_folder:
             return ""
-        return fatal_stack(Path(self.recording.node_folder), self.recording.round, local_rank)
+        stack = fatal_stack(Path(self.recording.node_folder), self.recording.round, local_rank)
+        if stack:
+            # where torch elastic would have it
+            sys.stderr.write(f"{stack}\n")
+            sys.stderr.flush()
+        return stack
 
     def _resources(self) -> Resources | None:
         """What the recorder knows of the container's memory; None without a recorder."""

@@ -24,6 +24,7 @@ from flytekitplugins.firstfault.environment import Recording, boot_id, versions,
 from flytekitplugins.firstfault.guard import bounded, guarded
 from flytekitplugins.firstfault.in_flight import InFlight, Moment, is_clean_exit, moment_of, watch_process_groups
 from flytekitplugins.firstfault.intercom import WorkerLine
+from flytekitplugins.firstfault.log_tails import offer_stderr
 from flytekitplugins.firstfault.process_state import as_message, collective_progress, thread_failures, watch_threads
 from flytekitplugins.firstfault.recorder import record_error, spool_for_agent, spool_of
 from flytekitplugins.firstfault.stacks import offer_stacks
@@ -150,6 +151,8 @@ class Witness:
         place = worker_place(self._recording)
         if self._recording.node_folder and place.local_rank is not None:
             folder = Path(self._recording.node_folder)
+            with guarded("sending stderr through the agent"):
+                offer_stderr(folder, place.round, place.local_rank)
             with guarded("offering stacks"):
                 offer_stacks(folder, place.round, place.local_rank)
             self._line = WorkerLine(folder, place.round, place.local_rank, self._state)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -58,20 +60,24 @@ class NodeFolder:
 
     def spool(self, name: str) -> Spool:
         """Return a process's spool: ``0-1`` for round 0 and local rank 1, or ``agent``."""
-        return Spool(self.path / "spool" / name)
+        return Spool(self._spools / name)
 
     def spools(self) -> list[Spool]:
         """Return every spool in which there may be documents, by name; the last words are none."""
-        folder = self.path / "spool"
-        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        names = sorted(path.name for path in self._spools.iterdir()) if self._spools.is_dir() else []
         return [self.spool(name) for name in names if name != _LAST_WORDS]
 
-    def write_settings(self, settings: Settings) -> None:
-        """Leave the settings for the recorder.
+    @property
+    def _spools(self) -> Path:
+        return self.path / "spool"
+
+    def set_up(self, settings: Settings) -> None:
+        """Make what lies in the folder, and leave the settings for the recorder.
 
         Raises:
             OSError: they could not be written.
         """
+        self._spools.mkdir()
         self.settings.write_text(json.dumps(asdict(settings)), encoding="utf-8")
 
     def read_settings(self) -> Settings:
@@ -81,3 +87,12 @@ class NodeFolder:
             OSError: they could not be read.
         """
         return Settings(**json.loads(self.settings.read_text(encoding="utf-8")))
+
+    def remove(self) -> None:
+        """Remove the folder and all that is in it; whoever is about to write finds no folder, and makes none."""
+        # under another name first: a file that is added while the rest is removed would keep the folder
+        gone = self.path.with_name(f"{self.path.name}.gone")
+        with contextlib.suppress(OSError):
+            self.path.rename(gone)
+        for path in (gone, self.path):
+            shutil.rmtree(path, ignore_errors=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -59,10 +58,10 @@ def start_recorder(
     folder = NodeFolder(_make_folder(parent))
     try:
         with _listening(folder.socket) as listener:
-            folder.write_settings(Settings(output_prefix, deadline_seconds, os.getpid(), listener.fileno()))
+            folder.set_up(Settings(output_prefix, deadline_seconds, os.getpid(), listener.fileno()))
             process = _start(folder, listener.fileno(), environment)
     except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
+        folder.remove()
         raise
     return RecorderProcess(folder, process)
 
@@ -104,7 +103,7 @@ class RecorderProcess:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_KILLED_S)
-        shutil.rmtree(self._folder.path, ignore_errors=True)
+        self._folder.remove()
 
 
 def _make_folder(parent: str | None) -> Path:

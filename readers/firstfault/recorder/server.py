@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import socket
 import time
 from pathlib import Path
@@ -54,7 +53,7 @@ async def _live(folder: NodeFolder, settings: Settings) -> None:
         await _Server(folder, settings).live()
     except Exception as error:  # noqa: BLE001 - whatever it is, the clean-up must come
         say(f"ended by {type(error).__name__}: {error}")
-    shutil.rmtree(folder.path, ignore_errors=True)
+    folder.remove()
     # from inside of the loop, whose end would wait for threads that wait for a storage
     os._exit(0)
 

@@ -50,7 +50,7 @@ class Spool:
     """A folder of the node in which one process's documents wait for their upload.
 
     Args:
-        folder: it need not exist.
+        folder: made when it is needed, in one that exists: a spool does not make a node's folder again that is gone.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -94,7 +94,7 @@ class Spool:
         Raises:
             OSError: it could not be written.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
         (self._folder / f"{name}{_WITHDRAWN}").touch()
 
     def documents(self, *, held: bool = False) -> list[SpooledDocument]:
@@ -109,7 +109,7 @@ class Spool:
         return [self._document(name, path) for name, path in sorted(paths.items())]
 
     def _write(self, name: str, data: bytes) -> Path:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._folder.mkdir(exist_ok=True)
         part = self._folder / f"{name}{_PART}"
         part.write_bytes(data)
         return part.replace(self._folder / name)

@@ -1,0 +1,210 @@
+"""The end of a worker's stderr: real processes that write through real FIFOs, and what the agent makes of it."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flytekitplugins.firstfault.log_tails import LogTails, offer_stderr
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+# Python 3.12 and later warn of a fork beside threads
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+ROUND = 1
+RANK = 1
+PATIENCE_S = 20.0
+MANY = 200_000
+
+
+def one_line() -> None:
+    """Write as Python does: pytest has put something else into the place of sys.stderr."""
+    with os.fdopen(2, "w", closefd=False) as stderr:
+        stderr.write("a line\n")
+
+
+def without_an_end() -> None:
+    """Write a line that never ends, and go without a word."""
+    os.write(2, b"half a li")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def uncaught() -> None:
+    """Die of what C++ does with an exception that nobody catches."""
+    os.write(2, b"before\n")
+    ctypes.CDLL("libstdc++.so.6")["_ZSt9terminatev"]()
+
+
+def in_a_child() -> None:
+    """Let another program write."""
+    subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write('from a child\\n')"], check=True)
+
+
+def a_lot() -> None:
+    """Write more than a FIFO holds, and more than is kept."""
+    for number in range(MANY):
+        os.write(2, b"line %d\n" % number)
+
+
+def not_text() -> None:
+    """Write bytes that are no text."""
+    os.write(2, b"\xff\xfe\n")
+
+
+@pytest.fixture
+def tails(tmp_path: Path) -> Iterator[LogTails]:
+    """What an agent has open for two workers."""
+    opened = LogTails(tmp_path, ROUND, range(2))
+    yield opened
+    opened.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-stderr"]
+
+
+def _run(folder: Path, write: Callable[[], None], tails: LogTails | None, method: str = "fork") -> None:
+    """Run a worker to its end."""
+    worker = multiprocessing.get_context(method).Process(target=_worker, args=(folder, write))
+    worker.start()
+    if tails is not None:
+        tails.start()
+    worker.join(PATIENCE_S)
+    assert worker.exitcode is not None
+
+
+def _worker(folder: Path, write: Callable[[], None]) -> None:
+    faulthandler.disable()  # pytest's
+    offer_stderr(folder, ROUND, RANK)
+    write()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_worker_writes_is_passed_on_and_kept(
+    tmp_path: Path, tails: LogTails, capfd: pytest.CaptureFixture[str], method: str
+) -> None:
+    """Every byte goes on to the agent's stderr; its end is there as soon as the worker is gone."""
+    _run(tmp_path, one_line, tails, method)
+    assert tails.tail(RANK) == "a line"
+    assert tails.tail(0) == ""
+    tails.close()
+    assert capfd.readouterr().err == "a line\n"
+    assert tails.tail(RANK) == "a line", "also later"
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (without_an_end, "half a li"),
+        (uncaught, "before\nterminate called without an active exception"),
+        (in_a_child, "from a child"),
+        (not_text, "\N{REPLACEMENT CHARACTER}" * 2),
+    ],
+)
+def test_last_words(tmp_path: Path, tails: LogTails, write: Callable[[], None], said: str) -> None:
+    """However a worker dies and whoever writes, the end is kept."""
+    _run(tmp_path, write, tails)
+    assert tails.tail(RANK) == said
+
+
+def test_much_is_passed_on_and_its_end_kept(tmp_path: Path, tails: LogTails, capfd: pytest.CaptureFixture[str]) -> None:
+    """Nothing of a long log is lost on its way; what is kept is bounded, and begins with a whole line."""
+    _run(tmp_path, a_lot, tails)
+    kept = tails.tail(RANK).splitlines()
+    tails.close()
+    lines = [f"line {number}" for number in range(MANY)]
+    assert capfd.readouterr().err.splitlines() == lines
+    assert 100 < len(kept) < 1000
+    assert kept == lines[-len(kept) :]
+
+
+def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No FIFO, or one that nobody reads: the worker writes to where it would have."""
+    _run(tmp_path, one_line, None)
+    LogTails(tmp_path, ROUND, [RANK]).close()
+    _run(tmp_path, one_line, None)
+    assert capfd.readouterr().err == "a line\n" * 2
+
+
+def test_a_terminal_stays_a_terminal(tmp_path: Path, tails: LogTails) -> None:
+    """A progress bar on a terminal is drawn there."""
+    leader, follower = os.openpty()
+    worker = os.fork()
+    if not worker:
+        os.dup2(follower, 2)
+        offer_stderr(tmp_path, ROUND, RANK)
+        os._exit(0 if os.isatty(2) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
+    for descriptor in (leader, follower):
+        os.close(descriptor)
+
+
+def test_a_worker_goes_on_when_nobody_reads_any_more(tmp_path: Path, tails: LogTails) -> None:
+    """A process that outlives the round, and writes more than a FIFO holds, is not kept waiting."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    go = multiprocessing.get_context("fork").Event()
+
+    def outlive() -> None:
+        offer_stderr(tmp_path, ROUND, RANK)
+        sender.send("open")
+        go.wait(PATIENCE_S)
+        written = 0
+        for _ in range(1000):
+            try:
+                written += os.write(2, b"x" * 1000)
+            except BrokenPipeError:
+                break
+        sender.send(written)
+
+    worker = multiprocessing.get_context("fork").Process(target=outlive)
+    worker.start()
+    tails.start()
+    assert receiver.poll(PATIENCE_S)
+    assert receiver.recv() == "open"
+    tails.close()
+    go.set()
+    worker.join(PATIENCE_S)
+    assert worker.exitcode == 0
+    assert receiver.recv() == 0
+
+
+def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:
+    """An agent that cannot write its own stderr still answers at once what it has read so far."""
+    reader, writer = os.pipe()
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+
+    def agent() -> None:
+        os.dup2(writer, 2)
+        tails = LogTails(tmp_path, ROUND, [RANK])
+        worker = fork.Process(target=_worker, args=(tmp_path, a_lot))
+        worker.start()
+        tails.start()
+        while not tails.tail(RANK):
+            time.sleep(0.01)
+        time.sleep(0.5)  # by now everything is full
+        began = time.monotonic()
+        text = tails.tail(RANK)
+        sender.send((time.monotonic() - began, text))
+        worker.kill()
+
+    process = fork.Process(target=agent)
+    process.start()
+    assert receiver.poll(PATIENCE_S)
+    seconds, text = receiver.recv()
+    process.kill()
+    process.join()
+    for descriptor in (reader, writer):
+        os.close(descriptor)
+    assert text.startswith("line ")
+    assert seconds < 1
