@@ -1,0 +1,155 @@
+"""Jobs whose rounds end in different ways; every worker leaves a mark for each round in which it runs."""
+
+import datetime as dt
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from flytekit import task
+
+from flytekitplugins.firstfault import Elastic
+
+_POLL_S = 0.01
+_LATE_S = 5.0
+_ALONE_S = 60.0
+
+
+def _marks() -> Path:
+    return Path(os.environ["MARKS"])
+
+
+def _mark(name: str) -> None:
+    part = _marks() / f"{name}.part"
+    part.write_text(json.dumps({"pid": os.getpid(), "agent": os.getppid(), "world": int(os.environ["WORLD_SIZE"])}))
+    part.rename(_marks() / f"{name}.json")
+
+
+def _runs() -> int:
+    """The number of the round, as far as this rank's marks tell, and a mark for it."""
+    rank = os.environ["RANK"]
+    number = len(list(_marks().glob(f"rank-{rank}-*.json")))
+    _mark(f"rank-{rank}-{number}")
+    return number
+
+
+def _summed() -> float:
+    """A collective of all ranks."""
+    part = torch.ones(1)
+    dist.all_reduce(part)
+    return float(part)
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", max_restarts=2, increase_shared_mem=False))
+def in_turn() -> float:
+    """In each of the first two rounds another node's worker fails."""
+    number = _runs()
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=30))
+    _summed()
+    if number < 2 and dist.get_rank() == number:
+        raise ValueError(f"round {number} fails on rank {number}")
+    total = _summed()
+    dist.destroy_process_group()
+    return total
+
+
+@task(
+    task_config=Elastic(
+        nnodes=2,
+        nproc_per_node=1,
+        start_method="fork",
+        max_restarts=1,
+        rdzv_configs={"join_timeout": 6},
+        increase_shared_mem=False,
+    )
+)
+def not_together_again() -> float:
+    """One rank fails when the test says so."""
+    _runs()
+    go = _marks() / "go"
+    while not go.exists():
+        time.sleep(_POLL_S)
+    if os.environ["RANK"] == go.read_text():
+        raise ValueError("the fault before the rendezvous")
+    time.sleep(_ALONE_S)
+    return 0.0
+
+
+if os.environ.get("HOSTNAME", "").endswith("-worker-1"):
+    time.sleep(_LATE_S)
+
+
+@task(
+    task_config=Elastic(
+        nnodes="1:2",
+        nproc_per_node=1,
+        start_method="fork",
+        rdzv_configs={"last_call_timeout": 1},
+        increase_shared_mem=False,
+    )
+)
+def growing() -> float:
+    """Alone until a second node comes; then both, together."""
+    _runs()
+    deadline = time.monotonic() + _ALONE_S
+    while os.environ["WORLD_SIZE"] == "1" and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=30))
+    total = _summed()
+    dist.destroy_process_group()
+    return total
+
+
+@task(task_config=Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=False))
+def out_of_memory() -> float:
+    """Rank 1 takes all the memory there is."""
+    _runs()
+    taken = []
+    while os.environ["RANK"] == "1":
+        taken.append(b"x" * (1 << 26))
+    time.sleep(_ALONE_S)
+    return 0.0
+
+
+class _Shards(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            raise LookupError("shard 2 is gone")
+        return index
+
+
+@task(task_config=Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=False))
+def loading() -> float:
+    """Rank 1's data loader fails, in a process of its own."""
+    _runs()
+    if os.environ["RANK"] == "1":
+        return float(sum(int(batch) for batch in torch.utils.data.DataLoader(_Shards(), num_workers=1)))
+    time.sleep(_ALONE_S)
+    return 0.0
+
+
+def _work() -> None:
+    raise LookupError("the prefetch thread found nothing")
+
+
+@task(task_config=Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=False))
+def thread_dies() -> float:
+    """Rank 1 waits for a thread that has died; rank 0 gives up waiting for rank 1."""
+    import threading  # noqa: PLC0415 - one use
+
+    _runs()
+    if os.environ["RANK"] == "1":
+        thread = threading.Thread(target=_work, name="prefetch")
+        thread.start()
+        thread.join()
+        _mark("dead")
+        time.sleep(_ALONE_S)
+        return 0.0
+    while not (_marks() / "dead.json").exists():
+        time.sleep(_POLL_S)
+    raise TimeoutError("rank 1 does not answer")

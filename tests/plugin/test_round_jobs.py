@@ -1,0 +1,153 @@
+"""Jobs with several rounds, and failures that start outside of a worker's main thread: real pods, real faults."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault import MultiErrorFileOutputReader
+from tests.plugin.running import await_exit, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from firstfault.model import JobErrors
+    from tests.plugin.running import Ended
+
+pytestmark = pytest.mark.jobs
+
+FILE = Path(__file__).parent / "jobs" / "rounds.py"
+# torch 2.13 shares one store among all rounds, in which gloo finds the addresses of the round before (pytorch#135712)
+A_STORE_EACH = ("--env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
+LIMIT_BYTES = 2 << 30
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+
+
+def job_of(ended: Ended) -> JobErrors:
+    """What our reader makes of the attempt."""
+    return MultiErrorFileOutputReader(str(ended.prefix)).job()
+
+
+def listens(pid: int) -> bool:
+    """Whether a process listens on a TCP port on any address, as the host of a store does."""
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
+        listening |= {f"socket:[{row[9]}]" for row in rows if row[3] == "0A"}
+    held = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            held.add(str(descriptor.readlink()))
+    return bool(listening & held)
+
+
+def test_one_fault_on_each_node_in_turn(tmp_path: Path) -> None:
+    """Restarts are counted per node, rounds for all: each fault is history under its own round, the job succeeds."""
+    with running(FILE, "in_turn", tmp_path, {}, *A_STORE_EACH) as run:
+        ended = run.end()
+    assert ended.status == 0, ended.logs
+    assert ended.result["outputs"] == {"o0": 2.0}
+    assert ended.verdict is None
+    assert ended.attempt["engine"] == {"job": "Succeeded", "error_seen": None}
+    job = job_of(ended)
+    assert (job.failures, job.round) == ((), 2)
+    own = {failure.place.round: failure for failure in job.history if "fails on rank" in failure.message}
+    assert {number: failure.rank for number, failure in own.items()} == {0: 0, 1: 1}
+    assert run.left_over() == []
+
+
+def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
+    """A node that is gone when all come together again: the one that waited says so, and why there was a new round."""
+    with running(FILE, "not_together_again", tmp_path, {}, *A_STORE_EACH) as run:
+        agents = {rank: run.mark(f"rank-{rank}-0")["agent"] for rank in (0, 1)}
+        # the one that hosts the store is to live: without it nobody could wait for anybody
+        rank = 0 if listens(agents[0]) else 1
+        os.kill(agents[1 - rank], signal.SIGSTOP)
+        try:
+            go = run.marks / "part"
+            go.write_text(str(rank))
+            go.rename(run.marks / "go")
+            await_exit(agents[rank])
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(agents[1 - rank], signal.SIGCONT)
+        ended = run.end()
+    assert ended.verdict is not None, ended.logs
+    assert ended.verdict["ranks"] == [rank]
+    assert "the fault before the rendezvous" in ended.verdict["headline"]
+    assert "the fault before the rendezvous" in ended.attempt["engine"]["error_seen"]["message"].splitlines()[0]
+    # the other one says so too, once it is awake
+    waits = {failure.node: failure for failure in job_of(ended).failures if failure.category == "rendezvous"}
+    waited = waits[ended.verdict["node"]]
+    assert waited.exception is not None
+    assert waited.exception.type.endswith("RendezvousTimeoutError")
+    assert run.left_over() == []
+
+
+def test_a_node_that_comes_later(tmp_path: Path) -> None:
+    """An elastic range: when the second node comes the first begins a new round with it; nobody has failed."""
+    with running(FILE, "growing", tmp_path, {}, *A_STORE_EACH) as run:
+        ended = run.end()
+    assert ended.status == 0, ended.logs
+    assert ended.verdict is None
+    assert ended.result["outputs"] == {"o0": 2.0}
+    assert (run.mark("rank-0-0")["world"], run.mark("rank-1-0")["world"]) == (1, 2)
+    job = job_of(ended)
+    assert (job.round, job.failures) == (1, ())
+    assert {entry.place.group_world_size for entry in job.roster} == {2}
+    assert run.left_over() == []
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group of 2 GiB."""
+    group = MEMORY_GROUPS / f"firstfault-{uuid.uuid4().hex}"
+    try:
+        group.mkdir()
+        (group / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
+    except OSError as error:
+        pytest.skip(f"no control group of our own can be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path, memory_group: Path) -> None:
+    """The agent's document says that it was the kernel, with the figures that show it."""
+    with running(FILE, "out_of_memory", tmp_path, {}) as run:
+        (memory_group / "cgroup.procs").write_text(str(run.process.pid))
+        ended = run.end()
+    (root,) = [failure for failure in job_of(ended).failures if failure.rank == 1]
+    assert ended.verdict["ranks"] == [1]
+    assert ended.verdict["category"] == "host_oom"
+    assert root.resources.oom_kill == 1
+    assert root.resources.memory_limit_bytes == LIMIT_BYTES
+    assert (root.resources.memory_peak_bytes or 0) > LIMIT_BYTES * 0.9
+
+
+def test_a_data_loader_that_fails(tmp_path: Path) -> None:
+    """The exception of a loader's process arrives with its own traceback, and the rank that it served."""
+    with running(FILE, "loading", tmp_path, {}) as run:
+        ended = run.end()
+    (root,) = [failure for failure in job_of(ended).failures if failure.rank == 1]
+    assert ended.verdict["ranks"] == [1]
+    assert root.exception is not None
+    assert root.exception.type == "LookupError"
+    assert "DataLoader worker process 0" in root.message
+    assert "shard 2 is gone" in ended.verdict["message"]
+
+
+def test_a_thread_that_dies(tmp_path: Path) -> None:
+    """A rank that waits for a thread which has died is stopped as a victim; its document says of the thread."""
+    with running(FILE, "thread_dies", tmp_path, {}) as run:
+        ended = run.end()
+    (stuck,) = [failure for failure in job_of(ended).failures if failure.rank == 1]
+    assert stuck.stopped_by_agent
+    (thread,) = stuck.thread_failures
+    assert thread.thread == "prefetch"
+    assert thread.exception.message == "the prefetch thread found nothing"
