@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
@@ -62,7 +63,6 @@ from flytekitplugins.firstfault.taxonomy import Sort
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from conftest import Prefix
 
@@ -353,6 +353,15 @@ def test_who_was_stopped(
 def test_torch_names_who_failed(start: Callable[..., ReportingAgent]) -> None:
     """Torch's own error, which is all there is if ours cannot be written, is of who failed, not of who was stopped."""
     agent = start()
+    _kill(agent, 1)
+    assert set(_look(agent).failures) == {3}
+
+
+def test_half_a_file_of_torchs(start: Callable[..., ReportingAgent]) -> None:
+    """A worker that is stopped while torch writes its exception leaves half a file: no failure of the agent's own."""
+    agent = start("exits", "dies")
+    for file in agent._pcontext._pc.error_files:  # type: ignore[union-attr]
+        Path(file).touch()
     _kill(agent, 1)
     assert set(_look(agent).failures) == {3}
 

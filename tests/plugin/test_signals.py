@@ -90,6 +90,7 @@ def _be_agent(work: Callable[[SignalWatch, Callable[..., None]], None], said: Co
         try:
             work(watch, say)
         except SignalException as error:
+            watch.notice()
             say("raised", error.sigval.name, watch.gave_up.is_set())
             heard.wait(LONG_S)
     say("left", signal.getsignal(signal.SIGTERM))
@@ -112,6 +113,16 @@ def start() -> Iterator[Callable[..., Agent]]:
 
 def _in_python(watch: SignalWatch, say: Callable[..., None]) -> None:
     say("ready")
+    time.sleep(LONG_S)
+
+
+def _swallowing(watch: SignalWatch, say: Callable[..., None]) -> None:
+    """Go on after the first exception, whatever it is."""
+    say("ready")
+    try:
+        time.sleep(LONG_S)
+    except Exception as error:  # noqa: BLE001 - the point
+        say("swallowed", type(error).__name__)
     time.sleep(LONG_S)
 
 
@@ -151,6 +162,16 @@ def test_in_python(number: signal.Signals, start: Callable[..., Agent]) -> None:
     assert sorted(said) == [("raised", number.name, True), ("told", number.name)]
     assert agent.end() == [("left", signal.SIG_DFL)]
     assert agent.process.exitcode == 0
+
+
+def test_code_that_goes_on_after_any_exception(start: Callable[..., Agent]) -> None:
+    """A main thread that swallows torch's exception gets another one, before it is too late to stop the workers."""
+    agent = start(_swallowing)
+    assert agent.next() == ("ready",)
+    agent.send()
+    said = [agent.next(LAST_RESORT_S) for _ in range(3)]
+    assert sorted(said) == [("raised", "SIGTERM", True), ("swallowed", "SignalException"), ("told", "SIGTERM")]
+    assert agent.end() == [("left", signal.SIG_DFL)]
 
 
 def test_inside_of_c(start: Callable[..., Agent]) -> None:
@@ -195,10 +216,11 @@ def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
         try:
             _in_python(watch, say)
         except SignalException:
+            watch.notice()
             say("stopping")
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
-            time.sleep(0.1)
+            time.sleep(LAST_RESORT_S / 2)
             say("stopped", watch.told and watch.told.number.name)
 
     agent = start(work)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import threading
 import time
@@ -150,7 +151,12 @@ class ReportingAgent(LocalElasticAgent):
         with _guarded("looking at the workers"):
             failed = self._look()
         looked_ns = time.monotonic_ns()
-        result: RunResult = super()._monitor_workers(worker_group)
+        try:
+            result: RunResult = super()._monitor_workers(worker_group)
+        except (OSError, EOFError, pickle.UnpicklingError):
+            # a worker that is stopped while torch writes its exception leaves half a file, on which torch stumbles
+            if not failed:
+                raise
         if failed:
             result = self._failed_result(failed)
         if result.state in _FAILED:
@@ -165,6 +171,8 @@ class ReportingAgent(LocalElasticAgent):
         super()._stop_workers(worker_group)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        if self._signals.gave_up.is_set():
+            self._signals.notice()
         with _guarded("stopping the workers"):
             if not self._signals.gave_up.is_set():
                 self._stop_workers_because("its agent had failed")

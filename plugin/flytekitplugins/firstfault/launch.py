@@ -134,6 +134,7 @@ def launch(  # noqa: PLR0913 - keywords
         )
         return _run(agent, entrypoint)
     except Exception as error:  # noqa: BLE001 - whatever torch raises is reported and goes on
+        signals.notice()
         failure = _concluded(agent, error, recording)
         if isinstance(error, SignalException):
             shutdown = None  # the rendezvous stays open: another pod may take this one's place

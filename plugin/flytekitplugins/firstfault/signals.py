@@ -8,10 +8,12 @@ thread reads it, says what happened and, if the main thread does not come to it,
 from __future__ import annotations
 
 import enum
+import math
 import os
 import signal
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,8 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals by which a pod is told to go; the same as torch elastic's."""
 _MAIN_THREAD_S = 1.0
 """How long the main thread has to notice a signal before the watching thread ends the pod in its stead."""
+_AGAIN_S = 0.25
+"""How often the main thread is told again: code that goes on after any exception may have swallowed the first one."""
 
 
 class Phase(enum.Enum):
@@ -65,6 +69,8 @@ class SignalWatch:
         """Set by a signal: no wait should go on."""
         self._phase = Phase.WORKING
         self._noticed = threading.Event()
+        self._raised_at = -math.inf
+        """By the monotonic clock: a second signal right behind the first is no new one."""
         self._on_told: Callable[[Told], None] | None = None
         self._last_resort: Callable[[signal.Signals], None] | None = None
         self._before: dict[signal.Signals, Any] = {}
@@ -103,6 +109,10 @@ class SignalWatch:
         if self._mouth is not None:
             self._before = dict.fromkeys(self._before, signal.SIG_IGN)
 
+    def notice(self) -> None:
+        """The main thread has heard of the signal, and ends what it was doing: it is not interrupted again."""
+        self._noticed.set()
+
     def settle(self) -> None:
         """A signal from here on ends waits and interrupts nothing."""
         self._phase = Phase.SETTLING
@@ -140,10 +150,10 @@ class SignalWatch:
         del frame
         if os.getpid() != self._owner:
             raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
-        first = not self._noticed.is_set()
-        self._noticed.set()
         self.gave_up.set()
-        if self._phase is Phase.WORKING and first:
+        now = time.monotonic()
+        if self._phase is Phase.WORKING and not self._noticed.is_set() and now - self._raised_at >= _AGAIN_S:
+            self._raised_at = now
             sent = signal.Signals(number)
             raise SignalException(f"Process {os.getpid()} got signal: {sent.name}", sigval=sent)
 
@@ -166,6 +176,15 @@ class SignalWatch:
         with guarded("saying that this pod was told to go"):
             if self._on_told is not None:
                 self._on_told(told)
-        if not self._noticed.wait(_MAIN_THREAD_S) and self._last_resort is not None:
+        if not self._is_noticed(told.number) and self._last_resort is not None:
             logger.warning("the main thread does not notice %s; this pod ends without it", told.number.name)
             self._last_resort(told.number)
+
+    def _is_noticed(self, number: signal.Signals) -> bool:
+        main = threading.main_thread().ident
+        for _ in range(round(_MAIN_THREAD_S / _AGAIN_S)):
+            if self._noticed.wait(1.1 * _AGAIN_S):
+                return True
+            if main is not None:
+                signal.pthread_kill(main, number)
+        return self._noticed.is_set()
