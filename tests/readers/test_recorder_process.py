@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.errors import UsageError
+from firstfault.errors import StoreError, UsageError
 from firstfault.keys import error_key_for, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError, Writer
 from firstfault.recorder import NodeFolder, Recorder, RecorderProcess, RecorderUnavailableError, Spool, start_recorder
@@ -314,6 +314,19 @@ def test_resources(start: Callable[..., RecorderProcess], out: Out) -> None:
     numbers = {"oom_kill", "memory_used_bytes", "memory_peak_bytes", "memory_limit_bytes", "watermark_ns"}
     assert report.keys() == numbers
     assert report["oom_kill"] in {None, 0}
+
+
+def test_the_roster(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
+    """The recorder lists the roster for whoever has no connection to the storage, and says why if it cannot."""
+    recorder = Recorder(start(out.uri).folder)
+    assert recorder.roster(HANG_S) == []
+    file = tmp_path / "entry"
+    file.write_bytes(b"1")
+    for name in ("b.pb", "a.pb"):
+        recorder.put(f"{ROSTER}/{name}", file, deadline_seconds=HANG_S)
+    assert recorder.roster(HANG_S) == ["a.pb", "b.pb"]
+    with pytest.raises(StoreError, match="nothing-like-that"):
+        Recorder(start("nothing-like-that://bucket/x").folder).roster(HANG_S)
 
 
 # --- nobody there ---------------------------------------------------------------------------------------------------

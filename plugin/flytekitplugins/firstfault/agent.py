@@ -34,6 +34,7 @@ from flytekitplugins.firstfault.lifelines import Lifelines
 from flytekitplugins.firstfault.log_tails import LogTails
 from flytekitplugins.firstfault.node_report import NodeReport, Reporter
 from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch
+from flytekitplugins.firstfault.roster_look import RosterLook
 from flytekitplugins.firstfault.rounds import await_all, begin_round
 from flytekitplugins.firstfault.taxonomy import Sort
 from flytekitplugins.firstfault.torch_logs import format_exceptions_early
@@ -49,6 +50,8 @@ __all__ = ["PeerFailedError", "ReportingAgent"]
 
 _guarded = partial(guarded, through=(SignalException,))
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
+_COMING_BACK_S = 60.0
+"""How long another node's failure may stand in the roster while workers can be started again."""
 _CLOSING_S = 2.0
 """Longest wait for the rendezvous to be closed."""
 
@@ -90,6 +93,7 @@ class ReportingAgent(LocalElasticAgent):
         self._watch: DeathWatch | None = None
         self._outcome: OutcomeWatch | None = None
         self._lifelines: Lifelines | None = None
+        self._roster_look: RosterLook | None = None
         self._line = self._open_line()
         self._log_tails: LogTails | None = None
         self._stop: Stop | None = None
@@ -346,11 +350,24 @@ class ReportingAgent(LocalElasticAgent):
             own = group.group_rank or 0
             self._outcome = OutcomeWatch(group.store, own, self._wake.set)
             self._lifelines = Lifelines(group.store, own, self.place().node, group.master_addr or "", self._agent_died)
+            if self.recording.node_folder:
+                patience = self._interval + (_COMING_BACK_S if self._remaining_restarts else 0)
+                nodes = group.group_world_size or 1
+                self._roster_look = RosterLook(self.recording, own, nodes, patience, self._failed_untold)
 
     def _close_lifelines(self) -> None:
         if self._lifelines is not None:
             self._lifelines.end()
             self._lifelines = None
+        if self._roster_look is not None:
+            self._roster_look.end()
+            self._roster_look = None
+
+    def _failed_untold(self, group_rank: int) -> None:
+        """Hear of a failure that another node could only write down."""
+        if self._outcome is not None:
+            what = "its node has written down that it failed, and could not tell"
+            self._outcome.hear(FirstFailure(what, f"node {group_rank}", group_rank))
 
     def _agent_died(self, group_rank: int, node: str) -> None:
         """Tell for an agent that cannot any more."""

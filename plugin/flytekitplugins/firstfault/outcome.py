@@ -129,6 +129,13 @@ class OutcomeWatch:
             "telling the other agents",
         )
 
+    def hear(self, failure: FirstFailure) -> None:
+        """Take another node's failure from somebody else than the store; nothing if the round's outcome is known."""
+        known = self._outcome
+        if known is None or known.lost or (known.failure is not None and not known.failure.fatal):
+            self._outcome = RoundOutcome(failure=failure)
+            self._wake()
+
     def fatal_failure(self) -> FirstFailure | None:
         """Ask for another node's fatal failure; for an agent that knows the round to be over already."""
 
@@ -164,7 +171,9 @@ class OutcomeWatch:
 
     def _wait(self) -> None:
         with guarded("waiting for the round's outcome"):
-            self._outcome = self._next_outcome()
+            outcome = self._next_outcome()
+            # somebody else may have told meanwhile
+            self._outcome = self._outcome or outcome
             self._wake()
             failure = self._outcome.failure
             if failure is not None and not failure.fatal:

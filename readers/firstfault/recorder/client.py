@@ -7,7 +7,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from firstfault.errors import RecorderUnavailableError
+from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt
 from firstfault.recorder.folder import NodeFolder
 
@@ -77,9 +77,23 @@ class Recorder:
         try:
             return self._ask({"op": "resources"}, timeout_seconds)
         except TimeoutError as error:
-            raise RecorderUnavailableError(
-                f"the recorder in {self._folder.path} did not answer within {timeout_seconds:.1f} s"
-            ) from error
+            raise self._silent(timeout_seconds) from error
+
+    def roster(self, timeout_seconds: float = 10.0) -> list[str]:
+        """Return the names of all roster entries in the storage.
+
+        Raises:
+            RecorderUnavailableError: there is no recorder, or it did not answer within `timeout_seconds`.
+            StoreError: the storage could not be listed.
+        """
+        try:
+            answer = self._ask({"op": "roster"}, timeout_seconds)
+        except TimeoutError as error:
+            raise self._silent(timeout_seconds) from error
+        if answer["error"]:
+            raise StoreError(answer["error"])
+        names: list[str] = answer["names"]
+        return names
 
     def end(self, timeout_seconds: float = 2.0) -> None:
         """Have the recorder finish what it has in hand and go; return when it does, or after `timeout_seconds`.
@@ -91,6 +105,9 @@ class Recorder:
             self._ask({"op": "end", "seconds": timeout_seconds}, timeout_seconds)
         except TimeoutError:
             return
+
+    def _silent(self, seconds: float) -> RecorderUnavailableError:
+        return RecorderUnavailableError(f"the recorder in {self._folder.path} did not answer within {seconds:.1f} s")
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the recorder's answer.

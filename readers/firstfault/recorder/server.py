@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firstfault.places import ROSTER
 from firstfault.recorder.last_words import LastWords, speak_for_agent
 from firstfault.recorder.memory import MemoryWatch
 from firstfault.recorder.spool import Spool
@@ -136,6 +137,9 @@ class _Server:
             return {}
         if request["op"] == "resources":
             return self._memory.report()
+        if request["op"] == "roster":
+            names, error = await self._uploads.names(ROSTER)
+            return {"names": names, "error": error}
         raise ValueError(request["op"])
 
     async def _put(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -67,6 +67,17 @@ class Uploads:
         """Upload a file, note the outcome in its `spool` if it has one, and return its receipt; never raises."""
         return await self._once(path, self._put_file(path, file, spool, fault_monotonic_ns, rank))
 
+    async def names(self, folder: str) -> tuple[list[str], str]:
+        """Return the names of the objects in a folder, and why they could not be listed, if so; never raises."""
+        await self._warm.wait()
+        if self._store is None:
+            return [], self._trouble
+        try:
+            async with self._free:
+                return [item.name for item in await self._store.list(folder)], ""
+        except Exception as error:  # noqa: BLE001 - as in _put
+            return [], _reason(error)
+
     async def drain(self, seconds: float) -> None:
         """Wait for what is in hand, at most `seconds`; what is given up then is said on stderr."""
         if self._in_hand:

@@ -1,0 +1,93 @@
+"""A slow look at the roster: a real recorder, real entries in a folder."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.keys import roster_key_for
+from firstfault.model import Phase
+from firstfault.testing import make_presence
+from flytekitplugins.firstfault import roster_look
+from flytekitplugins.firstfault.recorder import node_recorder
+from flytekitplugins.firstfault.roster_look import RosterLook
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from conftest import Prefix
+
+OWN = 1
+ROUND = 2
+SOON_S = 10.0
+NEVER_S = 1.0
+
+
+@pytest.fixture
+def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., queue.Queue[int]]]:
+    """Begin to look as node 1, round 2; return what is heard."""
+    monkeypatch.setattr(roster_look, "_LEAST_S", 0.1)
+    looks: list[RosterLook] = []
+    with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
+
+        def begin(patience: float = 0.0) -> queue.Queue[int]:
+            heard: queue.Queue[int] = queue.Queue()
+            looks.append(RosterLook(recording, OWN, 2, patience, heard.put))
+            return heard
+
+        yield begin
+        for one in looks:
+            one.end()
+    assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-look"]
+
+
+def enter(prefix: Prefix, phase: Phase, group_rank: int, round_number: int = ROUND) -> None:
+    """Write a roster entry as a node does."""
+    entry = make_presence(phase)
+    entry = replace(entry, place=replace(entry.place, group_rank=group_rank, round=round_number))
+    folder: Path = prefix.folder / "firstfault" / "roster"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / roster_key_for(entry)).write_bytes(b"")
+
+
+def test_a_failure_that_nobody_told(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
+    """Another node's failure in this round is heard, once; its own, joining, success and other rounds are not."""
+    heard = look()
+    enter(prefix, Phase.JOINED, 0)
+    enter(prefix, Phase.SUCCEEDED, 3)
+    enter(prefix, Phase.FAILED, OWN)
+    enter(prefix, Phase.FAILED, 4, ROUND - 1)
+    with pytest.raises(queue.Empty):
+        heard.get(timeout=NEVER_S)
+    enter(prefix, Phase.FAILED, 5)
+    assert heard.get(timeout=SOON_S) == 5
+    with pytest.raises(queue.Empty):
+        heard.get(timeout=NEVER_S)
+
+
+def test_patience(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
+    """A failure after which the nodes may come together again is not believed at once."""
+    enter(prefix, Phase.FAILED, 0)
+    began = time.monotonic()
+    heard = look(patience=1.0)
+    assert heard.get(timeout=SOON_S) == 0
+    assert time.monotonic() - began >= 1.0
+
+
+def test_a_storage_that_cannot_be_listed(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
+    """Nothing is heard from it, and the look goes on."""
+    roster = prefix.folder / "firstfault" / "roster"
+    roster.parent.mkdir(parents=True, exist_ok=True)
+    roster.write_text("a file in the folder's place")
+    heard = look()
+    with pytest.raises(queue.Empty):
+        heard.get(timeout=NEVER_S)
+    roster.unlink()
+    enter(prefix, Phase.FAILED, 0)
+    assert heard.get(timeout=SOON_S) == 0
