@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing or older than what it is made from, and needs nothing else but python3.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix agent-faults compare lint format types proto proto-check floors wheel test-wheel clean
+.PHONY: help demo test matrix agent-faults cascades replay compare lint format types proto proto-check floors wheel test-wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -28,6 +28,12 @@ matrix: $(VENV) ## run all 24 combinations of raises; print what they took
 
 agent-faults: $(VENV) ## repeat what CI runs once: peers that sleep, slow finally, signals; print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/plugin/test_agent_faults.py -s $(ARGS)
+
+cascades: $(VENV) ## record what the lab's faults leave behind; ARGS="hang" for those that begin so
+	@$(BIN)/python tests/cascades/record.py $(ARGS)
+
+replay: $(VENV) ## judge the strategies on the recorded cascades; ARGS=-v shows what is not right
+	@$(BIN)/python tests/cascades/replay.py $(ARGS)
 
 compare: $(VENV) ## measure raise to durable error to end of all pods, beside flytekitplugins-kfpytorch
 	@$(BIN)/python tests/benchmarks/raise_to_durable.py

@@ -11,6 +11,7 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectTooLargeError",
     "RecorderUnavailableError",
+    "SignatureError",
     "StoreError",
     "StoreUnavailableError",
     "StrategyError",
@@ -48,6 +49,12 @@ class UnknownStrategyError(UsageError, KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class SignatureError(UsageError):
+    """A file of signatures is not valid; the text names file, line and reason."""
+
+    slug = "bad-signature"
 
 
 class BadDocumentError(FirstFaultError, ValueError):

@@ -93,6 +93,7 @@ CATEGORIES: dict[str, str] = {
     "config": "a configuration that no worker can run with",
     "data": "malformed or missing training data",
     "numerics": "NaN, overflow or another numerical fault",
+    "checkpoint": "a checkpoint is damaged, missing or does not fit the model",
     "cuda_oom": "the GPU's memory is used up",
     "gpu_kernel": "a CUDA kernel failed (illegal access, assert)",
     "gpu_hardware": "a GPU, its memory or its links are faulty (ECC, NVLink, fell off the bus)",

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict
 
 
+class TestEvidence(StrategyTests):
+    strategy = "evidence"
+
+
 class TestEarliest(StrategyTests):
     strategy = "earliest"
 

@@ -25,7 +25,7 @@ from firstfault.testing import make_error, make_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_BUILT_IN = ("earliest", "majority", "strictest", "last_written")
+_BUILT_IN = ("evidence", "earliest", "majority", "strictest", "last_written")
 
 
 def mine(job: JobErrors) -> Verdict:
@@ -150,7 +150,7 @@ def test_an_unknown_name_lists_what_is_known() -> None:
     """An unknown name is a usage error, whose text is plain and names the alternatives."""
     with pytest.raises(UnknownStrategyError) as caught:
         get_strategy("earlyest")
-    assert str(caught.value).startswith("there is no strategy 'earlyest'; known are earliest, majority")
+    assert str(caught.value).startswith("there is no strategy 'earlyest'; known are evidence, earliest, majority")
     assert "mine" in str(caught.value)
     assert isinstance(caught.value, UsageError)
     assert isinstance(caught.value, KeyError)

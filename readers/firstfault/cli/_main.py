@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from firstfault.cli._classify import classify
 from firstfault.cli._show import show
 from firstfault.cli._support import EXIT, debug_option, debugging, fail
 from firstfault.errors import FirstFaultError
@@ -68,6 +69,7 @@ def group() -> None:
     """Tell which worker killed a distributed training job, why, and whether to run it again."""
 
 
+group.add_command(classify)
 group.add_command(show)
 
 

@@ -25,6 +25,7 @@ __all__ = [
 ENTRY_POINT_GROUP = "firstfault.strategies"
 
 _BUILT_IN = {
+    "evidence": "firstfault.strategies.evidence:evidence",
     "earliest": "firstfault.strategies.earliest:earliest",
     "majority": "firstfault.strategies.majority:majority",
     "strictest": "firstfault.strategies.strictest:strictest",

@@ -1,0 +1,80 @@
+"""``firstfault classify``: what error texts say, one JSON line each."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from firstfault.cli._support import EXIT, debug_option
+from firstfault.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["classify"]
+
+
+@click.command()
+@click.option(
+    "--signatures",
+    "files",
+    multiple=True,
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="A TOML file of signatures to be asked before those that come with firstfault; may be repeated.",
+)
+@debug_option
+def classify(files: tuple[str, ...]) -> int:
+    r"""Say of error texts whether they are about the process that wrote them.
+
+    Reads JSON lines {"id", "exception_type", "message"} on stdin, writes for each
+    {"id", "role", "category", "pointer", "signature"}: role is primary (a fault of its own), secondary
+    (somebody else is gone) or ambiguous; pointer is whom the text names, or null.
+
+    \b
+    Example:
+      echo '{"id": 1, "message": "Connection closed by peer [10.0.0.7]:4242"}' | firstfault classify
+    """
+    from firstfault.evidence import built_in_signatures, load_signatures  # noqa: PLC0415 - `--help` needs none of these
+    from firstfault.evidence import classify as classified  # noqa: PLC0415
+
+    signatures = built_in_signatures()
+    for file in reversed(files):
+        signatures = load_signatures(file) + signatures
+    for number, row in _rows():
+        message, kind = _text(row, "message", number), _text(row, "exception_type", number)
+        found = classified(message, kind, signatures=signatures)
+        answer = {
+            "id": row.get("id"),
+            "role": found.role.value,
+            "category": found.category,
+            "pointer": found.pointer.as_dict() if found.pointer is not None else None,
+            "signature": found.signature or None,
+        }
+        click.echo(json.dumps(answer))
+    return EXIT.OK
+
+
+def _rows() -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(sys.stdin, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"line {number} of stdin is no JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise UsageError(f'line {number} of stdin must be an object such as {{"id": 1, "message": "..."}}')
+        yield number, row
+
+
+def _text(row: dict[str, Any], key: str, number: int) -> str:
+    value = row.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UsageError(f"{key!r} in line {number} of stdin must be a text")
+    return value

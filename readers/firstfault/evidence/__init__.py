@@ -1,0 +1,19 @@
+"""What failures say: about themselves, about others, and when.
+
+Knows nothing of storage. `classify` reads one text; the strategy ``evidence`` weighs all of an attempt.
+"""
+
+from __future__ import annotations
+
+from firstfault.evidence.classify import Classification, Pointer, classify
+from firstfault.evidence.signatures import Role, Signatures, built_in_signatures, load_signatures
+
+__all__ = [
+    "Classification",
+    "Pointer",
+    "Role",
+    "Signatures",
+    "built_in_signatures",
+    "classify",
+    "load_signatures",
+]

@@ -1,0 +1,162 @@
+"""When something happened, as an interval: clocks differ, and a death is noticed after it happened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.model import Subject, Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from firstfault.model import JobErrors, WorkerError
+
+__all__ = ["Clocks", "Interval", "Offset"]
+
+_S = 1_000_000_000
+_NOTICED_NS = _S // 4
+"""How long an agent may take to notice a worker's death."""
+_LOST_NS = 2 * _S
+"""How long others may take to notice an agent's."""
+_WHOLE_S = _S
+"""The storage's times are often whole seconds."""
+_UNKNOWN_NS = 3600 * _S
+"""How wrong a clock may be of which nothing is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A moment that is known to lie between two; nanoseconds."""
+
+    low: int
+    high: int
+
+    def before(self, other: Interval) -> bool:
+        """Whether it certainly was before the other."""
+        return self.high < other.low
+
+    def ahead_ns(self, other: Interval) -> int:
+        """Return by how much it was certainly before the other; 0 if that is not certain."""
+        return max(other.low - self.high, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How much a node's clock is ahead of the storage's, nanoseconds, between two bounds."""
+
+    low: int = -_UNKNOWN_NS
+    high: int = _UNKNOWN_NS
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is bounded on both sides by more than a guess."""
+        return self.low > -_UNKNOWN_NS and self.high < _UNKNOWN_NS
+
+
+class Clocks:
+    """Orders an attempt's failures.
+
+    Two processes of one boot share a monotonic clock. Otherwise wall clocks are corrected by what the storage's clock
+    says about each node: a receipt tells how long an upload took, so the object's time gives the moment of the fault on
+    the storage's clock, no finer than its whole seconds.
+    """
+
+    def __init__(self, job: JobErrors) -> None:
+        self._offsets = _offsets(job)
+
+    def offset(self, node: str) -> Offset:
+        """Return how much a node's clock is ahead of the storage's."""
+        return self._offsets.get(node, Offset())
+
+    def before(self, first: WorkerError, second: WorkerError) -> bool:
+        """Whether one failure certainly happened before another."""
+        return self.gap_ns(first, second) > 0
+
+    def gap_ns(self, first: WorkerError, second: WorkerError) -> int:
+        """Return by how much one failure certainly happened before another, nanoseconds; 0 if that is not certain."""
+        if first.boot_id and first.boot_id == second.boot_id and first.monotonic_ns and second.monotonic_ns:
+            return _around(first.monotonic_ns, first).ahead_ns(_around(second.monotonic_ns, second))
+        one, other = self._on_storage(first), self._on_storage(second)
+        if one is None or other is None:
+            return 0
+        return one.ahead_ns(other)
+
+    def _on_storage(self, failure: WorkerError) -> Interval | None:
+        if failure.timestamp_ns is None:
+            return None
+        moment, offset = _around(failure.timestamp_ns, failure), self.offset(failure.node)
+        return Interval(moment.low - offset.high, moment.high - offset.low)
+
+    def contenders(self, failures: Sequence[WorkerError]) -> list[bool]:
+        """Return of each failure whether none of the others certainly happened before it; linear in their number."""
+        # the earliest end of each boot by its own clock, and of each boot by the storage's
+        own: dict[str, int] = {}
+        stored: dict[str, int] = {}
+        places = [(_boot(failure, index), failure, self._on_storage(failure)) for index, failure in enumerate(failures)]
+        for boot, failure, moment in places:
+            if failure.monotonic_ns:
+                own[boot] = min(own.get(boot, failure.monotonic_ns), failure.monotonic_ns)
+            if moment is not None:
+                stored[boot] = min(stored.get(boot, moment.high), moment.high)
+        ends = sorted((high, boot) for boot, high in stored.items())[:2]
+        found = []
+        for boot, failure, moment in places:
+            here = (
+                failure.monotonic_ns is not None and own.get(boot, 1 << 63) < _around(failure.monotonic_ns, failure).low
+            )
+            others = next((high for high, other in ends if other != boot), None)
+            elsewhere = moment is not None and others is not None and others < moment.low
+            found.append(not here and not elsewhere)
+        return found
+
+    def sentences(self) -> list[str]:
+        """Return one sentence for each node whose clock is known to be wrong by more than the storage can tell."""
+        return [
+            f"the clock of {node} is {'ahead of' if offset.low > 0 else 'behind'} the storage's by about "
+            f"{abs(offset.low + offset.high) / 2 / _S:.0f} s; times are corrected"
+            for node, offset in sorted(self._offsets.items())
+            if offset.is_known and (offset.low > _WHOLE_S or offset.high < -_WHOLE_S)
+        ]
+
+
+def _boot(failure: WorkerError, index: int) -> str:
+    """Whose monotonic clock a failure's is; its own if that is not known."""
+    return failure.boot_id if failure.boot_id and failure.monotonic_ns else f"#{index}"
+
+
+def _around(moment_ns: int, failure: WorkerError) -> Interval:
+    """The failure's own moment: what a process says about itself is exact, what is said about it is late."""
+    if failure.exception is not None or failure.writer in {Writer.WORKER, Writer.STOCK}:
+        late = 0 if failure.subject is Subject.WORKER else _LOST_NS
+    else:
+        late = _LOST_NS if failure.subject is Subject.AGENT and failure.category == "node_lost" else _NOTICED_NS
+    return Interval(moment_ns - late, moment_ns)
+
+
+def _offsets(job: JobErrors) -> dict[str, Offset]:
+    took = {
+        receipt.name: receipt.fault_to_durable_ns
+        for entry in job.roster
+        for receipt in entry.receipts
+        if receipt.durable and receipt.fault_to_durable_ns is not None
+    }
+    bounds: dict[str, list[Offset]] = {}
+    for failure in job.failures:
+        for document in failure.documents[:1]:
+            if failure.timestamp_ns is None or document.last_modified_ns is None:
+                continue
+            whole = _WHOLE_S if document.last_modified_ns % _S == 0 else _S // 20
+            delay = took.get(document.name)
+            # the object's time lies between the start of its upload and the storage's answer
+            low = failure.timestamp_ns + (failure.upload_delay_ns or 0) - document.last_modified_ns - whole
+            high = failure.timestamp_ns + delay - document.last_modified_ns if delay is not None else _UNKNOWN_NS
+            bounds.setdefault(failure.node, []).append(Offset(low, max(high, low)))
+    return {node: _meet(found) for node, found in bounds.items()}
+
+
+def _meet(found: Iterable[Offset]) -> Offset:
+    """All of them hold; where they contradict each other, none is believed more than its width."""
+    found = list(found)
+    low, high = max(item.low for item in found), min(item.high for item in found)
+    return Offset(low, high) if low <= high else Offset(min(low, high), max(low, high))

@@ -1,0 +1,191 @@
+"""Signatures of failures, as data: a TOML file of patterns, each with its role, an example and a reason."""
+
+from __future__ import annotations
+
+import enum
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from firstfault.errors import SignatureError
+from firstfault.model import CATEGORIES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["ANY_EXCEPTION", "Role", "Signature", "Signatures", "built_in_signatures", "load_signatures"]
+
+SCHEMA = 1
+ANY_EXCEPTION = "*"
+"""Stands among a signature's types for every exception."""
+_FLAGS = re.IGNORECASE | re.MULTILINE
+_REQUIRED = {"id", "pattern", "role", "category", "example", "why"}
+_OPTIONAL = {"types"}
+_POINTERS = {"rank", "ip", "host", "port", "store", "pid", "type"}
+"""Names of groups, without a number at their end that tells alternatives apart."""
+_TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
+
+
+class Role(str, enum.Enum):
+    """What a text says about the process that wrote it."""
+
+    PRIMARY = "primary"
+    """The fault is local to the process, host or service that reports it."""
+    SECONDARY = "secondary"
+    """Another party vanished, or somebody ended this process."""
+    AMBIGUOUS = "ambiguous"
+    """Both readings are common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """One pattern and what it means."""
+
+    id: str
+    pattern: re.Pattern[str]
+    role: Role
+    category: str
+    example: str
+    why: str
+    types: frozenset[str] = frozenset()
+    """Names of exceptions, their last part; empty: any text."""
+
+    def fits(self, types: Iterable[str]) -> bool:
+        """Whether an exception with these names (its own and its bases') is one of this signature's."""
+        return not self.types or not self.types.isdisjoint(types)
+
+
+@dataclass(frozen=True, slots=True)
+class Signatures:
+    """What one or several files say, in the order in which they are asked."""
+
+    noise: tuple[Signature, ...]
+    signatures: tuple[Signature, ...]
+
+    def __add__(self, other: Signatures) -> Signatures:
+        """Ask these first, then the other's."""
+        return Signatures(self.noise + other.noise, self.signatures + other.signatures)
+
+
+@cache
+def built_in_signatures() -> Signatures:
+    """Return the signatures that come with firstfault."""
+    file = resources.files("firstfault.evidence") / "signatures.toml"
+    return parse_signatures(file.read_text(encoding="utf-8"), "firstfault/evidence/signatures.toml")
+
+
+def load_signatures(path: str | Path) -> Signatures:
+    """Return the signatures of a file of one's own; put them before ours with ``+``.
+
+    Args:
+        path: a TOML file as ``firstfault/evidence/signatures.toml`` describes it.
+
+    Raises:
+        SignatureError: it cannot be read, or is not valid; the text names file, line and reason.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SignatureError(f"{path}: cannot be read: {error}") from error
+    return parse_signatures(text, str(path))
+
+
+def parse_signatures(text: str, name: str) -> Signatures:
+    """Return the signatures in a TOML text.
+
+    Args:
+        text: the file's content.
+        name: how to call it in an error.
+
+    Raises:
+        SignatureError: it is not valid; the text names line and reason.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SignatureError(f"{name}: no valid TOML: {error}") from error
+    if content.get("schema") != SCHEMA:
+        raise SignatureError(f"{name}:1: must say schema = {SCHEMA}, not {content.get('schema')!r}")
+    unknown = sorted(content.keys() - {"schema", "noise", "signature"})
+    if unknown:
+        raise SignatureError(f"{name}:1: unknown table {unknown[0]!r}; there are [[noise]] and [[signature]]")
+    lines = _lines(text)
+    seen: dict[str, int] = {}
+    tables: dict[str, tuple[Signature, ...]] = {}
+    for kind in ("noise", "signature"):
+        entries = content.get(kind, [])
+        if not isinstance(entries, list):
+            raise SignatureError(f"{name}:1: {kind} must be written as [[{kind}]]")
+        found = []
+        for index, entry in enumerate(entries):
+            line = lines[kind][index] if index < len(lines[kind]) else 1
+            signature = _signature(entry, f"{name}:{line}")
+            if signature.id in seen:
+                raise SignatureError(f"{name}:{line}: id {signature.id!r} is taken by line {seen[signature.id]}")
+            seen[signature.id] = line
+            found.append(signature)
+        tables[kind] = tuple(found)
+    return Signatures(tables["noise"], tables["signature"])
+
+
+def _lines(text: str) -> dict[str, list[int]]:
+    """The line of each table, which a TOML reader does not tell."""
+    found: dict[str, list[int]] = {"noise": [], "signature": []}
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = _TABLE.match(line)
+        if match is not None and match["kind"] in found:
+            found[match["kind"]].append(number)
+    return found
+
+
+def _signature(entry: Mapping[str, Any], where: str) -> Signature:
+    missing = sorted(_REQUIRED - entry.keys())
+    if missing:
+        raise SignatureError(f"{where}: {missing[0]!r} is missing")
+    unknown = sorted(entry.keys() - _REQUIRED - _OPTIONAL)
+    if unknown:
+        raise SignatureError(f"{where}: unknown key {unknown[0]!r}")
+    for key in sorted(_REQUIRED):
+        if not isinstance(entry[key], str) or not entry[key].strip():
+            raise SignatureError(f"{where}: {key!r} must be a text that is not empty")
+    types = entry.get("types", [])
+    if not isinstance(types, list) or not all(isinstance(item, str) and item for item in types):
+        raise SignatureError(f"{where}: 'types' must be a list of exception names")
+    if entry["role"] not in {role.value for role in Role}:
+        raise SignatureError(f"{where}: role {entry['role']!r} must be one of {', '.join(role.value for role in Role)}")
+    if entry["category"] not in CATEGORIES:
+        raise SignatureError(f"{where}: category {entry['category']!r} is none; see docs/categories.md")
+    signature = Signature(
+        id=entry["id"],
+        pattern=_pattern(entry["pattern"], where),
+        role=Role(entry["role"]),
+        category=entry["category"],
+        example=entry["example"],
+        why=entry["why"],
+        types=frozenset(types),
+    )
+    if signature.pattern.search(signature.example) is None:
+        raise SignatureError(f"{where}: the pattern of {signature.id!r} is not found in its own example")
+    return signature
+
+
+def _pattern(text: str, where: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text, _FLAGS)
+    except re.error as error:
+        raise SignatureError(f"{where}: 'pattern' is no regular expression: {error}") from error
+    if pattern.search("") is not None:
+        raise SignatureError(f"{where}: 'pattern' is found in an empty text")
+    strange = sorted(name for name in pattern.groupindex if name.rstrip("0123456789") not in _POINTERS)
+    if strange:
+        raise SignatureError(f"{where}: group {strange[0]!r} must be one of {', '.join(sorted(_POINTERS))}")
+    return pattern

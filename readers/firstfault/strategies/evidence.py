@@ -1,0 +1,266 @@
+"""The best explained root cause: what each failure says about itself and about others, before what its clock says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from firstfault.evidence.blame import blame_of
+from firstfault.evidence.clocks import Clocks
+from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of
+from firstfault.evidence.standing import Finding, Standing, findings_of
+from firstfault.model import Scope, Subject, Suspect, Verdict
+from firstfault.strategies._verdict import verdict_for, who
+from firstfault.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from firstfault.evidence.blame import Blame
+    from firstfault.evidence.silence import Silent
+    from firstfault.model import JobErrors, WorkerError
+
+__all__ = ["evidence"]
+
+_NAME = "evidence"
+_MS = 1_000_000
+_ROOTS = {Standing.OWN_FAULT, Standing.OWN_EXIT, Standing.LOST, Standing.EXTERNAL}
+_MAX_SUSPECTS = 10
+
+
+def evidence(job: JobErrors) -> Verdict:
+    """Pick the failure that explains the others.
+
+    In order: those who failed by themselves, the first of them if several did; a node that is gone; whoever the others
+    waited for; else what can be read in both ways, or undetermined with suspects. Who was stopped, or names a peer that
+    is gone, is a victim, whatever its time. Times decide only as far as clocks can be trusted.
+    """
+    findings = findings_of(job)
+    clocks, blame = Clocks(job), blame_of(job, findings)
+    roots = [finding for finding in findings if finding.standing in _ROOTS]
+    if roots:
+        return _by_themselves(job, roots, clocks, blame)
+    return _nobody_by_itself(job, findings, clocks, blame)
+
+
+# --- somebody failed by itself --------------------------------------------------------------------------------------
+
+
+def _by_themselves(job: JobErrors, roots: Sequence[Finding], clocks: Clocks, blame: Blame) -> Verdict:
+    roots = _without_accusers(_without_aftermath(roots, clocks))
+    roots = sorted(roots, key=lambda root: _order(root, blame))
+    may_be_first = clocks.contenders([root.failure for root in roots])
+    contenders = [root for root, may_be in zip(roots, may_be_first, strict=True) if may_be]
+    contenders = contenders or list(roots)  # circular times: nobody is first
+    first = contenders[0]
+    same = [root for root in roots if _is_same(root, first)]
+    others = [root for root in roots if not _is_same(root, first)]
+    rivals = [root for root in contenders if not _is_same(root, first)]
+    why = [f"{who(first.failure)} {first.why}"]
+    if len(same) > 1:
+        why.append(f"{len(same)} failed in the same way")
+    why += [_after(first, other, clocks) for other in others[:3]]
+    why += _victims_sentence(job, roots)
+    named = blame.of(first)
+    if named:
+        why.append(f"{named} of the others name it")
+    why += clocks.sentences()
+    verdict = verdict_for(
+        job,
+        first.failure,
+        strategy=_NAME,
+        why=why,
+        confidence=_confidence(job, first, rivals, others),
+        same=[root.failure for root in same] if len(same) > 1 else (),
+        suspects=[_suspect(other, clocks, first) for other in others[:_MAX_SUSPECTS]],
+    )
+    return _with_category(verdict, first)
+
+
+def _without_aftermath(roots: Sequence[Finding], clocks: Clocks) -> list[Finding]:
+    """Leave out what came of a node's end: its workers' deaths, which its agent did not live to explain."""
+    ends: dict[str, list[Finding]] = {}
+    for root in roots:
+        if root.standing in {Standing.LOST, Standing.EXTERNAL}:
+            ends.setdefault(root.failure.node, []).append(root)
+    kept = []
+    for root in roots:
+        gone = [end for end in ends.get(root.failure.node, ()) if end is not root]
+        is_exit = root.standing is Standing.OWN_EXIT and root.failure.subject is Subject.WORKER
+        if is_exit and gone and not any(clocks.before(root.failure, end.failure) for end in gone):
+            continue
+        kept.append(root)
+    return kept
+
+
+def _without_accusers(roots: Sequence[Finding]) -> list[Finding]:
+    """Leave out whoever names a rank that failed by itself and names nobody: it saw that one's fault, not its own."""
+    silent = {root.failure.rank for root in roots if root.pointer is None or root.pointer.rank is None}
+    return [
+        root for root in roots if root.pointer is None or root.pointer.rank not in silent - {None, root.failure.rank}
+    ]
+
+
+def _order(root: Finding, blame: Blame) -> tuple[object, ...]:
+    """Among those of whom nobody was certainly first: the strongest evidence, then what others say, then time."""
+    failure = root.failure
+    return (
+        root.in_flight,
+        root.standing,
+        not root.specific,
+        not blame.was_told(root),
+        -blame.of(root),
+        failure.timestamp_ns is None,
+        failure.timestamp_ns or 0,
+        failure.rank if failure.rank is not None else 1 << 62,
+        failure.node,
+        failure.message,
+        failure.code,
+        failure.fingerprint,
+    )
+
+
+def _is_same(root: Finding, first: Finding) -> bool:
+    if root is first:
+        return True
+    if root.standing is Standing.EXTERNAL and first.standing is Standing.EXTERNAL:
+        return True
+    fingerprint = first.failure.fingerprint
+    is_fault = first.standing in {Standing.OWN_FAULT, Standing.OWN_EXIT}
+    return is_fault and bool(fingerprint) and root.failure.fingerprint == fingerprint
+
+
+def _after(first: Finding, other: Finding, clocks: Clocks) -> str:
+    gap = clocks.gap_ns(first.failure, other.failure)
+    when = f"at least {gap / _MS:.0f} ms later" if gap else "at about the same time, as far as the clocks tell"
+    return f"{who(other.failure)} {other.why} too, {when}"
+
+
+def _suspect(other: Finding, clocks: Clocks, first: Finding) -> Suspect:
+    return Suspect(_after(first, other, clocks), other.failure.rank, other.failure.node or None)
+
+
+def _victims_sentence(job: JobErrors, roots: Sequence[Finding]) -> list[str]:
+    count = len(job.failures) - len(roots)
+    return [f"the {count} others were stopped, or name a peer that was gone"] if count > 0 else []
+
+
+def _confidence(job: JobErrors, first: Finding, rivals: Sequence[Finding], others: Sequence[Finding]) -> str:
+    if rivals:
+        return "low" if any(rival.standing is first.standing for rival in rivals) else "medium"
+    if not job.coverage.complete or others or first.in_flight:
+        return "medium"
+    return "high"
+
+
+def _with_category(verdict: Verdict, finding: Finding) -> Verdict:
+    """Put the more precise category in, unless the job's own word is more than a guess."""
+    keeps = finding.failure.recoverable or finding.failure.category not in {"", "user_code"}
+    return replace(verdict, category=finding.category) if finding.category and not keeps else verdict
+
+
+# --- nobody did -----------------------------------------------------------------------------------------------------
+
+
+def _nobody_by_itself(job: JobErrors, findings: Sequence[Finding], clocks: Clocks, blame: Blame) -> Verdict:
+    unclear = [finding for finding in findings if finding.standing is Standing.UNCLEAR]
+    silent = _heaviest(silent_nodes_of(job, blame) or hung(findings), blame)
+    # what waited is no suspect; what aborted or exited is, unless its node's agent says that others had gone before
+    left = {finding.failure.node for finding in findings if finding.failure.subject is Subject.AGENT}
+    deaths = [finding for finding in unclear if finding.category != "hang" and finding.failure.node not in left]
+    unclear = deaths or [finding for finding in unclear if finding.failure.node not in left]
+    lost = lost_documents(job) if not silent else []
+    if len(silent) == 1 or (not silent and not deaths and len(lost) == 1):
+        return _silent_verdict(job, (silent or lost)[0], findings)
+    if not silent and not lost and len(unclear) == 1:
+        only = unclear[0]
+        why = [f"{who(only.failure)} {only.why}", "nobody else failed by itself", *clocks.sentences()]
+        confidence = "medium" if job.coverage.complete and only.category != "hang" else "low"
+        return _with_category(verdict_for(job, only.failure, strategy=_NAME, why=why, confidence=confidence), only)
+    silent = silent or lost
+    suspects = [Suspect(item.why, item.rank, item.node or None) for item in silent[:_MAX_SUSPECTS]]
+    suspects = suspects or _named(job, blame)
+    return _undetermined(job, findings, suspects, clocks.sentences())
+
+
+def _heaviest(silent: Sequence[Silent], blame: Blame) -> list[Silent]:
+    """Those of whom most speaks."""
+
+    def weight(item: Silent) -> int:
+        named = blame.ranks[item.rank] if item.rank is not None else 0
+        return item.weight + (named > 0)
+
+    most = max((weight(item) for item in silent), default=0)
+    return [item for item in silent if weight(item) == most]
+
+
+def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding]) -> Verdict:
+    waited = sum(finding.standing is Standing.UNCLEAR for finding in findings)
+    why = [f"{_name(silent)}: {silent.why}", "nobody failed by itself"]
+    if waited:
+        why.append(f"{waited} timed out waiting")
+    failure = silent.failure or findings[0].failure
+    base = verdict_for(job, failure, strategy=_NAME, why=why, confidence="medium")
+    what = {"hang": "hang", "node_lost": "node lost"}.get(silent.category, "no word")
+    headline = one_line(f"{what}, {_name(silent)}: {silent.why}", 160)
+    return replace(
+        base,
+        scope=Scope.NODE if silent.rank is None else Scope.RANK,
+        ranks=() if silent.rank is None else (silent.rank,),
+        node=silent.node or None,
+        code="SYSTEM:NodeLost" if silent.category == "node_lost" else "USER:Hang" if silent.failure else "USER:NoWord",
+        category=silent.category,
+        headline=headline,
+        message="\n".join([headline, *_stack_of(silent.failure)]),
+        root=silent.failure,
+        timestamp_ns=None,
+        fingerprint="",
+        victims=base.victims,
+    )
+
+
+def _stack_of(failure: WorkerError | None) -> list[str]:
+    if failure is None:
+        return []
+    return [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
+
+
+def _name(silent: Silent) -> str:
+    if silent.rank is None:
+        return silent.node
+    return f"rank {silent.rank} on {silent.node}" if silent.node else f"rank {silent.rank}"
+
+
+def _named(job: JobErrors, blame: Blame) -> list[Suspect]:
+    nodes = {rank: entry.place.node for entry in job.roster for rank in entry.ranks}
+    ranks = [Suspect(f"named by {count}", rank, nodes.get(rank)) for rank, count in blame.ranks.most_common(5)]
+    return ranks + [Suspect(f"named by {count}", None, node) for node, count in blame.nodes.most_common(5)]
+
+
+def _undetermined(
+    job: JobErrors, findings: Sequence[Finding], suspects: Iterable[Suspect], more: Iterable[str]
+) -> Verdict:
+    suspects = tuple(suspects)
+    first = min(findings, key=lambda finding: (finding.standing, finding.failure.timestamp_ns or 1 << 62)).failure
+    base = verdict_for(job, first, strategy=_NAME, why=(), confidence="low", suspects=suspects)
+    unclear = sum(finding.standing is Standing.UNCLEAR for finding in findings)
+    told = f"{unclear} of {len(findings)} failures can be read in both ways, the others name somebody else"
+    hint = "; suspects: " + ", ".join(_suspected(item) for item in suspects[:3]) if suspects else ""
+    return replace(
+        base,
+        scope=Scope.UNDETERMINED,
+        ranks=(),
+        node=None,
+        code="USER:Undetermined",
+        category="hang" if unclear else "unknown",
+        headline=one_line(f"undetermined: nobody failed by itself{hint}", 160),
+        message=first.message,
+        fingerprint="",
+        timestamp_ns=None,
+        why=("nobody failed by itself, and nobody stands out", told, *more),
+        root=None,
+    )
+
+
+def _suspected(item: Suspect) -> str:
+    return f"rank {item.rank}" if item.rank is not None else str(item.node)

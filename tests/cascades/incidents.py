@@ -1,0 +1,150 @@
+"""Feeds incidents as people have posted them to the strategy `evidence`: ``incidents.py FILE.jsonl``.
+
+Each line holds what was seen ("observations": who, message) and the root cause that the thread found. Who wrote what
+stands there in words; this makes failures of it as a reader would have found them, as far as the words go.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from firstfault.evidence import Role, classify
+from firstfault.model import Scope, SentSignal, Subject, Writer
+from firstfault.strategies.evidence import evidence
+from firstfault.testing import make_error, make_job
+
+if TYPE_CHECKING:
+    from firstfault.model import Verdict, WorkerError
+
+_RANKS = re.compile(r"\branks? (?P<list>\d[\d, \-]*)")
+_NODE = re.compile(r"\bnode (?P<node>\w+)|\b(?P<agent>agent \d+)")
+_DEATH = re.compile(r"exit ?code:? ?(?P<code>-?\d+)\)? local_rank: (?P<rank>\d+)")
+_TASK = re.compile(r"error: (?P<node>\S+): task (?P<rank>\d+): (?P<what>.+)")
+_TYPED = re.compile(
+    r"^(?:\[rank\d+\]: )?(?P<type>(?:[\w]+(?:\.|::))*[A-Z]\w*(?:Error|Exception|Exit))(?:: ?|\b)(?P<text>.*)", re.DOTALL
+)
+_TOLD = re.compile(r"Received \w+ death signal")
+_EXIT = re.compile(r"sys\.exit\((?P<code>\d+)\)")
+_SIGNALS = {-9: "SIGKILL", -11: "SIGSEGV", -7: "SIGBUS", -6: "SIGABRT", -15: "SIGTERM"}
+
+
+def failures_of(incident: dict[str, Any]) -> list[WorkerError]:
+    """Return the failures that an incident's observations are."""
+    found: list[WorkerError] = []
+    for at, seen in enumerate(incident["observations"]):
+        found += _failures(seen["who"], seen["message"], at)
+    # several lines of one process are one failure: the first that says something of its own counts
+    by_process: dict[tuple[Any, ...], WorkerError] = {}
+    for failure in found:
+        key = (failure.subject, failure.rank, failure.node)
+        known = by_process.get(key)
+        if known is None or _weight(failure) < _weight(known):
+            by_process[key] = failure
+    return list(by_process.values())
+
+
+def _weight(failure: WorkerError) -> int:
+    if failure.exception is None:
+        return 1
+    role = classify(failure.exception.message, failure.exception.type).role
+    return {Role.PRIMARY: 0, Role.SECONDARY: 2, Role.AMBIGUOUS: 3}[role]
+
+
+def _failures(who: str, message: str, at: int) -> list[WorkerError]:
+    node = _NODE.search(who)
+    name = (node["node"] or node["agent"]) if node is not None else "node"
+    death, task = _DEATH.search(message), _TASK.search(message)
+    if death is not None:
+        return [_death(int(death["rank"]), name, int(death["code"]), at)]
+    if task is not None:
+        return [_death(int(task["rank"]), "node", -9, at, log_tail=message)]
+    if "agent" in who and _TOLD.search(message):
+        told = make_error(None, node=name, at_ms=at, exception=None, category="preemption", subject=Subject.AGENT)
+        return [told]
+    ranks = _ranks_of(who)
+    ended = _EXIT.search(message)
+    if ended is not None and ranks:
+        return [make_error(rank, node=name, at_ms=at, exception="SystemExit", message=ended["code"]) for rank in ranks]
+    typed = _TYPED.match(message)
+    kind, text = (typed["type"], typed["text"]) if typed is not None else ("log", message)
+    if "Traceback" in message and typed is None:
+        kind = "Exception"
+    found = classify(text, kind)
+    if kind == "log" and (not found.signature or found.category == "stopped"):
+        return []  # a line that says nothing about a failure
+    if not ranks and node is None:
+        return []  # a launcher's summary is nobody's failure
+    if not ranks and node is not None and node["agent"]:
+        return [make_error(None, node=name, at_ms=at, exception=kind, message=text, subject=Subject.AGENT)]
+    return [make_error(rank, node=name, at_ms=at, exception=kind, message=text) for rank in ranks or [None]]
+
+
+def _death(rank: int, node: str, code: int, at: int, **more: Any) -> WorkerError:
+    signal = _SIGNALS.get(code, "")
+    sent = (SentSignal("SIGTERM", "said by the launcher"),) if signal == "SIGTERM" else ()
+    return make_error(
+        rank,
+        node=node,
+        at_ms=at,
+        exception=None,
+        writer=Writer.AGENT,
+        exit_code=code,
+        signal=signal,
+        sent_signals=sent,
+        **more,
+    )
+
+
+def _ranks_of(who: str) -> list[int]:
+    match = _RANKS.search(who)
+    if match is None:
+        return []
+    ranks: list[int] = []
+    for part in re.split(r"[, ]+", match["list"].strip(" ,-")):
+        first, _, last = part.partition("-")
+        ranks += range(int(first), int(last or first) + 1)
+    return ranks
+
+
+def judge(root: dict[str, Any], verdict: Verdict) -> str:
+    """Return "right", "wrong" or "undetermined" against the root cause that the thread found."""
+    named = root.get("rank")
+    undetermined = verdict.scope is Scope.UNDETERMINED
+    if named is None and "node" not in root:
+        return "right" if undetermined else "wrong"
+    if undetermined:
+        return "undetermined"
+    if root.get("external"):
+        return "right" if verdict.scope is not Scope.RANK and verdict.node == root["node"] else "wrong"
+    if named is None:
+        return "right" if verdict.node == root["node"] else "wrong"
+    wanted = set(named) if isinstance(named, list) else {named}
+    return "right" if verdict.ranks and set(verdict.ranks) <= wanted else "wrong"
+
+
+def main(files: list[str]) -> int:
+    """Print one line an incident, and the sum."""
+    counts: dict[str, int] = {}
+    for file in files:
+        with open(file, encoding="utf-8") as lines:  # noqa: PTH123 - a path as it was given
+            for line in lines:
+                incident = json.loads(line)
+                failures = failures_of(incident)
+                if not failures:
+                    outcome, said = "undetermined", "nothing that can be read"
+                    outcome = "right" if incident["root_cause"].get("rank") is None else outcome
+                else:
+                    verdict = evidence(make_job(*failures))
+                    outcome = judge(incident["root_cause"], verdict)
+                    said = f"{verdict.confidence}: {verdict.headline}"
+                counts[outcome] = counts.get(outcome, 0) + 1
+                print(f"{incident['id']:5} {outcome:13} {said[:110]}")
+    print(counts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""Runs the cases of the lab and keeps what their pods have written: ``make cascades``.
+
+Each case becomes one zip file: the documents and the roster as they lay in the storage, their times, and the truth as
+the injector wrote it. What is there already is not recorded again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.cascades.cases import CASES, Case
+
+RECORDED = Path(__file__).parent / "recorded"
+TRAINING = Path(__file__).parent / "training.py"
+LIMIT_S = 150
+
+
+def main(wanted: list[str]) -> int:
+    """Record the cases whose names begin with one of `wanted`, all without; return the number of failures."""
+    RECORDED.mkdir(exist_ok=True)
+    failed = 0
+    for case in CASES.values():
+        file = RECORDED / f"{case.name}.zip"
+        if file.exists() or (wanted and not any(case.name.startswith(name) for name in wanted)):
+            continue
+        began = time.monotonic()
+        try:
+            record(case, file)
+        except (subprocess.TimeoutExpired, ValueError) as error:
+            failed += 1
+            print(f"{case.name}: NOT RECORDED: {error}", flush=True)
+            continue
+        print(f"{case.name}: {time.monotonic() - began:.1f} s", flush=True)
+    return failed
+
+
+def record(case: Case, file: Path) -> None:
+    """Run a case and keep what it left.
+
+    Raises:
+        ValueError: nothing was injected.
+        subprocess.TimeoutExpired: it did not end.
+    """
+    with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
+        result, told, prefix = run(case, Path(folder))
+        _pack(case, file, prefix, result, told)
+
+
+def run(case: Case, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], Path]:
+    """Run a case; return the run's JSON, what the injector wrote, and the attempt's output prefix."""
+    marks = folder / "marks"
+    marks.mkdir()
+    task = case.task or {2: "two_by_two", 4: "four_by_two"}[case.nodes]
+    inputs = {"kind": case.fault, "culprit": case.culprit, **case.inputs}
+    command = [sys.executable, "-m", "firstfault", "run", str(TRAINING), task, "--store", str(folder / "store")]
+    command += ["--inputs", json.dumps(inputs), "--json", "--retries", "0", "--system-retries", "0"]
+    command += ["--env", f"MARKS={marks}", *case.options]
+    if case.clock is not None:
+        pod, seconds = case.clock
+        command += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {_faketime()}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.communicate()
+        raise
+    told = [json.loads(path.read_text()) for path in sorted(marks.glob("truth-*.json"))]
+    if not out.strip() or not told:
+        raise ValueError(f"nothing was injected: {err[-500:]}")
+    result = json.loads(out.splitlines()[-1])
+    return result, told, Path(result["attempts"][-1]["errors"]).parents[1]
+
+
+def _faketime() -> Path:
+    """Return the library of Debian's `faketime`, which makes one process's clock wrong.
+
+    Raises:
+        ValueError: it is not installed.
+    """
+    found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
+    if not found:
+        raise ValueError("needs libfaketime; apt-get install faketime")
+    return found[0]
+
+
+def _pack(case: Case, file: Path, prefix: Path, result: dict[str, Any], told: list[dict[str, Any]]) -> None:
+    attempt = result["attempts"][-1]
+    truth = {
+        "fault": case.fault,
+        "scope": case.scope,
+        "ranks": [item["rank"] for item in told],
+        "nodes": sorted({item["node"] for item in told}),
+        "nodes_of_job": case.nodes,
+        "job": attempt["engine"]["job"],
+        "seconds": attempt["seconds"],
+    }
+    part = file.with_suffix(".part")
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+        times = {}
+        for path in sorted((prefix / "firstfault").glob("*/*.pb")):
+            name = str(path.relative_to(prefix))
+            archive.write(path, name)
+            times[name] = path.stat().st_mtime_ns
+        archive.writestr("truth.json", json.dumps({**truth, "times": times}, indent=1))
+    shutil.move(part, file)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main(sys.argv[1:]) else 0)

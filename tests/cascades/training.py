@@ -1,0 +1,292 @@
+"""The training loop of the cascade lab: every rank computes and reduces, one meets a fault, and writes down the truth.
+
+Started by ``firstfault run``; what is injected stands in the task's inputs.
+"""
+
+import ctypes
+import datetime as dt
+import json
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+
+from flytekitplugins.firstfault import Elastic
+
+
+def _set_clock() -> None:
+    """Start this pod anew with a wall clock that is wrong, if it is the one that the case says."""
+    pod, _, rest = os.environ.get("LAB_CLOCK", "").partition(" ")
+    if not pod or not os.environ.get("HOSTNAME", "").endswith(pod) or "FAKETIME" in os.environ:
+        return
+    seconds, _, library = rest.partition(" ")
+    clock = {"LD_PRELOAD": library, "FAKETIME": seconds, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    os.execve(sys.executable, sys.orig_argv, {**os.environ, **clock})  # noqa: S606 - the same command again
+
+
+_set_clock()
+
+STEPS = 6
+FAULT_STEP = 3
+TIMEOUT_S = 6
+LONG_S = 600.0
+CLEAN_UP_S = 2.5
+STRAGGLER_S = 1.0
+
+
+def marks() -> Path:
+    """The folder for the truth and for signals between processes."""
+    return Path(os.environ["MARKS"])
+
+
+def rank() -> int:
+    """This process's rank."""
+    return int(os.environ["RANK"])
+
+
+def truth(**content: Any) -> None:
+    """Write down what is about to happen, whole."""
+    node = os.environ.get("_F_WN") or os.environ["HOSTNAME"]
+    told = {"rank": rank(), "node": node, "monotonic_ns": time.monotonic_ns(), "time_ns": time.time_ns(), **content}
+    part = marks() / f"truth-{rank()}.part"
+    part.write_text(json.dumps(told))
+    part.rename(marks() / f"truth-{rank()}.json")
+
+
+def listens(pid: int) -> bool:
+    """Whether a process hosts a store: it listens on a TCP port."""
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        rows = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
+        listening |= {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and not row[1].endswith(":0000")}
+    own = 0
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            own += str(descriptor.readlink()) in listening
+        except OSError:
+            continue
+    # each agent listens for the other agents; the host of the store does so for the store besides
+    return own > 1
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------
+
+
+class Loader(torch.utils.data.Dataset[int]):
+    """Its second item is broken."""
+
+    def __len__(self) -> int:
+        """Two items."""
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        """Return an item, or fail."""
+        if index:
+            raise IndexError(f"shard {index} has no record 17")
+        return index
+
+
+class Backward(torch.autograd.Function):
+    """Fails in the backward pass."""
+
+    @staticmethod
+    def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
+        """Pass it on."""
+        return value * 2
+
+    @staticmethod
+    def backward(_context: Any, *_gradients: torch.Tensor) -> torch.Tensor:
+        """Fail."""
+        raise ArithmeticError("the gradient of the head is not finite")
+
+
+def loader() -> None:
+    """A process of the data loader raises."""
+    for _ in torch.utils.data.DataLoader(Loader(), num_workers=1):
+        pass
+
+
+def in_backward() -> None:
+    """An autograd function raises."""
+    value = torch.ones(3, requires_grad=True)
+    Backward.apply(value).sum().backward()
+
+
+def in_thread() -> None:
+    """A thread that fills a queue dies; who reads it waits for ever."""
+    filled: queue.Queue[int] = queue.Queue()
+
+    def fill() -> None:
+        raise LookupError("the prefetcher has lost its shard")
+
+    thread = threading.Thread(target=fill, name="prefetch")
+    thread.start()
+    thread.join()
+    filled.get()
+
+
+def in_future() -> None:
+    """A thread's exception is raised again where its result is asked for."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - one use
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int, "not a number").result()
+
+
+def slow_finally(destroy: bool) -> None:
+    """Raise, and clean up slowly."""
+    try:
+        raise ValueError("the batch has no labels")
+    finally:
+        if destroy:
+            dist.destroy_process_group()
+        time.sleep(CLEAN_UP_S)
+
+
+def exhaust() -> None:
+    """Take more memory than a limit allows."""
+    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    taken = []
+    while True:
+        taken.append(bytearray(1 << 28))
+
+
+def fill_disk() -> None:
+    """Write to a device that is always full."""
+    with Path("/dev/full").open("wb", buffering=0) as file:
+        file.write(b"weights")
+
+
+def hang_in_c() -> None:
+    """Wait in one call of C, with the interpreter's lock."""
+    ctypes.PyDLL(None).pause()
+
+
+def mismatch() -> None:
+    """Reduce a tensor of another shape than the others."""
+    dist.all_reduce(torch.ones(7))
+
+
+def skip() -> None:
+    """Leave one collective out, and go on with the next steps."""
+
+
+def chained() -> None:
+    """Wrap the fault into other exceptions."""
+    try:
+        try:
+            {}["learning_rate"]
+        except KeyError as error:
+            raise RuntimeError("cannot build the optimizer") from error
+    except RuntimeError:
+        raise SystemError("training failed")  # noqa: B904 - a context, as people write it
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "raise": lambda: (_ for _ in ()).throw(ValueError("the batch has no labels")),
+    "recoverable": lambda: (_ for _ in ()).throw(FlyteRecoverableException("shard 7 is not there yet")),
+    "chained": chained,
+    "loader": loader,
+    "backward": in_backward,
+    "future": in_future,
+    "thread": in_thread,
+    "finally": lambda: slow_finally(destroy=False),
+    "finally-destroy": lambda: slow_finally(destroy=True),
+    "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "SIGSEGV": lambda: ctypes.string_at(0),
+    "SIGABRT": os.abort,
+    "SIGTERM": lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(LONG_S)),
+    "terminate": lambda: ctypes.CDLL("libstdc++.so.6")["_ZSt9terminatev"](),  # noqa: PLW0108 - loaded late
+    "exit-1": lambda: os._exit(1),
+    "exit-0": lambda: os._exit(0),
+    "sys.exit-0": lambda: sys.exit(0),
+    "sys.exit-3": lambda: sys.exit(3),
+    "hang": lambda: time.sleep(LONG_S),
+    "hang-c": hang_in_c,
+    "skip": skip,
+    "mismatch": mismatch,
+    "memory": exhaust,
+    "disk": fill_disk,
+    "cuda": lambda: (_ for _ in ()).throw(RuntimeError("CUDA error: an illegal memory access was encountered")),
+    "agent-killed": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(LONG_S)),
+    "agent-told": lambda: (os.kill(os.getppid(), signal.SIGTERM), time.sleep(LONG_S)),
+}
+"""What a rank does in place of the step's collective."""
+SEVERAL = {"all-ranks": "raise", "two-ranks": "raise", "all-told": "agent-told"}
+"""Faults of several ranks: what each of them does."""
+
+
+def is_faulty(kind: str, culprit: int) -> bool:
+    """Whether this rank meets a fault of this kind."""
+    if kind == "all-ranks":
+        return True
+    if kind == "all-told":
+        return os.environ["LOCAL_RANK"] == "0"
+    if kind == "two-ranks":
+        return rank() in {culprit, (culprit + 1) % int(os.environ["WORLD_SIZE"])}
+    if kind == "store-killed":
+        return os.environ["LOCAL_RANK"] == "0" and listens(os.getppid())
+    return rank() == culprit
+
+
+def meet(kind: str) -> None:
+    """Write the truth down, then meet the fault."""
+    truth(kind=kind)
+    if kind == "two-ranks":
+        raise ValueError(f"the batch of rank {rank()} has no labels") if rank() % 2 else KeyError(f"rank {rank()}")
+    name = "agent-killed" if kind == "store-killed" else SEVERAL.get(kind, kind)
+    FAULTS[name]()
+
+
+def _train(kind: str, culprit: int, slow: int) -> float:
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=TIMEOUT_S))
+    total = torch.zeros(1)
+    dist.barrier()
+    time.sleep(1.0)  # the agents connect to each other in the background
+    dist.barrier()
+    for step in range(STEPS):
+        faulty = step == FAULT_STEP and bool(kind) and is_faulty(kind, culprit)
+        if faulty:
+            meet(kind)
+        if not (faulty and kind == "skip"):
+            part = torch.ones(3)
+            try:
+                dist.all_reduce(part)
+            except RuntimeError:
+                if rank() == slow:
+                    time.sleep(STRAGGLER_S)
+                raise
+            total += part[:1]
+    dist.barrier()
+    dist.destroy_process_group()
+    return float(total)
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
+def two_by_two(kind: str = "", culprit: int = 3, slow: int = -1) -> float:
+    """Two nodes of two workers."""
+    return _train(kind, culprit, slow)
+
+
+@task(task_config=Elastic(nnodes=4, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
+def four_by_two(kind: str = "", culprit: int = 3, slow: int = -1) -> float:
+    """Four nodes of two workers."""
+    return _train(kind, culprit, slow)
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", max_restarts=1, increase_shared_mem=False))
+def restarted(kind: str = "", culprit: int = 3, rounds: int = 2) -> float:
+    """Two nodes of two workers, with one restart; the fault comes in the first `rounds` rounds."""
+    again = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < rounds
+    return _train(kind if again else "", culprit, -1)

@@ -1,0 +1,326 @@
+"""The strategy `evidence`: who failed by itself, who is a victim, who is silent, and what clocks can tell."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.evidence.standing import Standing, findings_of
+from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
+    DocumentRef,
+    ExceptionInfo,
+    Phase,
+    Receipt,
+    Resources,
+    Scope,
+    SentSignal,
+    StackDump,
+    Subject,
+    ThreadFailure,
+    Writer,
+)
+from firstfault.strategies.evidence import evidence
+from firstfault.testing import make_error, make_job, make_presence
+
+if TYPE_CHECKING:
+    from firstfault.model import JobErrors, Verdict, WorkerError
+
+BOOT = "0f0f"
+S = 1_000_000_000
+PEER = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer [10.0.0.{}]:4711"
+WAITED = "Timed out waiting 6000ms for recv operation to complete"
+STACK = 'Thread 0x1 (most recent call first):\n  File "{}", line 12 in {}\n  File "/app/train.py", line 40 in main\n'
+IN_COLLECTIVE = STACK.format("/x/site-packages/torch/distributed/distributed_c10d.py", "all_reduce")
+IN_SLEEP = STACK.format("/app/train.py", "load")
+
+
+def own(
+    rank: int, at_ms: float = 0, exception: str = "ValueError", message: str = "bad batch", **more: Any
+) -> WorkerError:
+    """A worker with an exception of its own."""
+    fields = {"boot_id": BOOT, "monotonic_ns": int((at_ms + 10_000) * 1e6), "node": f"worker-{rank // 2}", **more}
+    return make_error(rank, at_ms=at_ms, exception=exception, message=message, **fields)
+
+
+def victim(rank: int, at_ms: float = 40, peer: int = 1, **more: Any) -> WorkerError:
+    """A worker that names a peer."""
+    return own(rank, at_ms, "RuntimeError", PEER.format(peer), **more)
+
+
+def waited(rank: int, at_ms: float = 6000, **more: Any) -> WorkerError:
+    """A worker that waited in vain."""
+    return own(rank, at_ms, "RuntimeError", WAITED, **more)
+
+
+def died(rank: int, signal: str = "SIGKILL", code: int = -9, at_ms: float = 50, **more: Any) -> WorkerError:
+    """A worker that is gone without a word, as its agent says."""
+    return own(rank, at_ms, writer=Writer.AGENT, signal=signal, exit_code=code, **{"exception": None, **more})
+
+
+def stopped(rank: int, stack: str = "", **more: Any) -> WorkerError:
+    """A worker that its agent stopped."""
+    dumps = (StackDump(1, rank, stack),) if stack else ()
+    sent = (SentSignal("SIGTERM", "rank 9 failed"),)
+    return died(rank, "SIGTERM", -15, 6100, sent_signals=sent, stack_dumps=dumps, **more)
+
+
+def agent(group_rank: int, category: str, at_ms: float = 0, **more: Any) -> WorkerError:
+    """Something about an agent."""
+    fields = {"subject": Subject.AGENT, "writer": Writer.AGENT, "category": category, "node": f"worker-{group_rank}"}
+    failure = own(0, at_ms, **{**fields, "exception": None, "group_rank": group_rank, **more})
+    return replace(failure, place=replace(failure.place, rank=None))
+
+
+def done(*failures: WorkerError, nodes: int = 2, **more: Any) -> JobErrors:
+    """A job of which every node has reported."""
+    roster = tuple(
+        make_presence(Phase.FAILED, node=f"worker-{node}", group_rank=node, nodes=nodes, ranks=(2 * node, 2 * node + 1))
+        for node in range(nodes)
+    )
+    return make_job(*failures, **{"roster": roster, **more})
+
+
+def names(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
+    """Whom a verdict names, and how surely."""
+    return verdict.scope.value, verdict.ranks, verdict.confidence
+
+
+# --- who failed by itself -------------------------------------------------------------------------------------------
+
+
+def test_a_fault_and_its_victims() -> None:
+    """One exception of its own: that is it, whatever the times say."""
+    verdict = evidence(done(victim(0, -900), own(3), victim(2, -800), stopped(1)))
+    assert names(verdict) == ("rank", (3,), "high")
+    assert verdict.victims.count == 3
+    assert "raised an exception of its own" in verdict.why[0]
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGTERM", "SIGABRT"])
+def test_a_death_that_is_noticed_late(signal: str) -> None:
+    """A death without a word is stamped after its victims, and is the root cause all the same."""
+    verdict = evidence(done(victim(0, 10), died(3, signal, -9, 2000), victim(2, 12), stopped(1)))
+    assert names(verdict) == ("rank", (3,), "high")
+    assert "which its agent had not" in verdict.why[0]
+
+
+def test_an_exit_code_of_one_says_nothing() -> None:
+    """It is no evidence beside a traceback, and all there is without one."""
+    bare = died(3, "", 1, 0)
+    assert evidence(done(own(1, 500), bare, victim(0))).ranks == (1,)
+    assert names(evidence(done(victim(1, 500), bare, victim(0), stopped(2)))) == ("rank", (3,), "medium")
+
+
+def test_the_kernel_killed_it() -> None:
+    """The container's memory makes the category."""
+    verdict = evidence(done(died(3, resources=Resources(oom_kill=1)), victim(0)))
+    assert (verdict.ranks, verdict.category) == ((3,), "host_oom")
+
+
+def test_what_it_wrote_before_it_died() -> None:
+    """The end of stderr makes an abort a fault of its own, or the consequence of a peer's."""
+    said = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: misaligned address"
+    verdict = evidence(done(died(3, "SIGABRT", -6, log_tail=said), died(1, "SIGABRT", -6, 10, log_tail=PEER.format(1))))
+    assert (names(verdict), verdict.category) == (("rank", (3,), "high"), "gpu_kernel")
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "relation", "standing"),
+    [
+        (("RuntimeError", "training failed"), ("RuntimeError", PEER.format(1)), "cause", Standing.CONSEQUENCE),
+        (("RuntimeError", PEER.format(1)), ("ValueError", "bad batch"), "context", Standing.OWN_FAULT),
+        (("RuntimeError", "training failed"), ("RuntimeError", WAITED), "cause", Standing.UNCLEAR),
+        (
+            ("RuntimeError", PEER.format(1)),
+            ("RuntimeError", "CUDA error: misaligned address"),
+            "context",
+            Standing.OWN_FAULT,
+        ),
+        (
+            ("c10::DistBackendError", "watchdog: CUDA error: an illegal memory access"),
+            ("RuntimeError", PEER.format(1)),
+            "context",
+            Standing.OWN_FAULT,
+        ),
+    ],
+)
+def test_a_chain(outer: tuple[str, str], inner: tuple[str, str], relation: str, standing: Standing) -> None:
+    """What came first counts, and local evidence wherever it stands."""
+    chained = ExceptionInfo(*outer, causes=(ExceptionInfo(*inner, relation=relation),))
+    (finding,) = findings_of(done(replace(own(3), exception=chained)))
+    assert finding.standing is standing
+
+
+def test_an_exception_in_flight_is_a_fault() -> None:
+    """It had not left a slow `finally` when its process was stopped for a victim's sake."""
+    hidden = own(3, 0, in_flight=True, sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),))
+    verdict = evidence(done(victim(0), hidden, stopped(1)))
+    assert (verdict.ranks, verdict.confidence) == ((3,), "medium")
+
+
+def test_who_names_a_rank_that_failed_by_itself() -> None:
+    """A mismatch that one rank reports of another is that one's, if that one has a fault of its own."""
+    seen = "Detected mismatch between collectives on ranks. Rank 0 is running collective: A, but Rank 3 is running B"
+    assert evidence(done(own(0, 0, "RuntimeError", seen), own(3, 5))).ranks == (3,)
+    assert evidence(done(own(0, 0, "RuntimeError", seen), victim(3, 5))).ranks == (0,)
+
+
+def test_an_exit_beside_a_rendezvous_that_others_closed() -> None:
+    """An agent that says so has a worker that exited because of them."""
+    closed = agent(
+        0, "rendezvous", exception="torch.distributed.elastic.rendezvous.api.RendezvousClosedError", message=""
+    )
+    verdict = evidence(done(died(0, "", 1), closed))
+    assert (verdict.scope, verdict.confidence) == (Scope.UNDETERMINED, "low")
+
+
+# --- several --------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_fault_on_all_ranks() -> None:
+    """One fault, several ranks."""
+    verdict = evidence(done(*(own(rank, rank) for rank in (2, 0, 3, 1))))
+    assert (verdict.scope, verdict.ranks) == (Scope.RANKS, (0, 1, 2, 3))
+
+
+def test_two_faults() -> None:
+    """The first is the verdict, as far as the clock tells; the other one is named."""
+    first, second = own(1, 0), own(2, 300, "KeyError", "'label'")
+    verdict = evidence(done(second, victim(0), first))
+    assert names(verdict) == ("rank", (1,), "medium")
+    assert [(suspect.rank, "300 ms later" in suspect.why) for suspect in verdict.suspects] == [(2, True)]
+
+
+def test_two_faults_of_which_nobody_knows_the_first() -> None:
+    """Two machines whose clocks are not known: low confidence, and what the agents told each other decides."""
+    one = own(0, 0, boot_id="a")
+    other = own(3, 5, "KeyError", "'label'", boot_id="b")
+    told = replace(stopped(1), caused_by=CausedBy(3, "worker-1", ""))
+    assert names(evidence(done(one, other))) == ("rank", (0,), "low")
+    assert names(evidence(done(one, other, told))) == ("rank", (3,), "low")
+
+
+def _stored(failure: WorkerError, seconds: float, name: str) -> WorkerError:
+    """The failure, with a document that the storage got so many seconds after the epoch of these tests."""
+    assert failure.timestamp_ns is not None
+    modified = (failure.timestamp_ns // S + int(seconds)) * S
+    return replace(failure, documents=(DocumentRef(name, last_modified_ns=modified),), upload_delay_ns=0)
+
+
+@pytest.mark.parametrize("wrong_s", [-600, 600])
+def test_a_clock_that_is_wrong(wrong_s: int) -> None:
+    """A node's clock is corrected by what the storage says of its uploads, and that it is wrong is said."""
+    late = own(3, 8_000 + wrong_s * 1000, "KeyError", "'label'", boot_id="b")
+    early = own(0, 0, boot_id="a")
+    job = done(_stored(early, 0, "a.pb"), _stored(late, -wrong_s, "b.pb"))
+    receipts = [
+        replace(entry, receipts=(Receipt(name, durable=True, fault_to_durable_ns=10_000_000),))
+        for entry, name in zip(job.roster, ("a.pb", "b.pb"), strict=True)
+    ]
+    verdict = evidence(replace(job, roster=tuple(receipts)))
+    assert verdict.ranks == (0,)
+    assert verdict.confidence == "medium", "known to be the first"
+    assert any(sentence.startswith("the clock of worker-1 is") for sentence in verdict.why)
+
+
+# --- nodes ----------------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_is_gone() -> None:
+    """Its workers' deaths come of it."""
+    verdict = evidence(done(agent(1, "node_lost"), died(2, at_ms=10), died(3, at_ms=12), victim(0)))
+    assert (verdict.scope, verdict.node, verdict.confidence) == (Scope.NODE, "worker-1", "high")
+
+
+def test_a_worker_that_died_long_before_its_agent() -> None:
+    """Then it is the worker."""
+    assert evidence(done(agent(1, "node_lost", 60_000), died(3, at_ms=10), victim(0))).ranks == (3,)
+
+
+def test_a_node_that_was_told_to_go() -> None:
+    """External, whatever becomes of its workers; an exception long before is not."""
+    told = agent(1, "preemption")
+    ended = own(3, 20, "torch.distributed.elastic.multiprocessing.api.SignalException", "got signal: 15")
+    assert evidence(done(told, ended, victim(0))).scope is Scope.EXTERNAL
+    assert evidence(done(told, victim(0), own(2, -60_000))).ranks == (2,)
+
+
+def test_a_node_that_was_not_heard_of_again() -> None:
+    """It took part, said nothing more, and its peers name it."""
+    roster = (
+        make_presence(Phase.FAILED, node="worker-0", group_rank=0, nodes=2, ip="10.0.0.1", ranks=(0, 1)),
+        make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ip="10.0.0.2", ranks=(2, 3)),
+    )
+    verdict = evidence(done(victim(0, peer=2), victim(1, peer=2), roster=roster))
+    assert (verdict.scope, verdict.node, verdict.category) == (Scope.NODE, "worker-1", "node_lost")
+    assert "2 name it" in verdict.headline
+
+
+# --- silence --------------------------------------------------------------------------------------------------------
+
+
+def _count(enqueued: int) -> dict[str, Any]:
+    return {"collectives": (CollectiveProgress("default_pg", "allreduce", enqueued, None),)}
+
+
+def test_a_rank_that_hangs() -> None:
+    """It was given fewer collectives, and stood outside of any while the others waited."""
+    hung = stopped(3, IN_SLEEP, **_count(5))
+    verdict = evidence(
+        done(waited(0, **_count(6)), stopped(1, IN_COLLECTIVE, **_count(6)), waited(2, **_count(6)), hung)
+    )
+    assert (names(verdict), verdict.category) == (("rank", (3,), "medium"), "hang")
+    assert "train.py:12 in load" in verdict.headline
+    assert "train.py" in verdict.message
+
+
+def test_a_thread_that_died() -> None:
+    """It explains why its rank waits."""
+    dead = (ThreadFailure("prefetch", None, ExceptionInfo("LookupError", "no shard")),)
+    verdict = evidence(done(waited(0), stopped(3, thread_failures=dead), stopped(1)))
+    assert verdict.ranks == (3,)
+    assert "LookupError: no shard" in verdict.headline
+
+
+def test_all_waited_and_nobody_stands_out() -> None:
+    """Equal counters, all in the same collective: undetermined, whoever's clock is first."""
+    verdict = evidence(done(*(waited(rank, 6000 + rank, **_count(7)) for rank in range(4))))
+    assert verdict.scope is Scope.UNDETERMINED
+    assert (verdict.ranks, verdict.confidence, verdict.category) == ((), "low", "hang")
+
+
+def test_a_document_that_was_lost() -> None:
+    """All the others name somebody, and one rank of a node that is done has nothing on record."""
+    verdict = evidence(done(victim(0), victim(1), victim(2)))
+    assert names(verdict) == ("rank", (3,), "medium")
+
+
+def test_pointers_that_lie() -> None:
+    """Circular blame, a peer that is healthy, a rank that does not exist: never a confident verdict."""
+    barrier = "[Rank {}]: Rank {} failed to pass monitoredBarrier in 9000 ms"
+    circle = [own(rank, 0, "RuntimeError", barrier.format(rank, (rank + 1) % 4)) for rank in range(4)]
+    verdict = evidence(done(*circle))
+    assert (verdict.scope, verdict.confidence) == (Scope.UNDETERMINED, "low")
+    assert evidence(done(victim(0), own(1, 0, "RuntimeError", barrier.format(1, 999)))).confidence != "high"
+
+
+# --- many -----------------------------------------------------------------------------------------------------------
+
+
+def test_sixteen_thousand() -> None:
+    """A verdict on 16,384 ranks takes at most a few seconds, whatever order they are in."""
+    failures = [victim(rank, 40 + rank % 7, peer=rank % 200) for rank in range(16_384)]
+    failures[4711] = own(4711)
+    random.Random(1).shuffle(failures)
+    job = make_job(*failures)
+    began = time.monotonic()
+    verdict = evidence(job)
+    seconds = time.monotonic() - began
+    assert verdict.ranks == (4711,)
+    assert seconds < 6, seconds
