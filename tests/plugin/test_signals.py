@@ -119,10 +119,8 @@ def _in_python(watch: SignalWatch, say: Callable[..., None]) -> None:
 def _swallowing(watch: SignalWatch, say: Callable[..., None]) -> None:
     """Go on after the first exception, whatever it is."""
     say("ready")
-    try:
+    with contextlib.suppress(Exception):
         time.sleep(LONG_S)
-    except Exception as error:  # noqa: BLE001 - the point
-        say("swallowed", type(error).__name__)
     time.sleep(LONG_S)
 
 
@@ -169,8 +167,8 @@ def test_code_that_goes_on_after_any_exception(start: Callable[..., Agent]) -> N
     agent = start(_swallowing)
     assert agent.next() == ("ready",)
     agent.send()
-    said = [agent.next(LAST_RESORT_S) for _ in range(3)]
-    assert sorted(said) == [("raised", "SIGTERM", True), ("swallowed", "SignalException"), ("told", "SIGTERM")]
+    said = [agent.next(), agent.next()]
+    assert sorted(said) == [("raised", "SIGTERM", True), ("told", "SIGTERM")]
     assert agent.end() == [("left", signal.SIG_DFL)]
 
 
