@@ -164,7 +164,9 @@ def _with_category(verdict: Verdict, finding: Finding) -> Verdict:
 
 def _nobody_by_itself(job: JobErrors, findings: Sequence[Finding], clocks: Clocks, blame: Blame) -> Verdict:
     unclear = [finding for finding in findings if finding.standing is Standing.UNCLEAR]
-    silent = _heaviest(silent_nodes_of(job, blame) or hung(findings), blame)
+    waited = any(finding.category == "hang" for finding in unclear)
+    # nobody hangs for whom nobody waited in vain: a process that died by itself stops all the others where they stand
+    silent = _heaviest(silent_nodes_of(job, blame) or (hung(findings) if waited else []), blame)
     # what waited is no suspect; what aborted or exited is, unless its node's agent says that others had gone before
     left = {finding.failure.node for finding in findings if finding.failure.subject is Subject.AGENT}
     deaths = [finding for finding in unclear if finding.category != "hang" and finding.failure.node not in left]
