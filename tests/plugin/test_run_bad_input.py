@@ -120,7 +120,7 @@ def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
     """A strategy that nobody knows is refused before anything starts, with those that are known."""
     said = say("train", "--inputs", '{"epochs": 3}', "--strategy", "earlyest")
     assert said.code == EXIT.USAGE
-    assert said.line().startswith("there is no strategy 'earlyest'; known are earliest, majority, ")
+    assert said.line().startswith("there is no strategy 'earlyest'; known are evidence, earliest, majority, ")
 
 
 # --- the file and the task ------------------------------------------------------------------------------------------

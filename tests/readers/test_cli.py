@@ -124,7 +124,7 @@ def test_an_unreadable_document_is_a_root_cause_nobody_can_name(attempt: Attempt
         (("show", "out", "--expected-nodes", "many"), "not a valid integer"),
         (("show", "out", "--colour"), "No such option"),
         (("shew", "out"), "No such command"),
-        (("show", "out", "--strategy", "earlyest"), "there is no strategy 'earlyest'; known are earliest"),
+        (("show", "out", "--strategy", "earlyest"), "there is no strategy 'earlyest'; known are evidence, earliest"),
         (("show", "nosuchthing://bucket/out"), "there is no storage of the kind 'nosuchthing'"),
     ],
 )
@@ -331,7 +331,7 @@ def test_another_distribution_adds_a_command(run: Callable[..., Ran], monkeypatc
     """A command of an entry point is listed and run, and its return value is the exit code."""
     _offered(monkeypatch, lambda: _theirs)
     assert run("run", "--count", "3") == Ran(7, "ran with 3\n", "")
-    assert "  run   Theirs.\n" in run("--help").out
+    assert "  run       Theirs.\n" in run("--help").out
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'torch'", name="torch"), ImportError("torch")])
