@@ -94,3 +94,14 @@ def test_bounded_does_not_keep_the_process() -> None:
     bounded(hang, 0.2, "counting sheep")
     assert names[0].daemon
     release.set()
+
+
+def test_a_call_that_is_given_up() -> None:
+    """A wait ends soon after it is given up, and at once with what there is by then."""
+    over, never = threading.Event(), threading.Event()
+    threading.Timer(0.2, over.set).start()
+    began = time.monotonic()
+    assert bounded(lambda: never.wait(30), 30, "waiting", over) is None
+    assert 0.2 <= time.monotonic() - began < 5
+    assert bounded(lambda: 7, 30, "counting", over) == 7
+    never.set()

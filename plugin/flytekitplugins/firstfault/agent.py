@@ -356,12 +356,10 @@ class ReportingAgent(LocalElasticAgent):
                 self._roster_look = RosterLook(self.recording, own, nodes, patience, self._failed_untold)
 
     def _close_lifelines(self) -> None:
-        if self._lifelines is not None:
-            self._lifelines.end()
-            self._lifelines = None
-        if self._roster_look is not None:
-            self._roster_look.end()
-            self._roster_look = None
+        for listening in (self._lifelines, self._roster_look):
+            if listening is not None:
+                bounded(listening.end, _CLOSING_S, "ceasing to listen to the others", self._signals.gave_up)
+        self._lifelines = self._roster_look = None
 
     def _failed_untold(self, group_rank: int) -> None:
         """Hear of a failure that another node could only write down."""
@@ -473,7 +471,9 @@ class ReportingAgent(LocalElasticAgent):
 
     def heard_by(self) -> set[int] | None:
         """Return the group ranks of the agents that know of the failure; None: nobody can say."""
-        return self._outcome.heard_by(self._worker_group.group_world_size or 0) if self._outcome is not None else None
+        if self._outcome is None:
+            return None
+        return self._outcome.heard_by(self._worker_group.group_world_size or 0, self._signals.gave_up)
 
     def _open_line(self) -> AgentLine | None:
         if not self.recording.node_folder:

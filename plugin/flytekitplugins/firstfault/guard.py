@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -16,6 +17,9 @@ __all__ = ["bounded", "guarded", "logger"]
 logger = logging.getLogger("flytekitplugins.firstfault")
 
 T = TypeVar("T")
+_HURRIED_S = 0.3
+"""Longest wait for something that is not to be waited for any more, seconds."""
+_POLL_S = 0.05
 
 
 @contextlib.contextmanager
@@ -39,8 +43,8 @@ def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Ite
         )
 
 
-def bounded(call: Callable[[], T], seconds: float, doing: str) -> T | None:
-    """Return what `call` returns, None if it raised or is not done after `seconds`.
+def bounded(call: Callable[[], T], seconds: float, doing: str, give_up: threading.Event | None = None) -> T | None:
+    """Return what `call` returns, None if it raised or is not done after `seconds`, or soon after `give_up` is set.
 
     It runs in a daemon thread, which is left behind if it does not end: no deadline can be kept otherwise when a
     ``__str__`` blocks or a storage hangs.
@@ -54,7 +58,12 @@ def bounded(call: Callable[[], T], seconds: float, doing: str) -> T | None:
     thread = threading.Thread(target=run, name="firstfault-record", daemon=True)
     with guarded(doing):
         thread.start()
-        thread.join(max(seconds, 0))
+        deadline = time.monotonic() + max(seconds, 0)
+        while give_up is not None and thread.is_alive() and not give_up.is_set() and time.monotonic() < deadline:
+            thread.join(_POLL_S)
+        hurried = give_up is not None and give_up.is_set()
+        left = max(deadline - time.monotonic(), 0)
+        thread.join(min(left, _HURRIED_S) if hurried else left)
     return results[0] if results else None
 
 

@@ -146,7 +146,7 @@ def launch(  # noqa: PLR0913 - keywords
                 agent.close()
         if shutdown is not None:
             # whoever hosts the store may be the one that is gone, or frozen
-            bounded(shutdown, _CLOSING_S, "closing the rendezvous")
+            bounded(shutdown, _CLOSING_S, "closing the rendezvous", signals.gave_up)
 
 
 def _told(number: signal.Signals) -> SignalException:

@@ -148,14 +148,19 @@ class OutcomeWatch:
             failure = bounded(ask, _STORE_S, "asking who failed")
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
-    def heard_by(self, nodes: int) -> set[int] | None:
-        """Return the group ranks of the agents that have heard of the failure; None if the store cannot be asked."""
+    def heard_by(self, nodes: int, give_up: threading.Event | None = None) -> set[int] | None:
+        """Return the group ranks of the agents that have heard of the failure; None if the store cannot be asked.
+
+        Args:
+            nodes: of the round.
+            give_up: once set, there is no time left to ask.
+        """
 
         def ask() -> set[int]:
             store = self._speaker or _connected(self._store)
             return {rank for rank in range(nodes) if store.check([f"{_HEARD}/{rank}"])}
 
-        return None if self._is_lost() else bounded(ask, _STORE_S, "asking who has heard of the failure")
+        return None if self._is_lost() else bounded(ask, _STORE_S, "asking who has heard", give_up)
 
     def end(self) -> None:
         """Stop listening: the waiting thread ends when the round's outcome is told, or with the process."""
