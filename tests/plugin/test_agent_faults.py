@@ -251,7 +251,7 @@ def test_sigterm_while_settling(start: Callable[..., Running], number: int) -> N
     ended = run.end()
     took("SIGTERM: settling", seconds, TOLD_S)
     # frozen so early, it may have had no ears when the other one told, and reads it in the storage
-    took("a node that was frozen", ended.attempt["seconds"]["fault_to_ended"], 3 * SLEEPING_S)
+    took("a node that was frozen", ended.attempt["seconds"]["fault_to_ended"], 6 * SLEEPING_S)
     assert ended.verdict["ranks"] == [1]
     assert "the first fault" in ended.attempt["engine"]["error_seen"]["message"]
 
