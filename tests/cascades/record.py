@@ -8,17 +8,26 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+from google.protobuf.descriptor import FieldDescriptor
 
-from tests.cascades.cases import CASES, Case
+from firstfault_proto.v1.errors_pb2 import RosterEntry, WorkerErrorDocument
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # started as a script
+
+from tests.cascades.cases import CASES, Case  # noqa: E402 - only now it is found
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 RECORDED = Path(__file__).parent / "recorded"
 TRAINING = Path(__file__).parent / "training.py"
@@ -110,10 +119,28 @@ def _pack(case: Case, file: Path, prefix: Path, result: dict[str, Any], told: li
         times = {}
         for path in sorted((prefix / "firstfault").glob("*/*.pb")):
             name = str(path.relative_to(prefix))
-            archive.write(path, name)
+            kind = RosterEntry if "/roster/" in f"/{name}" else WorkerErrorDocument
+            archive.writestr(name, neutral(path.read_bytes(), kind))
             times[name] = path.stat().st_mtime_ns
         archive.writestr("truth.json", json.dumps({**truth, "times": times}, indent=1))
     shutil.move(part, file)
+
+
+def neutral(data: bytes, kind: type[Message]) -> bytes:
+    """Return a document without the paths and the name of the machine on which it was recorded."""
+    message = kind.FromString(data)
+    _rewrite(message)
+    return message.SerializeToString(deterministic=True)
+
+
+def _rewrite(message: Message) -> None:
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE and not field.message_type.GetOptions().map_entry:
+            for part in value if field.is_repeated else [value]:
+                _rewrite(part)
+        elif field.type == FieldDescriptor.TYPE_STRING and not field.is_repeated:
+            text = value.replace(str(ROOT), "/app").replace(sys.base_prefix, "/usr")
+            setattr(message, field.name, "host" if text == socket.gethostname() else text)
 
 
 if __name__ == "__main__":

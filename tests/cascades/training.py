@@ -156,10 +156,12 @@ def slow_finally(destroy: bool) -> None:
 
 def exhaust() -> None:
     """Take more memory than a limit allows."""
-    resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (1 << 29)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     taken = []
     while True:
-        taken.append(bytearray(1 << 28))
+        taken.append(bytearray(1 << 26))
 
 
 def fill_disk() -> None:
@@ -169,8 +171,9 @@ def fill_disk() -> None:
 
 
 def hang_in_c() -> None:
-    """Wait in one call of C, with the interpreter's lock."""
-    ctypes.PyDLL(None).pause()
+    """Wait in one call of C, with the interpreter's lock; it goes on after a signal, as a driver's would."""
+    reader, _ = os.pipe()
+    ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
 
 
 def mismatch() -> None:

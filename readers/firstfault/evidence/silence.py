@@ -43,7 +43,7 @@ def hung(findings: Sequence[Finding]) -> list[Silent]:
     """
     alive = [finding.failure for finding in findings if finding.failure.subject is Subject.WORKER]
     reasons: dict[int, list[str]] = defaultdict(list)
-    for rank, why in (*_behind(alive), *_elsewhere(alive), *_threads(alive)):
+    for rank, why in (*_behind(alive), *_apart(alive), *_elsewhere(alive), *_threads(alive)):
         reasons[rank].append(why)
     by_rank = {failure.rank: failure for failure in alive}
     return [
@@ -70,6 +70,26 @@ def _behind(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
                 (rank, f"it had been given {count} collectives of group {group}, the others {most}")
                 for rank, count in sorted(late.items())
             ]
+    return found
+
+
+def _apart(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
+    """The ranks whose last collective of a group, by its number the same as the others', was another operation."""
+    found = []
+    steps: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
+    for failure in alive:
+        for progress in failure.collectives:
+            if failure.rank is not None and progress.last_operation:
+                steps[progress.group, progress.enqueued][failure.rank] = progress.last_operation
+    for (group, number), operations in sorted(steps.items()):
+        usual, members = Counter(operations.values()).most_common(1)[0]
+        if members * 2 <= len(operations):
+            continue  # nobody stands out
+        found += [
+            (rank, f"as collective {number} of group {group} it had {operation}, the others {usual}")
+            for rank, operation in sorted(operations.items())
+            if operation != usual
+        ]
     return found
 
 
