@@ -77,7 +77,10 @@ def classify(
     text = f"{exception_type}: {message}" if exception_type else message
     if len(text) > _READ:
         text = f"{text[: _READ // 2]}\n{text[-_READ // 2 :]}"
-    left, cut = _without_noise(_CARRIER.sub("", text), exception_type, signatures)
+    left, cut = _without_noise(_CARRIER.sub("", text), signatures)
+    if cut is not None and ANY_EXCEPTION not in types:
+        # a log's name alone is nothing that is left
+        left = left.removeprefix(f"{exception_type}:")
     if cut is not None and _NOTHING.fullmatch(left):
         return Classification(cut.role, cut.category, cut.id, cut.why)
     for signature in signatures.signatures:
@@ -108,20 +111,13 @@ def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
     return names
 
 
-def _without_noise(text: str, exception_type: str, signatures: Signatures) -> tuple[str, Signature | None]:
+def _without_noise(text: str, signatures: Signatures) -> tuple[str, Signature | None]:
     """Return the text without its noise, and the first noise that was in it."""
     first = None
     for noise in signatures.noise:
         if noise.pattern.search(text) is not None:
             first = first or noise
             text = noise.pattern.sub("", text)
-    if first is not None:
-        # a log's name alone is nothing that is left
-        text = (
-            text.removeprefix(f"{exception_type}:")
-            if exception_type and ANY_EXCEPTION not in _types(exception_type, ())
-            else text
-        )
     return text, first
 
 

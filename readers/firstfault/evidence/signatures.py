@@ -30,7 +30,7 @@ ANY_EXCEPTION = "*"
 _FLAGS = re.IGNORECASE | re.MULTILINE
 _REQUIRED = {"id", "pattern", "role", "category", "example", "why"}
 _OPTIONAL = {"types"}
-_POINTERS = {"rank", "ip", "host", "port", "store", "pid", "type"}
+_POINTERS = {"rank", "ip", "host", "port", "store"}
 """Names of groups, without a number at their end that tells alternatives apart."""
 _TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
 

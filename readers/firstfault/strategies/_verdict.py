@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors
 
-__all__ = ["candidates", "category_of", "headline_of", "undetermined", "verdict_for", "who"]
+__all__ = ["candidates", "category_of", "headline_of", "undetermined", "verdict_for", "victims_of", "who"]
 
 _MAX_VICTIMS = 100
 _EXTERNAL = {"preemption"}
@@ -77,7 +77,7 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         confidence=confidence,
         why=tuple(why),
         suspects=tuple(suspects),
-        victims=_victims(job, root, same),
+        victims=victims_of(job, root, same),
         coverage=job.coverage,
         settled=job.settled,
         digest=job.digest,
@@ -181,9 +181,9 @@ def _scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
     return Scope.NODE if root.node else Scope.UNDETERMINED
 
 
-def _victims(job: JobErrors, root: WorkerError, same: Sequence[WorkerError]) -> Victims:
+def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerError] = ()) -> Victims:
     """Everybody else, but those who failed in the same way by themselves."""
-    fingerprint = root.fingerprint
+    fingerprint = root.fingerprint if root is not None else ""
     own = {id(root), *(id(failure) for failure in same)}
     victims = [
         failure

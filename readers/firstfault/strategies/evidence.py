@@ -10,7 +10,7 @@ from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of
 from firstfault.evidence.standing import Finding, Standing, findings_of
 from firstfault.model import Scope, Subject, Suspect, Verdict
-from firstfault.strategies._verdict import verdict_for, who
+from firstfault.strategies._verdict import undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
@@ -201,12 +201,10 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
     why = [f"{_name(silent)}: {silent.why}", "nobody failed by itself"]
     if waited:
         why.append(f"{waited} timed out waiting")
-    failure = silent.failure or findings[0].failure
-    base = verdict_for(job, failure, strategy=_NAME, why=why, confidence="medium")
     what = {"hang": "hang", "node_lost": "node lost"}.get(silent.category, "no word")
     headline = one_line(f"{what}, {_name(silent)}: {silent.why}", 160)
     return replace(
-        base,
+        undetermined(job, _NAME),
         scope=Scope.NODE if silent.rank is None else Scope.RANK,
         ranks=() if silent.rank is None else (silent.rank,),
         node=silent.node or None,
@@ -214,10 +212,10 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
         category=silent.category,
         headline=headline,
         message="\n".join([headline, *_stack_of(silent.failure)]),
+        confidence="medium",
+        why=tuple(why),
         root=silent.failure,
-        timestamp_ns=None,
-        fingerprint="",
-        victims=base.victims,
+        victims=victims_of(job, silent.failure),
     )
 
 
@@ -244,23 +242,18 @@ def _undetermined(
 ) -> Verdict:
     suspects = tuple(suspects)
     first = min(findings, key=lambda finding: (finding.standing, finding.failure.timestamp_ns or 1 << 62)).failure
-    base = verdict_for(job, first, strategy=_NAME, why=(), confidence="low", suspects=suspects)
     unclear = sum(finding.standing is Standing.UNCLEAR for finding in findings)
     told = f"{unclear} of {len(findings)} failures can be read in both ways, the others name somebody else"
     hint = "; suspects: " + ", ".join(_suspected(item) for item in suspects[:3]) if suspects else ""
     return replace(
-        base,
-        scope=Scope.UNDETERMINED,
-        ranks=(),
-        node=None,
+        undetermined(job, _NAME),
         code="USER:Undetermined",
         category="hang" if unclear else "unknown",
         headline=one_line(f"undetermined: nobody failed by itself{hint}", 160),
         message=first.message,
-        fingerprint="",
-        timestamp_ns=None,
         why=("nobody failed by itself, and nobody stands out", told, *more),
-        root=None,
+        suspects=suspects,
+        victims=victims_of(job, None),
     )
 
 
