@@ -25,13 +25,13 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
 from tests.cascades.cases import CASES, Case  # noqa: E402 - only now it is found
+from tests.plugin.running import Ended, running  # noqa: E402
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 RECORDED = Path(__file__).parent / "recorded"
 TRAINING = Path(__file__).parent / "training.py"
-LIMIT_S = 150
 
 
 def main(wanted: list[str]) -> int:
@@ -45,7 +45,7 @@ def main(wanted: list[str]) -> int:
         began = time.monotonic()
         try:
             record(case, file)
-        except (subprocess.TimeoutExpired, ValueError) as error:
+        except (subprocess.TimeoutExpired, ValueError, AssertionError) as error:
             failed += 1
             print(f"{case.name}: NOT RECORDED: {error}", flush=True)
             continue
@@ -61,34 +61,23 @@ def record(case: Case, file: Path) -> None:
         subprocess.TimeoutExpired: it did not end.
     """
     with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
-        result, told, prefix = run(case, Path(folder))
-        _pack(case, file, prefix, result, told)
+        ended, told = run(case, Path(folder))
+        _pack(case, file, ended, told)
 
 
-def run(case: Case, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], Path]:
-    """Run a case; return the run's JSON, what the injector wrote, and the attempt's output prefix."""
-    marks = folder / "marks"
-    marks.mkdir()
+def run(case: Case, folder: Path) -> tuple[Ended, list[dict[str, Any]]]:
+    """Run a case; return how it ended, and what the injector wrote."""
     task = case.task or {2: "two_by_two", 4: "four_by_two"}[case.nodes]
-    inputs = {"kind": case.fault, "culprit": case.culprit, **case.inputs}
-    command = [sys.executable, "-m", "firstfault", "run", str(TRAINING), task, "--store", str(folder / "store")]
-    command += ["--inputs", json.dumps(inputs), "--json", "--retries", "0", "--system-retries", "0"]
-    command += ["--env", f"MARKS={marks}", *case.options]
+    options = list(case.options)
     if case.clock is not None:
         pod, seconds = case.clock
-        command += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {_faketime()}"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
-    try:
-        out, err = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        process.communicate()
-        raise
-    told = [json.loads(path.read_text()) for path in sorted(marks.glob("truth-*.json"))]
-    if not out.strip() or not told:
-        raise ValueError(f"nothing was injected: {err[-500:]}")
-    result = json.loads(out.splitlines()[-1])
-    return result, told, Path(result["attempts"][-1]["errors"]).parents[1]
+        options += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {_faketime()}"]
+    with running(TRAINING, task, folder, {"kind": case.fault, "culprit": case.culprit, **case.inputs}, *options) as job:
+        ended = job.end()
+    told = [json.loads(path.read_text()) for path in sorted(job.marks.glob("truth-*.json"))]
+    if not told:
+        raise ValueError(f"nothing was injected: {ended.stderr[-500:]}")
+    return ended, told
 
 
 def _faketime() -> Path:
@@ -103,8 +92,8 @@ def _faketime() -> Path:
     return found[0]
 
 
-def _pack(case: Case, file: Path, prefix: Path, result: dict[str, Any], told: list[dict[str, Any]]) -> None:
-    attempt = result["attempts"][-1]
+def _pack(case: Case, file: Path, ended: Ended, told: list[dict[str, Any]]) -> None:
+    attempt, prefix = ended.attempt, ended.prefix
     truth = {
         "fault": case.fault,
         "scope": case.scope,
