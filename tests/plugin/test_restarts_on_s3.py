@@ -14,7 +14,7 @@ import pytest
 from firstfault import MultiErrorFileOutputReader
 
 if TYPE_CHECKING:
-    from conftest import S3
+    from tests.s3_server import S3
 
 RESTARTING = Path(__file__).parent / "matrix" / "restarting.py"
 

@@ -27,9 +27,10 @@ from flytekitplugins.firstfault.settle import sealed, settle, torch_error_data
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import S3, Prefix
+    from conftest import Prefix
 
     from firstfault.reader import Conclusion
+    from tests.s3_server import S3
 
 LONG_S = 60.0
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from firstfault.model import WorkerError
-    from tests.conftest import S3
+    from tests.s3_server import S3
 
 T = TypeVar("T")
 

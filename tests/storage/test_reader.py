@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault.store import ObjectInfo
-    from tests.conftest import S3
+    from tests.s3_server import S3
     from tests.storage.conftest import Crowd, FaultyProxy
 
 ROOT = make_error(3, node="worker-1", at_ms=0, message="the first fault", group_world_size=2, world_size=4)

@@ -14,7 +14,7 @@ from firstfault.store import FsspecStore, _fsspec, _settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import S3
+    from tests.s3_server import S3
     from tests.storage.conftest import FaultyProxy, SilentServer
 
 

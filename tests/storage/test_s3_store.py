@@ -22,7 +22,7 @@ from firstfault.wire import MAX_DOCUMENT_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.conftest import S3
+    from tests.s3_server import S3
     from tests.storage.conftest import Crowd, Peer
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from tests.conftest import S3
+    from tests.s3_server import S3
 
 
 def test_only_this_machine_can_reach_it(s3: S3) -> None:
