@@ -15,18 +15,25 @@ class Case:
     culprit: int
     nodes: int = 2
     scope: str = "rank"
-    """Whom the verdict has to name: the rank(s) or the node(s) that wrote the truth, "external", or nobody."""
+    """Whom the verdict has to name.
+
+    "rank", "ranks", "node": those that wrote the truth; "one": one of those ranks; "external": one of those nodes, told
+    to go; "undetermined": nobody; "none": there is no failure.
+    """
     task: str = ""
     inputs: dict[str, object] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     clock: tuple[int, float] | None = None
     """Index of a pod, and by how many seconds its wall clock is wrong."""
+    store: str = "folder"
+    """"folder" or "s3"."""
 
     @property
     def name(self) -> str:
         """Unique, and a file's name."""
         clock = f"-clock{self.clock[1]:+g}" if self.clock is not None else ""
         extra = "".join(f"-{key}{value}" for key, value in sorted(self.inputs.items()))
+        extra += "-s3" if self.store == "s3" else ""
         return f"{self.fault}{clock}{extra}-rank{self.culprit}-of{2 * self.nodes}"
 
 
@@ -58,27 +65,46 @@ _OF_A_RANK = (
     "disk",
     "cuda",
 )
-_OF_A_NODE = ("agent-killed", "store-killed")
+_MORE_OF_A_RANK = (
+    "recoverable-subclass",
+    "recoverable-from",
+    "recoverable-finally",
+    "recoverable-future",
+    "plain-from-recoverable",
+    "frozen",
+)
+_OF_A_NODE = ("agent-killed", "store-killed", "node-killed")
+_EVERYWHERE = {
+    "all-told": "external",
+    "all-ranks": "ranks",
+    "all-killed": "ranks",
+    "two-ranks": "one",
+    "deadlock": "undetermined",
+}
+_BEFORE_THE_FIRST_COLLECTIVE = ("raise", "SIGKILL", "exit-1", "hang")
+_CULPRITS = (3, 0, 2)
+"""Of two nodes with two ranks each: the last one, the first one, and one whose node's other rank lives on."""
 
 
-def _cases() -> list[Case]:
-    two = [Case(fault, culprit) for culprit in (3, 0, 2) for fault in _OF_A_RANK]
-    two += [Case(fault, culprit, scope="node") for culprit in (3, 0, 2) for fault in _OF_A_NODE]
-    two += [Case("agent-told", culprit, scope="external") for culprit in (3, 0, 2)]
-    two += [
-        Case("all-told", 0, scope="external"),
-        Case("all-ranks", 0, scope="ranks"),
-        Case("two-ranks", 1, scope="one"),
-    ]
-    two += [
-        Case("two-ranks", 3, scope="one"),
-        Case("raise", 3, inputs={"slow": 0}),
-        Case("SIGKILL", 2, inputs={"slow": 1}),
-    ]
-    two += [
+def _of_two_nodes(culprit: int) -> list[Case]:
+    """Every fault at one culprit."""
+    found = [Case(fault, culprit) for fault in _OF_A_RANK + _MORE_OF_A_RANK]
+    found += [Case(fault, culprit, scope="node") for fault in _OF_A_NODE]
+    found += [Case("agent-told", culprit, scope="external")]
+    found += [Case(fault, culprit, inputs={"early": True}) for fault in _BEFORE_THE_FIRST_COLLECTIVE]
+    slow = (culprit + 1) % 4
+    found += [Case(fault, culprit, inputs={"slow": slow}) for fault in ("raise", "SIGKILL")]
+    # longer than the victims need, and longer than the failing worker waits for its document
+    found += [Case("SIGKILL", culprit, inputs={"held": 3.0}), Case("raise", culprit, inputs={"held": 7.0})]
+    return found + _restarted(culprit)
+
+
+def _restarted(culprit: int) -> list[Case]:
+    """With one restart: a fault that recovers, and one that does not."""
+    return [
         Case(
             fault,
-            3,
+            culprit,
             task="restarted",
             inputs={"rounds": rounds},
             options=_A_STORE_EACH,
@@ -87,22 +113,35 @@ def _cases() -> list[Case]:
         for fault in ("raise", "SIGKILL")
         for rounds in (1, 2)
     ]
-    two += [
-        Case(fault, 3, clock=(pod, seconds))
-        for fault, seconds, pod in (
-            ("raise", -5, 0),
-            ("raise", 5, 1),
-            ("raise", -600, 1),
-            ("SIGKILL", 600, 0),
-            ("SIGKILL", -600, 1),
-            ("raise", 3600, 1),
-            ("SIGKILL", -3600, 0),
-        )
+
+
+def _with_wrong_clocks() -> list[Case]:
+    """One node's clock is wrong; the culprit's node's, or the other one's."""
+    found = []
+    for seconds in (-5, 5, -600, 600):
+        for store in ("folder", "s3"):
+            found += [
+                Case("raise", 3, clock=(1, seconds), store=store),
+                Case("SIGKILL", 0, clock=(1, seconds), store=store),
+                Case("SIGKILL", 2, clock=(1, seconds), store=store),
+            ]
+    # S3 refuses such a clock
+    found += [
+        Case(fault, culprit, clock=(1, seconds))
+        for seconds in (-3600, 3600)
+        for fault, culprit in (("raise", 3), ("SIGKILL", 0), ("SIGKILL", 2))
     ]
-    four = [Case(fault, 5, nodes=4) for fault in _OF_A_RANK]
+    # the clock is set while the job runs: what comes afterwards is refused
+    return found + [Case("clock-jump", culprit, clock=(culprit // 2, 0), store="s3") for culprit in _CULPRITS]
+
+
+def _cases() -> list[Case]:
+    two = [case for culprit in _CULPRITS for case in _of_two_nodes(culprit)]
+    two += [Case(fault, culprit, scope=scope) for fault, scope in _EVERYWHERE.items() for culprit in (0, 1, 3)]
+    four = [Case(fault, 5, nodes=4) for fault in _OF_A_RANK + _MORE_OF_A_RANK]
     four += [Case(fault, 2, nodes=4, scope="node") for fault in _OF_A_NODE]
-    four += [Case("agent-told", 6, nodes=4, scope="external")]
-    return two + four
+    four += [Case("agent-told", 6, nodes=4, scope="external"), Case("deadlock", 0, nodes=4, scope="undetermined")]
+    return two + _with_wrong_clocks() + four
 
 
 CASES = {case.name: case for case in _cases()}

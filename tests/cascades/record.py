@@ -6,7 +6,9 @@ the injector wrote it. What is there already is not recorded again.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -14,6 +16,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,7 @@ sys.path.insert(0, str(ROOT))  # started as a script
 
 from tests.cascades.cases import CASES, Case  # noqa: E402 - only now it is found
 from tests.plugin.running import Ended, running  # noqa: E402
+from tests.s3_server import S3, serving  # noqa: E402
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -38,46 +42,100 @@ def main(wanted: list[str]) -> int:
     """Record the cases whose names begin with one of `wanted`, all without; return the number of failures."""
     RECORDED.mkdir(exist_ok=True)
     failed = 0
-    for case in CASES.values():
-        file = RECORDED / f"{case.name}.zip"
-        if file.exists() or (wanted and not any(case.name.startswith(name) for name in wanted)):
-            continue
-        began = time.monotonic()
-        try:
-            record(case, file)
-        except (subprocess.TimeoutExpired, ValueError, AssertionError) as error:
-            failed += 1
-            print(f"{case.name}: NOT RECORDED: {error}", flush=True)
-            continue
-        print(f"{case.name}: {time.monotonic() - began:.1f} s", flush=True)
+    with Lab() as lab:
+        for case in CASES.values():
+            file = RECORDED / f"{case.name}.zip"
+            if file.exists() or (wanted and not any(case.name.startswith(name) for name in wanted)):
+                continue
+            began = time.monotonic()
+            try:
+                lab.record(case, file)
+            except (subprocess.TimeoutExpired, ValueError, AssertionError) as error:
+                failed += 1
+                print(f"{case.name}: NOT RECORDED: {error}", flush=True)
+                continue
+            print(f"{case.name}: {time.monotonic() - began:.1f} s", flush=True)
     return failed
 
 
-def record(case: Case, file: Path) -> None:
-    """Run a case and keep what it left.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How a case ended, and what it left."""
 
-    Raises:
-        ValueError: nothing was injected.
-        subprocess.TimeoutExpired: it did not end.
-    """
-    with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
-        ended, told = run(case, Path(folder))
-        _pack(case, file, ended, told)
+    ended: Ended
+    told: list[dict[str, Any]]
+    """What the injector wrote, by rank."""
+    files: dict[str, tuple[bytes, int]]
+    """Content and time, nanoseconds, of every file below the output prefix's ``firstfault``."""
 
 
-def run(case: Case, folder: Path) -> tuple[Ended, list[dict[str, Any]]]:
-    """Run a case; return how it ended, and what the injector wrote."""
-    task = case.task or {2: "two_by_two", 4: "four_by_two"}[case.nodes]
-    options = list(case.options)
-    if case.clock is not None:
-        pod, seconds = case.clock
-        options += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {_faketime()}"]
-    with running(TRAINING, task, folder, {"kind": case.fault, "culprit": case.culprit, **case.inputs}, *options) as job:
-        ended = job.end()
-    told = [json.loads(path.read_text()) for path in sorted(job.marks.glob("truth-*.json"))]
-    if not told:
-        raise ValueError(f"nothing was injected: {ended.stderr[-500:]}")
-    return ended, told
+class Lab(contextlib.ExitStack):
+    """Runs cases; an S3 server is started for the first one that needs it."""
+
+    _server: S3 | None = None
+
+    def record(self, case: Case, file: Path) -> None:
+        """Run a case and keep what it left.
+
+        Raises:
+            ValueError: nothing was injected.
+            subprocess.TimeoutExpired: it did not end.
+        """
+        with tempfile.TemporaryDirectory(prefix="cascade-", ignore_cleanup_errors=True) as folder:
+            _pack(case, file, self.run(case, Path(folder)))
+
+    def run(self, case: Case, folder: Path) -> Run:
+        """Run a case; what it leaves for as long as it runs lies in a folder.
+
+        Raises:
+            ValueError: nothing was injected.
+            subprocess.TimeoutExpired: it did not end.
+        """
+        task = case.task or {2: "two_by_two", 4: "four_by_two"}[case.nodes]
+        options = list(case.options)
+        if case.clock is not None:
+            pod, seconds = case.clock
+            options += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {_faketime()}"]
+        if case.store == "s3":
+            server = self._started()
+            options += ["--store", server.uri("lab")]
+            for name, value in server.environment().items():
+                options += ["--env", f"{name}={value}"]
+        inputs = {"kind": case.fault, "culprit": case.culprit, **case.inputs}
+        with running(TRAINING, task, folder, inputs, *options) as job:
+            ended = job.end()
+        told = [json.loads(path.read_text()) for path in sorted(job.marks.glob("truth-*.json"))]
+        if not told:
+            raise ValueError(f"nothing was injected: {ended.stderr[-500:]}")
+        errors: str = ended.attempt["errors"]
+        prefix = errors.removesuffix("/firstfault/errors")
+        files = _on_s3(self._started(), prefix) if case.store == "s3" else _in_folder(Path(prefix))
+        return Run(ended, told, files)
+
+    def _started(self) -> S3:
+        if self._server is None:
+            folder = self.enter_context(tempfile.TemporaryDirectory(prefix="cascade-s3-", ignore_cleanup_errors=True))
+            self._server = self.enter_context(serving(Path(folder)))
+            os.environ.update(self._server.environment())  # the runs read what their pods have written
+        return self._server
+
+
+def _in_folder(prefix: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(prefix)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in sorted((prefix / "firstfault").glob("*/*.pb"))
+    }
+
+
+def _on_s3(server: S3, uri: str) -> dict[str, tuple[bytes, int]]:
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    found = {}
+    with contextlib.closing(server.client()) as client:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/firstfault/")
+        for item in (item for page in pages for item in page.get("Contents", [])):
+            data = client.get_object(Bucket=bucket, Key=item["Key"])["Body"].read()
+            found[item["Key"].removeprefix(f"{prefix}/")] = (data, int(item["LastModified"].timestamp()) * 10**9)
+    return found
 
 
 def _faketime() -> Path:
@@ -92,26 +150,23 @@ def _faketime() -> Path:
     return found[0]
 
 
-def _pack(case: Case, file: Path, ended: Ended, told: list[dict[str, Any]]) -> None:
-    attempt, prefix = ended.attempt, ended.prefix
+def _pack(case: Case, file: Path, run: Run) -> None:
+    attempt = run.ended.attempt
     truth = {
         "fault": case.fault,
         "scope": case.scope,
-        "ranks": [item["rank"] for item in told],
-        "nodes": sorted({item["node"] for item in told}),
+        "ranks": [item["rank"] for item in run.told],
+        "nodes": sorted({item["node"] for item in run.told}),
         "nodes_of_job": case.nodes,
         "job": attempt["engine"]["job"],
         "seconds": attempt["seconds"],
+        "times": {name: when for name, (_, when) in run.files.items()},
     }
     part = file.with_suffix(".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-        times = {}
-        for path in sorted((prefix / "firstfault").glob("*/*.pb")):
-            name = str(path.relative_to(prefix))
-            kind = RosterEntry if "/roster/" in f"/{name}" else WorkerErrorDocument
-            archive.writestr(name, neutral(path.read_bytes(), kind))
-            times[name] = path.stat().st_mtime_ns
-        archive.writestr("truth.json", json.dumps({**truth, "times": times}, indent=1))
+        for name, (data, _) in run.files.items():
+            archive.writestr(name, neutral(data, RosterEntry if "/roster/" in name else WorkerErrorDocument))
+        archive.writestr("truth.json", json.dumps(truth, indent=1))
     shutil.move(part, file)
 
 

@@ -1,4 +1,7 @@
-"""Judges strategies on the recorded cascades: ``make replay``."""
+"""Judges strategies on the recorded cascades: ``make replay``.
+
+All pods of a recording ran on one machine and shared its clock; they are judged as if each had a machine of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,22 @@ import sys
 import tempfile
 import zipfile
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault.model import JobErrors, Scope, Verdict
-from firstfault.strategies import get_strategy, run_strategy
+from firstfault.model import JobErrors, Origin, Phase, Scope, Subject, Verdict
+from firstfault.retry import decide
+from firstfault.strategies import get_strategy, run_strategy, verdict_for
+from firstfault.strategies import undetermined as nothing_said
+
+if TYPE_CHECKING:
+    from firstfault.model import WorkerError
 
 RECORDED = Path(__file__).parent / "recorded"
-STRATEGIES = ("evidence", "earliest", "last_written")
+TORCH = "ChildFailedError"
+STRATEGIES = ("evidence", "earliest", "last_written", TORCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +39,18 @@ class Cascade:
 
 
 def load(file: Path) -> Cascade:
-    """Read a recorded cascade as a reader would have found it."""
+    """Read a recorded cascade as a reader would have found it, if each node had been a machine of its own."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file) as archive:
         truth = json.loads(archive.read("truth.json"))
         for name, when in truth["times"].items():
             path = Path(archive.extract(name, folder))
             os.utime(path, ns=(when, when))
-        return Cascade(file.stem, truth, MultiErrorFileOutputReader(folder, expected_nodes=truth["nodes_of_job"]).job())
+        job = MultiErrorFileOutputReader(folder, expected_nodes=truth["nodes_of_job"]).job()
+        return Cascade(file.stem, truth, replace(job, failures=tuple(map(_on_its_own_machine, job.failures))))
+
+
+def _on_its_own_machine(failure: WorkerError) -> WorkerError:
+    return replace(failure, boot_id=f"{failure.boot_id}-{failure.node}") if failure.boot_id else failure
 
 
 def judge(truth: dict[str, Any], verdict: Verdict | None) -> str:
@@ -46,7 +60,7 @@ def judge(truth: dict[str, Any], verdict: Verdict | None) -> str:
     if verdict is None:
         return "wrong"
     if verdict.scope is Scope.UNDETERMINED:
-        return "undetermined"
+        return "right" if truth["scope"] == "undetermined" else "undetermined"
     ranks, named = set(truth["ranks"]), set(verdict.ranks)
     right = {
         "rank": named == ranks,
@@ -54,21 +68,55 @@ def judge(truth: dict[str, Any], verdict: Verdict | None) -> str:
         "ranks": verdict.scope is Scope.RANKS and bool(named) and named <= ranks,
         "node": verdict.scope is Scope.NODE and verdict.node in truth["nodes"],
         "external": verdict.scope is Scope.EXTERNAL and verdict.node in truth["nodes"],
+        "undetermined": False,
     }
     return "right" if right[truth["scope"]] else "wrong"
 
 
+def right_decision(truth: dict[str, Any]) -> tuple[bool, Origin | None]:
+    """Return whether such a fault is to be retried, and on whose budget."""
+    if truth["fault"].startswith("recoverable"):
+        return True, Origin.USER
+    if truth["scope"] in {"node", "external"}:
+        return True, Origin.SYSTEM
+    return False, None
+
+
+def is_decided_right(truth: dict[str, Any], verdict: Verdict | None) -> bool:
+    """Whether firstfault's default policy decides as it should on this verdict."""
+    if verdict is None:
+        return truth["scope"] == "none"
+    decision = decide(verdict)
+    return (decision.retry, decision.origin if decision.retry else None) == right_decision(truth)
+
+
 def verdict_of(cascade: Cascade, strategy: str) -> Verdict | None:
     """Return a strategy's verdict, None if nothing failed in the last round."""
-    if not cascade.job.failures:
+    if not cascade.job.failures and not any(entry.phase is Phase.FAILED for entry in cascade.job.roster):
         return None
-    return run_strategy(get_strategy(strategy), cascade.job)
+    return run_strategy(child_failed_error if strategy == TORCH else get_strategy(strategy), cascade.job)
+
+
+def child_failed_error(job: JobErrors) -> Verdict:
+    """What torch's box "Root Cause (first observed failure)" shows, of the node whose box has the earliest second.
+
+    Torch has one box a node and nobody who compares them, so that this is more than a person gets from it. Its times
+    are whole seconds, and it takes the first rank of those that are equal.
+    """
+    spoken = [item for item in job.failures if item.subject is Subject.WORKER and not item.sent_signals]
+    if not spoken:
+        return nothing_said(job, TORCH)
+    first = min(
+        spoken, key=lambda item: ((item.timestamp_ns or 0) // 10**9, item.place.group_rank or 0, item.rank or 0)
+    )
+    return verdict_for(job, first, strategy=TORCH, why=["the first that was observed"], confidence="low")
 
 
 def main(arguments: list[str]) -> int:
-    """Print the table, and with -v what went wrong; return the number of verdicts of `evidence` that are not right."""
+    """Print the tables, and with -v what went wrong; return the number of verdicts of `evidence` that are not right."""
     wanted = [argument for argument in arguments if argument != "-v"]
     table: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    decisions: Counter[str] = Counter()
     bad = 0
     for file in sorted(RECORDED.glob("*.zip")):
         if wanted and not any(file.stem.startswith(name) for name in wanted):
@@ -77,13 +125,26 @@ def main(arguments: list[str]) -> int:
         for strategy in STRATEGIES:
             verdict = verdict_of(cascade, strategy)
             outcome = judge(cascade.truth, verdict)
-            table[cascade.truth["fault"]][strategy][outcome] += 1
-            if strategy == "evidence" and outcome != "right":
-                bad += 1
-            if "-v" in arguments and strategy == "evidence" and (outcome != "right" or wanted):
-                _explain(cascade, verdict, outcome)
-    _print(table)
+            table[_row(cascade)][strategy][outcome] += 1
+            if outcome == "wrong" and verdict is not None and verdict.confidence == "high":
+                table[_row(cascade)][strategy]["sure"] += 1
+            decided = is_decided_right(cascade.truth, verdict)
+            decisions[strategy] += decided
+            if strategy != "evidence":
+                continue
+            is_good = outcome == "right" and decided
+            bad += not is_good
+            if "-v" in arguments and (not is_good or wanted):
+                _explain(cascade, verdict, f"{outcome}, decision {'right' if decided else 'WRONG'}")
+    _print(table, decisions)
     return bad
+
+
+def _row(cascade: Cascade) -> str:
+    """The fault, and what was special: cases differ in rank and number of nodes besides."""
+    fault: str = cascade.truth["fault"]
+    special = cascade.name.removeprefix(fault).partition("-rank")[0]
+    return fault + special
 
 
 def _explain(cascade: Cascade, verdict: Verdict | None, outcome: str) -> None:
@@ -100,19 +161,23 @@ def _explain(cascade: Cascade, verdict: Verdict | None, outcome: str) -> None:
         print(f"    {failure.rank} {failure.node[-9:]} {failure.what} {what} {counts} {failure.in_flight or ''}")
 
 
-def _print(table: dict[str, dict[str, Counter[str]]]) -> None:
+_WIDTH = 31
+
+
+def _print(table: dict[str, dict[str, Counter[str]]], decisions: Counter[str]) -> None:
     total: dict[str, Counter[str]] = defaultdict(Counter)
-    print(f"\n{'':24}" + "".join(f"{name:>26}" for name in STRATEGIES))
-    print(f"{'fault':24}" + f"{'right  wrong  undeterm.':>26}" * len(STRATEGIES))
+    print(f"\n{'':34}" + "".join(f"{name:>{_WIDTH}}" for name in STRATEGIES))
+    print(f"{'fault':34}" + f"{'right  wrong (sure)  undeterm.':>{_WIDTH}}" * len(STRATEGIES))
     for fault, row in sorted(table.items()):
-        print(f"{fault:24}" + "".join(_cell(row[name]) for name in STRATEGIES))
+        print(f"{fault:34}" + "".join(_cell(row[name]) for name in STRATEGIES))
         for name in STRATEGIES:
             total[name] += row[name]
-    print(f"{'all':24}" + "".join(_cell(total[name]) for name in STRATEGIES))
+    print(f"{'all':34}" + "".join(_cell(total[name]) for name in STRATEGIES))
+    print(f"{'decided right':34}" + "".join(f"{decisions[name]:>{_WIDTH - 23}}{'':23}" for name in STRATEGIES))
 
 
 def _cell(counts: Counter[str]) -> str:
-    return f"{counts['right']:>9}{counts['wrong']:>7}{counts['undetermined']:>10}"
+    return f"{counts['right']:>8}{counts['wrong']:>7}{counts['sure']:>7}{counts['undetermined']:>9}"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cascades.replay import RECORDED, judge, load, verdict_of
+from firstfault.retry import decide
+from tests.cascades.cases import CASES
+from tests.cascades.replay import RECORDED, is_decided_right, judge, load, right_decision, verdict_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,13 +18,17 @@ FILES = sorted(RECORDED.glob("*.zip"))
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_recorded_cascade(file: Path) -> None:
-    """The verdict names what the injector wrote down."""
+    """The verdict names what the injector wrote down, and the decision is right."""
     cascade = load(file)
+
     verdict = verdict_of(cascade, "evidence")
+
     said = (verdict.headline, verdict.confidence, verdict.why) if verdict is not None else None
     assert judge(cascade.truth, verdict) == "right", (cascade.truth["ranks"], cascade.truth["nodes"], said)
+    decided = decide(verdict) if verdict is not None else None
+    assert is_decided_right(cascade.truth, verdict), (decided, right_decision(cascade.truth))
 
 
-def test_the_lab_is_not_empty() -> None:
-    """The files are there."""
-    assert len(FILES) > 20
+def test_every_case_is_recorded() -> None:
+    """No case of the lab is left out, and no recording has lost its case."""
+    assert {file.stem for file in FILES} == set(CASES)

@@ -10,6 +10,7 @@ import os
 import queue
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -25,13 +26,29 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekitplugins.firstfault import Elastic
 
 
+def marks() -> Path:
+    """The folder for the truth and for signals between processes."""
+    return Path(os.environ["MARKS"])
+
+
 def _set_clock() -> None:
-    """Start this pod anew with a wall clock that is wrong, if it is the one that the case says."""
+    """Start this pod anew with a wall clock that is wrong, if it is the one that the case says.
+
+    The clock is read from a file, so that a fault may set it while the pod runs.
+    """
     pod, _, rest = os.environ.get("LAB_CLOCK", "").partition(" ")
-    if not pod or not os.environ.get("HOSTNAME", "").endswith(pod) or "FAKETIME" in os.environ:
+    if not pod or not os.environ.get("HOSTNAME", "").endswith(pod) or "FAKETIME_TIMESTAMP_FILE" in os.environ:
         return
     seconds, _, library = rest.partition(" ")
-    clock = {"LD_PRELOAD": library, "FAKETIME": seconds, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    file = marks() / "clock"
+    file.write_text(f"{seconds}\n")
+    clock = {
+        "LD_PRELOAD": library,
+        "FAKETIME_TIMESTAMP_FILE": str(file),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "clock"), os.environ.get("PYTHONPATH", "")]),
+    }
     os.execve(sys.executable, sys.orig_argv, {**os.environ, **clock})  # noqa: S606 - the same command again
 
 
@@ -43,11 +60,6 @@ TIMEOUT_S = 6
 LONG_S = 600.0
 CLEAN_UP_S = 2.5
 STRAGGLER_S = 1.0
-
-
-def marks() -> Path:
-    """The folder for the truth and for signals between processes."""
-    return Path(os.environ["MARKS"])
 
 
 def rank() -> int:
@@ -196,6 +208,72 @@ def chained() -> None:
         raise SystemError("training failed")  # noqa: B904 - a context, as people write it
 
 
+class ShardNotReady(FlyteRecoverableException):
+    """A user's own kind of a fault that passes."""
+
+
+def fetch() -> None:
+    """Fail as what passes does."""
+    raise ShardNotReady("shard 7 is not there yet")
+
+
+def recoverable_from() -> None:
+    """Say of another exception that it passes."""
+    try:
+        Path("/proc/1/shards/7").read_bytes()
+    except OSError as error:
+        raise FlyteRecoverableException("shard 7 is not there yet") from error
+
+
+def recoverable_in_finally() -> None:
+    """Raise what passes, and clean up slowly."""
+    try:
+        raise FlyteRecoverableException("shard 7 is not there yet")
+    finally:
+        dist.destroy_process_group()
+        time.sleep(CLEAN_UP_S)
+
+
+def recoverable_in_future() -> None:
+    """What passes is raised in a thread, and again where its result is asked for."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - one use
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(fetch).result()
+
+
+def plain_from_recoverable() -> None:
+    """Give up on what passes: what is raised in the end counts."""
+    try:
+        fetch()
+    except FlyteRecoverableException as error:
+        raise ValueError("given up after 3 tries") from error
+
+
+def freeze() -> None:
+    """Stop as a whole, as a process in a driver's uninterruptible sleep does."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def deadlock() -> None:
+    """Wait for the next rank, as all of them do: nobody is at fault more than the others."""
+    dist.recv(torch.zeros(1), src=(rank() + 1) % dist.get_world_size())
+
+
+def end_node() -> None:
+    """Kill everything that runs on this node at once."""
+    agent = os.getppid()
+    everybody = descendants(agent) - {os.getpid()}
+    for pid in (agent, *everybody, os.getpid()):
+        os.kill(pid, signal.SIGKILL)
+
+
+def set_clock_and_raise() -> None:
+    """Set this pod's clock an hour ahead, so that the storage refuses it from now on, and raise."""
+    (marks() / "clock").write_text("+3600\n")
+    raise ValueError("the batch has no labels")
+
+
 FAULTS: dict[str, Callable[[], Any]] = {
     "raise": lambda: (_ for _ in ()).throw(ValueError("the batch has no labels")),
     "recoverable": lambda: (_ for _ in ()).throw(FlyteRecoverableException("shard 7 is not there yet")),
@@ -224,15 +302,24 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "cuda": lambda: (_ for _ in ()).throw(RuntimeError("CUDA error: an illegal memory access was encountered")),
     "agent-killed": lambda: (os.kill(os.getppid(), signal.SIGKILL), time.sleep(LONG_S)),
     "agent-told": lambda: (os.kill(os.getppid(), signal.SIGTERM), time.sleep(LONG_S)),
+    "recoverable-subclass": fetch,
+    "recoverable-from": recoverable_from,
+    "recoverable-finally": recoverable_in_finally,
+    "recoverable-future": recoverable_in_future,
+    "plain-from-recoverable": plain_from_recoverable,
+    "frozen": freeze,
+    "deadlock": deadlock,
+    "node-killed": end_node,
+    "clock-jump": set_clock_and_raise,
 }
 """What a rank does in place of the step's collective."""
-SEVERAL = {"all-ranks": "raise", "two-ranks": "raise", "all-told": "agent-told"}
+SEVERAL = {"all-ranks": "raise", "two-ranks": "raise", "all-told": "agent-told", "all-killed": "SIGKILL"}
 """Faults of several ranks: what each of them does."""
 
 
 def is_faulty(kind: str, culprit: int) -> bool:
     """Whether this rank meets a fault of this kind."""
-    if kind == "all-ranks":
+    if kind in {"all-ranks", "all-killed", "deadlock"}:
         return True
     if kind == "all-told":
         return os.environ["LOCAL_RANK"] == "0"
@@ -243,8 +330,34 @@ def is_faulty(kind: str, culprit: int) -> bool:
     return rank() == culprit
 
 
-def meet(kind: str) -> None:
+def descendants(pid: int) -> set[int]:
+    """The processes below another one."""
+    found: set[int] = set()
+    new = {pid}
+    while new:
+        below = set()
+        for parent in new:
+            for table in Path(f"/proc/{parent}/task").glob("*/children"):
+                below |= {int(child) for child in table.read_text().split()}
+        new = below - found
+        found |= new
+    return found
+
+
+def hold_recorder(seconds: float) -> None:
+    """Stop this node's recorder, and let it go on after a while: uploads are late."""
+    for pid in descendants(os.getppid()):
+        if "firstfault.recorder" in Path(f"/proc/{pid}/cmdline").read_text():
+            os.kill(pid, signal.SIGSTOP)
+            subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {pid}"], start_new_session=True)
+            return
+    raise LookupError("this node has no recorder")
+
+
+def meet(kind: str, held: float = 0.0) -> None:
     """Write the truth down, then meet the fault."""
+    if held:
+        hold_recorder(held)
     truth(kind=kind)
     if kind == "two-ranks":
         raise ValueError(f"the batch of rank {rank()} has no labels") if rank() % 2 else KeyError(f"rank {rank()}")
@@ -252,7 +365,10 @@ def meet(kind: str) -> None:
     FAULTS[name]()
 
 
-def _train(kind: str, culprit: int, slow: int) -> float:
+def _train(kind: str, culprit: int, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
+    if early and is_faulty(kind, culprit):
+        time.sleep(1.0)  # the others wait for it by then
+        meet(kind, held)
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=TIMEOUT_S))
     total = torch.zeros(1)
     dist.barrier()
@@ -261,7 +377,7 @@ def _train(kind: str, culprit: int, slow: int) -> float:
     for step in range(STEPS):
         faulty = step == FAULT_STEP and bool(kind) and is_faulty(kind, culprit)
         if faulty:
-            meet(kind)
+            meet(kind, held)
         if not (faulty and kind == "skip"):
             part = torch.ones(3)
             try:
@@ -277,19 +393,19 @@ def _train(kind: str, culprit: int, slow: int) -> float:
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
-def two_by_two(kind: str = "", culprit: int = 3, slow: int = -1) -> float:
+def two_by_two(kind: str = "", culprit: int = 3, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
     """Two nodes of two workers."""
-    return _train(kind, culprit, slow)
+    return _train(kind, culprit, slow, early, held)
 
 
 @task(task_config=Elastic(nnodes=4, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
-def four_by_two(kind: str = "", culprit: int = 3, slow: int = -1) -> float:
+def four_by_two(kind: str = "", culprit: int = 3, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
     """Four nodes of two workers."""
-    return _train(kind, culprit, slow)
+    return _train(kind, culprit, slow, early, held)
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", max_restarts=1, increase_shared_mem=False))
 def restarted(kind: str = "", culprit: int = 3, rounds: int = 2) -> float:
     """Two nodes of two workers, with one restart; the fault comes in the first `rounds` rounds."""
     again = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < rounds
-    return _train(kind if again else "", culprit, -1)
+    return _train(kind if again else "", culprit)

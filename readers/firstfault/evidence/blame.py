@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from firstfault.evidence.classify import Pointer
     from firstfault.evidence.standing import Finding
-    from firstfault.model import JobErrors
+    from firstfault.model import CausedBy, JobErrors
 
 __all__ = ["Blame", "blame_of"]
 
@@ -23,8 +23,8 @@ class Blame:
 
     ranks: Counter[int] = field(default_factory=Counter)
     nodes: Counter[str] = field(default_factory=Counter)
-    told: Counter[int | str] = field(default_factory=Counter)
-    """Rank, or else node, that the agents were told of when they stopped their workers."""
+    told: Counter[CausedBy] = field(default_factory=Counter)
+    """Whose failure the agents were told of when they stopped their workers: the first that somebody noticed."""
 
     def of(self, finding: Finding) -> int:
         """Return how many others name this failure's process, or its node."""
@@ -33,8 +33,8 @@ class Blame:
 
     def was_told(self, finding: Finding) -> bool:
         """Whether it is what the agents told each other: the first to be noticed, which need not be the first."""
-        rank = finding.failure.rank
-        return self.told[finding.failure.node if rank is None else rank] > 0
+        rank, node = finding.failure.rank, finding.failure.node
+        return any(cause.rank == rank if cause.rank is not None else cause.node == node for cause in self.told)
 
 
 def blame_of(job: JobErrors, findings: Iterable[Finding]) -> Blame:
@@ -44,8 +44,7 @@ def blame_of(job: JobErrors, findings: Iterable[Finding]) -> Blame:
     for finding in findings:
         failure = finding.failure
         if failure.caused_by is not None:
-            cause = failure.caused_by
-            blame.told[cause.rank if cause.rank is not None else cause.node] += 1
+            blame.told[failure.caused_by] += 1
         if finding.pointer is None:
             continue
         rank = finding.pointer.rank

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.stacks import Stood, where_it_stood
+from firstfault.evidence.standing import Standing
+from firstfault.keys import ErrorKey
 from firstfault.model import Phase, Subject
 
 if TYPE_CHECKING:
@@ -14,9 +16,9 @@ if TYPE_CHECKING:
 
     from firstfault.evidence.blame import Blame
     from firstfault.evidence.standing import Finding
-    from firstfault.model import JobErrors, WorkerError
+    from firstfault.model import JobErrors, Receipt, WorkerError
 
-__all__ = ["Silent", "hung", "lost_documents", "silent_nodes_of"]
+__all__ = ["Silent", "hung", "lost_documents", "silent_nodes_of", "told_of"]
 
 _MANY = 3
 """More silent ranks than this are not one fault."""
@@ -43,7 +45,7 @@ def hung(findings: Sequence[Finding]) -> list[Silent]:
     """
     alive = [finding.failure for finding in findings if finding.failure.subject is Subject.WORKER]
     reasons: dict[int, list[str]] = defaultdict(list)
-    for rank, why in (*_behind(alive), *_apart(alive), *_elsewhere(alive), *_threads(alive)):
+    for rank, why in (*_behind(alive), *_apart(alive), *_elsewhere(alive), *_threads(alive), *_frozen(alive)):
         reasons[rank].append(why)
     by_rank = {failure.rank: failure for failure in alive}
     return [
@@ -113,20 +115,65 @@ def _threads(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
     ]
 
 
-def lost_documents(job: JobErrors) -> list[Silent]:
-    """Return the ranks of nodes that are done of which nothing could be read, though they are known to have failed."""
-    heard = {failure.rank for failure in job.failures}
+def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
+    """The ranks that answered nothing, neither with a stack nor with counters, and had to be killed; others did."""
+    deaf = {
+        failure.rank
+        for failure in alive
+        if failure.rank is not None
+        and any(sent.signal == "SIGKILL" for sent in failure.sent_signals)
+        and not failure.collectives
+        and where_it_stood(failure).stood is Stood.UNKNOWN
+    }
+    if not deaf or len(deaf) > _MANY or len(deaf) * 2 > len(alive):
+        return []
+    return [(rank, "it answered no signal, and had to be killed") for rank in sorted(deaf)]
+
+
+def lost_documents(job: JobErrors, findings: Sequence[Finding], blame: Blame) -> list[Silent]:
+    """Return the ranks that are known to have failed, of which nothing could be read.
+
+    Not those whose document has a name that says that it was a victim's: its fingerprint is that of others that could
+    be read. Among many, those that somebody names.
+    """
+    present = {document.name for failure in job.failures for document in failure.documents}
+    heard = {(failure.node, failure.rank) for failure in job.failures}
+    of_victims = {finding.failure.fingerprint for finding in findings if finding.standing >= Standing.UNCLEAR}
     found = []
     for entry in job.roster:
         if entry.phase is not Phase.FAILED:
             continue
-        lost = {receipt.rank: receipt for receipt in entry.receipts if not receipt.durable and not receipt.withdrawn}
+        node = entry.place.node
+        lost = {item.rank: item for item in entry.receipts if not item.withdrawn and item.name not in present}
         for rank in entry.ranks:
-            if rank in heard:
+            if (node, rank) in heard or _is_as_others(lost.get(rank), of_victims):
                 continue
-            reason = lost[rank].error if rank in lost else "its document is missing"
-            found.append(Silent(f"nothing could be read of it ({reason})", 1, rank, entry.place.node, None, "unknown"))
+            reason = lost[rank].error if rank in lost else ""
+            why = f"nothing could be read of it ({reason or 'its document is missing'})"
+            found.append(Silent(why, 1 + (blame.ranks[rank] > 0), rank, node, None, "unknown"))
+    if len(found) > _MANY:
+        found = [item for item in found if item.weight > 1]
     return found if len(found) <= _MANY else []
+
+
+def _is_as_others(lost: Receipt | None, of_victims: set[str]) -> bool:
+    """Whether a document's name says that it tells the same as those of victims."""
+    key = ErrorKey.parse(lost.name) if lost is not None else None
+    return key is not None and any(item.endswith(f":{key.fingerprint}") for item in of_victims if key.fingerprint)
+
+
+def told_of(job: JobErrors, blame: Blame) -> list[Silent]:
+    """Return whom most agents were told of when they stopped their workers, if no document says that it failed."""
+    if not blame.told:
+        return []
+    (cause, count) = max(blame.told.items(), key=lambda item: (item[1], item[0].node, item[0].rank or 0))
+    if any((failure.node, failure.rank) == (cause.node, cause.rank) for failure in job.failures):
+        return []
+    stopped = [failure for failure in job.failures if failure.caused_by == cause]
+    reasons = Counter(sent.reason for failure in stopped for sent in failure.sent_signals[:1])
+    reason = max(reasons.items(), key=lambda item: (item[1], item[0]))[0] if reasons else "no reason was given"
+    why = f"{count} workers were stopped because of it ({reason}), but its own document is missing"
+    return [Silent(why, 2, cause.rank, cause.node, None, "unknown" if cause.rank is not None else "node_lost")]
 
 
 def silent_nodes_of(job: JobErrors, blame: Blame) -> list[Silent]:

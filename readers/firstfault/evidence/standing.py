@@ -22,6 +22,8 @@ __all__ = ["Finding", "Standing", "findings_of"]
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception meets because it meets no other."""
+_WAIT = "hang"
+"""Category of the signatures of a wait in vain."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
 """What the handler of a signal raises."""
 _CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGKILL"}
@@ -65,6 +67,8 @@ class Finding:
     """A signature knows this very fault, rather than that it is an exception."""
     in_flight: bool = False
     """The exception had not left the task function when its process was stopped."""
+    waited: bool = False
+    """It waited in vain for somebody, until its time was up."""
 
 
 def findings_of(job: JobErrors) -> tuple[Finding, ...]:
@@ -119,9 +123,11 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
         return Finding(failure, Standing.OWN_FAULT, why, _precise(found), found.pointer, _is(found), in_flight)
     if found.role is Role.SECONDARY:
         why = f"names somebody else ({found.signature}): {found.why}"
-        return Finding(failure, Standing.CONSEQUENCE, why, "", found.pointer, in_flight=in_flight)
+        waited = found.category == _WAIT
+        return Finding(failure, Standing.CONSEQUENCE, why, "", found.pointer, in_flight=in_flight, waited=waited)
     why = f"can be read in both ways ({found.signature or 'unknown text'}): {found.why}"
-    return Finding(failure, Standing.UNCLEAR, why, found.category, found.pointer, in_flight=in_flight)
+    waited = found.category == _WAIT
+    return Finding(failure, Standing.UNCLEAR, why, found.category, found.pointer, in_flight=in_flight, waited=waited)
 
 
 def _of_death(failure: WorkerError, gone: set[str]) -> Finding:
@@ -139,8 +145,9 @@ def _of_death(failure: WorkerError, gone: set[str]) -> Finding:
     if signal == "SIGABRT":
         if said is not None and said.role is Role.SECONDARY:
             return Finding(failure, Standing.CONSEQUENCE, f"aborted over a peer ({said.signature})", "", said.pointer)
-        if said is not None and said.category == "hang":
-            return Finding(failure, Standing.UNCLEAR, f"aborted over a wait ({said.signature})", "hang", said.pointer)
+        if said is not None and said.category == _WAIT:
+            why = f"aborted over a wait ({said.signature})"
+            return Finding(failure, Standing.UNCLEAR, why, said.category, said.pointer, waited=True)
         return Finding(failure, Standing.OWN_EXIT, "aborted, which its agent had not asked for")
     if failure.exit_code == 1:
         return Finding(failure, Standing.UNCLEAR, "exited with code 1, which says nothing of why")
@@ -153,7 +160,8 @@ def _of_text(failure: WorkerError) -> Finding:
     if found.role is Role.SECONDARY:
         return Finding(failure, Standing.CONSEQUENCE, f"names somebody else ({found.signature})", "", found.pointer)
     if found.role is Role.AMBIGUOUS and found.signature:
-        return Finding(failure, Standing.UNCLEAR, f"can be read in both ways ({found.signature})", found.category)
+        why, waited = f"can be read in both ways ({found.signature})", found.category == _WAIT
+        return Finding(failure, Standing.UNCLEAR, why, found.category, waited=waited)
     return Finding(failure, Standing.OWN_FAULT, "has a file of Flyte's own", _precise(found), found.pointer, _is(found))
 
 

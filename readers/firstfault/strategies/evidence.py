@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.blame import blame_of
 from firstfault.evidence.clocks import Clocks
-from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of
+from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of, told_of
 from firstfault.evidence.standing import Finding, Standing, findings_of
 from firstfault.model import Scope, Subject, Suspect, Verdict
 from firstfault.strategies._verdict import undetermined, verdict_for, victims_of, who
@@ -164,20 +164,22 @@ def _with_category(verdict: Verdict, finding: Finding) -> Verdict:
 
 def _nobody_by_itself(job: JobErrors, findings: Sequence[Finding], clocks: Clocks, blame: Blame) -> Verdict:
     unclear = [finding for finding in findings if finding.standing is Standing.UNCLEAR]
-    waited = any(finding.category == "hang" for finding in unclear)
-    # nobody hangs for whom nobody waited in vain: a process that died by itself stops all the others where they stand
-    silent = _heaviest(silent_nodes_of(job, blame) or (hung(findings) if waited else []), blame)
+    waited = any(finding.waited for finding in findings)
+    # nobody hangs for whom nobody waited in vain: a process that died by itself stops all the others where they stand;
+    # who is noticed first says something only where nobody had to wait
+    silent = told_of(job, blame) if not waited else []
+    silent = silent or _heaviest(silent_nodes_of(job, blame) or (hung(findings) if waited else []), blame)
     # what waited is no suspect; what aborted or exited is, unless its node's agent says that others had gone before
     left = {finding.failure.node for finding in findings if finding.failure.subject is Subject.AGENT}
-    deaths = [finding for finding in unclear if finding.category != "hang" and finding.failure.node not in left]
+    deaths = [finding for finding in unclear if not finding.waited and finding.failure.node not in left]
     unclear = deaths or [finding for finding in unclear if finding.failure.node not in left]
-    lost = lost_documents(job) if not silent else []
+    lost = lost_documents(job, findings, blame) if not silent else []
     if len(silent) == 1 or (not silent and not deaths and len(lost) == 1):
         return _silent_verdict(job, (silent or lost)[0], findings)
     if not silent and not lost and len(unclear) == 1:
         only = unclear[0]
         why = [f"{who(only.failure)} {only.why}", "nobody else failed by itself", *clocks.sentences()]
-        confidence = "medium" if job.coverage.complete and only.category != "hang" else "low"
+        confidence = "medium" if job.coverage.complete and not only.waited else "low"
         return _with_category(verdict_for(job, only.failure, strategy=_NAME, why=why, confidence=confidence), only)
     silent = silent or lost
     suspects = [Suspect(item.why, item.rank, item.node or None) for item in silent[:_MAX_SUSPECTS]]
