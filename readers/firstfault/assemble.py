@@ -273,13 +273,17 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
 
 def _merge(group: Sequence[WorkerError]) -> WorkerError:
     """One failure out of what several documents say: the worker's own word first, then what its agent saw."""
+    if len(group) == 1:
+        (only,) = group
+        return only if only.fingerprint else replace(only, fingerprint=fingerprint_of(only))
     ordered = sorted(group, key=lambda item: (_AUTHORITY[item.writer], item.in_flight, _time_order(item)))
     own = _own_words(ordered)
     merged = _what_was_meant(own)
     earliest = min(own, key=_time_order)
     merged = replace(merged, **{name: getattr(earliest, name) for name in _CLOCK})
     for other in ordered:
-        merged = replace(merged, **_what_it_adds(merged, other))
+        added = _what_it_adds(merged, other)
+        merged = replace(merged, **added) if added else merged
     return replace(
         merged,
         in_flight=merged.in_flight and not any(map(_is_final, group)),
@@ -393,7 +397,10 @@ def _coverage(
     expected = expected_nodes or max(known, default=0) or None
     done = _done(roster)
     joined = {_node_key(entry.place.node, entry.place.group_rank) for entry in roster}
-    heard = {_reporter(failure, joined): failure for failure in failures}
+    by_name: dict[str, _NodeKey] = {}
+    for key in sorted(joined, key=_order_of):
+        by_name.setdefault(key[0], key)
+    heard = {_reporter(failure, by_name): failure for failure in failures}
     heard.pop(None, None)
     reported = set(heard) | done
     # without a roster (a copied folder) documents are all there is; a pod without firstfault says all in its one file
@@ -417,13 +424,13 @@ def _coverage(
     )
 
 
-def _reporter(failure: WorkerError, joined: set[_NodeKey]) -> _NodeKey | None:
+def _reporter(failure: WorkerError, joined: dict[str, _NodeKey]) -> _NodeKey | None:
     """The node that a document is from; None for a nameless file where the nodes are known."""
     place = failure.place
     node = place.node or failure.worker
     if place.group_rank is None and node:
         # without a rank of its own: the node of that name that took part, if one did
-        return min((key for key in joined if key[0] == node), default=(node, None), key=_order_of)
+        return joined.get(node, (node, None))
     if place.group_rank is None and joined:
         return None
     return (node or (failure.documents[0].name if failure.documents else ""), place.group_rank)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "CATEGORIES",
+    "TOLD_TO_GO",
     "CausedBy",
     "CollectiveProgress",
     "Coverage",
@@ -179,6 +180,11 @@ class SentSignal:
 
     signal: str
     reason: str
+    """For a person; of fixed texts, `TOLD_TO_GO`."""
+
+
+TOLD_TO_GO = "its agent was told to go"
+"""The reason of an agent that stops its workers because its pod has to end."""
 
 
 @dataclass(frozen=True, slots=True)

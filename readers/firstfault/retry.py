@@ -15,6 +15,8 @@ from firstfault.model import CATEGORIES, Decision, Kind, Origin, Scope, Verdict,
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from firstfault.model import Resources, WorkerError
+
 __all__ = [
     "RetryContext",
     "RetryPolicy",
@@ -24,8 +26,10 @@ __all__ = [
     "default_policy",
     "exhausted",
     "explicit",
+    "host_evidence",
     "never",
     "on_category",
+    "same_fault_again",
     "same_fault_everywhere",
 ]
 
@@ -39,6 +43,8 @@ class RetryContext:
     """The task's `retries`; None: not known."""
     pods_alive: bool = True
     """Whether pods live to seal the verdict, so that stock Flyte reads it. False after a pod died as a whole."""
+    previous_fingerprint: str = ""
+    """Of the verdict on the attempt before; empty: there was none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +206,56 @@ def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> PolicyBase:
     return _Function(on_category_)
 
 
+def host_evidence() -> PolicyBase:
+    """Retry on the system's budget if the machine is at fault, by more than a text that a program could have made.
+
+    The kernel's OOM killer struck although the container was below its limit; or a GPU's driver reported a fault of the
+    hardware: the exception came out of native code or of torch's own, or the process died of it.
+    """
+
+    def host_evidence_(verdict: Verdict, context: RetryContext) -> Vote:
+        del context
+        root = verdict.root
+        if root is not None and verdict.category == "host_oom" and _is_hosts_memory(root.resources):
+            return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
+        if root is not None and verdict.category == "gpu_hardware" and _is_from_below(root):
+            return Vote(retry=True, reason=f"gpu_hardware: {CATEGORIES['gpu_hardware']}", origin=Origin.SYSTEM)
+        return Vote(retry=False, reason="nothing shows that the machine is at fault")
+
+    return _Function(host_evidence_)
+
+
+def _is_hosts_memory(resources: Resources) -> bool:
+    if not resources.oom_kill:
+        return False
+    limit, peak = resources.memory_limit_bytes, resources.memory_peak_bytes
+    return limit is None or (peak is not None and peak < limit * _NEAR_THE_LIMIT)
+
+
+def _is_from_below(root: WorkerError) -> bool:
+    """Whether no `raise` of the program's own made the text, which would prove nothing about the machine."""
+    if root.exception is None:
+        return root.writer is Writer.AGENT and bool(root.log_tail)
+    if not root.exception.frames:
+        return False  # nobody can tell
+    innermost = root.exception.frames[-1]
+    return "/torch/" in innermost.file or (bool(innermost.code) and not innermost.code.startswith("raise"))
+
+
+def same_fault_again() -> PolicyBase:
+    """True if the attempt before failed with the same fault, by its fingerprint; for use with `~`."""
+
+    def same_fault_again_(verdict: Verdict, context: RetryContext) -> Vote:
+        same = _is_again(verdict, context)
+        return Vote(retry=same, reason=_AGAIN if same else "not the fault of the attempt before")
+
+    return _Function(same_fault_again_)
+
+
+def _is_again(verdict: Verdict, context: RetryContext) -> bool:
+    return bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
+
+
 def exhausted() -> PolicyBase:
     """True if the task's `retries` are used up."""
 
@@ -216,11 +272,15 @@ def same_fault_everywhere() -> PolicyBase:
 
     def same_fault_everywhere_(verdict: Verdict, context: RetryContext) -> Vote:
         del context
-        world = verdict.root.place.world_size if verdict.root is not None else 0
-        same = verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
-        return Vote(retry=same, reason="the same fault on all ranks" if same else "not the same fault on all ranks")
+        same = _is_everywhere(verdict)
+        return Vote(retry=same, reason=_EVERYWHERE if same else "not the same fault on all ranks")
 
     return _Function(same_fault_everywhere_)
+
+
+def _is_everywhere(verdict: Verdict) -> bool:
+    world = verdict.root.place.world_size if verdict.root is not None else 0
+    return verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
 
 
 def never() -> PolicyBase:
@@ -236,12 +296,17 @@ def never() -> PolicyBase:
 def default_policy() -> PolicyBase:
     """Return firstfault's default, in this order.
 
-    What was raised as recoverable is retried on the user's budget; what came from outside or took a node along, on the
-    system's; everything else is not retried. A text alone never moves a job to the system's budget.
+    What was raised as recoverable is retried on the user's budget; what came from outside, took a node along or is
+    proven to be the machine's, on the system's; everything else is not retried. A text alone never moves a job to the
+    system's budget.
     """
-    return explicit() | on_category("preemption", "node_lost") | declared()
+    return explicit() | on_category("preemption", "node_lost") | host_evidence() | declared()
 
 
+_AGAIN = "the attempt before failed with the same fault"
+_EVERYWHERE = "the same fault on all ranks"
+_NEAR_THE_LIMIT = 0.95
+"""Part of its limit above which a container ran out of its own memory."""
 _UNDETERMINED = "the root cause is undetermined; stock Flyte would not retry either"
 
 
@@ -255,7 +320,9 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         reason = f"{vote.reason}; the {'system' if origin is Origin.SYSTEM else 'user'}'s retry budget pays"
     else:
         origin = root.origin if root is not None else Origin.USER
-        reason = vote.reason if policy is not None else (_plain_no(verdict) if root is not None else _UNDETERMINED)
+        reason = vote.reason if policy is not None else _plain_no(verdict)
+    if _is_again(verdict, context) and _AGAIN not in reason:
+        reason = f"{reason}; {_AGAIN}"
     return Decision(
         retry=vote.retry,
         kind=Kind.RECOVERABLE if vote.retry else Kind.NON_RECOVERABLE,
@@ -266,5 +333,9 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
 
 
 def _plain_no(verdict: Verdict) -> str:
+    if verdict.scope is Scope.UNDETERMINED:
+        return _UNDETERMINED
+    if _is_everywhere(verdict):
+        return f"{_EVERYWHERE}, which another attempt would meet again"
     meaning = CATEGORIES.get(verdict.category, verdict.category)
     return f"nothing says that another attempt would end differently ({verdict.category}: {meaning})"

@@ -85,7 +85,7 @@ def right_decision(truth: dict[str, Any]) -> tuple[bool, Origin | None]:
 def is_decided_right(truth: dict[str, Any], verdict: Verdict | None) -> bool:
     """Whether firstfault's default policy decides as it should on this verdict."""
     if verdict is None:
-        return truth["scope"] == "none"
+        return bool(truth["scope"] == "none")
     decision = decide(verdict)
     return (decision.retry, decision.origin if decision.retry else None) == right_decision(truth)
 

@@ -35,6 +35,7 @@ from firstfault.model import (
     Phase,
     Place,
     Resources,
+    SentSignal,
     Subject,
     Writer,
 )
@@ -133,12 +134,14 @@ def test_a_signal_of_unknown_origin_is_not_the_agents() -> None:
         (-15, (), -1, False),
         (-15, (0,), 5, True),
         (-15, (0, 1), 5, False),
-        (-11, (), 5, False),
-        (-6, (), 5, False),
+        (-11, (), 5, True),
+        (-6, (), 5, True),
+        (-11, (), -1, False),
+        (-11, (1,), 5, False),
     ],
 )
 def test_what_a_stop_has_ended(exit_code: int, first: tuple[int, ...], after_ns: int, by_us: bool) -> None:
-    """A stop has ended what ended after it began, by a signal to stop or an exit; not a crash, nor those that failed.
+    """A stop has ended what ended after it began, be it by a crash in the clean-up; not those that failed before.
 
     The first to fail are its reason, however late their processes end.
     """
@@ -173,7 +176,15 @@ def test_what_was_seen_before_a_stop() -> None:
     assert (failure.collectives, failure.caused_by) == (seen.collectives, cause)
     crashed = about_death(_death(1, -11), PLACE, stop=stop, fatal_stack="where it crashed")
     assert [dump.text for dump in crashed.stack_dumps] == ["where it crashed"]
-    assert crashed.caused_by is None
+
+
+def test_a_crash_while_being_stopped() -> None:
+    """It keeps its signal, and says which one the agent had sent before: a reader need not take it for a root."""
+    death = _death(1, -11)
+    failure = about_death(death, PLACE, stop=Stop(STOPPED, death.monotonic_ns - 1))
+    assert failure.signal == "SIGSEGV"
+    assert failure.sent_signals == (SentSignal("SIGTERM", STOPPED),)
+    assert "was ended by SIGSEGV while its agent stopped it" in failure.message
 
 
 @pytest.mark.parametrize(
@@ -368,12 +379,12 @@ def test_half_a_file_of_torchs(start: Callable[..., ReportingAgent]) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "exit_code", "stopped"),
-    [("dies", -15, True), ("exits", 7, True), ("is deaf", -9, True), ("crashes", -11, False)],
+    [("dies", -15, True), ("exits", 7, True), ("is deaf", -9, True), ("crashes", -11, True)],
 )
 def test_the_answer_to_being_stopped(
     answer: str, exit_code: int, stopped: bool, start: Callable[..., ReportingAgent], prefix: Prefix
 ) -> None:
-    """Whatever a worker does when it is stopped, it was stopped, unless it crashes; one that does nothing is killed."""
+    """Whatever a worker does when it is stopped, it was stopped; one that does nothing is killed."""
     agent = start(answer, "dies", stop_seconds=0.5 if answer == "is deaf" else LONG_S)
     _kill(agent, 1)
     _look(agent)

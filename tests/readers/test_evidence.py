@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.evidence.standing import Standing, findings_of
+from firstfault.keys import ErrorKey
 from firstfault.model import (
+    TOLD_TO_GO,
     CausedBy,
     CollectiveProgress,
     DocumentRef,
@@ -307,6 +309,88 @@ def test_a_document_that_was_lost() -> None:
     """All the others name somebody, and one rank of a node that is done has nothing on record."""
     verdict = evidence(done(victim(0), victim(1), victim(2)))
     assert names(verdict) == ("rank", (3,), "medium")
+
+
+def _lost(rank: int, fingerprint: str) -> Receipt:
+    """What an agent says of a document that could not be uploaded; its name tells the fingerprint."""
+    return Receipt(str(ErrorKey(0, 1, rank, rank // 2, fingerprint, 1, "0" * 32)), durable=False, rank=rank)
+
+
+def test_lost_documents_of_victims() -> None:
+    """Of several documents that were lost, the names of some say that they told what other victims tell."""
+    heard = [replace(victim(rank), fingerprint="1:" + "a" * 12) for rank in (0, 1, 2)]
+    entry = make_presence(Phase.FAILED, node="worker-2", group_rank=2, nodes=3, ranks=(4, 5))
+    entry = replace(entry, receipts=(_lost(4, "a" * 12), _lost(5, "b" * 12)))
+    job = done(*heard, died(3, "SIGTERM", -15, sent_signals=(SentSignal("SIGTERM", "rank 5 failed"),)))
+    verdict = evidence(replace(job, roster=(*job.roster, entry)))
+    assert names(verdict) == ("rank", (5,), "medium")
+
+
+def test_whom_the_agents_were_told_of() -> None:
+    """The root's document is missing and its node's last word too: the others were stopped because of it."""
+    told = {
+        "caused_by": CausedBy(3, "worker-1", ""),
+        "sent_signals": (SentSignal("SIGTERM", "rank 3 failed: KeyError"),),
+    }
+    roster = (make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(2, 3)),)
+    verdict = evidence(done(stopped(0), replace(stopped(1), **told), replace(stopped(2), **told), roster=roster))
+    assert names(verdict) == ("rank", (3,), "medium")
+    assert "rank 3 failed: KeyError" in verdict.headline
+    # whoever is told of and can be heard is no missing root
+    heard = evidence(done(victim(3), replace(stopped(1), **told), replace(stopped(2), **told), roster=roster))
+    assert heard.ranks != (3,)
+
+
+def test_whom_the_agents_were_told_of_is_not_the_root_of_a_wait() -> None:
+    """Who is noticed first when all wait is the first whose time is up: it says nothing."""
+    told = {"caused_by": CausedBy(0, "worker-0", "")}
+    hung = stopped(3, IN_SLEEP, **_count(5))
+    verdict = evidence(done(waited(1, **_count(6)), replace(stopped(2, IN_COLLECTIVE, **_count(6)), **told), hung))
+    assert verdict.ranks == (3,)
+
+
+def test_a_node_that_was_told_to_go_and_could_not_say_so() -> None:
+    """Its workers' documents tell why they were stopped."""
+    to_go = (SentSignal("SIGTERM", TOLD_TO_GO),)
+    verdict = evidence(done(*(replace(stopped(rank), sent_signals=to_go) for rank in (2, 3)), victim(0), stopped(1)))
+    assert (verdict.scope, verdict.node, verdict.category) == (Scope.EXTERNAL, "worker-1", "preemption")
+
+
+def test_a_rank_that_is_frozen() -> None:
+    """It answered nothing and had to be killed, while the others waited for it."""
+    killed = replace(stopped(3), signal="SIGKILL", exit_code=-9, sent_signals=(SentSignal("SIGKILL", "another one"),))
+    verdict = evidence(done(*(waited(rank, **_count(6)) for rank in (0, 1, 2)), killed))
+    assert (names(verdict), verdict.category) == (("rank", (3,), "medium"), "hang")
+    assert "it answered no signal" in verdict.headline
+
+
+def test_a_rank_that_never_joined() -> None:
+    """The others wait at the store for its key, each until its time is up."""
+    late = [
+        own(rank, 6000, "torch.distributed.DistStoreError", "wait timeout after 6000ms, keys: /default_pg/0//cpu//0/3")
+        for rank in (0, 1, 2)
+    ]
+    verdict = evidence(done(*late, stopped(3, IN_SLEEP)))
+    assert (names(verdict), verdict.category) == (("rank", (3,), "medium"), "hang")
+
+
+def _crashed_while_stopped(rank: int) -> WorkerError:
+    return replace(stopped(rank), signal="SIGSEGV", exit_code=-11)
+
+
+def test_a_crash_while_being_stopped() -> None:
+    """A root cause only if there is no other, and nobody had waited: then its agent may have noticed it too late."""
+    assert evidence(done(own(0), _crashed_while_stopped(1), victim(2), victim(3))).ranks == (0,)
+    assert evidence(done(victim(0), _crashed_while_stopped(1), victim(2), victim(3))).ranks == (1,)
+    everybody = [waited(rank, **_count(6)) for rank in (0, 1, 2)]
+    assert evidence(done(*everybody, _crashed_while_stopped(3))).scope is Scope.UNDETERMINED
+
+
+def test_a_text_that_could_not_be_read() -> None:
+    """Of a type that torch raises too: it is no evidence against a death that nobody asked for."""
+    unread = own(0, 0, "RuntimeError", "<no text: reading the exception took too long>")
+    assert evidence(done(unread, died(3, "SIGABRT", -6), victim(1), victim(2))).ranks == (3,)
+    assert evidence(done(own(0, 0, "MyError", unread.exception.message if unread.exception else ""))).ranks == (0,)
 
 
 def test_pointers_that_lie() -> None:

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.errors import UsageError
-from firstfault.model import CATEGORIES, Decision, Kind, Origin, Scope, Verdict, WorkerError, Writer
+from firstfault.model import (
+    CATEGORIES,
+    Decision,
+    ExceptionInfo,
+    FrameInfo,
+    Kind,
+    Origin,
+    Resources,
+    Scope,
+    Verdict,
+    WorkerError,
+    Writer,
+)
 from firstfault.retry import (
     RetryContext,
     RetryPolicy,
@@ -18,8 +30,10 @@ from firstfault.retry import (
     default_policy,
     exhausted,
     explicit,
+    host_evidence,
     never,
     on_category,
+    same_fault_again,
     same_fault_everywhere,
 )
 from firstfault.strategies import get_strategy, run_strategy, undetermined
@@ -216,6 +230,7 @@ def test_same_fault_everywhere_is_what_majority_finds() -> None:
 # --- the default ----------------------------------------------------------------------------------------------------
 
 _STOCK = {"writer": Writer.STOCK, "exception": None}
+_PAYS = {"gpu_hardware": Origin.SYSTEM}
 _DEFAULT = {
     "a plain exception": ({}, False, Origin.USER),
     "raised as recoverable": ({"kind": Kind.RECOVERABLE}, True, Origin.USER),
@@ -242,7 +257,8 @@ _DEFAULT = {
         Origin.USER,
     ),
     **{
-        f"the category {name}": ({"category": name}, False, Origin.USER)
+        # on a document whose exception came out of native code
+        f"the category {name}": ({"category": name}, name == "gpu_hardware", _PAYS.get(name, Origin.USER))
         for name in CATEGORIES
         if name not in {"preemption", "node_lost"}
     },
@@ -289,6 +305,79 @@ def test_the_reason(changes: dict[str, Any], reason: str) -> None:
     assert decide(_verdict(make_error(3, **changes))).reason == reason
 
 
+def _memory(oom_kill: int | None, peak: int | None, limit: int | None) -> WorkerError:
+    resources = Resources(oom_kill=oom_kill, memory_peak_bytes=peak, memory_limit_bytes=limit)
+    return replace(make_error(3, signal="SIGKILL", category="host_oom"), resources=resources)
+
+
+@pytest.mark.parametrize(
+    ("root", "retry"),
+    [
+        (_memory(1, 50, 100), True),
+        (_memory(1, 50, None), True),
+        (_memory(1, 99, 100), False),
+        (_memory(1, None, 100), False),
+        (_memory(0, 50, 100), False),
+        (_memory(None, 50, 100), False),
+    ],
+    ids=["below the limit", "no limit", "at the limit", "peak unknown", "no kill", "unknown"],
+)
+def test_memory_that_the_host_lacks(root: WorkerError, retry: bool) -> None:
+    """A container that was killed below its own limit is the host's fault; one at its limit met its own."""
+    decision = decide(_verdict(root))
+    assert decision.retry is retry
+    assert not retry or decision.origin is Origin.SYSTEM
+
+
+def _of_the_gpu(file: str, code: str, **changes: Any) -> WorkerError:
+    frames = (FrameInfo("train.py", 3, "step", "model(batch)"), FrameInfo(file, 9, "forward", code))
+    exception = ExceptionInfo("RuntimeError", "CUDA error: uncorrectable ECC error encountered", frames=frames)
+    return replace(make_error(3), exception=exception, category="gpu_hardware", **changes)
+
+
+@pytest.mark.parametrize(
+    ("root", "retry"),
+    [
+        (_of_the_gpu("train.py", "loss.backward()"), True),
+        (_of_the_gpu("/venv/site-packages/torch/cuda/__init__.py", "raise AcceleratorError(text)"), True),
+        (_of_the_gpu("train.py", 'raise RuntimeError("ECC error")'), False),
+        (_of_the_gpu("train.py", ""), False),
+        (replace(_of_the_gpu("", ""), exception=None, writer=Writer.AGENT, log_tail="Xid 79"), True),
+        (replace(_of_the_gpu("", ""), exception=None, writer=Writer.AGENT), False),
+        (replace(_of_the_gpu("", ""), exception=ExceptionInfo("RuntimeError", "ECC error")), False),
+    ],
+    ids=["native code", "torch", "the program's raise", "no source", "log of a death", "nothing", "no frames"],
+)
+def test_a_gpu_that_is_broken(root: WorkerError, retry: bool) -> None:
+    """What the driver says is evidence; the same text in an exception of the program's own is none."""
+    decision = decide(_verdict(root))
+    assert decision.retry is retry
+    assert not retry or (decision.origin is Origin.SYSTEM and "gpu_hardware" in decision.reason)
+
+
+def test_the_same_fault_again() -> None:
+    """The decision says that the attempt before failed in the same way; a policy can make that a reason to stop."""
+    recoverable = _verdict(make_error(3, kind=Kind.RECOVERABLE, exception="flytekit.FlyteRecoverableException"))
+    again = RetryContext(attempt=1, retries=5, previous_fingerprint=recoverable.fingerprint)
+    other = replace(again, previous_fingerprint="1:000000000000")
+    policy = explicit() & ~same_fault_again()
+
+    assert decide(recoverable, None, again).retry
+    assert decide(recoverable, None, again).reason.endswith("; the attempt before failed with the same fault")
+    assert not decide(recoverable, policy, again).retry
+    assert "the attempt before failed with the same fault" in decide(recoverable, policy, again).reason
+    for context in (other, _CONTEXT):
+        assert decide(recoverable, policy, context).retry
+        assert "attempt before" not in decide(recoverable, None, context).reason
+
+
+def test_the_same_fault_on_all_ranks_is_the_reason() -> None:
+    """Where all ranks failed with one fault the decision gives that as its reason."""
+    roots = [replace(make_error(rank), place=replace(make_error(rank).place, world_size=2)) for rank in (0, 1)]
+    verdict = run_strategy(get_strategy("majority"), make_job(*roots))
+    assert decide(verdict).reason == "the same fault on all ranks, which another attempt would meet again"
+
+
 def test_undetermined_is_said_plainly() -> None:
     """Where nobody knows the root cause there is no retry, and the reason says that."""
     decision = decide(undetermined(make_job(), "earliest"))
@@ -301,7 +390,18 @@ def test_undetermined_is_said_plainly() -> None:
     )
 
 
-@pytest.mark.parametrize("policy", [explicit(), declared(), same_fault_everywhere(), on_category("data"), never()])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        explicit(),
+        declared(),
+        same_fault_everywhere(),
+        same_fault_again(),
+        host_evidence(),
+        on_category("data"),
+        never(),
+    ],
+)
 def test_every_policy_copes_with_an_unknown_root(policy: RetryPolicy) -> None:
     """Where nobody knows the root cause, no policy but one on "unknown" says retry, and none fails."""
     verdict = undetermined(make_job(), "earliest")

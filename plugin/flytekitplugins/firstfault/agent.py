@@ -23,7 +23,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from firstfault.model import CausedBy, Phase, Place
+from firstfault.model import TOLD_TO_GO, CausedBy, Phase, Place
 from flytekitplugins.firstfault.agent_documents import Stop, about_agent
 from flytekitplugins.firstfault.deaths import Death, DeathWatch
 from flytekitplugins.firstfault.environment import node_place
@@ -181,7 +181,7 @@ class ReportingAgent(LocalElasticAgent):
             if not self._signals.gave_up.is_set():
                 self._stop_workers_because("its agent had failed")
             else:
-                self._stop_workers_because("its agent was told to go", death_sig)
+                self._stop_workers_because(TOLD_TO_GO, death_sig)
         super()._shutdown(death_sig, max(1, min(timeout, round(self._stop_seconds))))
 
     def _exit_barrier(self) -> None:
@@ -454,7 +454,7 @@ class ReportingAgent(LocalElasticAgent):
         """Write a document about a failure of the agent itself, and that the node is done."""
         preempted = sort is Sort.PREEMPTION
         with guarded("stopping the workers"):
-            self._stop_workers_because("its agent was told to go" if preempted else "its agent had failed")
+            self._stop_workers_because(TOLD_TO_GO if preempted else "its agent had failed")
         if preempted and self._signals.is_listening:
             self._told_written.wait(self.recording.upload_deadline_seconds)
         else:

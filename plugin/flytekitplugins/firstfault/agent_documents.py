@@ -87,12 +87,16 @@ class Stop:
     def ended(self, death: Death) -> bool:
         """Whether it was this stop that ended a worker: however close the first ones died to it, it did not.
 
-        A process may also answer the signal by an exit of its own; a crash is never an answer.
+        A process may also answer the signal by an exit of its own, or crash in its clean-up.
         """
-        by_us = not death.signal or death.signal in _TEARDOWN_SIGNALS
+        by_us = True
         if death.signal == "SIGKILL" and self.killed_ns is not None:
             by_us = death.monotonic_ns >= self.killed_ns
         return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
+
+    def sent_to(self, death: Death) -> str:
+        """Return the signal that ended a worker, or after which it ended in another way."""
+        return death.signal if death.signal in _TEARDOWN_SIGNALS else self.sent
 
 
 _ANSWERS = {"SignalException", "SystemExit", "KeyboardInterrupt"}
@@ -143,7 +147,7 @@ def about_death(  # noqa: PLR0913 - keywords
         exception=words.exception if words is not None else None,
         exit_code=death.exit_code,
         signal=death.signal,
-        sent_signals=(SentSignal(death.signal or stop.sent, stop.reason),) if stop is not None and stopped else (),
+        sent_signals=(SentSignal(stop.sent_to(death), stop.reason),) if stop is not None and stopped else (),
         category="host_oom" if death.signal == "SIGKILL" and not stopped and resources.oom_kill else "",
         monotonic_ns=death.monotonic_ns,
         boot_id=boot_id(),
@@ -164,6 +168,8 @@ def _said(death: Death, place: Place, stopped: str, words: LastWords | None) -> 
     who = f"rank {place.rank} (pid {death.pid})"
     if words is not None:
         return CONSEQUENCES[Sort.WORKER_FAILURE].code, words.traceback
+    if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:
+        return "USER:Stopped", f"{who} was ended by {death.signal} while its agent stopped it: {stopped}"
     if stopped:
         return "USER:Stopped", f"{who} was stopped by its agent with {death.signal or 'a signal'}: {stopped}"
     if death.signal:

@@ -55,6 +55,10 @@ class Recording:
     """The node's address, looked up once: a name service may take seconds, which a failing worker does not have."""
     node_folder: str = ""
     """Where the node's recorder listens and its spool lies; empty: there is no recorder."""
+    raw_prefix: str = ""
+    """This attempt's raw output prefix; empty: not known. Workers need not know it, nor the next one."""
+    previous_raw_prefix: str = ""
+    """The raw output prefix of the attempt before; empty: there was none, or it is not known."""
 
     def environment(self) -> dict[str, str]:
         """Return the variables by which a worker process learns all this."""

@@ -14,6 +14,7 @@ from flytekit.extend import IgnoreOutputs
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from flytekitplugins.firstfault.attempts import leave_verdict
 from flytekitplugins.firstfault.config import parse_nnodes
 from flytekitplugins.firstfault.environment import attempt_number, multi_error_files, node_name
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
@@ -220,6 +221,8 @@ def _sealed(conclusion: Conclusion | None, recording: Recording) -> tuple[str, b
     with guarded("sealing the verdict"):
         if conclusion is not None:
             seal, document = sealed(conclusion, recording, node_name())
+            if conclusion.decision.retry:
+                leave_verdict(recording, document)
             return seal.message, document if multi_error_files() else newest_seal(
                 seal, document, recording.output_prefix
             )

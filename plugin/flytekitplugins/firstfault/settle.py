@@ -16,6 +16,7 @@ from firstfault.retry import RetryContext
 from firstfault.store import open_store
 from firstfault.text import redact
 from firstfault.wire import MAX_DOCUMENT_BYTES, decode, encode, encode_seal
+from flytekitplugins.firstfault.attempts import previous_verdict
 from flytekitplugins.firstfault.guard import bounded, logger
 
 if TYPE_CHECKING:
@@ -89,8 +90,14 @@ def settle(  # noqa: PLR0913 - keywords
     if job is None:
         note = "own node only, the storage did not answer in time"
         job = assemble(replace(own, notes=(note,)), expected_nodes=expected_nodes, settled=False)
-    # a node that joined and fell silent may have died as a whole pod; then the job fails and Flyte reads no file
-    context = RetryContext(attempt=attempt, retries=retries, pods_alive=not silent_nodes(job))
+    previous = previous_verdict(recording)
+    context = RetryContext(
+        attempt=attempt,
+        retries=retries,
+        # a node that joined and fell silent may have died as a whole pod; then the job fails and Flyte reads no file
+        pods_alive=not silent_nodes(job),
+        previous_fingerprint=previous.fingerprint if previous is not None else "",
+    )
     try:
         conclusion = reader(recording.strategy, policy).conclude_from(job, context)
     except Exception as error:  # noqa: BLE001 - a strategy or policy is third-party code; the attempt needs a verdict

@@ -11,6 +11,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.extend import IgnoreOutputs
 
 from firstfault.model import DocumentRef, NodePresence, Phase
+from flytekitplugins.firstfault.attempts import leave_verdict
 from flytekitplugins.firstfault.environment import node_name, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.in_flight import is_clean_exit
@@ -66,6 +67,8 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
             seal, document = sealed(conclusion, recording, node_name())
             headline = conclusion.verdict.headline
             retry = conclusion.decision.retry
+            if retry:
+                leave_verdict(recording, document)
             logger.error("%s", seal.message)
         if document and isinstance(error, Exception):
             kind = RecoverableVerdictSealedError if retry else VerdictSealedError

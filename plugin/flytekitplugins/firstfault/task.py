@@ -131,12 +131,15 @@ class _ReportingTask(PythonFunctionTask[Any]):
         strategy = os.environ.get(STRATEGY_VARIABLE, self.task_config.strategy)
         if not strategy:
             return None
+        raw_prefix, previous = _raw_prefixes()
         return Recording(
             strategy=strategy,
             output_prefix=_output_prefix(),
             upload_deadline_seconds=self.task_config.upload_deadline_seconds,
             incarnation=new_incarnation(),
             ip=bounded(node_address, _NAME_SERVICE_S, "looking the node's address up") or "",
+            raw_prefix=raw_prefix,
+            previous_raw_prefix=previous,
         )
 
 
@@ -240,6 +243,21 @@ def _output_prefix() -> str:
     if state is not None and state.mode is not None and not state.is_local_execution():
         return raw
     return f"{raw}/{uuid.uuid4().hex}"
+
+
+def _raw_prefixes() -> tuple[str, str]:
+    """Return the raw output prefixes of this attempt and of the one before, as the stock entrypoint was told.
+
+    Each is empty if it is not known: in a local call, and of the attempt before the first.
+    """
+    command = click.get_current_context(silent=True)
+    params = command.params if command is not None else {}
+    return _above(params.get("checkpoint_path")), _above(params.get("prev_checkpoint"))
+
+
+def _above(checkpoints: object) -> str:
+    """The checkpoints' folder lies in the raw output prefix; where there is none, Flyte passes two quotation marks."""
+    return str(checkpoints or "").strip("\"'").rstrip("/").rpartition("/")[0]
 
 
 def _replicas(config: Master | Worker) -> pytorch_task.DistributedPyTorchTrainingReplicaSpec:

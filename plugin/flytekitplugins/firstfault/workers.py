@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,21 +31,16 @@ _POLL_S = 0.01
 def observe(line: AgentLine | None, recording: Recording, pids: dict[int, int]) -> dict[int, Observation]:
     """Return where living workers stand, and what only they know, by local rank; within a fraction of a second.
 
-    An exception that is still inside the task function is not in it: the worker writes a document of its own.
+    An exception that is still inside the task function is not in it: the worker writes a document of its own. One after
+    the other: faulthandler reads the frames of all threads without the interpreter's lock, and a worker in which
+    another thread runs meanwhile, to answer the other question, may die of it.
     """
     if line is None or not pids:
         return {}
-    folder = Path(recording.node_folder)
     stacks: dict[int, str] = {}
-
-    def ask_kernel() -> None:
-        with guarded("asking workers for their stacks"):
-            stacks.update(ask_for_stacks(folder, recording.round, pids, _ASKING_S))
-
-    thread = threading.Thread(target=ask_kernel, name="firstfault-stacks", daemon=True)
-    thread.start()
+    with guarded("asking workers for their stacks"):
+        stacks = ask_for_stacks(Path(recording.node_folder), recording.round, pids, _ASKING_S)
     answers = line.ask(recording.round, pids, _ASKING_S)
-    thread.join(2 * _ASKING_S)
     return {
         rank: Observation(
             stacks.get(rank, ""),

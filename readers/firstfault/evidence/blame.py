@@ -31,10 +31,14 @@ class Blame:
         rank, node = finding.failure.rank, finding.failure.node
         return (self.ranks[rank] if rank is not None else 0) + self.nodes[node]
 
-    def was_told(self, finding: Finding) -> bool:
-        """Whether it is what the agents told each other: the first to be noticed, which need not be the first."""
+    def told_times(self, finding: Finding) -> int:
+        """Return how many were stopped because of it: the first to be noticed, which need not be the first."""
         rank, node = finding.failure.rank, finding.failure.node
-        return any(cause.rank == rank if cause.rank is not None else cause.node == node for cause in self.told)
+        return sum(
+            count
+            for cause, count in self.told.items()
+            if (cause.rank == rank if cause.rank is not None else cause.node == node)
+        )
 
 
 def blame_of(job: JobErrors, findings: Iterable[Finding]) -> Blame:

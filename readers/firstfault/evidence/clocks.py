@@ -21,6 +21,8 @@ _LOST_NS = 2 * _S
 """How long others may take to notice an agent's."""
 _WHOLE_S = _S
 """The storage's times are often whole seconds."""
+_NAMED = 3
+"""Nodes whose clocks are spoken of."""
 _UNKNOWN_NS = 3600 * _S
 """How wrong a clock may be of which nothing is known."""
 
@@ -111,13 +113,22 @@ class Clocks:
         return found
 
     def sentences(self) -> list[str]:
-        """Return one sentence for each node whose clock is known to be wrong by more than the storage can tell."""
-        return [
-            f"the clock of {node} is {'ahead of' if offset.low > 0 else 'behind'} the storage's by about "
-            f"{abs(offset.low + offset.high) / 2 / _S:.0f} s; times are corrected"
-            for node, offset in sorted(self._offsets.items())
+        """Return a sentence for each node whose clock is known to be wrong by more than the storage can tell.
+
+        Those that are wrong by most, and how many more there are.
+        """
+        wrong = sorted(
+            (-abs(offset.low + offset.high), node, offset.low > 0)
+            for node, offset in self._offsets.items()
             if offset.is_known and (offset.low > _WHOLE_S or offset.high < -_WHOLE_S)
+        )
+        said = [
+            f"the clock of {node} is {'ahead of' if ahead else 'behind'} the storage's by about "
+            f"{-twice / 2 / _S:.0f} s; times are corrected"
+            for twice, node, ahead in wrong[:_NAMED]
         ]
+        more = len(wrong) - len(said)
+        return [*said, f"so are those of {more} more nodes, by less"] if more > 0 else said
 
 
 def _boot(failure: WorkerError, index: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.stacks import Stood, where_it_stood
 from firstfault.evidence.standing import Standing
 from firstfault.keys import ErrorKey
-from firstfault.model import Phase, Subject
+from firstfault.model import TOLD_TO_GO, Phase, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from firstfault.evidence.standing import Finding
     from firstfault.model import JobErrors, Receipt, WorkerError
 
-__all__ = ["Silent", "hung", "lost_documents", "silent_nodes_of", "told_of"]
+__all__ = ["Silent", "hung", "lost_documents", "silent_nodes_of", "told_of", "told_to_go"]
 
 _MANY = 3
 """More silent ranks than this are not one fault."""
@@ -162,6 +162,17 @@ def _is_as_others(lost: Receipt | None, of_victims: set[str]) -> bool:
     return key is not None and any(item.endswith(f":{key.fingerprint}") for item in of_victims if key.fingerprint)
 
 
+def told_to_go(job: JobErrors) -> list[Silent]:
+    """Return the nodes whose workers were stopped because their agent was told to go, which it does not say itself."""
+    workers: Counter[str] = Counter(
+        failure.node for failure in job.failures if any(sent.reason == TOLD_TO_GO for sent in failure.sent_signals)
+    )
+    return [
+        Silent(f"{count} of its workers were stopped because it was told to go", 2, None, node, None, "preemption")
+        for node, count in sorted(workers.items())
+    ]
+
+
 def told_of(job: JobErrors, blame: Blame) -> list[Silent]:
     """Return whom most agents were told of when they stopped their workers, if no document says that it failed."""
     if not blame.told:
@@ -177,13 +188,18 @@ def told_of(job: JobErrors, blame: Blame) -> list[Silent]:
 
 
 def silent_nodes_of(job: JobErrors, blame: Blame) -> list[Silent]:
-    """Return the nodes that took part and have not been heard of since."""
+    """Return the nodes that took part and have not been heard of since.
+
+    Also one that most name, of whose end nothing but its entry into the roster is left.
+    """
     joined = {entry.place.node for entry in job.roster}
     done = {entry.place.node for entry in job.roster if entry.phase is not Phase.JOINED}
     heard = {failure.node for failure in job.failures}
     found = []
-    for node in sorted(joined - done - heard):
+    for node in sorted(joined - heard):
         votes = blame.nodes[node]
+        if node in done and votes * 2 <= blame.nodes.total():
+            continue
         named = f", and {votes} name it" if votes else ""
         found.append(
             Silent(f"it took part and was not heard of again{named}", 1 + bool(votes), None, node, None, "node_lost")

@@ -86,6 +86,9 @@ def _finding(failure: WorkerError, gone: set[str]) -> Finding:
         return _of_agent(failure)
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
+        if failure.signal in _CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
+            why = f"crashed ({failure.signal}) while its agent stopped it"
+            return Finding(failure, Standing.UNCLEAR, why, "signal")
         return Finding(failure, Standing.CONSEQUENCE, f"was stopped by its agent: {sent.reason}")
     if failure.exception is not None:
         return _of_exception(failure, failure.exception, gone)

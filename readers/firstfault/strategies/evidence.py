@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.blame import blame_of
 from firstfault.evidence.clocks import Clocks
-from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of, told_of
+from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of, told_of, told_to_go
 from firstfault.evidence.standing import Finding, Standing, findings_of
 from firstfault.model import Scope, Subject, Suspect, Verdict
 from firstfault.strategies._verdict import undetermined, verdict_for, victims_of, who
@@ -26,6 +26,12 @@ _NAME = "evidence"
 _MS = 1_000_000
 _ROOTS = {Standing.OWN_FAULT, Standing.OWN_EXIT, Standing.LOST, Standing.EXTERNAL}
 _MAX_SUSPECTS = 10
+_OF_SILENCE = {
+    "hang": ("hang", "USER:Hang"),
+    "node_lost": ("node lost", "SYSTEM:NodeLost"),
+    "preemption": ("told to go", "SYSTEM:Preemption"),
+}
+"""Headline and code of somebody who said nothing, by category."""
 
 
 def evidence(job: JobErrors) -> Verdict:
@@ -108,7 +114,7 @@ def _order(root: Finding, blame: Blame) -> tuple[object, ...]:
         root.in_flight,
         root.standing,
         not root.specific,
-        not blame.was_told(root),
+        -blame.told_times(root),
         -blame.of(root),
         failure.timestamp_ns is None,
         failure.timestamp_ns or 0,
@@ -167,11 +173,16 @@ def _nobody_by_itself(job: JobErrors, findings: Sequence[Finding], clocks: Clock
     waited = any(finding.waited for finding in findings)
     # nobody hangs for whom nobody waited in vain: a process that died by itself stops all the others where they stand;
     # who is noticed first says something only where nobody had to wait
-    silent = told_of(job, blame) if not waited else []
+    silent = told_to_go(job)[:1] or (told_of(job, blame) if not waited else [])
     silent = silent or _heaviest(silent_nodes_of(job, blame) or (hung(findings) if waited else []), blame)
-    # what waited is no suspect; what aborted or exited is, unless its node's agent says that others had gone before
+    # what waited is no suspect; what aborted or exited is, unless its node's agent says that others had gone before, or
+    # it was stopped because others had waited in vain
     left = {finding.failure.node for finding in findings if finding.failure.subject is Subject.AGENT}
-    deaths = [finding for finding in unclear if not finding.waited and finding.failure.node not in left]
+    deaths = [
+        finding
+        for finding in unclear
+        if not finding.waited and finding.failure.node not in left and not (waited and finding.failure.stopped_by_agent)
+    ]
     unclear = deaths or [finding for finding in unclear if finding.failure.node not in left]
     lost = lost_documents(job, findings, blame) if not silent else []
     if len(silent) == 1 or (not silent and not deaths and len(lost) == 1):
@@ -203,14 +214,14 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
     why = [f"{_name(silent)}: {silent.why}", "nobody failed by itself"]
     if waited:
         why.append(f"{waited} timed out waiting")
-    what = {"hang": "hang", "node_lost": "node lost"}.get(silent.category, "no word")
+    what, code = _OF_SILENCE.get(silent.category, ("no word", "USER:NoWord"))
     headline = one_line(f"{what}, {_name(silent)}: {silent.why}", 160)
     return replace(
         undetermined(job, _NAME),
-        scope=Scope.NODE if silent.rank is None else Scope.RANK,
+        scope=_scope_of(silent),
         ranks=() if silent.rank is None else (silent.rank,),
         node=silent.node or None,
-        code="SYSTEM:NodeLost" if silent.category == "node_lost" else "USER:Hang" if silent.failure else "USER:NoWord",
+        code=code,
         category=silent.category,
         headline=headline,
         message="\n".join([headline, *_stack_of(silent.failure)]),
@@ -219,6 +230,12 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
         root=silent.failure,
         victims=victims_of(job, silent.failure),
     )
+
+
+def _scope_of(silent: Silent) -> Scope:
+    if silent.rank is not None:
+        return Scope.RANK
+    return Scope.EXTERNAL if silent.category == "preemption" else Scope.NODE
 
 
 def _stack_of(failure: WorkerError | None) -> list[str]:

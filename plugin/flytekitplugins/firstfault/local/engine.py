@@ -32,7 +32,7 @@ from flytekitplugins.firstfault.local.operator import (
 from flytekitplugins.firstfault.local.pods import Pod, end_all, start_pod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from firstfault.model import JobErrors, WorkerError
     from firstfault.reader import Conclusion
@@ -128,7 +128,7 @@ def run_task(settings: RunSettings, tell: Callable[[str], None] = lambda _: None
     attempts: list[Attempt] = []
     used = {Origin.USER: 0, Origin.SYSTEM: 0}
     while True:
-        attempt = _attempt(plan, len(attempts), tell)
+        attempt = _attempt(plan, attempts, tell)
         attempts.append(attempt)
         if attempt.status != "failed" or attempt.conclusion is None:
             break
@@ -192,8 +192,9 @@ def _outputs(plan: _Plan, attempt: Attempt) -> dict[str, Any]:
 # --- one attempt ----------------------------------------------------------------------------------------------------
 
 
-def _attempt(plan: _Plan, number: int, tell: Callable[[str], None]) -> Attempt:
+def _attempt(plan: _Plan, before: Sequence[Attempt], tell: Callable[[str], None]) -> Attempt:
     started = time.monotonic()
+    number = len(before)
     prefix = join(plan.base, str(number))
     tell(f"attempt {number}: starting {plan.pods} pods")
     pods_ended_ns = None
@@ -208,7 +209,13 @@ def _attempt(plan: _Plan, number: int, tell: Callable[[str], None]) -> Attempt:
         else:
             tell(f"attempt {number}: not done after {plan.settings.timeout_seconds:g} s, ending it")
     reader = _reader(plan, number)
-    context = RetryContext(attempt=number, retries=plan.retries, pods_alive=state is JobState.SUCCEEDED)
+    previous = before[-1].conclusion if before else None
+    context = RetryContext(
+        attempt=number,
+        retries=plan.retries,
+        pods_alive=state is JobState.SUCCEEDED,
+        previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
+    )
     conclusion = reader.conclude(context)
     return Attempt(
         number=number,

@@ -1,0 +1,55 @@
+"""From one attempt to the next: each that fails leaves its verdict beside its checkpoints, where the next finds it.
+
+Flyte tells an attempt where the checkpoints of the one before lie, and nothing else about it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from firstfault.aio import run_sync
+from firstfault.errors import ObjectNotFoundError
+from firstfault.model import DocumentRef, Seal
+from firstfault.report import verdict_from_json
+from firstfault.store import open_store
+from firstfault.wire import MAX_DOCUMENT_BYTES, decode
+from flytekitplugins.firstfault.guard import bounded
+from flytekitplugins.firstfault.recorder import put_file
+
+if TYPE_CHECKING:
+    from firstfault.model import Verdict
+    from flytekitplugins.firstfault.environment import Recording
+
+__all__ = ["VERDICT", "leave_verdict", "previous_verdict"]
+
+VERDICT = "firstfault/verdict.pb"
+"""Below an attempt's raw output prefix."""
+_LONGEST_S = 2.0
+"""Longest wait for the storage, seconds: a verdict is worth more than what it is compared with."""
+
+
+def leave_verdict(recording: Recording, document: bytes) -> None:
+    """Leave a sealed verdict for the next attempt; a failure to do so is logged, and nothing more."""
+    where = recording.raw_prefix
+    if where:
+        bounded(lambda: put_file(where, VERDICT, document), _LONGEST_S, "leaving the verdict for the next attempt")
+
+
+def previous_verdict(recording: Recording) -> Verdict | None:
+    """Return the verdict on the attempt before; None if there is none, or none that can be read in time."""
+    where = recording.previous_raw_prefix
+    if not where:
+        return None
+
+    async def get() -> bytes:
+        async with open_store(where) as store:
+            return await store.get(VERDICT, limit=MAX_DOCUMENT_BYTES)
+
+    def read() -> Verdict | None:
+        try:
+            found = decode(run_sync(get()), DocumentRef(VERDICT))
+        except ObjectNotFoundError:
+            return None  # it ended without a verdict: its pods were lost, or it had no firstfault
+        return verdict_from_json(found.json) if isinstance(found, Seal) else None
+
+    return bounded(read, _LONGEST_S, "reading the verdict on the attempt before")

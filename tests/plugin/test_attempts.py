@@ -1,0 +1,119 @@
+"""What an attempt knows of the one before."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.reader import Conclusion
+from firstfault.retry import RetryContext, decide
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import make_error, make_job
+from flytekitplugins.firstfault.attempts import VERDICT, leave_verdict, previous_verdict
+from flytekitplugins.firstfault.environment import Recording
+from flytekitplugins.firstfault.settle import sealed, settle
+
+if TYPE_CHECKING:
+    from tests.s3_server import S3
+
+JOBS = Path(__file__).parent / "jobs" / "again.py"
+AGAIN = "the attempt before failed with the same fault"
+
+
+def _sealed(recording: Recording, message: str) -> tuple[Conclusion, bytes]:
+    job = make_job(make_error(3, message=message))
+    verdict = run_strategy(get_strategy("earliest"), job)
+    conclusion = Conclusion(job, verdict, decide(verdict))
+    return conclusion, sealed(conclusion, recording, "node-0")[1]
+
+
+@pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.s3)])
+def test_a_verdict_is_found_by_the_next_attempt(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """What one attempt leaves below its raw output prefix, the next one reads."""
+    server: S3 | None = request.getfixturevalue("s3_environ") if place == "s3" else None
+    raw = str(tmp_path) if server is None else server.uri("raw")
+    first = Recording("earliest", f"{raw}/out/0", 5.0, raw_prefix=f"{raw}/0")
+    second = Recording("earliest", f"{raw}/out/1", 5.0, raw_prefix=f"{raw}/1", previous_raw_prefix=f"{raw}/0")
+
+    conclusion, document = _sealed(first, "the batch has no labels")
+    assert previous_verdict(second) is None
+    leave_verdict(first, document)
+
+    found = previous_verdict(second)
+    assert found is not None
+    assert found.fingerprint == conclusion.verdict.fingerprint
+    assert found.headline == conclusion.verdict.headline
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xff not a message", None], ids=["empty", "rubbish", "a folder"])
+def test_a_verdict_that_cannot_be_read(content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is left out, with one line in the log, and the verdict on this attempt is what it would be without it."""
+    path = tmp_path / "0" / VERDICT
+    if content is None:
+        path.mkdir(parents=True)
+    else:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+    recording = Recording("earliest", str(tmp_path / "out"), 5.0, previous_raw_prefix=str(tmp_path / "0"))
+
+    with caplog.at_level(logging.WARNING):
+        conclusion = settle(recording, [make_error(3)], seconds=0, policy=None, attempt=1)
+
+    assert conclusion.verdict.ranks == (3,)
+    assert AGAIN not in conclusion.decision.reason
+    if content != b"":  # an empty message holds no seal, which is no failure to read it
+        assert "reading the verdict on the attempt before" in caplog.text
+
+
+def test_settling_compares(tmp_path: Path) -> None:
+    """The decision on an attempt says that it failed as the one before did."""
+    first = Recording("earliest", str(tmp_path / "out"), 5.0, raw_prefix=str(tmp_path / "0"))
+    second = replace(first, raw_prefix=str(tmp_path / "1"), previous_raw_prefix=first.raw_prefix)
+    leave_verdict(first, _sealed(first, "the batch has no labels")[1])
+
+    same = settle(second, [make_error(3, message="the batch has no labels")], seconds=0, policy=None, attempt=1)
+    other = settle(second, [make_error(3, message="no space left")], seconds=0, policy=None, attempt=1)
+
+    assert same.decision.reason.endswith(AGAIN)
+    assert AGAIN not in other.decision.reason
+    assert RetryContext().previous_fingerprint == ""
+
+
+def _run(task: str, kind: str, folder: Path) -> tuple[dict[str, Any], str]:
+    arguments = [sys.executable, "-m", "firstfault", "run", str(JOBS), task, "--store", str(folder), "--json"]
+    arguments += ["--inputs", json.dumps({"kind": kind})]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result, done.stderr
+
+
+@pytest.mark.jobs
+def test_pods_say_that_it_is_the_same_fault(tmp_path: Path) -> None:
+    """Through the stock entrypoint: the second attempt's sealed message says so, the first one's does not."""
+    result, _ = _run("patient", "same", tmp_path)
+
+    first, second = result["attempts"]
+    assert AGAIN not in first["engine"]["error_seen"]["message"]
+    assert AGAIN in second["engine"]["error_seen"]["message"]
+    assert AGAIN in second["decision"]["reason"]
+    assert second["decision"]["retry"] is True
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize(("kind", "attempts"), [("same", 2), ("other", 4)])
+def test_a_policy_stops_retries_of_the_same_fault(kind: str, attempts: int, tmp_path: Path) -> None:
+    """With the policy the second attempt of the same fault is the last one; other faults take all retries."""
+    result, _ = _run("impatient", kind, tmp_path)
+
+    assert len(result["attempts"]) == attempts
+    last = result["attempts"][-1]
+    assert last["decision"]["retry"] is (kind == "other")
+    assert last["engine"]["error_seen"]["kind"] == ("RECOVERABLE" if kind == "other" else "NON_RECOVERABLE")
