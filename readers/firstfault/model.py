@@ -351,6 +351,10 @@ class NodePresence:
     ranks: tuple[int, ...] = ()
     receipts: tuple[Receipt, ...] = ()
     timestamp_ns: int | None = None
+    first_failure: CausedBy | None = None
+    """Of a node that failed: whose failure ended the round, as far as its agent was told or had seen itself."""
+    first_failure_reason: str = ""
+    """The same in a line: "rank 3 on worker-1 failed: ValueError"."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from firstfault.report.json import decision_from_json, verdict_from_json
 from firstfault.report.text import flyte_message
 from firstfault.retry import RetryContext, decide
 from firstfault.store import join, open_store
-from firstfault.strategies import get_strategy, run_strategy
+from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.wire import MAX_DOCUMENT_BYTES, decode, decode_presence
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class MultiErrorFileOutputReader:
     Args:
         uri: an output prefix, an ``errors/`` folder, or a single document.
         strategy: name of a registered strategy, or a callable; None takes the one the job was run with, else
-            ``earliest``.
+            `DEFAULT_STRATEGY`.
         expected_nodes: how many nodes should report; overrides what the roster says.
         settle_seconds: how long to wait for nodes that have not reported; 0 reads what is there.
         retry_policy: None for firstfault's default.
@@ -429,7 +429,7 @@ def _strategy_of(job: JobErrors) -> AggregationStrategy:
             return get_strategy(seal.strategy)
         except FirstFaultError:
             continue  # of a plug-in that is not here, or broken here
-    return get_strategy("earliest")
+    return get_strategy(DEFAULT_STRATEGY)
 
 
 def _agrees(seal: Seal, verdict: Verdict) -> bool:

@@ -273,7 +273,10 @@ def encode_presence(presence: NodePresence) -> bytes:
             )
             for receipt in presence.receipts
         ],
+        first_failure_reason=clean(presence.first_failure_reason, _MAX_LINE),
     )
+    if presence.first_failure is not None:
+        entry.first_failure.CopyFrom(_caused_by_to_pb(presence.first_failure))
     return _bytes(entry)
 
 
@@ -306,6 +309,8 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
             for receipt in entry.receipts
         ),
         timestamp_ns=entry.wall_time_ns or None,
+        first_failure=_caused_by_from_pb(entry.first_failure) if entry.HasField("first_failure") else None,
+        first_failure_reason=entry.first_failure_reason,
     )
 
 

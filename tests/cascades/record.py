@@ -65,6 +65,8 @@ class Run:
     ended: Ended
     told: list[dict[str, Any]]
     """What the injector wrote, by rank."""
+    prefix: str
+    """The output prefix."""
     files: dict[str, tuple[bytes, int]]
     """Content and time, nanoseconds, of every file below the output prefix's ``firstfault``."""
 
@@ -110,7 +112,7 @@ class Lab(contextlib.ExitStack):
         errors: str = ended.attempt["errors"]
         prefix = errors.removesuffix("/firstfault/errors")
         files = _on_s3(self._started(), prefix) if case.store == "s3" else _in_folder(Path(prefix))
-        return Run(ended, told, files)
+        return Run(ended, told, prefix, files)
 
     def _started(self) -> S3:
         if self._server is None:
@@ -179,12 +181,16 @@ def neutral(data: bytes, kind: type[Message]) -> bytes:
 
 def _rewrite(message: Message) -> None:
     for field, value in message.ListFields():
-        if field.type == FieldDescriptor.TYPE_MESSAGE and not field.message_type.GetOptions().map_entry:
+        if field.type == FieldDescriptor.TYPE_MESSAGE and not _is_map(field):
             for part in value if field.is_repeated else [value]:
                 _rewrite(part)
         elif field.type == FieldDescriptor.TYPE_STRING and not field.is_repeated:
             text = value.replace(str(ROOT), "/app").replace(sys.base_prefix, "/usr")
             setattr(message, field.name, "host" if text == socket.gethostname() else text)
+
+
+def _is_map(field: FieldDescriptor) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ def marks() -> Path:
     return Path(os.environ["MARKS"])
 
 
+RENDEZVOUS_S = 15.0
+
+
 def _set_clock() -> None:
     """Start this pod anew with a wall clock that is wrong, if it is the one that the case says.
 
@@ -41,7 +44,8 @@ def _set_clock() -> None:
         return
     seconds, _, library = rest.partition(" ")
     file = marks() / "clock"
-    file.write_text(f"{seconds}\n")
+    # torch's rendezvous takes a node whose clock is further off for dead: such a clock goes wrong only afterwards
+    file.write_text(f"{seconds}\n" if abs(float(seconds)) < RENDEZVOUS_S else "+0\n")
     clock = {
         "LD_PRELOAD": library,
         "FAKETIME_TIMESTAMP_FILE": str(file),
@@ -372,6 +376,8 @@ def _train(kind: str, culprit: int, slow: int = -1, early: bool = False, held: f
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=TIMEOUT_S))
     total = torch.zeros(1)
     dist.barrier()
+    if "FAKETIME_TIMESTAMP_FILE" in os.environ:
+        Path(os.environ["FAKETIME_TIMESTAMP_FILE"]).write_text(os.environ["LAB_CLOCK"].split()[1] + "\n")
     time.sleep(1.0)  # the agents connect to each other in the background
     dist.barrier()
     for step in range(STEPS):

@@ -47,10 +47,23 @@ def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt: Attempt
     for number, order in enumerate(itertools.permutations(errors)):
         for name, error in enumerate(order):
             attempt.put(f"{number}/firstfault/errors/{name}.pb", encode(error))
-        verdict = MultiErrorFileOutputReader(f"{attempt.uri}/{number}").verdict()
+        verdict = MultiErrorFileOutputReader(f"{attempt.uri}/{number}", strategy="earliest").verdict()
         assert verdict.ranks == (rank,)
         assert verdict.confidence == "low"
         assert any("carry the same time" in sentence for sentence in verdict.why)
+
+
+def test_same_timestamp_of_different_faults(attempt: Attempt) -> None:
+    """By default, of two faults at the same time the lowest rank's comes first, and the other one is named too."""
+    errors = [
+        make_error(rank, node=f"w-{9 - rank}", message=text) for rank, text in ((7, "no labels"), (2, "no shard"))
+    ]
+    for number, order in enumerate(itertools.permutations(errors)):
+        for name, error in enumerate(order):
+            attempt.put(f"{number}/firstfault/errors/{name}.pb", encode(error))
+        verdict = MultiErrorFileOutputReader(f"{attempt.uri}/{number}").verdict()
+        assert (verdict.ranks, verdict.confidence) == ((2,), "low")
+        assert [suspect.rank for suspect in verdict.suspects] == [7]
 
 
 # --- missing timestamp ----------------------------------------------------------------------------------------------
@@ -61,16 +74,24 @@ def test_missing_timestamp_comes_last_and_is_said(attempt: Attempt, folder: str)
     """A failure without a time is not 1970: it comes last, and the verdict says so."""
     attempt.put(f"{folder}error-a.pb", encode(make_error(0, node="w-0", at_ms=None)))
     attempt.put(f"{folder}error-b.pb", encode(make_error(1, node="w-1", at_ms=5)))
-    verdict = attempt.reader().verdict()
+    verdict = attempt.reader(strategy="earliest").verdict()
     assert verdict.ranks == (1,)
     assert verdict.timestamp_ns == START_NS + 5_000_000
     assert "1 of 2 failures carry no time and were put last" in verdict.why
 
 
+def test_missing_timestamp_of_one_fault_of_two(attempt: Attempt) -> None:
+    """By default too it comes last, and the verdict says that nobody knows."""
+    attempt.write(make_error(0, node="w-0", at_ms=None, message="no labels"), make_error(1, node="w-1", at_ms=5))
+    verdict = attempt.reader().verdict()
+    assert (verdict.ranks, verdict.confidence) == ((1,), "low")
+    assert "1 of the 2 that may be first carry no time" in verdict.why
+
+
 def test_no_timestamp_at_all_is_said(attempt: Attempt) -> None:
     """When nobody recorded a time the lowest rank is taken, and neither a time nor a tie of times is claimed."""
     attempt.write(make_error(2, at_ms=None), make_error(1, at_ms=None))
-    verdict = attempt.reader().verdict()
+    verdict = attempt.reader(strategy="earliest").verdict()
     assert (verdict.ranks, verdict.timestamp_ns, verdict.confidence) == ((1,), None, "low")
     assert verdict.why[0] == "rank 1 on worker-0 was picked by rank: no failure carries a time"
     assert not any("same time" in sentence for sentence in verdict.why)
@@ -396,13 +417,21 @@ def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, warn
         documents=(DocumentRef("a.pb", last_modified_ns=stamp),),
         group_world_size=1,
     )
-    verdict = MultiErrorFileOutputReader("unused").conclude_from(make_job(skewed)).verdict
+    verdict = MultiErrorFileOutputReader("unused", strategy="earliest").conclude_from(make_job(skewed)).verdict
     assert verdict.ranks == (0,)
     warnings = [sentence for sentence in verdict.why if "clock" in sentence]
     assert len(warnings) == bool(warned)
     if warned:
         assert warnings == [f"the clock of w-0 differs from the storage's by {warned}; the order of times is unsure"]
     assert verdict.confidence == ("low" if warned else "high")
+
+
+def test_clock_skew_is_named_by_default_too() -> None:
+    """A clock that is ahead of the storage's is named, with the least by which it is."""
+    ref = DocumentRef("a.pb", last_modified_ns=START_NS - 600 * _S)
+    ahead = make_error(0, node="w-0", at_ms=0, upload_delay_ns=0, documents=(ref,))
+    verdict = MultiErrorFileOutputReader("unused").conclude_from(make_job(ahead)).verdict
+    assert "the clock of w-0 is ahead of the storage's by at least 599 s; times are corrected" in verdict.why
 
 
 # --- a listing cached by the client ---------------------------------------------------------------------------------

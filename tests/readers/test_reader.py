@@ -231,7 +231,8 @@ def test_many_documents(attempt: Attempt) -> None:
     """More documents than are read at a time are all read."""
     attempt.write(*(make_error(rank, node=f"w-{rank // 8}", at_ms=100 - rank) for rank in range(100)))
     verdict = attempt.reader().verdict()
-    assert verdict.ranks == (99,)
+    assert verdict.root.rank == 99
+    assert verdict.ranks == tuple(range(100))
     assert verdict.document_count == 100
     assert verdict.coverage.reported == 13
 
@@ -250,8 +251,8 @@ def test_a_memory_folder() -> None:
 
 
 def test_the_strategy_is_chosen_by_name_or_passed(attempt: Attempt) -> None:
-    """The default is earliest; another is chosen by its name, or passed as a function."""
-    attempt.write(make_error(0, at_ms=0, kind=Kind.RECOVERABLE), make_error(1, at_ms=5))
+    """The default is evidence; another is chosen by its name, or passed as a function."""
+    attempt.write(make_error(0, at_ms=0, kind=Kind.RECOVERABLE, message="not yet"), make_error(1, at_ms=5))
 
     def backwards(job: JobErrors) -> Verdict:
         return get_strategy("last_written")(replace(job, failures=job.failures[1:]))
@@ -398,7 +399,7 @@ def test_the_sealed_strategy_is_the_default(attempt: Attempt) -> None:
     attempt.put("error.pb", _seal(strict))
     assert attempt.reader().verdict().strategy == "strictest"
     attempt.put("error.pb", _seal(strict, strategy="of_the_future"))
-    assert attempt.reader().verdict().strategy == "earliest"
+    assert attempt.reader().verdict().strategy == "evidence"
 
 
 def test_the_seal_speaks_when_the_documents_are_gone(attempt: Attempt) -> None:

@@ -142,6 +142,8 @@ _PRESENCES = st.builds(
         max_size=3,
     ).map(tuple),
     timestamp_ns=st.none() | st.integers(1, 2**64 - 1),
+    first_failure=st.none() | st.builds(CausedBy, st.none() | _SMALL, _TEXT, _TEXT),
+    first_failure_reason=_TEXT,
 )
 
 
@@ -211,7 +213,10 @@ def test_every_field_is_tried() -> None:
 
 _FULL_PLACE = Place(1, 2, 3, 4, 5, 6, 7, 8, 9, "trainer", "worker-0", "host-0", "10.0.0.3", 99)
 _FULL_RECEIPT = Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=5, withdrawn=True)
-_FULL_PRESENCE = NodePresence(Phase.FAILED, _FULL_PLACE, (5, 6), (_FULL_RECEIPT,), 9)
+_FULL_CAUSE = CausedBy(5, "worker-0", "e1.pb")
+_FULL_PRESENCE = NodePresence(
+    Phase.FAILED, _FULL_PLACE, (5, 6), (_FULL_RECEIPT,), 9, _FULL_CAUSE, "rank 5 on worker-0 failed: SIGKILL"
+)
 
 
 def _full_error() -> WorkerError:

@@ -314,7 +314,7 @@ class ReportingAgent(LocalElasticAgent):
             self._tell(_first_failure({}, deaths, self._rank_of, self.place()))
             self._stop = Stop("another worker of this node had failed", looked_ns, first=first)
         self._document_deaths()
-        self._reporter.finish(self._ranks())
+        self._finish_reporter()
 
     def _stop_workers_because(self, reason: str, sent: signal.Signals = signal.SIGTERM) -> None:
         if self._stop is None and self._watch is not None and self._worker_group.state is not WorkerState.SUCCEEDED:
@@ -394,11 +394,10 @@ class ReportingAgent(LocalElasticAgent):
             return
         logger.warning("stopping this node's workers: %s", failure.reason)
         with _guarded("stopping the workers"):
-            cause = CausedBy(failure.rank, failure.node, failure.document)
             deaths = frozenset(death.local_rank for death in self._deaths())
-            self._stop_because(failure.reason, deaths, caused_by=cause)
+            self._stop_because(failure.reason, deaths, caused_by=failure.cause)
             self._document_deaths()
-            self._reporter.finish(self._ranks())
+            self._finish_reporter()
         raise PeerFailedError(failure)
 
     def peer_failure(self) -> PeerFailedError | None:
@@ -467,7 +466,10 @@ class ReportingAgent(LocalElasticAgent):
     def finish_report(self) -> None:
         """Write what is left to say about this node's workers, and that this is all."""
         self._document_deaths()
-        self._reporter.finish(self._ranks())
+        self._finish_reporter()
+
+    def _finish_reporter(self) -> None:
+        self._reporter.finish(self._ranks(), self._outcome.first_failure if self._outcome is not None else None)
 
     def heard_by(self) -> set[int] | None:
         """Return the group ranks of the agents that know of the failure; None: nobody can say."""

@@ -11,7 +11,7 @@ from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 
 from firstfault.errors import UsageError
 from firstfault.retry import as_policy
-from firstfault.strategies import get_strategy
+from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
 
 if TYPE_CHECKING:
     from flytekit import Resources
@@ -113,7 +113,7 @@ class PyTorch(_Reporting):
     """Older spelling of ``worker.replicas``."""
     increase_shared_mem: bool = True
     """Mount a memory volume at /dev/shm. Newer: ``@task(shared_memory=...)``."""
-    strategy: str = "earliest"
+    strategy: str = DEFAULT_STRATEGY
     """How the root cause is found: a name that ``firstfault`` knows."""
     settle_seconds: float = 10.0
     """Longest wait for the other pods' reports, once this one has failed."""
@@ -152,7 +152,7 @@ class Elastic(_Reporting):
     increase_shared_mem: bool = True
     """Mount a memory volume at /dev/shm. Newer: ``@task(shared_memory=...)``."""
     run_policy: RunPolicy | None = None
-    strategy: str = "earliest"
+    strategy: str = DEFAULT_STRATEGY
     """How the root cause is found: a name that ``firstfault`` knows."""
     settle_seconds: float = 10.0
     """Longest wait for the other nodes' reports, once this one has failed."""

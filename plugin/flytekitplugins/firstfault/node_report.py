@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flytekitplugins.firstfault.deaths import Death
     from flytekitplugins.firstfault.environment import Recording
     from flytekitplugins.firstfault.log_tails import LogTails
+    from flytekitplugins.firstfault.outcome import FirstFailure
 
 __all__ = ["NodeReport", "Reporter"]
 
@@ -110,10 +111,12 @@ class Reporter:
 
     # --- roster -------------------------------------------------------------------------------------------------
 
-    def announce(self, phase: Phase, ranks: tuple[int, ...]) -> None:
+    def announce(self, phase: Phase, ranks: tuple[int, ...], first: FirstFailure | None = None) -> None:
         """Write a roster entry in the background; a failed node's holds the receipts of its documents."""
         receipts = tuple(self.report.receipts) if phase is Phase.FAILED else ()
         presence = NodePresence(phase, self._place_of(None), ranks, receipts, time.time_ns())
+        if first is not None:
+            presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
         self._entries.append(self._submit(partial(put_entry, presence, self.recording)))
 
     def _leave_last_words(self, ranks: tuple[int, ...]) -> None:
@@ -143,12 +146,17 @@ class Reporter:
         if death.local_rank not in self._documented:
             self._documented[death.local_rank] = self._submit(partial(self._document, death, stop))
 
-    def finish(self, ranks: tuple[int, ...]) -> None:
-        """Say that this node has written all it will write, once it has."""
+    def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
+        """Say that this node has written all it will write, once it has.
+
+        Args:
+            ranks: its workers'.
+            first: the failure that ended the round, None if nobody has told of one.
+        """
         for upload in self._documented.values():
             with guarded("uploading a worker's document"):
                 upload.result()
-        self.announce(Phase.FAILED, ranks)
+        self.announce(Phase.FAILED, ranks, first)
 
     def _document(self, death: Death, stop: Stop | None) -> None:
         """Write about one death what its worker has not said; runs in an upload thread."""

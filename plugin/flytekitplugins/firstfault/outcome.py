@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from firstfault.model import CausedBy
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
 
 if TYPE_CHECKING:
@@ -57,6 +58,11 @@ class FirstFailure:
         """Why another node's workers are stopped."""
         who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
         return f"{who} failed: {self.what}"
+
+    @property
+    def cause(self) -> CausedBy:
+        """Whose failure it is, as documents have it."""
+        return CausedBy(self.rank, self.node, self.document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,13 @@ class OutcomeWatch:
         if failure is None or not failure.fatal or failure.group_rank == self._group_rank:
             return None
         return failure
+
+    @property
+    def first_failure(self) -> FirstFailure | None:
+        """The failure that ended the round, another node's or this one's own; None if nobody has told of one."""
+        heard = self._outcome.failure if self._outcome is not None else None
+        known = heard or self._told
+        return known if known is not None and known.fatal else None
 
     def tell(self, failure: FirstFailure) -> None:
         """Tell the other agents; the first to do so counts, but a fatal failure is never hidden by a restart."""

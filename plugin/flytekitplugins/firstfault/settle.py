@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _DEAF_S = 3.0
 """After so many seconds a node that has not heard of the failure is taken for dead: it is not waited for."""
+_PLAIN = "earliest"
+"""The strategy in place of one that raises: the one with the least in it that could."""
 _STORAGE_S = 10.0
 """Longest time that listing and reading may take beyond the wait for the other nodes."""
 
@@ -50,8 +52,8 @@ def settle(  # noqa: PLR0913 - keywords
     """Return the verdict on the attempt and the decision.
 
     It waits until every node that lives has said that it is done, at most `seconds`. What this node knows counts in
-    any case, also if the storage cannot be listed. A strategy or policy that raises is replaced by firstfault's
-    default, with a warning.
+    any case, also if the storage cannot be listed. If the strategy or the policy raises, `earliest` and the default
+    policy decide, with a warning.
 
     Args:
         recording: where the documents are, and the strategy.
@@ -81,7 +83,7 @@ def settle(  # noqa: PLR0913 - keywords
 
     def look() -> JobErrors | None:
         try:
-            return reader("earliest", None).job()
+            return reader(_PLAIN, None).job()
         except StoreError as error:
             logger.warning("only this node's own documents are looked at: %s", error)
             return None
@@ -102,12 +104,13 @@ def settle(  # noqa: PLR0913 - keywords
         conclusion = reader(recording.strategy, policy).conclude_from(job, context)
     except Exception as error:  # noqa: BLE001 - a strategy or policy is third-party code; the attempt needs a verdict
         logger.warning(
-            "the strategy %s or the task's retry policy failed (%s: %s); firstfault's defaults decide",
+            "the strategy %s or the task's retry policy failed (%s: %s); %s and firstfault's default policy decide",
             recording.strategy,
             type(error).__name__,
             error,
+            _PLAIN,
         )
-        conclusion = reader("earliest", None).conclude_from(job, context)
+        conclusion = reader(_PLAIN, None).conclude_from(job, context)
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")
     return conclusion

@@ -234,20 +234,24 @@ class ResourceEvidence(_message.Message):
     def __init__(self, oom_kill: _Optional[int] = ..., memory_peak_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., watermark_wall_ns: _Optional[int] = ...) -> None: ...
 
 class RosterEntry(_message.Message):
-    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts")
+    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts", "first_failure", "first_failure_reason")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     WALL_TIME_NS_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FAILURE_REASON_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     phase: Phase
     place: Place
     workers: _containers.RepeatedCompositeFieldContainer[RosterWorker]
     wall_time_ns: int
     receipts: _containers.RepeatedCompositeFieldContainer[DocumentReceipt]
-    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ...) -> None: ...
+    first_failure: CausedBy
+    first_failure_reason: str
+    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ...) -> None: ...
 
 class RosterWorker(_message.Message):
     __slots__ = ("global_rank", "local_rank", "pid")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Blame:
     ranks: Counter[int] = field(default_factory=Counter)
     nodes: Counter[str] = field(default_factory=Counter)
     told: Counter[CausedBy] = field(default_factory=Counter)
-    """Whose failure the agents were told of when they stopped their workers: the first that somebody noticed."""
+    """Whose failure the agents were told of, without its document: the first that somebody noticed."""
 
     def of(self, finding: Finding) -> int:
         """Return how many others name this failure's process, or its node."""
@@ -45,10 +45,13 @@ def blame_of(job: JobErrors, findings: Iterable[Finding]) -> Blame:
     """Return who is named, each time by somebody else."""
     at = _nodes_by_address(job)
     blame = Blame()
+    for entry in job.roster:
+        if entry.first_failure is not None:
+            blame.told[replace(entry.first_failure, document="")] += 1
     for finding in findings:
         failure = finding.failure
         if failure.caused_by is not None:
-            blame.told[failure.caused_by] += 1
+            blame.told[replace(failure.caused_by, document="")] += 1
         if finding.pointer is None:
             continue
         rank = finding.pointer.rank

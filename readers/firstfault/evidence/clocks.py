@@ -118,17 +118,23 @@ class Clocks:
         Those that are wrong by most, and how many more there are.
         """
         wrong = sorted(
-            (-abs(offset.low + offset.high), node, offset.low > 0)
+            (-max(offset.low, -offset.high), node, offset)
             for node, offset in self._offsets.items()
-            if offset.is_known and (offset.low > _WHOLE_S or offset.high < -_WHOLE_S)
+            if offset.low > _WHOLE_S or offset.high < -_WHOLE_S
         )
         said = [
-            f"the clock of {node} is {'ahead of' if ahead else 'behind'} the storage's by about "
-            f"{-twice / 2 / _S:.0f} s; times are corrected"
-            for twice, node, ahead in wrong[:_NAMED]
+            f"the clock of {node} is {'ahead of' if offset.low > 0 else 'behind'} the storage's by "
+            f"{_by_how_much(offset)} s; times are corrected"
+            for _, node, offset in wrong[:_NAMED]
         ]
         more = len(wrong) - len(said)
         return [*said, f"so are those of {more} more nodes, by less"] if more > 0 else said
+
+
+def _by_how_much(offset: Offset) -> str:
+    if offset.is_known:
+        return f"about {abs(offset.low + offset.high) / 2 / _S:.0f}"
+    return f"at least {max(offset.low, -offset.high) / _S:.0f}"
 
 
 def _boot(failure: WorkerError, index: int) -> str:

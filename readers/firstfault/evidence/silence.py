@@ -174,16 +174,27 @@ def told_to_go(job: JobErrors) -> list[Silent]:
 
 
 def told_of(job: JobErrors, blame: Blame) -> list[Silent]:
-    """Return whom most agents were told of when they stopped their workers, if no document says that it failed."""
+    """Return whose failure most agents were told of, if no document says that it failed."""
     if not blame.told:
         return []
-    (cause, count) = max(blame.told.items(), key=lambda item: (item[1], item[0].node, item[0].rank or 0))
-    if any((failure.node, failure.rank) == (cause.node, cause.rank) for failure in job.failures):
+    cause = max(blame.told, key=lambda item: (blame.told[item], item.node, item.rank or 0))
+    who = (cause.rank, cause.node)
+    if any((failure.rank, failure.node) == who for failure in job.failures):
         return []
-    stopped = [failure for failure in job.failures if failure.caused_by == cause]
-    reasons = Counter(sent.reason for failure in stopped for sent in failure.sent_signals[:1])
-    reason = max(reasons.items(), key=lambda item: (item[1], item[0]))[0] if reasons else "no reason was given"
-    why = f"{count} workers were stopped because of it ({reason}), but its own document is missing"
+    reasons = [
+        sent.reason
+        for failure in job.failures
+        if failure.caused_by is not None and (failure.caused_by.rank, failure.caused_by.node) == who
+        for sent in failure.sent_signals[:1]
+    ]
+    reasons += [
+        entry.first_failure_reason
+        for entry in job.roster
+        if entry.first_failure is not None and (entry.first_failure.rank, entry.first_failure.node) == who
+    ]
+    said = Counter(reasons)
+    reason = max(said, key=lambda item: (said[item], item)) if said else "no reason was given"
+    why = f"the agents told each other of it ({reason}), but its own document is missing"
     return [Silent(why, 2, cause.rank, cause.node, None, "unknown" if cause.rank is not None else "node_lost")]
 
 

@@ -5,6 +5,7 @@ A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a pla
 """
 
 from firstfault.strategies._registry import (
+    DEFAULT_STRATEGY,
     AggregationStrategy,
     get_strategy,
     register_strategy,
@@ -15,6 +16,7 @@ from firstfault.strategies._registry import (
 from firstfault.strategies._verdict import undetermined, verdict_for
 
 __all__ = [
+    "DEFAULT_STRATEGY",
     "AggregationStrategy",
     "get_strategy",
     "register_strategy",

@@ -13,6 +13,7 @@ from firstfault.model import JobErrors, Verdict
 from firstfault.strategies._verdict import undetermined
 
 __all__ = [
+    "DEFAULT_STRATEGY",
     "ENTRY_POINT_GROUP",
     "AggregationStrategy",
     "get_strategy",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 ENTRY_POINT_GROUP = "firstfault.strategies"
+DEFAULT_STRATEGY = "evidence"
 
 _BUILT_IN = {
     "evidence": "firstfault.strategies.evidence:evidence",

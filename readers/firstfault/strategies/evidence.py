@@ -70,6 +70,7 @@ def _by_themselves(job: JobErrors, roots: Sequence[Finding], clocks: Clocks, bla
     named = blame.of(first)
     if named:
         why.append(f"{named} of the others name it")
+    why += _timeless([first, *rivals])
     why += clocks.sentences()
     verdict = verdict_for(
         job,
@@ -149,6 +150,13 @@ def _suspect(other: Finding, clocks: Clocks, first: Finding) -> Suspect:
 def _victims_sentence(job: JobErrors, roots: Sequence[Finding]) -> list[str]:
     count = len(job.failures) - len(roots)
     return [f"the {count} others were stopped, or name a peer that was gone"] if count > 0 else []
+
+
+def _timeless(contenders: Sequence[Finding]) -> list[str]:
+    count = sum(contender.failure.timestamp_ns is None for contender in contenders)
+    return (
+        [f"{count} of the {len(contenders)} that may be first carry no time"] if count and len(contenders) > 1 else []
+    )
 
 
 def _confidence(job: JobErrors, first: Finding, rivals: Sequence[Finding], others: Sequence[Finding]) -> str:

@@ -1,0 +1,60 @@
+"""A few cases of the lab, run anew: the rules hold for what the plugin writes today, not only for what was recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault.model import Phase
+from tests.cascades.cases import CASES
+from tests.cascades.record import Lab
+from tests.cascades.replay import is_decided_right, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_NAMES = (
+    "hang-rank0-of4",
+    "frozen-rank3-of4",
+    "deadlock-rank1-of4",
+    "SIGKILL-held3.0-rank2-of4",
+    "recoverable-future-rank2-of4",
+    "raise-earlyTrue-rank0-of4",
+    "raise-clock+5-rank3-of4",
+)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Return a lab of this module's own."""
+    with Lab() as opened:
+        yield opened
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_case(name: str, lab: Lab, tmp_path: Path) -> None:
+    """The verdict names what the injector wrote down, as sealed for Flyte and as read afterwards."""
+    case = CASES[name]
+
+    run = lab.run(case, tmp_path)
+
+    truth = {
+        "fault": case.fault,
+        "scope": case.scope,
+        "ranks": [item["rank"] for item in run.told],
+        "nodes": sorted({item["node"] for item in run.told}),
+    }
+    reader = MultiErrorFileOutputReader(run.prefix, strategy="evidence")
+    job, verdict = reader.job(), reader.verdict()
+    assert verdict is not None
+    assert judge(truth, verdict) == "right", (truth, verdict.headline, verdict.why)
+    assert is_decided_right(truth, verdict)
+    seen = run.ended.attempt["engine"]["error_seen"]
+    assert (seen["code"], seen["worker"]) == (verdict.code, verdict.node or "")
+    # every node says whose failure ended the round, one and the same
+    told = {entry.first_failure for entry in job.roster if entry.phase is Phase.FAILED}
+    assert len({(cause.rank, cause.node) for cause in told if cause is not None}) == 1
