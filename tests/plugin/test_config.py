@@ -113,7 +113,7 @@ def test_fields_are_kfpytorchs(name: str) -> None:
 def test_our_own_defaults() -> None:
     """The defaults that kfpytorch does not give are those of the documentation."""
     config = Elastic()
-    assert (config.monitor_interval, config.strategy, config.retry_policy) == (0.1, "earliest", None)
+    assert (config.monitor_interval, config.strategy, config.retry_policy) == (0.1, "evidence", None)
     assert (config.settle_seconds, config.upload_deadline_seconds, config.stop_seconds) == (10.0, 5.0, 2.0)
 
 

@@ -540,7 +540,7 @@ def test_the_template_is_kfpytorchs(configuration: str, option: str) -> None:
     their_template, their_environment = _without_environment(_template(theirs))
     assert our_template == their_template
     assert our_template.SerializeToString(deterministic=True) == their_template.SerializeToString(deterministic=True)
-    assert our_environment == {**their_environment, STRATEGY_VARIABLE: "earliest"}
+    assert our_environment == {**their_environment, STRATEGY_VARIABLE: "evidence"}
     assert our_template.interface == their_template.interface
     assert our_template.metadata == their_template.metadata
     assert ours.metadata == theirs.metadata

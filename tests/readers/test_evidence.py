@@ -104,6 +104,14 @@ def test_a_fault_and_its_victims() -> None:
     assert "raised an exception of its own" in verdict.why[0]
 
 
+@pytest.mark.parametrize("name", ["train.run.<locals>.BrokenShardError", "train.ShardNotReady", "train.Oops"])
+def test_an_exception_of_any_name(name: str) -> None:
+    """What was raised is an exception, whatever its class is called and wherever it was made."""
+    (finding,) = findings_of(make_job(own(3, 0, name, "at 7 on rank 3")))
+    assert finding.standing is Standing.OWN_FAULT
+    assert evidence(done(own(3, 0, name, "at 7"), own(0, 40, "RuntimeError", "what now"), victim(2))).ranks == (3,)
+
+
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGTERM", "SIGABRT"])
 def test_a_death_that_is_noticed_late(signal: str) -> None:
     """A death without a word is stamped after its victims, and is the root cause all the same."""

@@ -105,8 +105,10 @@ def pointer_in(text: str, signature: str, signatures: Signatures | None = None) 
 
 
 def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
-    names = {re.split(r"\.|::", name)[-1] for name in (exception_type, *bases) if name}
-    if _EXCEPTION.fullmatch(exception_type):
+    given = [name for name in (exception_type, *bases) if name]
+    names = {re.split(r"\.|::", name)[-1] for name in given}
+    # a class of a function's own has "<locals>" in its name
+    if any(_EXCEPTION.fullmatch(name.replace("<locals>.", "")) for name in given):
         names.add(ANY_EXCEPTION)
     return names
 

@@ -192,7 +192,8 @@ def _chain(exception: ExceptionInfo) -> Classification:
 
 
 def _link(exception: ExceptionInfo) -> Classification:
-    return _classified(exception.message, exception.type, exception.bases)
+    # whatever it is called, it was raised
+    return _classified(exception.message, exception.type, (*exception.bases, "BaseException"))
 
 
 def _classified(message: str, exception_type: str, bases: Iterable[str]) -> Classification:
