@@ -18,7 +18,7 @@ class Case:
     """Whom the verdict has to name.
 
     "rank", "ranks", "node": those that wrote the truth; "one": one of those ranks; "external": one of those nodes, told
-    to go; "undetermined": nobody; "none": there is no failure.
+    to go; "somewhere": one of those nodes, or a rank of theirs; "undetermined": nobody; "none": there is no failure.
     """
     task: str = ""
     inputs: dict[str, object] = field(default_factory=dict)
@@ -132,7 +132,9 @@ def _with_wrong_clocks() -> list[Case]:
         for fault, culprit in (("raise", 3), ("SIGKILL", 0), ("SIGKILL", 2))
     ]
     # the clock is set while the job runs: what comes afterwards is refused
-    return found + [Case("clock-jump", culprit, clock=(culprit // 2, 0), store="s3") for culprit in _CULPRITS]
+    return found + [
+        Case("clock-jump", culprit, scope="somewhere", clock=(culprit // 2, 0), store="s3") for culprit in _CULPRITS
+    ]
 
 
 def _cases() -> list[Case]:

@@ -274,6 +274,7 @@ def end_node() -> None:
 
 def set_clock_and_raise() -> None:
     """Set this pod's clock an hour ahead, so that the storage refuses it from now on, and raise."""
+    time.sleep(3.0)  # that the node takes part has been written down by now
     (marks() / "clock").write_text("+3600\n")
     raise ValueError("the batch has no labels")
 

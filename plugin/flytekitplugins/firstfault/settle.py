@@ -52,8 +52,8 @@ def settle(  # noqa: PLR0913 - keywords
     """Return the verdict on the attempt and the decision.
 
     It waits until every node that lives has said that it is done, at most `seconds`. What this node knows counts in
-    any case, also if the storage cannot be listed. If the strategy or the policy raises, `earliest` and the default
-    policy decide, with a warning.
+    any case, also if the storage cannot be listed. A policy that raises is replaced by the default one, a strategy
+    that raises by `earliest`, with a warning.
 
     Args:
         recording: where the documents are, and the strategy.
@@ -100,17 +100,19 @@ def settle(  # noqa: PLR0913 - keywords
         pods_alive=not silent_nodes(job),
         previous_fingerprint=previous.fingerprint if previous is not None else "",
     )
-    try:
-        conclusion = reader(recording.strategy, policy).conclude_from(job, context)
-    except Exception as error:  # noqa: BLE001 - a strategy or policy is third-party code; the attempt needs a verdict
-        logger.warning(
-            "the strategy %s or the task's retry policy failed (%s: %s); %s and firstfault's default policy decide",
-            recording.strategy,
-            type(error).__name__,
-            error,
-            _PLAIN,
-        )
-        conclusion = reader(_PLAIN, None).conclude_from(job, context)
+    conclusion, before = None, ""
+    for strategy, chosen in ((recording.strategy, policy), (recording.strategy, None), (_PLAIN, None)):
+        try:
+            conclusion = reader(strategy, chosen).conclude_from(job, context)
+            break
+        except Exception as error:
+            if strategy == _PLAIN and chosen is None:
+                raise
+            # both may be third-party code; the attempt needs a verdict, and one line about it
+            said = f"({type(error).__name__}: {error}); firstfault's defaults decide"
+            if said != before:
+                logger.warning("the strategy %s or the task's retry policy failed %s", strategy, said)
+            before = said
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")
     return conclusion
