@@ -343,7 +343,7 @@ def test_whom_the_agents_were_told_of() -> None:
     roster = (make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(2, 3)),)
     verdict = evidence(done(stopped(0), replace(stopped(1), **told), replace(stopped(2), **told), roster=roster))
     assert names(verdict) == ("rank", (3,), "medium")
-    assert "rank 3 failed: KeyError" in verdict.headline
+    assert "its agent told the others of it (KeyError)" in verdict.headline
     # whoever is told of and can be heard is no missing root
     heard = evidence(done(victim(3), replace(stopped(1), **told), replace(stopped(2), **told), roster=roster))
     assert heard.ranks != (3,)

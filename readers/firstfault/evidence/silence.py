@@ -193,8 +193,9 @@ def told_of(job: JobErrors, blame: Blame) -> list[Silent]:
         if entry.first_failure is not None and (entry.first_failure.rank, entry.first_failure.node) == who
     ]
     said = Counter(reasons)
-    reason = max(said, key=lambda item: (said[item], item)) if said else "no reason was given"
-    why = f"the agents told each other of it ({reason}), but its own document is missing"
+    reason = max(said, key=lambda item: (said[item], item)) if said else ""
+    what = reason.partition(" failed: ")[2] or reason or "no reason was given"
+    why = f"its agent told the others of it ({what}), but its own document is missing"
     return [Silent(why, 2, cause.rank, cause.node, None, "unknown" if cause.rank is not None else "node_lost")]
 
 
