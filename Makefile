@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing or older than what it is made from, and needs nothing else but python3.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix agent-faults cascades replay compare lint format types proto proto-check floors wheel test-wheel clean
+.PHONY: help demo test matrix agent-faults cascades replay simulation compare lint format types proto proto-check floors wheel test-wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -31,6 +31,9 @@ agent-faults: $(VENV) ## repeat what CI runs once: peers that sleep, slow finall
 
 cascades: $(VENV) ## record what the lab's faults leave behind; ARGS="hang" for those that begin so
 	@$(BIN)/python tests/cascades/record.py $(ARGS)
+
+simulation: $(VENV) ## judge the strategies on 2,000 simulated cascades of 1,024 workers; ARGS="--cascades 100" for fewer
+	@$(BIN)/python tests/cascades/simulation.py $(ARGS)
 
 replay: $(VENV) ## judge the strategies on the recorded cascades; ARGS=-v shows what is not right
 	@$(BIN)/python tests/cascades/replay.py $(ARGS)

@@ -97,7 +97,7 @@ class Lab(contextlib.ExitStack):
         options = list(case.options)
         if case.clock is not None:
             pod, seconds = case.clock
-            options += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {_faketime()}"]
+            options += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {faketime()}"]
         if case.store == "s3":
             server = self._started()
             options += ["--store", server.uri("lab")]
@@ -140,7 +140,7 @@ def _on_s3(server: S3, uri: str) -> dict[str, tuple[bytes, int]]:
     return found
 
 
-def _faketime() -> Path:
+def faketime() -> Path:
     """Return the library of Debian's `faketime`, which makes one process's clock wrong.
 
     Raises:

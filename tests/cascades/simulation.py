@@ -15,7 +15,9 @@ import json
 import random
 import resource
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections import Counter, defaultdict
@@ -27,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
 from firstfault.assemble import Findings, Unreadable, assemble  # noqa: E402 - only now all is found
-from firstfault.keys import error_key_for  # noqa: E402
+from firstfault.keys import error_key_for, roster_key_for  # noqa: E402
 from firstfault.model import (  # noqa: E402
     CausedBy,
     DocumentRef,
@@ -39,7 +41,7 @@ from firstfault.model import (  # noqa: E402
     WorkerError,
 )
 from firstfault.strategies import get_strategy, run_strategy  # noqa: E402
-from firstfault.wire import decode, decode_presence, encode  # noqa: E402
+from firstfault.wire import decode, decode_presence, encode, encode_presence  # noqa: E402
 from tests.cascades.replay import RECORDED, TORCH, child_failed_error  # noqa: E402
 
 if TYPE_CHECKING:
@@ -573,26 +575,48 @@ def report(rules: Rules, tallies: dict[str, Tally], assembling: list[float]) -> 
 
 
 def measure(workers: int) -> str:
-    """Return what a verdict over the documents of one large cascade takes, from their bytes on."""
+    """Return what a verdict over the documents of one large cascade takes, from their bytes on, in a fresh process."""
     rules = Rules(workers=workers, late=0, unreadable=0, root_missing=0, two_roots=0)
     cascade = next(cascades(rules, [1]))
-    encoded = [(encode(item), item.documents[0]) for item in cascade.findings.documents]
-    size = sum(len(data) for data, _ in encoded)
-    count, roster = len(encoded), cascade.findings.roster
-    del cascade
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
-    documents = tuple(item for item in (decode(data, ref) for data, ref in encoded) if isinstance(item, WorkerError))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "documents.zip"
+        with zipfile.ZipFile(file, "w") as archive:
+            for item in cascade.findings.documents:
+                archive.writestr(f"errors/{item.documents[0].name}", encode(item))
+            for entry in cascade.findings.roster:
+                archive.writestr(f"roster/{roster_key_for(entry)}", encode_presence(entry))
+            times = {item.documents[0].name: item.documents[0].last_modified_ns for item in cascade.findings.documents}
+            archive.writestr("times.json", json.dumps(times))
+        command = [sys.executable, __file__, "--judge", str(file), "--workers", str(workers)]
+        return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def judge_file(file: str, workers: int) -> str:
+    """Return what the verdict on the documents in a file takes; see `measure`."""
+    with zipfile.ZipFile(file) as archive:
+        times = json.loads(archive.read("times.json"))
+        names = [name for name in archive.namelist() if name.startswith("errors/")]
+        size = sum(archive.getinfo(name).file_size for name in names)
+        roster = [
+            decode_presence(archive.read(name), name) for name in archive.namelist() if name.startswith("roster/")
+        ]
+        began = time.perf_counter()
+        documents = []
+        for name in names:
+            short = name.removeprefix("errors/")
+            found = decode(archive.read(name), DocumentRef(short, last_modified_ns=times[short]))
+            assert isinstance(found, WorkerError)
+            documents.append(found)
     decoded = time.perf_counter()
-    job = assemble(Findings(documents, (), roster), expected_nodes=workers // RANKS_PER_NODE)
+    job = assemble(Findings(tuple(documents), (), tuple(roster)), expected_nodes=workers // RANKS_PER_NODE)
     assembled = time.perf_counter()
     verdict = run_strategy(get_strategy("evidence"), job)
     ended = time.perf_counter()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return (
-        f"{count} documents of {workers} workers ({size / 1e6:.0f} MB): {verdict.headline}\n"
-        f"decoding {decoded - began:.2f} s, assembling {assembled - decoded:.2f} s, verdict {ended - assembled:.2f} s; "
-        f"memory {(peak - before) / 1024:.0f} MB more, {peak / 1024:.0f} MB in all with the simulation itself"
+        f"{len(names)} documents of {workers} workers ({size / 1e6:.0f} MB): {verdict.headline}\n"
+        f"verdict {ended - assembled:.2f} s, after {decoded - began:.2f} s of reading and decoding and "
+        f"{assembled - decoded:.2f} s of assembling; {peak:.0f} MB at most in the whole process"
     )
 
 
@@ -604,8 +628,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--clock", type=float, default=5.0, help="seconds by which clocks are wrong at most")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--large", type=int, default=16_384, help="workers of the cascade that is timed; 0: none")
+    parser.add_argument("--judge", metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument("-v", action="store_true", dest="verbose")
     options = parser.parse_args(arguments)
+    if options.judge:
+        print(judge_file(options.judge, options.workers))
+        return 0
     rules = Rules(workers=options.workers, clock_error_s=options.clock)
     seeds = range(options.seed, options.seed + options.cascades)
     tallies, assembling = simulate(rules, seeds, options.verbose)

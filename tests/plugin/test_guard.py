@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -80,6 +82,30 @@ def test_bounded_gives_up(seconds: float) -> None:
     took = time.monotonic() - began
     release.set()
     assert max(seconds, 0) <= took < max(seconds, 0) + 2
+
+
+@pytest.mark.parametrize(("takes_s", "found"), [(0.15, "done"), (5.0, None)])
+def test_a_signal_while_it_waits(takes_s: float, found: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    """A signal whose handler raises costs what is almost done nothing, and does not wait for what takes long."""
+
+    def handler(*_: object) -> None:
+        raise InterruptedError("told to go")
+
+    def call() -> str:
+        time.sleep(takes_s)
+        return "done"
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    timer = threading.Timer(0.05, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    began = time.monotonic()
+    try:
+        timer.start()
+        assert bounded(call, 5.0, "counting sheep") == found
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert time.monotonic() - began < 2
+    assert "while counting sheep (InterruptedError: told to go)" in caplog.text
 
 
 def test_bounded_does_not_keep_the_process() -> None:

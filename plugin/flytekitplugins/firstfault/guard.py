@@ -50,20 +50,29 @@ def bounded(call: Callable[[], T], seconds: float, doing: str, give_up: threadin
     ``__str__`` blocks or a storage hangs.
     """
     results: list[T] = []
+    # not the thread's own end: Python takes a thread for dead once a signal's handler has raised in its join()
+    done = threading.Event()
 
     def run() -> None:
         with guarded(doing):
             results.append(call())
+        done.set()
 
     thread = threading.Thread(target=run, name="firstfault-record", daemon=True)
     with guarded(doing):
-        thread.start()
         deadline = time.monotonic() + max(seconds, 0)
-        while give_up is not None and thread.is_alive() and not give_up.is_set() and time.monotonic() < deadline:
-            thread.join(_POLL_S)
-        hurried = give_up is not None and give_up.is_set()
-        left = max(deadline - time.monotonic(), 0)
-        thread.join(min(left, _HURRIED_S) if hurried else left)
+        try:
+            thread.start()
+            while give_up is not None and not give_up.is_set() and time.monotonic() < deadline:
+                if done.wait(_POLL_S):
+                    break
+            hurried = give_up is not None and give_up.is_set()
+            left = max(deadline - time.monotonic(), 0)
+            done.wait(min(left, _HURRIED_S) if hurried else left)
+        except BaseException:
+            # a signal's handler raised here; what is almost done is not to be lost for that
+            done.wait(max(min(deadline - time.monotonic(), _HURRIED_S), 0))
+            raise
     return results[0] if results else None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from firstfault.model import Subject, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from firstfault.model import JobErrors, WorkerError
 
@@ -158,22 +158,25 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
         for receipt in entry.receipts
         if receipt.durable and receipt.fault_to_durable_ns is not None
     }
-    bounds: dict[str, list[Offset]] = {}
+    lows: dict[str, int] = {}
+    highs: dict[str, int] = {}
     for failure in job.failures:
-        for document in failure.documents[:1]:
-            if failure.timestamp_ns is None or document.last_modified_ns is None:
-                continue
-            whole = _WHOLE_S if document.last_modified_ns % _S == 0 else _S // 20
-            delay = took.get(document.name)
-            # the object's time lies between the start of its upload and the storage's answer
-            low = failure.timestamp_ns + (failure.upload_delay_ns or 0) - document.last_modified_ns - whole
-            high = failure.timestamp_ns + delay - document.last_modified_ns if delay is not None else _UNKNOWN_NS
-            bounds.setdefault(failure.node, []).append(Offset(low, max(high, low)))
-    return {node: _meet(found) for node, found in bounds.items()}
+        recorded, node = failure.timestamp_ns, failure.node
+        document = failure.documents[0] if failure.documents else None
+        if recorded is None or document is None or document.last_modified_ns is None:
+            continue
+        stored = document.last_modified_ns
+        whole = _WHOLE_S if stored % _S == 0 else _S // 20
+        delay = took.get(document.name)
+        # the object's time lies between the start of its upload and the storage's answer
+        low = recorded + (failure.upload_delay_ns or 0) - stored - whole
+        lows[node] = max(low, lows.get(node, low))
+        if delay is not None:
+            high = max(recorded + delay - stored, low)
+            highs[node] = min(high, highs.get(node, high))
+    return {node: _between(low, highs.get(node, _UNKNOWN_NS)) for node, low in lows.items()}
 
 
-def _meet(found: Iterable[Offset]) -> Offset:
-    """All of them hold; where they contradict each other, none is believed more than its width."""
-    found = list(found)
-    low, high = max(item.low for item in found), min(item.high for item in found)
-    return Offset(low, high) if low <= high else Offset(min(low, high), max(low, high))
+def _between(low: int, high: int) -> Offset:
+    """Where two bounds contradict each other, neither is believed more than the distance between them."""
+    return Offset(min(low, high), max(low, high))

@@ -190,11 +190,13 @@ def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerEr
         for failure in job.failures
         if id(failure) not in own and not (fingerprint and failure.fingerprint == fingerprint)
     ]
-    lines: dict[int, str] = {}
-    for rank, line in sorted((failure.rank, _line(failure)) for failure in victims if failure.rank is not None):
-        # two nodes may claim the same rank
-        lines[rank] = f"{lines[rank]}; {line}" if rank in lines else line
-    return Victims(count=len(victims), by_rank=tuple(lines.items())[:_MAX_VICTIMS])
+    by_rank: dict[int, list[WorkerError]] = {}
+    for failure in victims:
+        if failure.rank is not None:
+            by_rank.setdefault(failure.rank, []).append(failure)
+    # two nodes may claim the same rank
+    lines = [(rank, "; ".join(sorted(map(_line, by_rank[rank])))) for rank in sorted(by_rank)[:_MAX_VICTIMS]]
+    return Victims(count=len(victims), by_rank=tuple(lines))
 
 
 def _line(failure: WorkerError) -> str:

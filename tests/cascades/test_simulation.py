@@ -1,0 +1,68 @@
+"""A small part of what ``make simulation`` runs, and what the simulation itself must keep to."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from firstfault.assemble import assemble
+from firstfault.strategies import get_strategy, run_strategy
+from tests.cascades.simulation import Rules, cascades, judge, measure, simulate
+
+_FEW = Rules(workers=256)
+
+
+def test_evidence_holds_when_documents_are_late_missing_and_wrong() -> None:
+    """In simulated cascades of 256 workers the verdict is right, or undetermined where the root left nothing."""
+    tallies, _ = simulate(_FEW, range(120))
+
+    ours, earliest = tallies["evidence"], tallies["earliest"]
+    total = ours.total()
+    assert total["right"] + total["honest"] >= 118, ours.outcomes
+    assert ours.sure_and_wrong == 0
+    assert earliest.total()["right"] < 60, "the simulation is too easy"
+
+
+def test_the_same_seed_makes_the_same_cascade() -> None:
+    """What was wrong once can be looked at again: all but the random part of the names is the same."""
+
+    def seen(seed: int) -> list[tuple[object, ...]]:
+        (cascade,) = cascades(_FEW, [seed])
+        return [(item.rank, item.node, item.timestamp_ns, item.message) for item in cascade.findings.documents]
+
+    assert seen(7) == seen(7)
+    assert seen(7) != seen(8)
+
+
+def test_what_the_rules_promise() -> None:
+    """So many documents are late, so many unreadable, and so many cascades are without their root's own."""
+    made = list(cascades(_FEW, range(60)))
+    kept = sum(len(cascade.findings.documents) for cascade in made)
+    unreadable = sum(len(cascade.findings.unreadable) for cascade in made)
+    without = sum(not root.left for cascade in made for root in cascade.roots)
+
+    assert 0.005 < unreadable / kept < 0.02
+    assert 0 < without < 30
+    assert len(Counter(cascade.fault for cascade in made)) > 8
+    for cascade in made:
+        ranks = [rank for entry in cascade.findings.roster for rank in entry.ranks if entry.phase.value == "joined"]
+        assert sorted(ranks) == list(range(256))
+
+
+def test_a_wrong_verdict_is_called_wrong() -> None:
+    """The judge does not take any verdict for right."""
+    (cascade,) = cascades(Rules(workers=64, root_missing=0, late=0, unreadable=0, two_roots=0), [3])
+    job = assemble(cascade.findings, expected_nodes=8)
+    assert judge(cascade, run_strategy(get_strategy("evidence"), job)) == "right"
+    victims = [failure for failure in job.failures if failure.rank not in {root.rank for root in cascade.roots}]
+    other = assemble(type(cascade.findings)(tuple(victims[:1])), expected_nodes=8)
+    assert judge(cascade, run_strategy(get_strategy("last_written"), other)) == "wrong"
+
+
+def test_it_is_measured() -> None:
+    """The time and the memory that a verdict takes are those of a process that does nothing else."""
+    said = measure(1024)
+    assert "of 1024 workers" in said
+    seconds = float(said.partition("verdict ")[2].partition(" s")[0])
+    megabytes = float(said.rpartition("; ")[2].partition(" MB")[0])
+    assert seconds < 2
+    assert megabytes < 200
