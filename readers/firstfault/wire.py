@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from flyteidl.core import errors_pb2, execution_pb2
 from google.protobuf.message import DecodeError
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from google.protobuf.timestamp_pb2 import Timestamp
+
+T = TypeVar("T")
 
 __all__ = [
     "MAX_DOCUMENT_BYTES",
@@ -188,22 +191,32 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         exception=_exception_from_pb(failure.exception) if failure.HasField("exception") else None,
         exit_code=failure.exit_code if failure.HasField("exit_code") else None,
         signal=failure.signal,
-        sent_signals=tuple(SentSignal(sent.signal, sent.reason) for sent in failure.sent_signals),
+        sent_signals=_shared(tuple(SentSignal(sent.signal, sent.reason) for sent in failure.sent_signals)),
         category=failure.category,
         fingerprint=failure.fingerprint,
         log_tail=failure.log_tail,
-        resources=_resources_from_pb(failure.resources),
+        resources=_shared(_resources_from_pb(failure.resources)),
         monotonic_ns=failure.monotonic_ns or None,
         boot_id=failure.boot_id,
         upload_delay_ns=failure.upload_delay_ns or None,
-        versions=tuple(sorted(failure.versions.items())),
+        versions=_shared(tuple(sorted(failure.versions.items()))),
         documents=(ref,),
         in_flight=failure.in_flight,
         stack_dumps=tuple(_dump_from_pb(dump) for dump in failure.stack_dumps),
         thread_failures=tuple(_thread_from_pb(thread) for thread in failure.thread_failures),
-        collectives=tuple(_collective_from_pb(progress) for progress in failure.collectives),
+        collectives=_shared(tuple(map(_collective_from_pb, failure.collectives))),
         caused_by=_caused_by_from_pb(failure.caused_by) if failure.HasField("caused_by") else None,
     )
+
+
+def _shared(value: T) -> T:
+    """Return one and the same object for all that are equal: thousands of victims differ in little but their rank."""
+    return cast("T", _kept(value))
+
+
+@lru_cache(maxsize=4096)
+def _kept(value: object) -> object:
+    return value
 
 
 # --- sealed verdicts ------------------------------------------------------------------------------------------------
@@ -506,12 +519,16 @@ def _exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> pb.ExceptionRe
     )
 
 
+def _frame_from_pb(frame: pb.Frame) -> FrameInfo:
+    return FrameInfo(frame.file, frame.line, frame.function, frame.code)
+
+
 def _exception_from_pb(record: pb.ExceptionRecord) -> ExceptionInfo:
     return ExceptionInfo(
         type=record.type,
         message=record.message,
-        bases=tuple(record.bases),
-        frames=tuple(FrameInfo(frame.file, frame.line, frame.function, frame.code) for frame in record.frames),
+        bases=_shared(tuple(record.bases)),
+        frames=_shared(tuple(map(_frame_from_pb, record.frames))),
         notes=tuple(record.notes),
         causes=tuple(_exception_from_pb(cause) for cause in record.causes),
         relation=record.relation,

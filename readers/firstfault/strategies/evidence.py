@@ -26,6 +26,8 @@ _NAME = "evidence"
 _MS = 1_000_000
 _ROOTS = {Standing.OWN_FAULT, Standing.OWN_EXIT, Standing.LOST, Standing.EXTERNAL}
 _MAX_SUSPECTS = 10
+_MAX_NAMED = 5
+"""Ranks, and nodes, that are suspects for nothing but that others name them."""
 _OF_SILENCE = {
     "hang": ("hang", "USER:Hang"),
     "node_lost": ("node lost", "SYSTEM:NodeLost"),
@@ -218,7 +220,7 @@ def _heaviest(silent: Sequence[Silent], blame: Blame) -> list[Silent]:
 
 
 def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding]) -> Verdict:
-    waited = sum(finding.standing is Standing.UNCLEAR for finding in findings)
+    waited = sum(finding.waited for finding in findings)
     why = [f"{_name(silent)}: {silent.why}", "nobody failed by itself"]
     if waited:
         why.append(f"{waited} timed out waiting")
@@ -260,15 +262,26 @@ def _name(silent: Silent) -> str:
 
 def _named(job: JobErrors, blame: Blame) -> list[Suspect]:
     nodes = {rank: entry.place.node for entry in job.roster for rank in entry.ranks}
-    ranks = [Suspect(f"named by {count}", rank, nodes.get(rank)) for rank, count in blame.ranks.most_common(5)]
-    return ranks + [Suspect(f"named by {count}", None, node) for node, count in blame.nodes.most_common(5)]
+    # the most named first, of equals the lowest: not whichever was read first
+    ranks = sorted(blame.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
+    names = sorted(blame.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
+    found = [Suspect(f"named by {count}", rank, nodes.get(rank)) for rank, count in ranks]
+    return found + [Suspect(f"named by {count}", None, node) for node, count in names]
 
 
 def _undetermined(
     job: JobErrors, findings: Sequence[Finding], suspects: Iterable[Suspect], more: Iterable[str]
 ) -> Verdict:
     suspects = tuple(suspects)
-    first = min(findings, key=lambda finding: (finding.standing, finding.failure.timestamp_ns or 1 << 62)).failure
+    first = min(
+        findings,
+        key=lambda finding: (
+            finding.standing,
+            finding.failure.timestamp_ns or 1 << 62,
+            finding.failure.rank or 0,
+            finding.failure.message,
+        ),
+    ).failure
     unclear = sum(finding.standing is Standing.UNCLEAR for finding in findings)
     told = f"{unclear} of {len(findings)} failures can be read in both ways, the others name somebody else"
     hint = "; suspects: " + ", ".join(_suspected(item) for item in suspects[:3]) if suspects else ""
