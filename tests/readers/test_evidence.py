@@ -17,6 +17,7 @@ from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
+    FrameInfo,
     Phase,
     Receipt,
     Resources,
@@ -380,6 +381,20 @@ def test_a_rank_that_never_joined() -> None:
     ]
     verdict = evidence(done(*late, stopped(3, IN_SLEEP)))
     assert (names(verdict), verdict.category) == (("rank", (3,), "medium"), "hang")
+
+
+def test_a_connection_that_is_none_to_a_peer() -> None:
+    """What no frame of torch's collectives has raised may be about any service; from inside of one it names a peer."""
+    lost = ExceptionInfo("ConnectionResetError", "[Errno 104] Connection reset by peer", ("ConnectionError", "OSError"))
+    own_client = FrameInfo("/app/client.py", 7, "fetch", "self.socket.recv(4)")
+    collective = FrameInfo("/x/torch/distributed/distributed_c10d.py", 9, "all_reduce", "work.wait()")
+    others = (victim(1), victim(2), stopped(3))
+
+    fetched = replace(own(0), exception=replace(lost, frames=(own_client,)))
+    reduced = replace(own(0), exception=replace(lost, frames=(own_client, collective)))
+
+    assert names(evidence(done(fetched, *others))) == ("rank", (0,), "medium")
+    assert evidence(done(reduced, *others)).ranks != (0,)
 
 
 def _crashed_while_stopped(rank: int) -> WorkerError:

@@ -22,6 +22,9 @@ __all__ = ["Finding", "Standing", "findings_of"]
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception meets because it meets no other."""
+_OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
+"""Signatures that do not know whose connection it was."""
+_GROUP = "torch/distributed/"
 _WAIT = "hang"
 """Category of the signatures of a wait in vain."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
@@ -124,6 +127,9 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     if found.role is Role.PRIMARY:
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
         return Finding(failure, Standing.OWN_FAULT, why, _precise(found), found.pointer, _is(found), in_flight)
+    if found.role is Role.SECONDARY and found.signature in _OF_ANY_CONNECTION and not _is_of_a_group(exception):
+        why = f"lost a connection, which need not be one to a peer ({found.signature})"
+        return Finding(failure, Standing.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
     if found.role is Role.SECONDARY:
         why = f"names somebody else ({found.signature}): {found.why}"
         waited = found.category == _WAIT
@@ -131,6 +137,12 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     why = f"can be read in both ways ({found.signature or 'unknown text'}): {found.why}"
     waited = found.category == _WAIT
     return Finding(failure, Standing.UNCLEAR, why, found.category, found.pointer, in_flight=in_flight, waited=waited)
+
+
+def _is_of_a_group(exception: ExceptionInfo) -> bool:
+    """Whether an exception came out of torch's collectives or its store, or nobody can tell."""
+    frames = [frame for link in (exception, *exception.causes) for frame in link.frames]
+    return not frames or any(_GROUP in frame.file for frame in frames)
 
 
 def _of_death(failure: WorkerError, gone: set[str]) -> Finding:
