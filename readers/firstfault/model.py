@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "CATEGORIES",
+    "DIED_UNHEARD",
     "TOLD_TO_GO",
+    "TOLD_TO_GO_BY",
     "CausedBy",
     "CollectiveProgress",
     "Coverage",
@@ -185,6 +187,10 @@ class SentSignal:
 
 TOLD_TO_GO = "its agent was told to go"
 """The reason of an agent that stops its workers because its pod has to end."""
+TOLD_TO_GO_BY = "told to go by"
+"""What such an agent tells the others begins so; the signal's name follows."""
+DIED_UNHEARD = "it died without a word"
+"""What agents tell each other of one that was killed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ Policies compose: ``explicit() | on_category("preemption", "node_lost") & ~exhau
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Union
 
@@ -229,17 +230,19 @@ def _is_hosts_memory(resources: Resources) -> bool:
     if not resources.oom_kill:
         return False
     limit, peak = resources.memory_limit_bytes, resources.memory_peak_bytes
-    return limit is None or (peak is not None and peak < limit * _NEAR_THE_LIMIT)
+    return limit is None or (peak is not None and peak < limit * _BELOW_THE_LIMIT)
 
 
 def _is_from_below(root: WorkerError) -> bool:
     """Whether no `raise` of the program's own made the text, which would prove nothing about the machine."""
     if root.exception is None:
-        return root.writer is Writer.AGENT and bool(root.log_tail)
+        return root.writer is Writer.AGENT and root.signal in _CRASHES and bool(root.log_tail)
     if not root.exception.frames:
         return False  # nobody can tell
     innermost = root.exception.frames[-1]
-    return "/torch/" in innermost.file or (bool(innermost.code) and not innermost.code.startswith("raise"))
+    if root.exception.type.rsplit(".", 1)[-1] not in _DRIVERS_ERRORS:
+        return False
+    return bool(_TORCH.search(innermost.file)) or (bool(innermost.code) and not _RAISES.search(innermost.code))
 
 
 def same_fault_again() -> PolicyBase:
@@ -305,8 +308,14 @@ def default_policy() -> PolicyBase:
 
 _AGAIN = "the attempt before failed with the same fault"
 _EVERYWHERE = "the same fault on all ranks"
-_NEAR_THE_LIMIT = 0.95
-"""Part of its limit above which a container ran out of its own memory."""
+_BELOW_THE_LIMIT = 0.5
+"""Part of its limit below which a container cannot have met it; the peak may be a sample's, with more in between."""
+_DRIVERS_ERRORS = {"RuntimeError", "AcceleratorError", "DistBackendError"}
+"""What torch makes of a driver's error."""
+_TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
+_RAISES = re.compile(r"\b(?:raise|assert|throw)\b")
+_CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS"}
+"""How a process dies of what its driver has reported."""
 _UNDETERMINED = "the root cause is undetermined; stock Flyte would not retry either"
 
 

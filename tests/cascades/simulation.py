@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -612,7 +611,9 @@ def judge_file(file: str, workers: int) -> str:
     assembled = time.perf_counter()
     verdict = run_strategy(get_strategy("evidence"), job)
     ended = time.perf_counter()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # not ru_maxrss, which a process inherits from the one that started it
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     return (
         f"{len(names)} documents of {workers} workers ({size / 1e6:.0f} MB): {verdict.headline}\n"
         f"verdict {ended - assembled:.2f} s, after {decoded - began:.2f} s of reading and decoding and "

@@ -291,6 +291,18 @@ def test_a_rank_that_hangs() -> None:
     assert "train.py" in verdict.message
 
 
+def test_the_same_hang_has_the_same_fingerprint() -> None:
+    """By where it stood, without the line: the next attempt's verdict can be compared."""
+
+    def hang(stack: str) -> str:
+        return evidence(
+            done(*(waited(rank, **_count(6)) for rank in (0, 1, 2)), stopped(3, stack, **_count(5)))
+        ).fingerprint
+
+    assert hang(IN_SLEEP) == hang(IN_SLEEP.replace("line 12", "line 14")) != ""
+    assert hang(IN_SLEEP) != hang(STACK.format("/app/train.py", "save"))
+
+
 def test_a_rank_that_left_a_collective_out() -> None:
     """All wait, all have been given as many collectives; one of them another one."""
     apart = {"collectives": (CollectiveProgress("default_pg", "barrier", 7, None),)}
@@ -414,6 +426,102 @@ def test_a_text_that_could_not_be_read() -> None:
     unread = own(0, 0, "RuntimeError", "<no text: reading the exception took too long>")
     assert evidence(done(unread, died(3, "SIGABRT", -6), victim(1), victim(2))).ranks == (3,)
     assert evidence(done(own(0, 0, "MyError", unread.exception.message if unread.exception else ""))).ranks == (0,)
+
+
+def test_a_fault_long_after_somebody_had_waited_in_vain() -> None:
+    """A hang stays one, whatever the clean-up a minute later looks like."""
+    timed_out = [waited(0, 0, **_count(6)), waited(1, 0, **_count(6))]
+    told = agent(1, "preemption", 60_000)
+    verdict = evidence(done(*timed_out, told, replace(stopped(3, IN_SLEEP, **_count(5)), boot_id=BOOT)))
+    assert (verdict.ranks, verdict.category) == ((3,), "hang")
+    assert any(suspect.node == "worker-1" for suspect in verdict.suspects)
+
+
+def test_a_death_without_a_reason_makes_a_verdict_doubtful() -> None:
+    """Exit code 1 says nothing against a traceback, but the verdict is no longer sure, and names it."""
+    verdict = evidence(done(own(1, 500), died(3, "", 1, 0), victim(0)))
+    assert names(verdict) == ("rank", (1,), "medium")
+    assert [suspect.rank for suspect in verdict.suspects] == [3]
+
+
+def test_a_text_never_makes_a_node_lost() -> None:
+    """Categories that the system's budget pays for come from agents, not from what somebody wrote."""
+    for text in ("node gpu-7 is down", "the job got preempted"):
+        verdict = evidence(done(own(3, 0, "ValueError", text)))
+        assert verdict.category not in {"node_lost", "preemption"}
+        assert verdict.ranks == (3,)
+
+
+@pytest.mark.parametrize(
+    "text", ["bad --on SIGTERM value", "invalid layer name 'TCPStore'", "Rendezvous of keys failed: missing column"]
+)
+def test_the_only_failure_is_the_root_cause(text: str) -> None:
+    """Whatever its text reminds of: no transport raises such an exception, and one rank has no peers."""
+    frames = (FrameInfo("/app/train.py", 7, "parse", "raise ValueError(text)"),)
+    failure = own(0, 0, "ValueError", text)
+    assert failure.exception is not None
+    alone = make_job(replace(failure, exception=replace(failure.exception, bases=("Exception",), frames=frames)))
+    assert evidence(alone).ranks == (0,)
+    assert evidence(make_job(own(0, 0, "RuntimeError", PEER.format(1), world_size=1))).ranks == (0,)
+    assert evidence(make_job(own(0, 0, "RuntimeError", PEER.format(1), world_size=4))).scope is Scope.UNDETERMINED
+
+
+def test_a_node_that_has_not_reported_yet() -> None:
+    """Where others waited in vain it may hang, or be late: not lost, and nothing for the system's budget."""
+    roster = (
+        make_presence(Phase.FAILED, node="worker-0", group_rank=0, nodes=2, ranks=(0, 1)),
+        make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(2, 3)),
+    )
+    verdict = evidence(done(waited(0, **_count(6)), waited(1, **_count(6)), roster=roster))
+    assert (verdict.node, verdict.category) == ("worker-1", "unknown")
+
+
+def test_a_node_that_reported_is_not_lost() -> None:
+    """Its documents could not be uploaded; what is told of a node that nobody knows is nothing."""
+    lost = Receipt("e.pb", durable=False, error="403 Forbidden", rank=3)
+    unknown = CausedBy(None, "node 1", "")
+    roster = (
+        replace(
+            make_presence(Phase.FAILED, node="worker-0", group_rank=0, nodes=2, ranks=(0, 1)), first_failure=unknown
+        ),
+        replace(make_presence(Phase.FAILED, node="worker-1", group_rank=1, nodes=2, ranks=(2, 3)), receipts=(lost,)),
+    )
+    verdict = evidence(done(victim(0, peer=2), victim(1, peer=2), roster=roster))
+    assert (verdict.scope, verdict.ranks, verdict.category) == (Scope.RANK, (3,), "unknown")
+    assert "403 Forbidden" in verdict.headline
+
+
+def test_an_exit_that_answers_a_signal() -> None:
+    """Whoever leaves when its agent stops it is a victim."""
+    left = own(
+        1, 6100, "SystemExit", "143", sent_signals=(SentSignal("SIGTERM", "another one failed"),), in_flight=True
+    )
+    assert evidence(done(waited(0, **_count(6)), left, waited(2, **_count(6)))).ranks != (1,)
+
+
+def test_a_signal_long_after_the_same_signal() -> None:
+    """Two deaths by one signal are one fault only at the same time."""
+    verdict = evidence(done(died(3, at_ms=0), died(0, at_ms=60_000)))
+    assert verdict.ranks == (3,)
+    assert [suspect.rank for suspect in verdict.suspects] == [0]
+
+
+def test_what_the_agents_were_told_of_beats_an_exception_of_no_kind() -> None:
+    """A program that puts its own exception in place of what it caught hides that it is a victim."""
+    told = {"first_failure": CausedBy(3, "worker-1", "")}
+    roster = tuple(
+        replace(
+            make_presence(
+                Phase.FAILED, node=f"worker-{node}", group_rank=node, nodes=2, ranks=(2 * node, 2 * node + 1)
+            ),
+            **told,
+        )
+        for node in (0, 1)
+    )
+    wrapped = own(0, 10, "train.TrainError", "step failed", boot_id="")
+    assert evidence(done(died(3, boot_id=""), wrapped, roster=roster)).ranks == (3,)
+    known = own(0, 10, "RuntimeError", "CUDA error: uncorrectable ECC error encountered", boot_id="")
+    assert evidence(done(died(3, boot_id=""), known, roster=roster)).ranks == (0,)
 
 
 def test_pointers_that_lie() -> None:

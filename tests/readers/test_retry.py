@@ -230,7 +230,6 @@ def test_same_fault_everywhere_is_what_majority_finds() -> None:
 # --- the default ----------------------------------------------------------------------------------------------------
 
 _STOCK = {"writer": Writer.STOCK, "exception": None}
-_PAYS = {"gpu_hardware": Origin.SYSTEM}
 _DEFAULT = {
     "a plain exception": ({}, False, Origin.USER),
     "raised as recoverable": ({"kind": Kind.RECOVERABLE}, True, Origin.USER),
@@ -257,8 +256,7 @@ _DEFAULT = {
         Origin.USER,
     ),
     **{
-        # on a document whose exception came out of native code
-        f"the category {name}": ({"category": name}, name == "gpu_hardware", _PAYS.get(name, Origin.USER))
+        f"the category {name}": ({"category": name}, False, Origin.USER)
         for name in CATEGORIES
         if name not in {"preemption", "node_lost"}
     },
@@ -313,14 +311,15 @@ def _memory(oom_kill: int | None, peak: int | None, limit: int | None) -> Worker
 @pytest.mark.parametrize(
     ("root", "retry"),
     [
-        (_memory(1, 50, 100), True),
+        (_memory(1, 40, 100), True),
         (_memory(1, 50, None), True),
+        (_memory(1, 80, 100), False),
         (_memory(1, 99, 100), False),
         (_memory(1, None, 100), False),
         (_memory(0, 50, 100), False),
         (_memory(None, 50, 100), False),
     ],
-    ids=["below the limit", "no limit", "at the limit", "peak unknown", "no kill", "unknown"],
+    ids=["far below the limit", "no limit", "not far below", "at the limit", "peak unknown", "no kill", "unknown"],
 )
 def test_memory_that_the_host_lacks(root: WorkerError, retry: bool) -> None:
     """A container that was killed below its own limit is the host's fault; one at its limit met its own."""
@@ -335,6 +334,9 @@ def _of_the_gpu(file: str, code: str, **changes: Any) -> WorkerError:
     return replace(make_error(3), exception=exception, category="gpu_hardware", **changes)
 
 
+_GONE = replace(_of_the_gpu("", ""), exception=None, writer=Writer.AGENT)
+
+
 @pytest.mark.parametrize(
     ("root", "retry"),
     [
@@ -342,11 +344,27 @@ def _of_the_gpu(file: str, code: str, **changes: Any) -> WorkerError:
         (_of_the_gpu("/venv/site-packages/torch/cuda/__init__.py", "raise AcceleratorError(text)"), True),
         (_of_the_gpu("train.py", 'raise RuntimeError("ECC error")'), False),
         (_of_the_gpu("train.py", ""), False),
-        (replace(_of_the_gpu("", ""), exception=None, writer=Writer.AGENT, log_tail="Xid 79"), True),
-        (replace(_of_the_gpu("", ""), exception=None, writer=Writer.AGENT), False),
+        (_of_the_gpu("train.py", 'assert not ecc, "uncorrectable ECC error"'), False),
+        (_of_the_gpu("train.py", "if ecc: raise RuntimeError(text)"), False),
+        (_of_the_gpu("/home/me/torch/train.py", "raise RuntimeError(text)"), False),
+        (replace(_GONE, signal="SIGABRT", log_tail="Xid 79"), True),
+        (replace(_GONE, exit_code=3, log_tail="Xid 79"), False),
+        (replace(_GONE, signal="SIGABRT"), False),
         (replace(_of_the_gpu("", ""), exception=ExceptionInfo("RuntimeError", "ECC error")), False),
     ],
-    ids=["native code", "torch", "the program's raise", "no source", "log of a death", "nothing", "no frames"],
+    ids=[
+        "native code",
+        "torch",
+        "the program's raise",
+        "no source",
+        "an assertion",
+        "in one line",
+        "a folder called torch",
+        "log of a crash",
+        "log of an exit",
+        "nothing",
+        "no frames",
+    ],
 )
 def test_a_gpu_that_is_broken(root: WorkerError, retry: bool) -> None:
     """What the driver says is evidence; the same text in an exception of the program's own is none."""

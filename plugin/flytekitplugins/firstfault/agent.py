@@ -23,7 +23,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from firstfault.model import TOLD_TO_GO, CausedBy, Phase, Place
+from firstfault.model import DIED_UNHEARD, TOLD_TO_GO, TOLD_TO_GO_BY, CausedBy, Phase, Place
 from flytekitplugins.firstfault.agent_documents import Stop, about_agent
 from flytekitplugins.firstfault.deaths import Death, DeathWatch
 from flytekitplugins.firstfault.environment import node_place
@@ -370,7 +370,7 @@ class ReportingAgent(LocalElasticAgent):
     def _agent_died(self, group_rank: int, node: str) -> None:
         """Tell for an agent that cannot any more."""
         if self._outcome is not None:
-            self._outcome.tell(FirstFailure("it died without a word", node, group_rank))
+            self._outcome.tell(FirstFailure(DIED_UNHEARD, node, group_rank))
 
     def _tell(self, failure: FirstFailure) -> None:
         """Tell the other agents of this node's failure, and let no node wait for it in a rendezvous."""
@@ -444,7 +444,7 @@ class ReportingAgent(LocalElasticAgent):
             group = self._worker_group
             others_suffice = (group.group_world_size or 1) - 1 >= self._min_nodes
             if self._outcome is not None and (self._in_exit_barrier or not others_suffice):
-                what = f"told to go by {told.number.name}"
+                what = f"{TOLD_TO_GO_BY} {told.number.name}"
                 self._outcome.tell(FirstFailure(what, self.place().node, group.group_rank))
         finally:
             self._told_written.set()

@@ -1,4 +1,4 @@
-"""From one attempt to the next: each that fails leaves its verdict beside its checkpoints, where the next finds it.
+"""From one attempt to the next: one that is to be retried leaves its verdict beside its checkpoints.
 
 Flyte tells an attempt where the checkpoints of the one before lie, and nothing else about it.
 """
@@ -17,6 +17,8 @@ from flytekitplugins.firstfault.guard import bounded
 from flytekitplugins.firstfault.recorder import put_file
 
 if TYPE_CHECKING:
+    import threading
+
     from firstfault.model import Verdict
     from flytekitplugins.firstfault.environment import Recording
 
@@ -28,15 +30,30 @@ _LONGEST_S = 2.0
 """Longest wait for the storage, seconds: a verdict is worth more than what it is compared with."""
 
 
-def leave_verdict(recording: Recording, document: bytes) -> None:
-    """Leave a sealed verdict for the next attempt; a failure to do so is logged, and nothing more."""
+def leave_verdict(recording: Recording, document: bytes, give_up: threading.Event | None = None) -> None:
+    """Leave a sealed verdict for the next attempt; a failure to do so is logged, and nothing more.
+
+    Args:
+        recording: where.
+        document: the sealed verdict, as Flyte gets it.
+        give_up: once set, ends the wait.
+    """
     where = recording.raw_prefix
-    if where:
-        bounded(lambda: put_file(where, VERDICT, document), _LONGEST_S, "leaving the verdict for the next attempt")
+    if where and document:
+        doing = "leaving the verdict for the next attempt"
+        bounded(lambda: put_file(where, VERDICT, document), _LONGEST_S, doing, give_up)
 
 
-def previous_verdict(recording: Recording) -> Verdict | None:
-    """Return the verdict on the attempt before; None if there is none, or none that can be read in time."""
+def previous_verdict(
+    recording: Recording, seconds: float = _LONGEST_S, give_up: threading.Event | None = None
+) -> Verdict | None:
+    """Return the verdict on the attempt before; None if there is none, or none that can be read in time.
+
+    Args:
+        recording: where.
+        seconds: longest wait, at most a few.
+        give_up: once set, ends the wait.
+    """
     where = recording.previous_raw_prefix
     if not where:
         return None
@@ -52,4 +69,4 @@ def previous_verdict(recording: Recording) -> Verdict | None:
             return None  # it ended without a verdict: its pods were lost, or it had no firstfault
         return verdict_from_json(found.json) if isinstance(found, Seal) else None
 
-    return bounded(read, _LONGEST_S, "reading the verdict on the attempt before")
+    return bounded(read, min(seconds, _LONGEST_S), "reading the verdict on the attempt before", give_up)

@@ -203,6 +203,8 @@ def _failure(task: ElasticFunctionTask, failure: LaunchFailedError, signals: Sig
     message, document = _sealed(conclusion, failure.recording)
     if conclusion is None or not document:
         return _plain_failure(failure.error)
+    if conclusion.decision.retry:
+        leave_verdict(failure.recording, document, signals.gave_up)
     logger.error("%s", message)
     with guarded("telling the outer launcher"):
         _tell_outer_launcher(conclusion)
@@ -221,8 +223,6 @@ def _sealed(conclusion: Conclusion | None, recording: Recording) -> tuple[str, b
     with guarded("sealing the verdict"):
         if conclusion is not None:
             seal, document = sealed(conclusion, recording, node_name())
-            if conclusion.decision.retry:
-                leave_verdict(recording, document)
             return seal.message, document if multi_error_files() else newest_seal(
                 seal, document, recording.output_prefix
             )

@@ -31,6 +31,8 @@ _DEAF_S = 3.0
 """After so many seconds a node that has not heard of the failure is taken for dead: it is not waited for."""
 _PLAIN = "earliest"
 """The strategy in place of one that raises: the one with the least in it that could."""
+_LEAST_S = 0.3
+"""Longest wait for the verdict on the attempt before, where there is no time to wait, seconds."""
 _STORAGE_S = 10.0
 """Longest time that listing and reading may take beyond the wait for the other nodes."""
 
@@ -92,7 +94,7 @@ def settle(  # noqa: PLR0913 - keywords
     if job is None:
         note = "own node only, the storage did not answer in time"
         job = assemble(replace(own, notes=(note,)), expected_nodes=expected_nodes, settled=False)
-    previous = previous_verdict(recording)
+    previous = previous_verdict(recording, max(seconds, _LEAST_S), give_up)
     context = RetryContext(
         attempt=attempt,
         retries=retries,
@@ -101,7 +103,7 @@ def settle(  # noqa: PLR0913 - keywords
         previous_fingerprint=previous.fingerprint if previous is not None else "",
     )
     conclusion, before = None, ""
-    for strategy, chosen in ((recording.strategy, policy), (recording.strategy, None), (_PLAIN, None)):
+    for strategy, chosen in _alternatives(recording.strategy, policy):
         try:
             conclusion = reader(strategy, chosen).conclude_from(job, context)
             break
@@ -116,6 +118,12 @@ def settle(  # noqa: PLR0913 - keywords
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")
     return conclusion
+
+
+def _alternatives(strategy: str, policy: RetryPolicy | None) -> list[tuple[str, RetryPolicy | None]]:
+    """What to try in turn: the task's own; without its strategy; without its policy; without both."""
+    found = [(strategy, policy), (_PLAIN, policy)]
+    return found if policy is None else [*found, (strategy, None), (_PLAIN, None)]
 
 
 class _AllThatLive:

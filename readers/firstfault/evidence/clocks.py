@@ -17,6 +17,8 @@ __all__ = ["Clocks", "Interval", "Offset"]
 _S = 1_000_000_000
 _NOTICED_NS = _S // 4
 """How long an agent may take to notice a worker's death."""
+_SPOKEN_NS = 60 * _S
+"""How long before a worker's death the exception may have been raised of which its agent tells."""
 _LOST_NS = 2 * _S
 """How long others may take to notice an agent's."""
 _WHOLE_S = _S
@@ -144,8 +146,10 @@ def _boot(failure: WorkerError, index: int) -> str:
 
 def _around(moment_ns: int, failure: WorkerError) -> Interval:
     """The failure's own moment: what a process says about itself is exact, what is said about it is late."""
-    if failure.exception is not None or failure.writer in {Writer.WORKER, Writer.STOCK}:
+    if failure.writer in {Writer.WORKER, Writer.STOCK}:
         late = 0 if failure.subject is Subject.WORKER else _LOST_NS
+    elif failure.exception is not None and failure.subject is Subject.WORKER:
+        late = _SPOKEN_NS
     else:
         late = _LOST_NS if failure.subject is Subject.AGENT and failure.category == "node_lost" else _NOTICED_NS
     return Interval(moment_ns - late, moment_ns)
@@ -174,7 +178,10 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
         if delay is not None:
             high = max(recorded + delay - stored, low)
             highs[node] = min(high, highs.get(node, high))
-    return {node: _between(low, highs.get(node, _UNKNOWN_NS)) for node, low in lows.items()}
+    return {
+        node: _between(low, highs[node]) if node in highs else Offset(low, max(_UNKNOWN_NS, low + _UNKNOWN_NS))
+        for node, low in lows.items()
+    }
 
 
 def _between(low: int, high: int) -> Offset:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.stacks import Stood, where_it_stood
 from firstfault.evidence.standing import Standing
 from firstfault.keys import ErrorKey
-from firstfault.model import TOLD_TO_GO, Phase, Subject
+from firstfault.model import DIED_UNHEARD, TOLD_TO_GO, TOLD_TO_GO_BY, Phase, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Silent", "hung", "lost_documents", "silent_nodes_of", "told_of", "told_to_go"]
 
+_MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}
+"""Names of exceptions that a wait in vain may end in."""
 _MANY = 3
 """More silent ranks than this are not one fault."""
 
@@ -43,7 +45,10 @@ def hung(findings: Sequence[Finding]) -> list[Silent]:
 
     Only those that stand out: where all stand at the same place, nobody does.
     """
-    alive = [finding.failure for finding in findings if finding.failure.subject is Subject.WORKER]
+    alive = sorted(
+        (finding.failure for finding in findings if finding.failure.subject is Subject.WORKER),
+        key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
+    )
     reasons: dict[int, list[str]] = defaultdict(list)
     for rank, why in (*_behind(alive), *_apart(alive), *_elsewhere(alive), *_threads(alive), *_frozen(alive)):
         reasons[rank].append(why)
@@ -134,7 +139,8 @@ def lost_documents(job: JobErrors, findings: Sequence[Finding], blame: Blame) ->
     """Return the ranks that are known to have failed, of which nothing could be read.
 
     Not those whose document has a name that says that it was a victim's: its fingerprint is that of others that could
-    be read. Among many, those that somebody names.
+    be read; nor those of which a node with receipts has none: they had not failed. Among many, those that somebody
+    names.
     """
     present = {document.name for failure in job.failures for document in failure.documents}
     heard = {(failure.node, failure.rank) for failure in job.failures}
@@ -146,11 +152,13 @@ def lost_documents(job: JobErrors, findings: Sequence[Finding], blame: Blame) ->
         node = entry.place.node
         lost = {item.rank: item for item in entry.receipts if not item.withdrawn and item.name not in present}
         for rank in entry.ranks:
-            if (node, rank) in heard or _is_as_others(lost.get(rank), of_victims):
+            is_lost = rank in lost or not entry.receipts
+            if not is_lost or (node, rank) in heard or _is_as_others(lost.get(rank), of_victims):
                 continue
             reason = lost[rank].error if rank in lost else ""
             why = f"nothing could be read of it ({reason or 'its document is missing'})"
             found.append(Silent(why, 1 + (blame.ranks[rank] > 0), rank, node, None, "unknown"))
+    found.sort(key=lambda item: (item.node, item.rank if item.rank is not None else -1))
     if len(found) > _MANY:
         found = [item for item in found if item.weight > 1]
     return found if len(found) <= _MANY else []
@@ -173,36 +181,64 @@ def told_to_go(job: JobErrors) -> list[Silent]:
     ]
 
 
-def told_of(job: JobErrors, blame: Blame) -> list[Silent]:
-    """Return whose failure most agents were told of, if no document says that it failed."""
-    if not blame.told:
+def told_of(job: JobErrors, blame: Blame, *, waited: bool) -> list[Silent]:
+    """Return whose failure most agents were told of, if no document says that it failed.
+
+    Args:
+        job: what was read.
+        blame: who was told of whom.
+        waited: whether somebody waited in vain: then the first that is told of may be the first whose time was up.
+    """
+    most = max(blame.told.values(), default=0)
+    causes = [cause for cause, count in blame.told.items() if count == most]
+    nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
+    if len(causes) != 1 or causes[0].node not in nodes:
         return []
-    cause = max(blame.told, key=lambda item: (blame.told[item], item.node, item.rank or 0))
-    who = (cause.rank, cause.node)
-    if any((failure.rank, failure.node) == who for failure in job.failures):
+    who = (causes[0].rank, causes[0].node)
+    # of a node, anything that was heard of it is more than the word of others
+    if any(
+        (failure.rank, failure.node) == who or (who[0] is None and failure.node == who[1]) for failure in job.failures
+    ):
         return []
+    said = Counter(_reasons(job, who))
+    reason = max(said, key=lambda item: (said[item], item)) if said else ""
+    what = reason.partition(" failed: ")[2]
+    if waited and (what in _MAY_BE_A_WAIT or not what):
+        return []
+    what = what or reason or "no reason was given"
+    why = f"its agent told the others of it ({what}), but its own document is missing"
+    if what == DIED_UNHEARD:
+        why = "its agent died without a word"
+    return [Silent(why, 2, who[0], who[1], None, _category_of(who[0], what))]
+
+
+def _reasons(job: JobErrors, who: tuple[int | None, str]) -> list[str]:
     reasons = [
         sent.reason
         for failure in job.failures
         if failure.caused_by is not None and (failure.caused_by.rank, failure.caused_by.node) == who
         for sent in failure.sent_signals[:1]
     ]
-    reasons += [
+    return reasons + [
         entry.first_failure_reason
         for entry in job.roster
         if entry.first_failure is not None and (entry.first_failure.rank, entry.first_failure.node) == who
     ]
-    said = Counter(reasons)
-    reason = max(said, key=lambda item: (said[item], item)) if said else ""
-    what = reason.partition(" failed: ")[2] or reason or "no reason was given"
-    why = f"its agent told the others of it ({what}), but its own document is missing"
-    return [Silent(why, 2, cause.rank, cause.node, None, "unknown" if cause.rank is not None else "node_lost")]
 
 
-def silent_nodes_of(job: JobErrors, blame: Blame) -> list[Silent]:
+def _category_of(rank: int | None, what: str) -> str:
+    """What an agent's word about itself, or about another agent, says of a node; of a rank nobody knows."""
+    if rank is not None:
+        return "unknown"
+    return "node_lost" if what == DIED_UNHEARD else "preemption" if what.startswith(TOLD_TO_GO_BY) else "unknown"
+
+
+def silent_nodes_of(job: JobErrors, blame: Blame, *, waited: bool) -> list[Silent]:
     """Return the nodes that took part and have not been heard of since.
 
-    Also one that most name, of whose end nothing but its entry into the roster is left.
+    Lost if others name them, or lost their connections to somebody; where somebody waited in vain, such a node may as
+    well hang, or be late with its report. Also one that most name, of whose end nothing but its entry into the roster
+    is left.
     """
     joined = {entry.place.node for entry in job.roster}
     done = {entry.place.node for entry in job.roster if entry.phase is not Phase.JOINED}
@@ -210,10 +246,17 @@ def silent_nodes_of(job: JobErrors, blame: Blame) -> list[Silent]:
     found = []
     for node in sorted(joined - heard):
         votes = blame.nodes[node]
-        if node in done and votes * 2 <= blame.nodes.total():
-            continue
-        named = f", and {votes} name it" if votes else ""
-        found.append(
-            Silent(f"it took part and was not heard of again{named}", 1 + bool(votes), None, node, None, "node_lost")
-        )
+        if node not in done:
+            named = f", and {votes} name it" if votes else ""
+            category = "node_lost" if votes or not waited else "unknown"
+            why = f"it took part and was not heard of again{named}"
+            found.append(Silent(why, 1 + bool(votes), None, node, None, category))
+        elif votes * 2 > blame.nodes.total() and not _has_receipts(job, node):
+            found.append(
+                Silent(f"nothing could be read of its end, and {votes} name it", 2, None, node, None, "unknown")
+            )
     return found
+
+
+def _has_receipts(job: JobErrors, node: str) -> bool:
+    return any(entry.receipts for entry in job.roster if entry.place.node == node)

@@ -25,6 +25,9 @@ _GENERAL = {"program", "missing-file", ""}
 _OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
 """Signatures that do not know whose connection it was."""
 _GROUP = "torch/distributed/"
+_PROGRAMS_OWN = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
+"""Types, with those derived from them, that no transport raises."""
+_TRANSPORTS = {"RuntimeError", "OSError", "EOFError"}
 _WAIT = "hang"
 """Category of the signatures of a wait in vain."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
@@ -72,6 +75,11 @@ class Finding:
     """The exception had not left the task function when its process was stopped."""
     waited: bool = False
     """It waited in vain for somebody, until its time was up."""
+
+    @property
+    def node(self) -> str | None:
+        """The failure's node, None if it has no name."""
+        return self.failure.node or None
 
 
 def findings_of(job: JobErrors) -> tuple[Finding, ...]:
@@ -121,6 +129,8 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
             return Finding(failure, Standing.CONSEQUENCE, "was told to go with its node")
         return Finding(failure, Standing.OWN_EXIT, "was ended by a signal that its agent had not sent", "signal")
     if name == "SystemExit":
+        if failure.sent_signals:
+            return Finding(failure, Standing.CONSEQUENCE, "left when its agent stopped it")
         return Finding(failure, Standing.OWN_EXIT, "left by itself", "exit")
     found = _chain(exception)
     in_flight = failure.in_flight and bool(failure.sent_signals)
@@ -130,6 +140,9 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     if found.role is Role.SECONDARY and found.signature in _OF_ANY_CONNECTION and not _is_of_a_group(exception):
         why = f"lost a connection, which need not be one to a peer ({found.signature})"
         return Finding(failure, Standing.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
+    if found.role is Role.SECONDARY and _is_of_the_program(exception):
+        why = "raised an exception of its own, whatever its text reminds of"
+        return Finding(failure, Standing.OWN_FAULT, why, in_flight=in_flight)
     if found.role is Role.SECONDARY:
         why = f"names somebody else ({found.signature}): {found.why}"
         waited = found.category == _WAIT
@@ -143,6 +156,13 @@ def _is_of_a_group(exception: ExceptionInfo) -> bool:
     """Whether an exception came out of torch's collectives or its store, or nobody can tell."""
     frames = [frame for link in (exception, *exception.causes) for frame in link.frames]
     return not frames or any(_GROUP in frame.file for frame in frames)
+
+
+def _is_of_the_program(exception: ExceptionInfo) -> bool:
+    """Whether it is of a type that no transport raises, and came from outside of torch's collectives."""
+    links = (exception, *exception.causes)
+    names = {name.rsplit(".", 1)[-1] for link in links for name in (link.type, *link.bases)}
+    return bool(names & _PROGRAMS_OWN) and not names & _TRANSPORTS and not _is_of_a_group(exception)
 
 
 def _of_death(failure: WorkerError, gone: set[str]) -> Finding:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.blame import blame_of
 from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of, told_of, told_to_go
+from firstfault.evidence.stacks import where_it_stood
 from firstfault.evidence.standing import Finding, Standing, findings_of
+from firstfault.fingerprint import fingerprint_of
 from firstfault.model import Scope, Subject, Suspect, Verdict
 from firstfault.strategies._verdict import undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
@@ -25,6 +27,8 @@ __all__ = ["evidence"]
 _NAME = "evidence"
 _MS = 1_000_000
 _ROOTS = {Standing.OWN_FAULT, Standing.OWN_EXIT, Standing.LOST, Standing.EXTERNAL}
+_LONG_AFTER_NS = 10_000 * _MS
+"""A fault that comes so much later than an accusation is not what was seen."""
 _MAX_SUSPECTS = 10
 _MAX_NAMED = 5
 """Ranks, and nodes, that are suspects for nothing but that others name them."""
@@ -45,30 +49,80 @@ def evidence(job: JobErrors) -> Verdict:
     """
     findings = findings_of(job)
     clocks, blame = Clocks(job), blame_of(job, findings)
-    roots = [finding for finding in findings if finding.standing in _ROOTS]
-    if roots:
-        return _by_themselves(job, roots, clocks, blame)
-    return _nobody_by_itself(job, findings, clocks, blame)
+    roots = _roots(findings, clocks, blame)
+    if not roots:
+        return _nobody_by_itself(job, findings, clocks, blame)
+    if _before_all(findings, roots, clocks):
+        # what they waited for had happened before anybody failed by itself
+        verdict = _nobody_by_itself(job, findings, clocks, blame)
+        suspects = [Suspect(f"{who(root.failure)} {root.why}, later", root.failure.rank, root.node) for root in roots]
+        return replace(verdict, suspects=(*verdict.suspects, *suspects)[:_MAX_SUSPECTS])
+    return _by_themselves(job, roots, findings, clocks, blame)
 
 
 # --- somebody failed by itself --------------------------------------------------------------------------------------
 
 
-def _by_themselves(job: JobErrors, roots: Sequence[Finding], clocks: Clocks, blame: Blame) -> Verdict:
-    roots = _without_accusers(_without_aftermath(roots, clocks))
+def _roots(findings: Sequence[Finding], clocks: Clocks, blame: Blame) -> list[Finding]:
+    """Return those who failed by themselves.
+
+    Also a death that can be read in both ways, if it is what the agents were told of. Not an exception that had not
+    left its task function when its process was stopped, if others may have waited in vain before it was raised.
+    """
+    waits = [finding for finding in findings if finding.waited]
+    roots = []
+    for finding in findings:
+        is_told_death = _is_unclear_death(finding) and blame.told_times(finding) > 0
+        if finding.standing not in _ROOTS and not is_told_death:
+            continue
+        if finding.in_flight and any(not clocks.before(finding.failure, wait.failure) for wait in waits):
+            continue
+        roots.append(finding)
+    return roots
+
+
+def _is_unclear_death(finding: Finding) -> bool:
+    failure = finding.failure
+    is_death = failure.exception is None and failure.subject is Subject.WORKER and not failure.stopped_by_agent
+    return finding.standing is Standing.UNCLEAR and is_death and not finding.waited
+
+
+def _before_all(findings: Sequence[Finding], roots: Sequence[Finding], clocks: Clocks) -> list[Finding]:
+    """Return who waited in vain, and certainly had given up before anybody failed by itself."""
+    return [
+        finding
+        for finding in findings
+        if finding.waited and all(clocks.before(finding.failure, root.failure) for root in roots)
+    ]
+
+
+def _by_themselves(
+    job: JobErrors, roots: Sequence[Finding], findings: Sequence[Finding], clocks: Clocks, blame: Blame
+) -> Verdict:
+    roots = _without_accusers(_without_aftermath(roots, clocks), clocks)
     roots = sorted(roots, key=lambda root: _order(root, blame))
     may_be_first = clocks.contenders([root.failure for root in roots])
     contenders = [root for root, may_be in zip(roots, may_be_first, strict=True) if may_be]
     contenders = contenders or list(roots)  # circular times: nobody is first
     first = contenders[0]
-    same = [root for root in roots if _is_same(root, first)]
-    others = [root for root in roots if not _is_same(root, first)]
+    # the same exception may come late to some; of deaths a signal says too little to be the same but at the same time
+    alike = contenders if first.standing is Standing.OWN_EXIT else roots
+    same = [root for root in alike if _is_same(root, first)]
+    others = [root for root in roots if not any(root is item for item in same)]
     rivals = [root for root in contenders if not _is_same(root, first)]
+    # a death of which nobody knows why, and which may have come first, is no reason against a text, but one to doubt
+    unclear = [
+        finding
+        for finding in findings
+        if _is_unclear_death(finding)
+        and not any(finding is root for root in roots)
+        and not clocks.before(first.failure, finding.failure)
+    ]
     why = [f"{who(first.failure)} {first.why}"]
     if len(same) > 1:
         why.append(f"{len(same)} failed in the same way")
     why += [_after(first, other, clocks) for other in others[:3]]
-    why += _victims_sentence(job, roots)
+    why += _victims_sentence(findings)
     named = blame.of(first)
     if named:
         why.append(f"{named} of the others name it")
@@ -79,9 +133,9 @@ def _by_themselves(job: JobErrors, roots: Sequence[Finding], clocks: Clocks, bla
         first.failure,
         strategy=_NAME,
         why=why,
-        confidence=_confidence(job, first, rivals, others),
+        confidence=_confidence(job, first, rivals, others, unclear),
         same=[root.failure for root in same] if len(same) > 1 else (),
-        suspects=[_suspect(other, clocks, first) for other in others[:_MAX_SUSPECTS]],
+        suspects=[_suspect(other, clocks, first) for other in [*others, *unclear][:_MAX_SUSPECTS]],
     )
     return _with_category(verdict, first)
 
@@ -102,22 +156,36 @@ def _without_aftermath(roots: Sequence[Finding], clocks: Clocks) -> list[Finding
     return kept
 
 
-def _without_accusers(roots: Sequence[Finding]) -> list[Finding]:
-    """Leave out whoever names a rank that failed by itself and names nobody: it saw that one's fault, not its own."""
-    silent = {root.failure.rank for root in roots if root.pointer is None or root.pointer.rank is None}
-    return [
-        root for root in roots if root.pointer is None or root.pointer.rank not in silent - {None, root.failure.rank}
-    ]
+def _without_accusers(roots: Sequence[Finding], clocks: Clocks) -> list[Finding]:
+    """Leave out whoever names a rank that failed by itself and names nobody: it saw that one's fault, not its own.
+
+    Not if it failed long before that one.
+    """
+    silent: dict[int, list[Finding]] = {}
+    for root in roots:
+        if root.failure.rank is not None and (root.pointer is None or root.pointer.rank is None):
+            silent.setdefault(root.failure.rank, []).append(root)
+
+    def accuses(root: Finding) -> bool:
+        rank = root.pointer.rank if root.pointer is not None else None
+        accused = silent.get(rank, []) if rank is not None and rank != root.failure.rank else []
+        return any(clocks.gap_ns(root.failure, item.failure) < _LONG_AFTER_NS for item in accused)
+
+    return [root for root in roots if not accuses(root)]
 
 
 def _order(root: Finding, blame: Blame) -> tuple[object, ...]:
-    """Among those of whom nobody was certainly first: the strongest evidence, then what others say, then time."""
+    """Among those of whom nobody was certainly first: local evidence, then what others say, then time.
+
+    An exception that names no peer may still come of one, where the program has put its own in place of what it caught:
+    it does not stand above a death that the agents told each other of.
+    """
     failure = root.failure
     return (
         root.in_flight,
-        root.standing,
         not root.specific,
         -blame.told_times(root),
+        root.standing,
         -blame.of(root),
         failure.timestamp_ns is None,
         failure.timestamp_ns or 0,
@@ -126,6 +194,8 @@ def _order(root: Finding, blame: Blame) -> tuple[object, ...]:
         failure.message,
         failure.code,
         failure.fingerprint,
+        tuple(document.name for document in failure.documents),
+        repr(failure),
     )
 
 
@@ -149,9 +219,11 @@ def _suspect(other: Finding, clocks: Clocks, first: Finding) -> Suspect:
     return Suspect(_after(first, other, clocks), other.failure.rank, other.failure.node or None)
 
 
-def _victims_sentence(job: JobErrors, roots: Sequence[Finding]) -> list[str]:
-    count = len(job.failures) - len(roots)
-    return [f"the {count} others were stopped, or name a peer that was gone"] if count > 0 else []
+def _victims_sentence(findings: Sequence[Finding]) -> list[str]:
+    victims = sum(finding.standing is Standing.CONSEQUENCE for finding in findings)
+    unclear = sum(finding.standing is Standing.UNCLEAR for finding in findings)
+    said = [f"{victims} others were stopped, or name a peer that was gone"] if victims else []
+    return [*said, f"{unclear} others can be read in both ways"] if unclear else said
 
 
 def _timeless(contenders: Sequence[Finding]) -> list[str]:
@@ -161,10 +233,12 @@ def _timeless(contenders: Sequence[Finding]) -> list[str]:
     )
 
 
-def _confidence(job: JobErrors, first: Finding, rivals: Sequence[Finding], others: Sequence[Finding]) -> str:
+def _confidence(
+    job: JobErrors, first: Finding, rivals: Sequence[Finding], others: Sequence[Finding], unclear: Sequence[Finding]
+) -> str:
     if rivals:
         return "low" if any(rival.standing is first.standing for rival in rivals) else "medium"
-    if not job.coverage.complete or others or first.in_flight:
+    if not job.coverage.complete or others or unclear or first.in_flight:
         return "medium"
     return "high"
 
@@ -172,6 +246,8 @@ def _confidence(job: JobErrors, first: Finding, rivals: Sequence[Finding], other
 def _with_category(verdict: Verdict, finding: Finding) -> Verdict:
     """Put the more precise category in, unless the job's own word is more than a guess."""
     keeps = finding.failure.recoverable or finding.failure.category not in {"", "user_code"}
+    # who comes from outside is known by what an agent says of itself, never by a text
+    keeps = keeps or finding.category in {"preemption", "node_lost"}
     return replace(verdict, category=finding.category) if finding.category and not keeps else verdict
 
 
@@ -183,8 +259,10 @@ def _nobody_by_itself(job: JobErrors, findings: Sequence[Finding], clocks: Clock
     waited = any(finding.waited for finding in findings)
     # nobody hangs for whom nobody waited in vain: a process that died by itself stops all the others where they stand;
     # who is noticed first says something only where nobody had to wait
-    silent = told_to_go(job)[:1] or (told_of(job, blame) if not waited else [])
-    silent = silent or _heaviest(silent_nodes_of(job, blame) or (hung(findings) if waited else []), blame)
+    silent = told_to_go(job)[:1] if not waited else []
+    silent = silent or told_of(job, blame, waited=waited)
+    hanging = hung(findings) if waited else []
+    silent = silent or _heaviest(hanging or silent_nodes_of(job, blame, waited=waited), blame)
     # what waited is no suspect; what aborted or exited is, unless its node's agent says that others had gone before, or
     # it was stopped because others had waited in vain
     left = {finding.failure.node for finding in findings if finding.failure.subject is Subject.AGENT}
@@ -197,15 +275,33 @@ def _nobody_by_itself(job: JobErrors, findings: Sequence[Finding], clocks: Clock
     lost = lost_documents(job, findings, blame) if not silent else []
     if len(silent) == 1 or (not silent and not deaths and len(lost) == 1):
         return _silent_verdict(job, (silent or lost)[0], findings)
-    if not silent and not lost and len(unclear) == 1:
-        only = unclear[0]
-        why = [f"{who(only.failure)} {only.why}", "nobody else failed by itself", *clocks.sentences()]
-        confidence = "medium" if job.coverage.complete and not only.waited else "low"
-        return _with_category(verdict_for(job, only.failure, strategy=_NAME, why=why, confidence=confidence), only)
-    silent = silent or lost
-    suspects = [Suspect(item.why, item.rank, item.node or None) for item in silent[:_MAX_SUSPECTS]]
-    suspects = suspects or _named(job, blame)
+    left_over = [] if silent or lost else _left_over(findings, unclear)
+    if left_over:
+        return _by_elimination(job, left_over, clocks)
+    suspects = [Suspect(item.why, item.rank, item.node or None) for item in silent or lost]
+    suspects += [Suspect(f"{who(item.failure)} {item.why}", item.failure.rank, item.node) for item in deaths]
+    suspects = suspects[:_MAX_SUSPECTS] or _named(job, blame)
     return _undetermined(job, findings, suspects, clocks.sentences())
+
+
+def _left_over(findings: Sequence[Finding], unclear: Sequence[Finding]) -> list[Finding]:
+    """Return who is the root cause because nobody else can be: one failure, or one fault of several ranks."""
+    prints = {finding.failure.fingerprint for finding in unclear}
+    if len(unclear) == 1 or (len(prints) == 1 and prints != {""} and not any(item.waited for item in unclear)):
+        return sorted(unclear, key=lambda item: (item.failure.timestamp_ns or 1 << 62, item.failure.rank or 0))
+    # whoever it names, there is nobody else
+    return list(findings) if len(findings) == 1 and findings[0].failure.place.world_size == 1 else []
+
+
+def _by_elimination(job: JobErrors, found: Sequence[Finding], clocks: Clocks) -> Verdict:
+    first = found[0]
+    why = [f"{who(first.failure)} {first.why}", "nobody else failed by itself", *clocks.sentences()]
+    is_sure = job.coverage.complete and not first.waited and first.standing is Standing.UNCLEAR
+    same = [item.failure for item in found] if len(found) > 1 else ()
+    verdict = verdict_for(
+        job, first.failure, strategy=_NAME, why=why, confidence="medium" if is_sure else "low", same=same
+    )
+    return _with_category(verdict, first)
 
 
 def _heaviest(silent: Sequence[Silent], blame: Blame) -> list[Silent]:
@@ -233,13 +329,23 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
         node=silent.node or None,
         code=code,
         category=silent.category,
+        fingerprint=_fingerprint(silent, code),
         headline=headline,
         message="\n".join([headline, *_stack_of(silent.failure)]),
-        confidence="medium",
+        # who has not reported yet may do so
+        confidence="medium" if job.settled or silent.failure is not None else "low",
         why=tuple(why),
         root=silent.failure,
         victims=victims_of(job, silent.failure),
     )
+
+
+def _fingerprint(silent: Silent, code: str) -> str:
+    """Of what a rank hung in, so that the same hang in the next attempt is known again; empty if nobody can say."""
+    stood = where_it_stood(silent.failure).frame if silent.failure is not None else ""
+    if silent.failure is None or not stood:
+        return ""
+    return fingerprint_of(replace(silent.failure, exception=None, signal="", exit_code=None, code=code, message=stood))
 
 
 def _scope_of(silent: Silent) -> Scope:
@@ -261,7 +367,8 @@ def _name(silent: Silent) -> str:
 
 
 def _named(job: JobErrors, blame: Blame) -> list[Suspect]:
-    nodes = {rank: entry.place.node for entry in job.roster for rank in entry.ranks}
+    entries = sorted(job.roster, key=lambda entry: entry.place.node)
+    nodes = {rank: entry.place.node for entry in entries for rank in entry.ranks}
     # the most named first, of equals the lowest: not whichever was read first
     ranks = sorted(blame.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
     names = sorted(blame.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
@@ -288,7 +395,7 @@ def _undetermined(
     return replace(
         undetermined(job, _NAME),
         code="USER:Undetermined",
-        category="hang" if unclear else "unknown",
+        category="hang" if any(finding.waited for finding in findings) else "unknown",
         headline=one_line(f"undetermined: nobody failed by itself{hint}", 160),
         message=first.message,
         why=("nobody failed by itself, and nobody stands out", told, *more),
