@@ -251,12 +251,13 @@ def silent_nodes_of(job: JobErrors, blame: Blame, *, waited: bool) -> list[Silen
             category = "node_lost" if votes or not waited else "unknown"
             why = f"it took part and was not heard of again{named}"
             found.append(Silent(why, 1 + bool(votes), None, node, None, category))
-        elif votes * 2 > blame.nodes.total() and not _has_receipts(job, node):
+        elif votes * 2 > blame.nodes.total() and not _has_receipts_of_ranks(job, node):
             found.append(
                 Silent(f"nothing could be read of its end, and {votes} name it", 2, None, node, None, "unknown")
             )
     return found
 
 
-def _has_receipts(job: JobErrors, node: str) -> bool:
-    return any(entry.receipts for entry in job.roster if entry.place.node == node)
+def _has_receipts_of_ranks(job: JobErrors, node: str) -> bool:
+    entries = [entry for entry in job.roster if entry.place.node == node]
+    return any(receipt.rank is not None for entry in entries for receipt in entry.receipts)
