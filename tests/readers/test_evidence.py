@@ -444,6 +444,14 @@ def test_a_death_without_a_reason_makes_a_verdict_doubtful() -> None:
     assert [suspect.rank for suspect in verdict.suspects] == [3]
 
 
+def test_a_node_that_was_told_to_go_while_others_waited() -> None:
+    """If nobody knows what came first, the verdict is not sure."""
+    apart = [replace(item, boot_id="") for item in (waited(0, 0), waited(1, 0), agent(1, "preemption", 60_000))]
+    verdict = evidence(done(*apart))
+    assert (verdict.scope, verdict.confidence) == (Scope.EXTERNAL, "medium")
+    assert [suspect.rank for suspect in verdict.suspects] == [0, 1]
+
+
 def test_a_text_never_makes_a_node_lost() -> None:
     """Categories that the system's budget pays for come from agents, not from what somebody wrote."""
     for text in ("node gpu-7 is down", "the job got preempted"):
@@ -453,7 +461,13 @@ def test_a_text_never_makes_a_node_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["bad --on SIGTERM value", "invalid layer name 'TCPStore'", "Rendezvous of keys failed: missing column"]
+    "text",
+    [
+        "bad --on SIGTERM value",
+        "invalid layer name 'TCPStore'",
+        "Rendezvous of keys failed: missing column",
+        "Broken pipe symbol in expression",
+    ],
 )
 def test_the_only_failure_is_the_root_cause(text: str) -> None:
     """Whatever its text reminds of: no transport raises such an exception, and one rank has no peers."""

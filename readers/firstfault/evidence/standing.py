@@ -137,12 +137,12 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     if found.role is Role.PRIMARY:
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
         return Finding(failure, Standing.OWN_FAULT, why, _precise(found), found.pointer, _is(found), in_flight)
-    if found.role is Role.SECONDARY and found.signature in _OF_ANY_CONNECTION and not _is_of_a_group(exception):
-        why = f"lost a connection, which need not be one to a peer ({found.signature})"
-        return Finding(failure, Standing.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
     if found.role is Role.SECONDARY and _is_of_the_program(exception):
         why = "raised an exception of its own, whatever its text reminds of"
         return Finding(failure, Standing.OWN_FAULT, why, in_flight=in_flight)
+    if found.role is Role.SECONDARY and found.signature in _OF_ANY_CONNECTION and not _is_of_a_group(exception):
+        why = f"lost a connection, which need not be one to a peer ({found.signature})"
+        return Finding(failure, Standing.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
     if found.role is Role.SECONDARY:
         why = f"names somebody else ({found.signature}): {found.why}"
         waited = found.category == _WAIT

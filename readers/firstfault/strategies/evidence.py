@@ -110,14 +110,7 @@ def _by_themselves(
     same = [root for root in alike if _is_same(root, first)]
     others = [root for root in roots if not any(root is item for item in same)]
     rivals = [root for root in contenders if not _is_same(root, first)]
-    # a death of which nobody knows why, and which may have come first, is no reason against a text, but one to doubt
-    unclear = [
-        finding
-        for finding in findings
-        if _is_unclear_death(finding)
-        and not any(finding is root for root in roots)
-        and not clocks.before(first.failure, finding.failure)
-    ]
+    unclear = _doubts(first, roots, findings, clocks)
     why = [f"{who(first.failure)} {first.why}"]
     if len(same) > 1:
         why.append(f"{len(same)} failed in the same way")
@@ -138,6 +131,22 @@ def _by_themselves(
         suspects=[_suspect(other, clocks, first) for other in [*others, *unclear][:_MAX_SUSPECTS]],
     )
     return _with_category(verdict, first)
+
+
+def _doubts(first: Finding, roots: Sequence[Finding], findings: Sequence[Finding], clocks: Clocks) -> list[Finding]:
+    """Return what may have come before the root cause: no reason to take another, but one not to be sure.
+
+    A death without a reason; where a node is gone, or was told to go, also who waited in vain.
+    """
+    is_end_of_a_node = first.standing in {Standing.LOST, Standing.EXTERNAL}
+    found = [
+        finding
+        for finding in findings
+        if (_is_unclear_death(finding) or (finding.waited and is_end_of_a_node))
+        and not any(finding is root for root in roots)
+        and not clocks.before(first.failure, finding.failure)
+    ]
+    return sorted(found, key=lambda item: (item.failure.rank or 0, item.failure.node, repr(item.failure)))
 
 
 def _without_aftermath(roots: Sequence[Finding], clocks: Clocks) -> list[Finding]:
@@ -238,7 +247,7 @@ def _confidence(
 ) -> str:
     if rivals:
         return "low" if any(rival.standing is first.standing for rival in rivals) else "medium"
-    if not job.coverage.complete or others or unclear or first.in_flight:
+    if not job.coverage.complete or others or unclear or first.in_flight or first.standing is Standing.UNCLEAR:
         return "medium"
     return "high"
 
@@ -279,7 +288,10 @@ def _nobody_by_itself(job: JobErrors, findings: Sequence[Finding], clocks: Clock
     if left_over:
         return _by_elimination(job, left_over, clocks)
     suspects = [Suspect(item.why, item.rank, item.node or None) for item in silent or lost]
-    suspects += [Suspect(f"{who(item.failure)} {item.why}", item.failure.rank, item.node) for item in deaths]
+    suspects += sorted(
+        (Suspect(f"{who(item.failure)} {item.why}", item.failure.rank, item.node) for item in deaths),
+        key=lambda suspect: (suspect.rank or 0, suspect.node or "", suspect.why),
+    )
     suspects = suspects[:_MAX_SUSPECTS] or _named(job, blame)
     return _undetermined(job, findings, suspects, clocks.sentences())
 
