@@ -444,6 +444,26 @@ def test_a_death_without_a_reason_makes_a_verdict_doubtful() -> None:
     assert [suspect.rank for suspect in verdict.suspects] == [3]
 
 
+def _stock(message: str, at_ms: float) -> WorkerError:
+    """A file of Flyte's own."""
+    text = f"Trace:\n\n    Traceback (most recent call last):\n\nMessage:\n\n    {message}"
+    return make_error(None, at_ms=at_ms, node="", exception=None, message=text, writer=Writer.STOCK)
+
+
+def test_files_of_flytes_own() -> None:
+    """One is all there is; of several summaries the first is taken, never surely; peers' errors name somebody else."""
+    box = "ChildFailedError: train FAILED. Root Cause (first observed failure): rank : 1 exitcode : 1"
+    alone = evidence(make_job(_stock(f"RuntimeError: {PEER.format(1)}", 0)))
+    assert alone.root is not None
+    assert alone.confidence == "low"
+    several = evidence(make_job(_stock(box, 50), _stock(box.replace("rank : 1", "rank : 0"), 0)))
+    assert several.root is not None
+    assert several.root.timestamp_ns == _stock(box, 0).timestamp_ns
+    assert several.confidence != "high"
+    victims = evidence(make_job(*(_stock(f"RuntimeError: {PEER.format(peer)}", peer) for peer in (1, 2))))
+    assert victims.root is None
+
+
 def test_a_node_that_was_told_to_go_while_others_waited() -> None:
     """If nobody knows what came first, the verdict is not sure."""
     apart = [replace(item, boot_id="") for item in (waited(0, 0), waited(1, 0), agent(1, "preemption", 60_000))]

@@ -28,6 +28,8 @@ _GROUP = "torch/distributed/"
 _PROGRAMS_OWN = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
 """Types, with those derived from them, that no transport raises."""
 _TRANSPORTS = {"RuntimeError", "OSError", "EOFError"}
+_SUMMARY = "launcher-summary"
+"""Signature of what a launcher says about all of its workers."""
 _WAIT = "hang"
 """Category of the signatures of a wait in vain."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
@@ -192,6 +194,8 @@ def _of_death(failure: WorkerError, gone: set[str]) -> Finding:
 def _of_text(failure: WorkerError) -> Finding:
     """A file of Flyte's own: nothing but a text."""
     found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
+    if found.signature == _SUMMARY:
+        return Finding(failure, Standing.UNCLEAR, "is a launcher's summary, of what it saw first")
     if found.role is Role.SECONDARY:
         return Finding(failure, Standing.CONSEQUENCE, f"names somebody else ({found.signature})", "", found.pointer)
     if found.role is Role.AMBIGUOUS and found.signature:

@@ -11,7 +11,7 @@ from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of, t
 from firstfault.evidence.stacks import where_it_stood
 from firstfault.evidence.standing import Finding, Standing, findings_of
 from firstfault.fingerprint import fingerprint_of
-from firstfault.model import Scope, Subject, Suspect, Verdict
+from firstfault.model import Scope, Subject, Suspect, Verdict, Writer
 from firstfault.strategies._verdict import undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
@@ -301,8 +301,14 @@ def _left_over(findings: Sequence[Finding], unclear: Sequence[Finding]) -> list[
     prints = {finding.failure.fingerprint for finding in unclear}
     if len(unclear) == 1 or (len(prints) == 1 and prints != {""} and not any(item.waited for item in unclear)):
         return sorted(unclear, key=lambda item: (item.failure.timestamp_ns or 1 << 62, item.failure.rank or 0))
+    if unclear and all(item.failure.writer is Writer.STOCK for item in findings):
+        # files of Flyte's own hold a launcher's summary each, and their times are all there is to tell them apart
+        return sorted(unclear, key=lambda item: (item.failure.timestamp_ns or 1 << 62, repr(item.failure)))[:1]
     # whoever it names, there is nobody else
-    return list(findings) if len(findings) == 1 and findings[0].failure.place.world_size == 1 else []
+    alone = len(findings) == 1 and (
+        findings[0].failure.place.world_size == 1 or findings[0].failure.writer is Writer.STOCK
+    )
+    return list(findings) if alone else []
 
 
 def _by_elimination(job: JobErrors, found: Sequence[Finding], clocks: Clocks) -> Verdict:
