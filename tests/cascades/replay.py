@@ -87,8 +87,6 @@ def is_decided_right(truth: dict[str, Any], verdict: Verdict | None) -> bool:
     """Whether firstfault's default policy decides as it should on this verdict."""
     if verdict is None:
         return bool(truth["scope"] == "none")
-    if truth["scope"] == "somewhere":
-        return True  # of a node that nobody hears, nobody knows whether it is lost
     decision = decide(verdict)
     return (decision.retry, decision.origin if decision.retry else None) == right_decision(truth)
 

@@ -6,7 +6,8 @@ from collections import Counter
 
 from firstfault.assemble import assemble
 from firstfault.strategies import get_strategy, run_strategy
-from tests.cascades.simulation import Rules, cascades, judge, measure, simulate
+from tests.cascades.making import Rules, cascades
+from tests.cascades.simulation import judge, measure, simulate
 
 _FEW = Rules(workers=256)
 

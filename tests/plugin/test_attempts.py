@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.reader import Conclusion
-from firstfault.retry import RetryContext, decide
+from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from flytekitplugins.firstfault.attempts import VERDICT, leave_verdict, previous_verdict
@@ -83,7 +83,6 @@ def test_settling_compares(tmp_path: Path) -> None:
 
     assert same.decision.reason.endswith(AGAIN)
     assert AGAIN not in other.decision.reason
-    assert RetryContext().previous_fingerprint == ""
 
 
 def _run(task: str, kind: str, folder: Path) -> tuple[dict[str, Any], str]:
