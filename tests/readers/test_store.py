@@ -22,7 +22,7 @@ from firstfault.errors import (
     UsageError,
 )
 from firstfault.places import Layout, is_error_file, is_stock_error_file
-from firstfault.store import FsspecStore, is_remote, join, open_store, split_name
+from firstfault.store import FsspecStore, _open, is_remote, join, open_store, split_name
 from firstfault.store._settings import storage_options
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def test_a_storage_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, uri: s
         raise ImportError(f"install a package to access {protocol}")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
+    monkeypatch.setattr(_open, "_has_obstore", lambda: False)
     with pytest.raises(UsageError, match=reason):
         _in(uri, lambda store: store.list())
 

@@ -19,7 +19,7 @@ import stamina
 
 from firstfault.keys import error_key_for
 from firstfault.places import ERRORS
-from firstfault.store import FsspecStore, open_store
+from firstfault.store import Store, open_store
 from firstfault.testing import make_error
 from firstfault.wire import encode
 
@@ -40,7 +40,7 @@ T = TypeVar("T")
 def with_store() -> Callable[..., Any]:
     """Return a function that opens a store for a folder and returns what an asynchronous function does with it."""
 
-    def run(uri: str, use: Callable[[FsspecStore], Awaitable[T]], **options: Any) -> T:
+    def run(uri: str, use: Callable[[Store], Awaitable[T]], **options: Any) -> T:
         async def use_it() -> T:
             async with open_store(uri, options or None) as store:
                 return await use(store)
@@ -57,7 +57,7 @@ def write(with_store: Callable[..., Any]) -> Callable[..., list[str]]:
     def put(uri: str, *errors: WorkerError, **options: Any) -> list[str]:
         names = [error_key_for(error) for error in errors]
 
-        async def put_all(store: FsspecStore) -> None:
+        async def put_all(store: Store) -> None:
             gate = asyncio.Semaphore(32)
 
             async def put_one(name: str, error: WorkerError) -> None:
@@ -201,6 +201,8 @@ class FaultyProxy:
     """What goes wrong with the next requests, in order: a status, "drop" or "truncate". Then all goes well."""
     forbidden: list[str] = field(default_factory=list)
     """Parts of paths that get 403."""
+    sends_away: str = ""
+    """Part of the name of a client that gets 301 without a place to go, as S3 does for a bucket of another region."""
     requests: list[str] = field(default_factory=list)
     """Method and path of every request."""
 
@@ -219,6 +221,8 @@ def faulty_proxy(s3: S3, s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> Ite
             fault = proxy.faults.popleft() if proxy.faults else ""
             if any(part in self.path for part in proxy.forbidden):
                 fault = "403"
+            if proxy.sends_away and proxy.sends_away in self.headers.get("User-Agent", ""):
+                fault = "301"
             if fault == "drop":
                 self.close_connection = True
             elif fault.isdigit():
@@ -262,7 +266,7 @@ def faulty_proxy(s3: S3, s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> Ite
             thread.join()
 
 
-_S3_CODES = {"403": b"AccessDenied", "500": b"InternalError", "503": b"SlowDown"}
+_S3_CODES = {"301": b"PermanentRedirect", "403": b"AccessDenied", "500": b"InternalError", "503": b"SlowDown"}
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, StoreUnavailableError, UsageError
-from firstfault.store import FsspecStore, _fsspec, _settings
+from firstfault.store import Store, _fsspec, _obstore_settings, _settings
+from firstfault.store._open import CLIENT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,23 +19,31 @@ if TYPE_CHECKING:
     from tests.storage.conftest import FaultyProxy, SilentServer
 
 
-async def list_it(store: FsspecStore) -> object:
+@pytest.fixture(autouse=True, params=["fsspec", "obstore"])
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test with both clients: they owe the same."""
+    name: str = request.param
+    monkeypatch.setenv(CLIENT_VARIABLE, name)
+    return name
+
+
+async def list_it(store: Store) -> object:
     """List a folder."""
     return await store.list("firstfault/errors")
 
 
-async def get_it(store: FsspecStore) -> object:
+async def get_it(store: Store) -> object:
     """Read an object."""
     return await store.get("firstfault/errors/a.pb")
 
 
-async def put_it(store: FsspecStore) -> object:
+async def put_it(store: Store) -> object:
     """Write an object."""
     await store.put("firstfault/errors/a.pb", b"data")
     return None
 
 
-async def look_at_it(store: FsspecStore) -> object:
+async def look_at_it(store: Store) -> object:
     """Ask whether an object is there."""
     return await store.exists("firstfault/errors/a.pb")
 
@@ -207,7 +216,8 @@ def test_a_server_that_never_answers(
     verb: str,
 ) -> None:
     """A silent server costs one read timeout for each of the store's attempts: no layer beneath tries again."""
-    monkeypatch.setattr(_settings, "_READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(_settings, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(_obstore_settings, "READ_TIMEOUT_S", 0.2)
     monkeypatch.setattr(_fsspec, "_WRITE_TIMEOUT_S", 0.5)
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", silent_server.endpoint)
     refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))
@@ -274,3 +284,19 @@ def test_a_refusal_is_not_repeated(
     monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "guessed")
     refusal(AccessDeniedError, lambda: with_store(s3_environ.uri(), list_it))
     assert len(faulty_proxy.requests) == 1
+
+
+def test_a_bucket_in_another_region(
+    s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any], client: str
+) -> None:
+    """S3 sends a client that was told the wrong region away; botocore goes there, so the store does too."""
+    faulty_proxy.sends_away = "object_store"
+
+    async def use(store: Store) -> object:
+        await store.put("a.pb", b"data")
+        assert [item.name for item in await store.list()] == ["a.pb"]
+        assert await store.exists("a.pb")
+        return await store.get("a.pb")
+
+    assert with_store(s3_environ.uri(), use) == b"data"
+    assert len(faulty_proxy.requests) == (5 if client == "obstore" else 4)

@@ -15,7 +15,8 @@ import pytest
 from firstfault.aio import run_sync
 from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
 from firstfault.places import ERRORS
-from firstfault.store import FsspecStore, open_store
+from firstfault.store import Store, open_store
+from firstfault.store._open import CLIENT_VARIABLE
 from firstfault.testing import StoreTests
 from firstfault.wire import MAX_DOCUMENT_BYTES
 
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from tests.storage.conftest import Crowd, Peer
 
 
+@pytest.fixture(autouse=True, params=["fsspec", "obstore"])
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test with both clients: they owe the same."""
+    name: str = request.param
+    monkeypatch.setenv(CLIENT_VARIABLE, name)
+    return name
+
+
 class TestS3(StoreTests):
     """What every store owes, on S3."""
 
@@ -33,12 +42,12 @@ class TestS3(StoreTests):
     def _folder(self, s3_environ: S3) -> None:
         self.uri = s3_environ.uri()
 
-    def open_store(self) -> FsspecStore:
+    def open_store(self) -> Store:
         """Return a store for this test's folder."""
         return open_store(self.uri)
 
 
-async def names(store: FsspecStore) -> list[str]:
+async def names(store: Store) -> list[str]:
     """Return the names in the store's folder."""
     return [item.name for item in await store.list()]
 
@@ -170,7 +179,7 @@ def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: Cal
     """A name with characters that URLs encode is put, listed and read as it is."""
     uri = s3_environ.uri()
 
-    async def use(store: FsspecStore) -> tuple[list[str], bytes]:
+    async def use(store: Store) -> tuple[list[str], bytes]:
         await store.put(name, b"x")
         return await names(store), await store.get(name)
 
@@ -185,7 +194,7 @@ def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: Cal
     """64 requests on a store that has no connection yet all succeed, and leave nothing open behind."""
     uri = s3_environ.uri()
 
-    async def use(store: FsspecStore) -> int:
+    async def use(store: Store) -> int:
         await asyncio.gather(*(store.put(f"{number}.pb", b"x") for number in range(64)))
         return len(await store.list())
 
@@ -197,7 +206,7 @@ def test_many_threads(s3_environ: S3, with_store: Callable[..., Any]) -> None:
     uri = s3_environ.uri()
 
     def work(number: int) -> bool:
-        async def use(store: FsspecStore) -> bool:
+        async def use(store: Store) -> bool:
             await store.put(f"{number}.pb", b"x")
             return f"{number}.pb" in await names(store)
 

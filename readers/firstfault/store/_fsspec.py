@@ -9,7 +9,6 @@ import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import fsspec
-import stamina
 from fsspec.asyn import AsyncFileSystem
 
 from firstfault.errors import (
@@ -20,38 +19,25 @@ from firstfault.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from firstfault.store._api import ObjectInfo
+from firstfault.store._api import ObjectInfo, Page
+from firstfault.store._listing import PAGE, PART, by_name, first_page, nanoseconds
+from firstfault.store._retry import ATTEMPTS, retried
 from firstfault.store._settings import storage_options
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
 
-__all__ = ["FsspecStore", "open_store"]
+__all__ = ["FsspecStore"]
 
 T = TypeVar("T")
 
-_ATTEMPTS = 4
-_RETRY_TIMEOUT_S = 15.0
 _WRITE_TIMEOUT_S = 20.0
 """For one attempt to write one document; as long as one answer to a read may take."""
 _NANO = 1_000_000_000
-_PART = ".part"
-"""Suffix of a file that is being written to a local folder; never a document."""
-
-
-def open_store(uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = _ATTEMPTS) -> FsspecStore:
-    """Return the store for the folder `uri` (a path or any fsspec URI).
-
-    Nothing is asked of the storage yet. Use it with ``async with``.
-
-    Raises:
-        UsageError: there is no filesystem for this scheme, or its package is not installed.
-    """
-    return FsspecStore(uri, options, attempts=attempts)
 
 
 class FsspecStore:
@@ -61,7 +47,7 @@ class FsspecStore:
     another event loop. Asynchronous filesystems are used natively, others through a thread.
     """
 
-    def __init__(self, uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = _ATTEMPTS) -> None:
+    def __init__(self, uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS) -> None:
         self._uri = uri.rstrip("/") or uri
         self._protocol = protocol_of(uri)
         self._options = options
@@ -106,22 +92,68 @@ class FsspecStore:
             await session.close()
         self._fs = None
 
+    @property
+    def pages_in_order(self) -> bool:
+        """S3 lists in order, its directory buckets do not; elsewhere fsspec asks for all pages of a listing anyway."""
+        return self._protocol in {"s3", "s3a"} and not self._bucket().endswith("--x-s3")
+
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder`, by name; empty if it does not exist."""
+        return by_name([item async for page in self.pages(folder) for item in page])
+
+    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        """See `Store.pages`."""
+        if self._protocol not in {"s3", "s3a"}:
+            yield await self._entries("ls", folder)
+            return
+        token = ""
+        while True:
+            page, token = await self._s3_page(folder, token=token, delimiter="/")
+            yield page.objects
+            if not token:
+                return
+
+    async def page(self, folder: str = "", *, after: str = "") -> Page:
+        """See `Store.page`."""
+        if not self.pages_in_order:
+            return first_page(await self._entries("find", folder), after)
+        page, _ = await self._s3_page(folder, after=after)
+        return page
+
+    async def _entries(self, call: str, folder: str) -> Sequence[ObjectInfo]:
+        """Return what fsspec's `call` (ls, find) finds below a folder; nothing if that does not exist."""
         path = self._path(folder)
         try:
-            entries = await self._retried("list", path, lambda: self._call("ls", path, detail=True))
+            found = await self._retried("list", path, lambda: self._call(call, path, detail=True))
         except ObjectNotFoundError:
             return []
-        objects = [
-            ObjectInfo(str(entry["name"]).rstrip("/").rsplit("/", 1)[-1], int(entry["size"] or 0), _modified(entry))
-            for entry in entries
-            if entry["type"] == "file"
-            # a prefix that is an object itself is listed as its own only entry
-            and str(entry["name"]).rstrip("/") != path
-            and not str(entry["name"]).endswith(_PART)
-        ]
-        return sorted(objects, key=lambda item: item.name)
+        return _objects(found.values() if isinstance(found, dict) else found, path)
+
+    async def _s3_page(self, folder: str, *, after: str = "", token: str = "", delimiter: str = "") -> tuple[Page, str]:
+        """Return one page of S3's listing and what continues it: s3fs itself only asks for all of them at once."""
+        path = self._path(folder)
+        bucket, _, key = path.partition("/")
+        prefix = f"{key}/" if key else ""
+        request: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix, "MaxKeys": PAGE}
+        if delimiter:
+            request["Delimiter"] = delimiter
+        if token:
+            request["ContinuationToken"] = token
+        elif after:
+            request["StartAfter"] = prefix + after
+
+        async def ask() -> Any:
+            await self._fs.set_session()
+            return await self._fs._call_s3("list_objects_v2", **request)  # noqa: SLF001 - s3fs's way to call S3
+
+        answer = await self._retried("list", path, ask)
+        objects = tuple(
+            ObjectInfo(item["Key"][len(prefix) :], int(item["Size"]), _modified(item))
+            for item in answer.get("Contents", ())
+            if item["Key"] != prefix
+        )
+        following = str(answer.get("NextContinuationToken", "")) if answer.get("IsTruncated") else ""
+        return Page(objects, bool(following)), following
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
         """Return an object's bytes; see `Store.get`."""
@@ -153,7 +185,7 @@ class FsspecStore:
             await asyncio.wait_for(write_it, _WRITE_TIMEOUT_S)
             return
         # A folder shows a file while it grows; a rename makes it appear whole.
-        part = f"{full}.{uuid.uuid4().hex}{_PART}"
+        part = f"{full}.{uuid.uuid4().hex}{PART}"
 
         def write() -> None:
             self._fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
@@ -170,15 +202,7 @@ class FsspecStore:
     async def _retried(self, verb: str, full: str, call: Callable[[], Awaitable[T]]) -> T:
         if self._fs is None:
             raise RuntimeError("the store is closed; use it inside `async with`")
-        async for attempt in stamina.retry_context(
-            on=StoreUnavailableError, attempts=self._attempts, timeout=_RETRY_TIMEOUT_S, wait_initial=0.1, wait_max=2.0
-        ):
-            with attempt:
-                try:
-                    return await call()
-                except Exception as error:
-                    raise self._typed(error, verb, full) from error
-        raise AssertionError  # stamina either returns or raises
+        return await retried(call, lambda error: self._typed(error, verb, full), self._attempts)
 
     def _typed(self, error: Exception, verb: str, full: str) -> Exception:
         """Return our error for one of fsspec's, botocore's or aiohttp's; a programming error comes back as it is."""
@@ -205,6 +229,9 @@ class FsspecStore:
         if isinstance(error, OSError) or type(error).__module__.split(".")[0] in {"botocore", "aiohttp", "gcsfs"}:
             return StoreError(f"{where}: {name}: {_line(error)}")
         return error
+
+    def _bucket(self) -> str:
+        return self._uri.split("://", 1)[-1].partition("/")[0]
 
     def _path(self, relative: str) -> str:
         return join(self._root, relative) if relative else self._root
@@ -251,14 +278,24 @@ def _line(error: Exception) -> str:
     return text[:300] or type(error).__name__
 
 
+def _objects(entries: Iterable[Mapping[str, Any]], folder: str) -> list[ObjectInfo]:
+    """Return the files among fsspec's entries, with names relative to `folder`."""
+    return [
+        ObjectInfo(str(entry["name"]).rstrip("/")[len(folder) :].lstrip("/"), int(entry["size"] or 0), _modified(entry))
+        for entry in entries
+        if entry["type"] == "file"
+        # a prefix that is an object itself is listed as its own only entry
+        and str(entry["name"]).rstrip("/") != folder
+        and not str(entry["name"]).endswith(PART)
+    ]
+
+
 def _modified(entry: Mapping[str, Any]) -> int | None:
     """When the storage says an object was written; each filesystem has its own word for it."""
     for field in ("LastModified", "last_modified", "mtime", "updated", "created"):
         value = entry.get(field)
         if isinstance(value, dt.datetime):
-            stamp = value if value.tzinfo else value.replace(tzinfo=dt.timezone.utc)
-            since = stamp - dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
-            return (since.days * 86_400 + since.seconds) * _NANO + since.microseconds * 1000
+            return nanoseconds(value)
         if isinstance(value, int | float):
             return int(value * _NANO)
     return None

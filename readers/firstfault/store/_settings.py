@@ -10,17 +10,28 @@ from firstfault.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["storage_options"]
+__all__ = ["CONNECT_TIMEOUT_S", "READ_TIMEOUT_S", "storage_options"]
 
-_CONNECT_TIMEOUT_S = 5
-_READ_TIMEOUT_S = 20
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 20
+
+
+_AZURE = {
+    "account_name": "FLYTE_AZURE_STORAGE_ACCOUNT_NAME",
+    "account_key": "FLYTE_AZURE_STORAGE_ACCOUNT_KEY",
+    "client_id": "FLYTE_AZURE_CLIENT_ID",
+    "client_secret": "FLYTE_AZURE_CLIENT_SECRET",
+    "tenant_id": "FLYTE_AZURE_TENANT_ID",
+}
 
 
 def storage_options(protocol: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the fsspec storage options for `protocol`.
 
     For s3: ``FLYTE_AWS_ENDPOINT``, ``FLYTE_AWS_ACCESS_KEY_ID``, ``FLYTE_AWS_SECRET_ACCESS_KEY`` as flytekit reads
-    them; whatever is not set there is left to botocore (``AWS_*``, profiles, instance roles). `given` wins.
+    them; whatever is not set there is left to botocore (``AWS_*``, profiles, instance roles). For Azure:
+    ``FLYTE_AZURE_STORAGE_ACCOUNT_NAME``, ``FLYTE_AZURE_STORAGE_ACCOUNT_KEY``, ``FLYTE_AZURE_CLIENT_ID``,
+    ``FLYTE_AZURE_CLIENT_SECRET``, ``FLYTE_AZURE_TENANT_ID``, as flytekit does. `given` wins.
 
     Raises:
         UsageError: the endpoint is not a URL.
@@ -28,6 +39,8 @@ def storage_options(protocol: str, given: Mapping[str, Any] | None = None) -> di
     options: dict[str, Any] = {}
     if protocol in {"s3", "s3a"}:
         options = _s3(os.environ)
+    if protocol in {"az", "abfs", "abfss"}:
+        options = {option: os.environ[name] for option, name in _AZURE.items() if os.environ.get(name)}
     options.update(given or {})
     return options
 
@@ -37,8 +50,8 @@ def _s3(environment: Mapping[str, str]) -> dict[str, Any]:
         # s3fs asks HEAD before every GET unless told not to split it
         "max_concurrency": 1,
         "config_kwargs": {
-            "connect_timeout": _CONNECT_TIMEOUT_S,
-            "read_timeout": _READ_TIMEOUT_S,
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "read_timeout": READ_TIMEOUT_S,
             "max_pool_connections": 64,
             # the store retries; what is retried beneath it as well would multiply the timeouts
             "retries": {"total_max_attempts": 1},

@@ -1,8 +1,9 @@
 """What every store owes its caller."""
-# ruff: noqa: S101 - a suite of tests asserts
+# ruff: noqa: S101, PLR2004 - a suite of tests asserts, and its numbers are the expectation
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,61 @@ class StoreTests:
 
         self._run(scenario)
 
+    def test_pages_hold_what_a_list_holds(self) -> None:
+        """Page by page the same objects come as at once, those of folders below left out."""
+
+        async def scenario(store: Store) -> None:
+            for name in ("c", "a", "old/b", "b"):
+                await store.put(f"errors/{name}.pb", b"x")
+            found = [item for page in [page async for page in store.pages("errors")] for item in page]
+            assert sorted(found, key=lambda item: item.name) == await store.list("errors")
+            assert [page async for page in store.pages("never/written") if page] == []
+
+        self._run(scenario)
+
+    def test_a_page_is_of_all_that_lies_below(self) -> None:
+        """A page holds what is in a folder and below it, from behind a name on, and says that nothing follows."""
+
+        async def scenario(store: Store) -> None:
+            for name in ("errors/a.pb", "errors/b.pb", "roster/c.pb", "z.pb"):
+                await store.put(f"out/{name}", b"xyz")
+            await store.put("outer/d.pb", b"x")
+            page = await store.page("out", after="errors/a.pb")
+            assert [(item.name, item.size) for item in page.objects] == [
+                ("errors/b.pb", 3),
+                ("roster/c.pb", 3),
+                ("z.pb", 3),
+            ]
+            assert not page.more
+            assert (await store.page("out", after="zz")).objects == ()
+            assert [item.name for item in (await store.page(after="out/s")).objects] == ["out/z.pb", "outer/d.pb"]
+            assert (await store.page("never/written")).objects == ()
+
+        self._run(scenario)
+
+    def test_a_page_ends(self) -> None:
+        """Of more than 1,000 objects a page holds 1,000; pages, one behind the other, hold each object once."""
+        names = [f"{number:04d}.pb" for number in range(1_003)]
+
+        async def scenario(store: Store) -> None:
+            gate = asyncio.Semaphore(32)
+
+            async def put(name: str) -> None:
+                async with gate:
+                    await store.put(f"errors/{name}", b"")
+
+            await asyncio.gather(*map(put, names))
+            page = await store.page("errors")
+            assert (len(page.objects), page.more) == (1_000, True)
+            first = [item.name for item in page.objects]
+            rest = await store.page("errors", after=max(first))
+            assert not rest.more
+            assert [*first, *(item.name for item in rest.objects)] == names
+            pages = [page async for page in store.pages("errors")]
+            assert sorted(item.name for page in pages for item in page) == names
+
+        self._run(scenario)
+
     def test_a_missing_folder_is_empty(self) -> None:
         """A folder in which nothing was ever put is listed as empty."""
 
@@ -173,7 +229,7 @@ class StoreTests:
 
         async def scenario(store: Store) -> None:
             await store.put("errors/a.pb", b"x" * 1_000)
-            assert len(await store.get("errors/a.pb", limit=1_000)) == 1_000  # noqa: PLR2004
+            assert len(await store.get("errors/a.pb", limit=1_000)) == 1_000
             with pytest.raises(ObjectTooLargeError, match=r"a\.pb"):
                 await store.get("errors/a.pb", limit=999)
 

@@ -1,0 +1,255 @@
+"""The store over obstore: S3, Google Cloud Storage and Azure natively, quick to load and to ask."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from firstfault.errors import (
+    AccessDeniedError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
+    StoreError,
+    StoreUnavailableError,
+)
+from firstfault.store._api import ObjectInfo, Page
+from firstfault.store._listing import PAGE, by_name, first_page, nanoseconds
+from firstfault.store._obstore_settings import NO_CREDENTIALS, NoCredentialsError, client_for
+from firstfault.store._retry import ATTEMPTS, retried
+from firstfault.store._uri import join, protocol_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from firstfault.store._fsspec import FsspecStore
+
+__all__ = ["ObstoreStore", "obstore_for"]
+
+T = TypeVar("T")
+
+_CHUNK = 250
+"""Objects that are taken from a listing at a time; a page is a multiple of it, so that no page is begun for nothing."""
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_REFUSED = {401, 403}
+_NOT_FOUND = 404
+_TOO_MANY = 429
+_SERVER = 500
+_ELSEWHERE = {301, 307, 308}
+_NOWHERE = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
+_asked_in: list[int] = []
+"""The process in which a request of obstore's was made first: its threads do not live on in a fork."""
+
+
+def obstore_for(uri: str, options: Mapping[str, Any] | None, attempts: int) -> ObstoreStore | None:
+    """Return the store for `uri`, None where obstore cannot be used: another scheme, or settings it does not have.
+
+    Raises:
+        UsageError: the settings are wrong.
+    """
+    if _asked_in and _asked_in[0] != os.getpid():
+        return None
+    client = client_for(uri, options)
+    return ObstoreStore(uri, client, options, attempts=attempts) if client is not None else None
+
+
+class ObstoreStore:
+    """A folder of objects over obstore.
+
+    Args:
+        uri: the folder.
+        client: an obstore store of its bucket or container.
+        options: fsspec's, for a bucket that only a client which follows redirects can find.
+        attempts: how often to ask where the storage does not answer.
+    """
+
+    def __init__(
+        self, uri: str, client: Any, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS
+    ) -> None:
+        self._uri = uri.rstrip("/") or uri
+        self._client = client
+        self._options = options
+        self._attempts = attempts
+        self._protocol = protocol_of(uri)
+        _, _, path = self._uri.split("://", 1)[1].partition("/")
+        self._root = path
+        self._open = False
+        self._instead: FsspecStore | None = None
+
+    @property
+    def uri(self) -> str:
+        """The folder, without a trailing slash."""
+        return self._uri
+
+    @property
+    def pages_in_order(self) -> bool:
+        """S3 and GCS list in order; S3's directory buckets do not, and Azure has no way to begin in the middle."""
+        bucket = self._uri.split("://", 1)[1].partition("/")[0]
+        return self._protocol in {"s3", "s3a", "gs", "gcs"} and not bucket.endswith("--x-s3")
+
+    async def __aenter__(self) -> Self:
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        if self._instead is not None:
+            await self._instead.__aexit__(kind, error, trace)
+
+    async def list(self, folder: str = "") -> list[ObjectInfo]:
+        """Return the objects directly in `folder`, by name; empty if it does not exist."""
+        return by_name([item async for page in self.pages(folder) for item in page])
+
+    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        """See `Store.pages`."""
+        if not self.pages_in_order:
+            yield [item for item in await self._everything(folder) if "/" not in item.name]
+            return
+        page = await self.page(folder)
+        while True:
+            yield [item for item in page.objects if "/" not in item.name]
+            if not page.more:
+                return
+            page = await self.page(folder, after=page.objects[-1].name)
+
+    async def page(self, folder: str = "", *, after: str = "") -> Page:
+        """See `Store.page`."""
+        if not self.pages_in_order:
+            return first_page(await self._everything(folder), after)
+        return await self._asked(
+            "list", folder, lambda: self._begun(folder, after, PAGE), lambda store: store.page(folder, after=after)
+        )
+
+    async def get(self, path: str, *, limit: int | None = None) -> bytes:
+        """Return an object's bytes; see `Store.get`. A limit costs nothing here."""
+        import obstore  # noqa: PLC0415 - loaded by now
+
+        async def call() -> bytes:
+            found = await obstore.get_async(self._client, self._path(path))
+            size = int(found.meta["size"])
+            if limit is not None and size > limit:
+                raise ObjectTooLargeError(f"{self._named(path)} has {size} bytes, {limit} are allowed")
+            return bytes(await found.bytes_async())
+
+        return await self._asked("read", path, call, lambda store: store.get(path, limit=limit))
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write an object whole."""
+        import obstore  # noqa: PLC0415 - as above
+
+        async def call() -> None:
+            await obstore.put_async(self._client, self._path(path), data, use_multipart=False)
+
+        await self._asked("write", path, call, lambda store: store.put(path, data))
+
+    async def exists(self, path: str) -> bool:
+        """Whether there is such an object."""
+        import obstore  # noqa: PLC0415 - as above
+
+        async def call() -> bool:
+            await obstore.head_async(self._client, self._path(path))
+            return True
+
+        try:
+            return await self._asked("look at", path, call, lambda store: store.exists(path))
+        except ObjectNotFoundError:
+            return False
+
+    async def _everything(self, folder: str) -> Sequence[ObjectInfo]:
+        """Return all that lies in or below a folder, in no order."""
+
+        async def instead(store: FsspecStore) -> Page:
+            return Page(tuple([item async for page in store.pages(folder) for item in page]), more=False)
+
+        found = await self._asked("list", folder, lambda: self._begun(folder, "", None), instead)
+        return found.objects
+
+    async def _begun(self, folder: str, after: str, limit: int | None) -> Page:
+        """Return what lies in or below a folder, as far as `limit` objects."""
+        import obstore  # noqa: PLC0415 - loaded by now
+
+        root = self._path(folder)
+        stream = obstore.list(
+            self._client, root or None, offset=join(root, after) if after else None, chunk_size=_CHUNK
+        )
+        objects: list[ObjectInfo] = []
+        async for chunk in stream:
+            objects += [
+                # a prefix that is an object itself is listed with its own name
+                ObjectInfo(item["path"][len(root) :].lstrip("/"), item["size"], nanoseconds(item["last_modified"]))
+                for item in chunk
+                if item["path"] != root
+            ]
+            if limit is not None and len(objects) >= limit:
+                return Page(tuple(objects), more=True)
+        return Page(tuple(objects), more=False)
+
+    async def _asked(
+        self,
+        verb: str,
+        path: str,
+        call: Callable[[], Awaitable[T]],
+        instead: Callable[[FsspecStore], Awaitable[T]],
+    ) -> T:
+        """Return what `call` returns, or what fsspec does for a bucket that lies elsewhere."""
+        if not self._open:
+            raise RuntimeError("the store is closed; use it inside `async with`")
+        _asked_in[:] = _asked_in or [os.getpid()]
+        if self._instead is None:
+            try:
+                return await retried(call, lambda error: self._typed(error, verb, path), self._attempts)
+            except _ElsewhereError:
+                self._instead = await self._fsspec()
+        return await instead(self._instead)
+
+    async def _fsspec(self) -> FsspecStore:
+        """S3 sends clients to a bucket's own region; botocore goes there, obstore does not."""
+        from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - needed almost never
+
+        return await FsspecStore(self._uri, self._options, attempts=self._attempts).__aenter__()
+
+    def _typed(self, error: Exception, verb: str, path: str) -> Exception:
+        """Return our error for one of obstore's, which says all it knows in its text."""
+        if isinstance(error, StoreError):
+            return error
+        where, text = f"cannot {verb} {self._named(path)}", str(error)
+        if isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text:
+            return AccessDeniedError(f"{where}: {NO_CREDENTIALS}")
+        if not type(error).__module__.startswith("obstore") and not isinstance(error, OSError | ValueError):
+            return error
+        status, code = _first(_STATUS, text), _first(_CODE, text)
+        number = int(status) if status else 0
+        said = " ".join((_first(_MESSAGE, text) or text.split("Debug source:", maxsplit=1)[0]).split())[:300]
+        if code in _NOWHERE:
+            return StoreError(f"{where}: {said}; check the bucket's name")
+        if isinstance(error, FileNotFoundError) or (number == _NOT_FOUND and verb != "write"):
+            return ObjectNotFoundError(f"{where}: there is no such object")
+        if number in _ELSEWHERE or "redirect" in text:
+            return _ElsewhereError(f"{where}: {said}")
+        if number in _REFUSED or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
+            return AccessDeniedError(f"{where}: refused ({said}); check the credentials and the {verb} permission")
+        if isinstance(error, ValueError) or (number and number < _SERVER and number != _TOO_MANY):
+            return StoreError(f"{where}: {said}")
+        return StoreUnavailableError(f"{where}: the storage did not answer ({said}); check the endpoint")
+
+    def _path(self, relative: str) -> str:
+        return join(self._root, relative) if self._root and relative else self._root or relative
+
+    def _named(self, path: str) -> str:
+        return join(self._uri, path) if path else self._uri
+
+
+class _ElsewhereError(StoreError):
+    """The bucket is in another region than the client was told."""
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str:
+    found = pattern.search(text)
+    return found[1] if found else ""

@@ -1,0 +1,221 @@
+"""What obstore is told: the same settings as fsspec's, from the same places, or nothing if it lacks one of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from firstfault.store._settings import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, storage_options
+from firstfault.store._uri import protocol_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["NO_CREDENTIALS", "NoCredentialsError", "client_for"]
+
+NO_CREDENTIALS = (
+    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
+    "(or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
+)
+_CREDENTIALS_LAST = dt.timedelta(minutes=10)
+"""How long what botocore gave is used before it is asked again; it renews what is about to end by itself."""
+_BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
+_REGION = "us-east-1"
+_S3_OPTIONS = {"key", "secret", "token", "anon", "endpoint_url", "client_kwargs", "requester_pays"}
+_S3_CLIENT_OPTIONS = {"endpoint_url", "region_name"}
+_GCS_OPTIONS = {"token", "project", "endpoint_url"}
+_GCS_CREDENTIALS = {"service_account", "authorized_user"}
+_AZURE_OPTIONS = {
+    "account_name": "account_name",
+    "account_key": "account_key",
+    "client_id": "client_id",
+    "client_secret": "client_secret",
+    "tenant_id": "tenant_id",
+}
+_NATIVE_VARIABLES = (
+    ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
+    ("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
+    ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
+)
+"""Of a service account's role and of a container's: obstore finds those credentials by itself."""
+
+
+class NoCredentialsError(Exception):
+    """Nobody has any."""
+
+
+def client_for(uri: str, given: Mapping[str, Any] | None) -> Any:
+    """Return an obstore store for the bucket of `uri`, None if obstore cannot be told what fsspec would be.
+
+    Raises:
+        firstfault.errors.UsageError: the settings are wrong.
+    """
+    protocol = protocol_of(uri)
+    place = uri.rstrip("/").split("://", 1)[-1]
+    bucket, _, path = place.partition("/")
+    segments = path.split("/") if path else []
+    if not _BUCKET.fullmatch(bucket) or any(segment in {"", ".", ".."} for segment in segments):
+        return None  # obstore has no such names, fsspec does
+    makers: dict[str, Callable[[str, Mapping[str, Any] | None], Any]] = {
+        "s3": _s3,
+        "s3a": _s3,
+        "gs": _gcs,
+        "gcs": _gcs,
+        "az": _azure,
+    }
+    maker = makers.get(protocol)
+    return maker(bucket, given) if maker is not None else None
+
+
+def _client_options(endpoint: str) -> Any:
+    return {
+        "allow_http": endpoint.startswith("http://"),
+        "connect_timeout": dt.timedelta(seconds=CONNECT_TIMEOUT_S),
+        "timeout": dt.timedelta(seconds=READ_TIMEOUT_S),
+    }
+
+
+_RETRIES: Any = {"max_retries": 0}
+"""The store asks again; what is asked again beneath it as well would multiply the timeouts."""
+
+
+# --- S3 -------------------------------------------------------------------------------------------------------------
+
+
+def _s3(bucket: str, given: Mapping[str, Any] | None) -> Any:
+    given = dict(given or {})
+    client = dict(given.get("client_kwargs") or {})
+    if not set(given) <= _S3_OPTIONS or not set(client) <= _S3_CLIENT_OPTIONS:
+        return None
+    options = storage_options("s3", given)
+    endpoint = client.get("endpoint_url") or options.get("endpoint_url") or ""
+    config: dict[str, Any] = {"region": client.get("region_name") or _region(endpoint)}
+    if endpoint:
+        config["endpoint"] = endpoint
+    if given.get("requester_pays"):
+        config["request_payer"] = True
+    key, secret, token = options.get("key"), options.get("secret"), options.get("token")
+    if options.get("anon"):
+        config["skip_signature"] = True
+    elif bool(key) != bool(secret):
+        return None  # one half from here, the other from elsewhere: botocore knows where
+    else:
+        provider = _fixed(key, secret, token) if key else _credentials()
+        if provider is not None:
+            config["credential_provider"] = provider
+    from obstore.store import S3Store  # noqa: PLC0415 - only where it is used
+
+    return S3Store(bucket, client_options=_client_options(endpoint), retry_config=_RETRIES, **config)
+
+
+def _region(endpoint: str) -> str:
+    named = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
+    if named or endpoint:
+        return named or _REGION
+    session = _botocore_session() if _has_profile() else None
+    return str(session.get_config_variable("region") or _REGION) if session is not None else _REGION
+
+
+def _fixed(key: Any, secret: Any, token: Any) -> Callable[[], dict[str, Any]]:
+    """Return what gives these credentials and nothing else: obstore would add a token of the environment's."""
+    return lambda: {"access_key_id": key, "secret_access_key": secret, "token": token or None, "expires_at": None}
+
+
+def _credentials() -> Callable[[], dict[str, Any]] | None:
+    """Return what gives credentials as botocore finds them; None: obstore finds the same ones by itself."""
+    environment = os.environ
+    key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
+    if key and secret:
+        return _fixed(key, secret, environment.get("AWS_SESSION_TOKEN"))
+    if not environment.get("AWS_PROFILE") and any(all(map(environment.get, names)) for names in _NATIVE_VARIABLES):
+        return None
+    session = _botocore_session()
+    return _Botocore(session) if session is not None else None
+
+
+class _Botocore:
+    """Credentials of a profile, of single sign-on, of an instance: searched when they are first needed."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self._found: Any = None
+
+    def __call__(self) -> dict[str, Any]:
+        if self._found is None:
+            self._found = self._session.get_credentials()
+        if self._found is None:
+            raise NoCredentialsError(NoCredentialsError.__name__)
+        frozen = self._found.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": dt.datetime.now(dt.timezone.utc) + _CREDENTIALS_LAST,
+        }
+
+
+def _botocore_session() -> Any:
+    try:
+        import botocore.session  # noqa: PLC0415 - slow, and needed only where credentials are not in the environment
+    except ImportError:
+        return None
+    return botocore.session.get_session()
+
+
+def _has_profile() -> bool:
+    files = (os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"), "~/.aws/credentials")
+    return any(Path(name).expanduser().is_file() for name in files)
+
+
+# --- Google Cloud Storage -------------------------------------------------------------------------------------------
+
+
+def _gcs(bucket: str, given: Mapping[str, Any] | None) -> Any:
+    options = dict(given or {})
+    if not set(options) <= _GCS_OPTIONS:
+        return None
+    config: dict[str, Any] = {}
+    endpoint = str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
+    if endpoint and "://" not in endpoint:
+        return None  # gcsfs has words of its own for it
+    token = options.get("token") or ("anon" if endpoint else None)
+    if token == "anon":  # noqa: S105 - gcsfs's word for no credentials
+        config["skip_signature"] = True
+    elif token not in {None, "google_default"} or not _is_known(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")):
+        return None
+    if endpoint:
+        config["base_url"] = endpoint
+    from obstore.store import GCSStore  # noqa: PLC0415 - only where it is used
+
+    return GCSStore(bucket, client_options=_client_options(endpoint), retry_config=_RETRIES, **config)
+
+
+def _is_known(file: str | None) -> bool:
+    if not file:
+        return True
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("type") in _GCS_CREDENTIALS
+
+
+# --- Azure ----------------------------------------------------------------------------------------------------------
+
+
+def _azure(container: str, given: Mapping[str, Any] | None) -> Any:
+    if not set(given or {}) <= set(_AZURE_OPTIONS):
+        return None
+    options = storage_options("az", given)
+    if os.environ.get("AZURE_STORAGE_CONNECTION_STRING"):
+        return None  # adlfs reads it, obstore does not
+    config = {name: options[option] for option, name in _AZURE_OPTIONS.items() if options.get(option)}
+    if not (config.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
+        return None
+    from obstore.store import AzureStore  # noqa: PLC0415 - only where it is used
+
+    return AzureStore(container, client_options=_client_options(""), retry_config=_RETRIES, **config)
