@@ -26,14 +26,15 @@ from firstfault.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Container, Iterable, Sequence
 
-    from firstfault.model import ExceptionInfo, Place
+    from firstfault.model import ExceptionInfo, Place, Unopened
 
-__all__ = ["Findings", "Unreadable", "assemble", "digest_of", "nodes_done", "silent_nodes"]
+__all__ = ["Findings", "Unreadable", "assemble", "digest_of", "name_hash", "nodes_done", "silent_nodes"]
 
 _FINAL = {Phase.FAILED, Phase.SUCCEEDED}
 _MAX_NAMED = 5
+_DIGEST_BITS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,13 @@ class Findings:
     foreign: tuple[str, ...] = ()
     """Names of files that are no documents."""
     notes: tuple[str, ...] = field(default=())
+    """Sentences about what was not looked at: with any of them, not everything was."""
+    unopened: tuple[Unopened, ...] = ()
+    """What was listed of the round that is judged, and not opened because documents alike were."""
+    unopened_history: int = 0
+    """How many documents of earlier rounds, and lives, were not opened."""
+    listed: Container[str] = frozenset()
+    """Names of documents, those that were not opened too."""
 
 
 def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: bool = True) -> JobErrors:
@@ -106,8 +114,10 @@ def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: 
         round=round_,
         attempt=max((failure.place.attempt for failure in failures), default=0),
         settled=settled,
-        digest=digest_of(failures),
-        document_count=sum(len(failure.documents) for failure in failures),
+        digest=digest_of(failures, findings.unopened),
+        document_count=sum(len(failure.documents) for failure in failures)
+        + sum(group.count for group in findings.unopened),
+        unopened=findings.unopened,
     )
 
 
@@ -123,10 +133,19 @@ def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None
     return expected > 0 and len(_done(current)) >= expected
 
 
-def digest_of(failures: Iterable[WorkerError]) -> str:
-    """Return a digest over the names of all documents that `failures` rest on; independent of order."""
-    names = sorted(document.name for failure in failures for document in failure.documents)
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:32]
+def digest_of(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()) -> str:
+    """Return a digest over the names of all documents that `failures` rest on, and of those that were not opened.
+
+    A sum, so that it depends neither on their order nor on which of them were opened.
+    """
+    names = {document.name for failure in failures for document in failure.documents}
+    total = sum(map(name_hash, names)) + sum(group.names_hash for group in unopened)
+    return f"{total % (1 << _DIGEST_BITS):0{_DIGEST_BITS // 4}x}"
+
+
+def name_hash(name: str) -> int:
+    """Return what a document's name adds to the digest."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[: _DIGEST_BITS // 8], "big")
 
 
 # --- which documents say something ----------------------------------------------------------------------------------
@@ -402,13 +421,17 @@ def _coverage(
         by_name.setdefault(key[0], key)
     heard = {_reporter(failure, by_name): failure for failure in failures}
     heard.pop(None, None)
-    reported = set(heard) | done
+    nodes = {key[1]: key for key in (*sorted(joined | done, key=_order_of), *heard) if key is not None}
+    listed = {number for group in findings.unopened for number in group.group_ranks}
+    by_name_alone = {nodes.get(number, ("", number)) for number in listed}
+    reported = set(heard) | done | by_name_alone
     # without a roster (a copied folder) documents are all there is; a pod without firstfault says all in its one file
     finished = done | {key for key, failure in heard.items() if not roster or failure.writer is Writer.STOCK}
     silent = sorted(joined - reported, key=_order_of)
     notes = [*findings.notes, *_unreadable_notes(unreadable), *_foreign_notes(findings.foreign)]
     notes += _first_few(_receipt_notes(findings, roster), "more documents were lost")
     notes += _silent_nodes_notes(silent)
+    notes += _unopened_notes(findings, failures)
     lost = any(not receipt.durable for entry in roster for receipt in entry.receipts)
     return Coverage(
         expected=expected,
@@ -459,8 +482,21 @@ def _receipt_notes(findings: Findings, roster: Sequence[NodePresence]) -> list[s
             where = entry.place.node or entry.place.host
             if not receipt.durable:
                 notes.append(f"the document of {who} on {where} was not uploaded: {receipt.error or 'no reason given'}")
-            elif receipt.name not in present:
+            elif receipt.name not in present and receipt.name not in findings.listed:
                 notes.append(f"{where} says it uploaded {receipt.name}, but it is not there")
+    return notes
+
+
+def _unopened_notes(findings: Findings, failures: Sequence[WorkerError]) -> list[str]:
+    left = sum(group.count for group in findings.unopened)
+    opened = sum(len(failure.documents) for failure in failures)
+    notes = []
+    if left:
+        notes.append(
+            f"{opened} of {opened + left} documents were opened; the names of the others say that they are alike"
+        )
+    if findings.unopened_history:
+        notes.append(f"{findings.unopened_history} documents of earlier rounds were not opened")
     return notes
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "Subject",
     "Suspect",
     "ThreadFailure",
+    "Unopened",
     "Verdict",
     "Victims",
     "WorkerError",
@@ -374,7 +375,10 @@ class Coverage:
     unreadable: int = 0
     """Documents that exist but could not be read."""
     complete: bool = False
-    """Every expected node has said that it is done, and every document was read."""
+    """Every expected node has said that it is done, and every document was read.
+
+    Of a large cascade: all were listed, and of each fault several were read.
+    """
     notes: tuple[str, ...] = ()
     """Sentences about what was not looked at, or not understood."""
 
@@ -400,11 +404,30 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
+class Unopened:
+    """Documents of the round that is judged which were listed and not opened: by their names they are alike."""
+
+    fingerprint: str
+    """As the failures have it that were opened; ``?:`` and 12 hex digits if none of them was."""
+    count: int
+    """Documents."""
+    ranks: tuple[int, ...] = ()
+    """Whose they are, ascending; agents and files without a rank are not in it."""
+    group_ranks: tuple[int, ...] = ()
+    """Of the nodes, ascending."""
+    names_hash: int = 0
+    """Sum over the names' hashes; see `firstfault.assemble.digest_of`."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobErrors:
     """Everything that was read about one attempt."""
 
     failures: tuple[WorkerError, ...] = ()
-    """Of the round that is judged, one per process, in time order; those without a time come last."""
+    """Of the round that is judged, one per process, in time order; those without a time come last.
+
+    In a large cascade, those of which a document was opened: the others are in `unopened`.
+    """
     history: tuple[WorkerError, ...] = ()
     """Failures of earlier rounds and incarnations: recovered from, never judged."""
     roster: tuple[NodePresence, ...] = ()
@@ -416,8 +439,27 @@ class JobErrors:
     settled: bool = True
     """False: the reader gave up waiting for nodes that had not reported."""
     digest: str = ""
-    """Over the sorted names of the documents read."""
+    """Over the names of the documents of the round, in any order, those that were not opened too."""
     document_count: int = 0
+    """Those of the round, opened or not."""
+    unopened: tuple[Unopened, ...] = ()
+    """What was not opened of a large cascade, by what the names say, the most first."""
+
+    def unopened_like(self, fingerprint: str) -> tuple[int, ...]:
+        """Return the ranks with this fault of which no document was opened, ascending."""
+        opened = {failure.rank for failure in self.failures}
+        return tuple(
+            sorted(
+                {rank for group in self.unopened if group.fingerprint == fingerprint for rank in group.ranks} - opened
+            )
+        )
+
+    def unopened_elsewhere(self, *fingerprints: str) -> int:
+        """Return how many processes have a document that was not opened, with none of these faults."""
+        opened = {failure.rank for failure in self.failures}
+        others = [group for group in self.unopened if group.fingerprint not in fingerprints]
+        ranks = {rank for group in others for rank in group.ranks} - opened
+        return len(ranks) + sum(group.count for group in others if not group.ranks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from firstfault.store._uri import join, split_name
 
-__all__ = ["ERRORS", "ROSTER", "Layout", "is_error_file", "is_stock_error_file"]
+__all__ = ["ERRORS", "ROSTER", "Layout", "is_error_file", "is_stock_error_file", "join_name"]
 
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.
@@ -58,3 +58,8 @@ def is_error_file(name: str) -> bool:
 def is_stock_error_file(name: str) -> bool:
     """Whether Flyte's reader would take this file beside the outputs for an error: prefix error, suffix .pb."""
     return name.startswith("error") and name.endswith(".pb")
+
+
+def join_name(folder: str, name: str) -> str:
+    """Path of an object relative to the store's root."""
+    return f"{folder}/{name}" if folder else name

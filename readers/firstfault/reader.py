@@ -8,17 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.aio import run_sync
-from firstfault.assemble import Findings, Unreadable, assemble, nodes_done, silent_nodes
+from firstfault.assemble import Findings, assemble, nodes_done, silent_nodes
 from firstfault.errors import (
-    BadDocumentError,
     FirstFaultError,
     ObjectNotFoundError,
     StoreError,
     UsageError,
 )
-from firstfault.keys import RosterKey
 from firstfault.model import (
-    DocumentRef,
     JobErrors,
     NodePresence,
     Origin,
@@ -29,13 +26,13 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.places import DECK, OUTPUTS, Layout, is_error_file, is_stock_error_file
+from firstfault.places import DECK, OUTPUTS, Layout, is_error_file
+from firstfault.reading import Wish, look, read_roster
 from firstfault.report.json import decision_from_json, verdict_from_json
 from firstfault.report.text import flyte_message
 from firstfault.retry import RetryContext, decide
 from firstfault.store import join, open_store
-from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
-from firstfault.wire import MAX_DOCUMENT_BYTES, decode, decode_presence
+from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, reads_of, run_strategy
 
 if TYPE_CHECKING:
     import threading
@@ -45,7 +42,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import Decision
     from firstfault.retry import RetryPolicy
-    from firstfault.store import ObjectInfo, Store
+    from firstfault.store import Store
     from firstfault.strategies import AggregationStrategy
 
 __all__ = ["Conclusion", "ExecutionError", "MultiErrorFileOutputReader", "failed"]
@@ -215,7 +212,7 @@ class MultiErrorFileOutputReader:
         if sealed is not None and self._speaks(sealed, job):
             verdict = _verdict_of_seal(sealed, job)
         else:
-            verdict = run_strategy(self._strategy or _strategy_of(job), job)
+            verdict = run_strategy(self._strategy or _strategy_of(job.seals), job)
         context = context or RetryContext(pods_alive=not silent_nodes(job))
         decision = None
         if self._retry_policy is None and sealed is not None and _agrees(sealed, verdict):
@@ -254,16 +251,25 @@ class MultiErrorFileOutputReader:
         """As `job`, for a caller with an event loop."""
         async with open_store(self._layout.root, self._storage_options) as store:
             try:
-                roster, bad, done = await self._settle(store)
-                findings = self._with_own(await self._look(store, roster, bad))
+                known, done = await self._settle(store)
+                settled = done or self._settle_seconds <= 0
+                findings = await look(store, self._layout, self._wish, self._job_of(settled), known)
             except StoreError as error:
                 if self._own_findings is None:
                     raise
                 note = f"own node only, the others' documents could not be looked at: {error}"
                 own = replace(self._own_findings, notes=(*self._own_findings.notes, note))
                 return assemble(own, expected_nodes=self._expected_nodes, settled=False)
-            settled = done or self._settle_seconds <= 0
-            return assemble(findings, expected_nodes=self._expected_nodes, settled=settled)
+            return self._job_of(settled)(findings)
+
+    def _job_of(self, settled: bool) -> Callable[[Findings], JobErrors]:
+        return lambda findings: assemble(self._with_own(findings), expected_nodes=self._expected_nodes, settled=settled)
+
+    def _wish(self, seals: Sequence[Seal]) -> Wish:
+        """What the strategy wants to read: the caller's, else the one that the pods' own verdict names."""
+        strategy = self._strategy or _strategy_of(seals)
+        wanted, named = reads_of(strategy)
+        return Wish(wanted, named) if named is not None else Wish(wanted)
 
     # --- one look -----------------------------------------------------------------------------------------------
 
@@ -287,27 +293,29 @@ class MultiErrorFileOutputReader:
         ]
         return replace(findings, documents=(*findings.documents, *lost))
 
-    async def _settle(self, store: Store) -> tuple[list[NodePresence], list[Unreadable], bool]:
-        """Read the roster until every node is done or the time is up; say which."""
+    async def _settle(self, store: Store) -> tuple[dict[str, NodePresence], bool]:
+        """Read the roster until every node is done or the time is up; return what was read, by name, and which."""
         deadline = time.monotonic() + self._settle_seconds
         pause = _FIRST_POLL_S
         known: dict[str, NodePresence] = {}
-        unreadable: list[Unreadable] = []
-        while True:
-            names = await self._list_roster(store)
+        unreadable: set[str] = set()
+        while self._settle_seconds > 0 and self._layout.roster is not None:
+            names = [item for item in await store.list(self._layout.roster) if is_error_file(item.name)]
             # an entry never changes once it is there: each is read once, however often the folder is listed
             new = [item for item in names if item.name not in known]
-            read, bad = await _read_roster(store, self._layout.roster or "", new)
+            read, bad = await read_roster(store, self._layout.roster, new)
+            # one that could not be read counts by its name, and is tried once more by the look that follows
             known.update(read)
-            unreadable += bad
+            unreadable.update(item.name for item in bad)
             roster = list(known.values())
             done = nodes_done(roster, self._expected_nodes)
             left = deadline - time.monotonic()
             if not done and left > 0 and self._enough is not None:
                 done = await asyncio.to_thread(self._enough, roster)
             if done or left <= 0 or await self._pause(min(pause, left)):
-                return roster, unreadable, done
+                return {name: entry for name, entry in known.items() if name not in unreadable}, done
             pause = min(pause * 1.5, _LONGEST_POLL_S)
+        return known, False
 
     async def _pause(self, seconds: float) -> bool:
         """Wait; return at once, with True, when the caller gives up."""
@@ -315,102 +323,6 @@ class MultiErrorFileOutputReader:
             await asyncio.sleep(seconds)
             return False
         return await asyncio.to_thread(self._give_up.wait, seconds)
-
-    async def _list_roster(self, store: Store) -> list[ObjectInfo]:
-        if self._layout.roster is None:
-            return []
-        return [item for item in await store.list(self._layout.roster) if is_error_file(item.name)]
-
-    async def _look(self, store: Store, roster: list[NodePresence], bad: list[Unreadable]) -> Findings:
-        layout = self._layout
-        paths: list[tuple[str, ObjectInfo | None]] = []
-        foreign: list[str] = []
-        if layout.document is not None:
-            paths.append((layout.document, None))
-        if layout.errors is not None:
-            for item in await store.list(layout.errors):
-                if is_error_file(item.name):
-                    paths.append((join_name(layout.errors, item.name), item))
-                else:
-                    foreign.append(item.name)
-        if layout.stock is not None:
-            paths += [
-                (join_name(layout.stock, item.name), item)
-                for item in await store.list(layout.stock)
-                if is_stock_error_file(item.name)
-            ]
-        gate = asyncio.Semaphore(_PARALLEL_GETS)
-        results = await asyncio.gather(*(_read(store, gate, path, item) for path, item in paths))
-        return Findings(
-            documents=tuple(result for result in results if isinstance(result, WorkerError)),
-            seals=tuple(result for result in results if isinstance(result, Seal)),
-            roster=tuple(roster),
-            unreadable=tuple(result for result in results if isinstance(result, Unreadable)),
-            foreign=tuple(foreign),
-            notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in bad),
-        )
-
-
-def join_name(folder: str, name: str) -> str:
-    """Path of an object relative to the store's root."""
-    return f"{folder}/{name}" if folder else name
-
-
-async def _read(
-    store: Store, gate: asyncio.Semaphore, path: str, item: ObjectInfo | None
-) -> WorkerError | Seal | Unreadable:
-    name = path.rsplit("/", 1)[-1]
-    if item is not None and item.size > MAX_DOCUMENT_BYTES:
-        return _too_large(name, item.size)
-    async with gate:
-        try:
-            data = await store.get(path, limit=MAX_DOCUMENT_BYTES if item is None else None)
-            ref = DocumentRef(
-                name=name,
-                uri=join(store.uri, path),
-                last_modified_ns=item.last_modified_ns if item else None,
-                size=len(data),
-            )
-            return decode(data, ref)
-        except ObjectNotFoundError:
-            if item is None:
-                raise
-            return Unreadable(name, "gone between listing and reading")
-        except (StoreError, BadDocumentError) as error:
-            if item is None:
-                raise
-            return Unreadable(name, str(error))
-
-
-def _too_large(name: str, size: int) -> Unreadable:
-    return Unreadable(name, f"{size} bytes, more than the {MAX_DOCUMENT_BYTES} that a document may have")
-
-
-async def _read_roster(
-    store: Store, folder: str, names: list[ObjectInfo]
-) -> tuple[dict[str, NodePresence], list[Unreadable]]:
-    """Return entries by name; of one that cannot be read, what its name says, so that it still counts for its round."""
-    gate = asyncio.Semaphore(_PARALLEL_GETS)
-
-    async def read(item: ObjectInfo) -> NodePresence | Unreadable:
-        if item.size > MAX_DOCUMENT_BYTES:
-            return _too_large(item.name, item.size)
-        async with gate:
-            try:
-                data = await store.get(join_name(folder, item.name))
-                return decode_presence(data, item.name)
-            except (StoreError, BadDocumentError) as error:
-                return Unreadable(item.name, str(error))
-
-    results = dict(zip((item.name for item in names), await asyncio.gather(*map(read, names)), strict=True))
-    entries = {name: result for name, result in results.items() if isinstance(result, NodePresence)}
-    bad = [result for result in results.values() if isinstance(result, Unreadable)]
-    for item in bad:
-        key = RosterKey.parse(item.name)
-        if key is not None:
-            place = Place(round=key.round, group_rank=key.group_rank, incarnation=key.incarnation)
-            entries[item.name] = NodePresence(key.phase, place)
-    return entries, bad
 
 
 def failed(job: JobErrors) -> bool:
@@ -422,9 +334,9 @@ def failed(job: JobErrors) -> bool:
     return bool(job.failures or job.seals or job.coverage.unreadable or said)
 
 
-def _strategy_of(job: JobErrors) -> AggregationStrategy:
+def _strategy_of(seals: Sequence[Seal]) -> AggregationStrategy:
     """The strategy the job itself was sealed with, if it is known here."""
-    for seal in job.seals:
+    for seal in sorted(seals, key=lambda seal: (-seal.count, seal.name)):
         try:
             return get_strategy(seal.strategy)
         except FirstFaultError:

@@ -182,7 +182,8 @@ def put_file(output_prefix: str, path: str, data: bytes) -> None:
     """
 
     async def put() -> None:
-        async with open_store(output_prefix) as store:
+        # workers may be forked after this, and restarts fork again
+        async with open_store(output_prefix, may_fork=True) as store:
             await store.put(path, data)
 
     run_sync(put())

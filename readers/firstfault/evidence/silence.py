@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.stacks import Stood, where_it_stood
 from firstfault.evidence.standing import Standing
 from firstfault.keys import ErrorKey
 from firstfault.model import DIED_UNHEARD, TOLD_TO_GO, TOLD_TO_GO_BY, Phase, Subject
+from firstfault.stacks import Stood, where_it_stood
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,6 +144,7 @@ def lost_documents(job: JobErrors, findings: Sequence[Finding], blame: Blame) ->
     """
     present = {document.name for failure in job.failures for document in failure.documents}
     heard = {(failure.node, failure.rank) for failure in job.failures}
+    unopened = {rank for group in job.unopened for rank in group.ranks}
     of_victims = {finding.failure.fingerprint for finding in findings if finding.standing >= Standing.UNCLEAR}
     found = []
     for entry in job.roster:
@@ -153,7 +154,7 @@ def lost_documents(job: JobErrors, findings: Sequence[Finding], blame: Blame) ->
         lost = {item.rank: item for item in entry.receipts if not item.withdrawn and item.name not in present}
         for rank in entry.ranks:
             is_lost = rank in lost or not entry.receipts
-            if not is_lost or (node, rank) in heard or _is_as_others(lost.get(rank), of_victims):
+            if not is_lost or rank in unopened or (node, rank) in heard or _is_as_others(lost.get(rank), of_victims):
                 continue
             reason = lost[rank].error if rank in lost else ""
             why = f"nothing could be read of it ({reason or 'its document is missing'})"
@@ -196,6 +197,8 @@ def told_of(job: JobErrors, blame: Blame, *, waited: bool) -> list[Silent]:
         return []
     who = (causes[0].rank, causes[0].node)
     # of a node, anything that was heard of it is more than the word of others
+    if any(who[0] in group.ranks for group in job.unopened):
+        return []
     if any(
         (failure.rank, failure.node) == who or (who[0] is None and failure.node == who[1]) for failure in job.failures
     ):
@@ -242,7 +245,9 @@ def silent_nodes_of(job: JobErrors, blame: Blame, *, waited: bool) -> list[Silen
     """
     joined = {entry.place.node for entry in job.roster}
     done = {entry.place.node for entry in job.roster if entry.phase is not Phase.JOINED}
+    listed = {number for group in job.unopened for number in group.group_ranks}
     heard = {failure.node for failure in job.failures}
+    heard |= {entry.place.node for entry in job.roster if entry.place.group_rank in listed}
     found = []
     for node in sorted(joined - heard):
         votes = blame.nodes[node]

@@ -20,7 +20,7 @@ from firstfault.store._retry import ATTEMPTS, retried
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -105,7 +105,15 @@ class ObstoreStore:
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder`, by name; empty if it does not exist."""
-        return by_name([item async for page in self.pages(folder) for item in page])
+        import obstore  # noqa: PLC0415 - loaded by now
+
+        root = self._path(folder)
+
+        async def call() -> Sequence[ObjectInfo]:
+            found = await obstore.list_with_delimiter_async(self._client, root or None)
+            return _objects(found["objects"], root)
+
+        return by_name(await self._asked("list", folder, call, lambda store: store.list(folder)))
 
     async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
         """See `Store.pages`."""
@@ -181,12 +189,7 @@ class ObstoreStore:
         )
         objects: list[ObjectInfo] = []
         async for chunk in stream:
-            objects += [
-                # a prefix that is an object itself is listed with its own name
-                ObjectInfo(item["path"][len(root) :].lstrip("/"), item["size"], nanoseconds(item["last_modified"]))
-                for item in chunk
-                if item["path"] != root
-            ]
+            objects += _objects(chunk, root)
             if limit is not None and len(objects) >= limit:
                 return Page(tuple(objects), more=True)
         return Page(tuple(objects), more=False)
@@ -244,6 +247,15 @@ class ObstoreStore:
 
     def _named(self, path: str) -> str:
         return join(self._uri, path) if path else self._uri
+
+
+def _objects(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo]:
+    """Return obstore's entries with names relative to `root`; a prefix that is an object itself is none of them."""
+    return [
+        ObjectInfo(entry["path"][len(root) :].lstrip("/"), entry["size"], nanoseconds(entry["last_modified"]))
+        for entry in entries
+        if entry["path"] != root
+    ]
 
 
 class _ElsewhereError(StoreError):

@@ -7,7 +7,10 @@ A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a pla
 from firstfault.strategies._registry import (
     DEFAULT_STRATEGY,
     AggregationStrategy,
+    Reads,
     get_strategy,
+    reads,
+    reads_of,
     register_strategy,
     run_strategy,
     strategy_names,
@@ -18,7 +21,10 @@ from firstfault.strategies._verdict import undetermined, verdict_for
 __all__ = [
     "DEFAULT_STRATEGY",
     "AggregationStrategy",
+    "Reads",
     "get_strategy",
+    "reads",
+    "reads_of",
     "register_strategy",
     "run_strategy",
     "strategy_names",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import importlib.metadata
 import inspect
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from firstfault.errors import StrategyError, UnknownStrategyError
 from firstfault.model import JobErrors, Verdict
@@ -16,7 +18,10 @@ __all__ = [
     "DEFAULT_STRATEGY",
     "ENTRY_POINT_GROUP",
     "AggregationStrategy",
+    "Reads",
     "get_strategy",
+    "reads",
+    "reads_of",
     "register_strategy",
     "run_strategy",
     "strategy_names",
@@ -42,6 +47,41 @@ class AggregationStrategy(Protocol):
     def __call__(self, job: JobErrors, /) -> Verdict:
         """Return the verdict on an attempt with at least one failure."""
         ...
+
+
+class Reads(enum.Enum):
+    """How much of a large cascade a strategy has to read. A small one is read whole for each of them."""
+
+    ALL = "every document"
+    GROUPS = "some documents of each fault, and those of whom it names"
+    FIRST = "the earliest document of the last round"
+
+
+_ATTRIBUTE = "firstfault_reads"
+_S = TypeVar("_S", bound=Callable[..., Any])
+
+
+def reads(what: Reads, named: Callable[[JobErrors], Iterable[int]] | None = None) -> Callable[[_S], _S]:
+    """Decorate a strategy that does not need every document; without it, it gets them all.
+
+    What was not opened is in `JobErrors.unopened`.
+
+    Args:
+        what: how much it reads.
+        named: of `Reads.GROUPS`: the ranks whose documents it wants as well, when it has seen the first ones.
+    """
+
+    def mark(strategy: _S) -> _S:
+        setattr(strategy, _ATTRIBUTE, (what, named))
+        return strategy
+
+    return mark
+
+
+def reads_of(strategy: AggregationStrategy) -> tuple[Reads, Callable[[JobErrors], Iterable[int]] | None]:
+    """Return how much a strategy reads, and what says whose documents it wants as well."""
+    found: tuple[Reads, Callable[[JobErrors], Iterable[int]] | None] = getattr(strategy, _ATTRIBUTE, (Reads.ALL, None))
+    return found
 
 
 _registered: dict[str, AggregationStrategy] = {}

@@ -59,10 +59,12 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         strategy: the name of who says so.
         why: sentences a person can check.
         confidence: "high", "medium" or "low".
-        same: failures with the same fault as `root`, itself included, if the fault is several ranks'; else empty.
+        same: failures with the same fault as `root`, itself included, if the fault is several ranks'; else empty. Those
+            of the same fault that were not opened belong to them.
         suspects: others who may be it.
     """
-    ranks = tuple(sorted({failure.rank for failure in (same or [root]) if failure.rank is not None}))
+    alike = job.unopened_like(root.fingerprint) if same else ()
+    ranks = tuple(sorted({failure.rank for failure in (same or [root]) if failure.rank is not None} | set(alike)))
     return Verdict(
         scope=_scope(root, ranks),
         ranks=ranks,
@@ -196,7 +198,7 @@ def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerEr
             by_rank.setdefault(failure.rank, []).append(failure)
     # two nodes may claim the same rank
     lines = [(rank, "; ".join(sorted(map(_line, by_rank[rank])))) for rank in sorted(by_rank)[:_MAX_VICTIMS]]
-    return Victims(count=len(victims), by_rank=tuple(lines))
+    return Victims(count=len(victims) + job.unopened_elsewhere(fingerprint), by_rank=tuple(lines))
 
 
 def _line(failure: WorkerError) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from firstfault.model import Subject, Writer
+from firstfault.strategies._registry import Reads, reads
 from firstfault.strategies._verdict import candidates, verdict_for, who
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _BEHIND_S = 60
 """An upload that took longer than any deadline allows: that clock is behind."""
 
 
+@reads(Reads.FIRST)
 def earliest(job: JobErrors) -> Verdict:
     """Pick the failure with the earliest recorded time.
 

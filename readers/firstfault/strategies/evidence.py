@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.blame import blame_of
 from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of, told_of, told_to_go
-from firstfault.evidence.stacks import where_it_stood
 from firstfault.evidence.standing import Finding, Standing, findings_of
 from firstfault.fingerprint import fingerprint_of
 from firstfault.model import Scope, Subject, Suspect, Verdict, Writer
+from firstfault.stacks import where_it_stood
+from firstfault.strategies._registry import Reads, reads
 from firstfault.strategies._verdict import undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
@@ -30,6 +31,8 @@ _ROOTS = {Standing.OWN_FAULT, Standing.OWN_EXIT, Standing.LOST, Standing.EXTERNA
 _LONG_AFTER_NS = 10_000 * _MS
 """A fault that comes so much later than an accusation is not what was seen."""
 _MAX_SUSPECTS = 10
+_MAX_OF_INTEREST = 16
+"""Ranks whose documents are opened because of one reason, of a large cascade."""
 _MAX_NAMED = 5
 """Ranks, and nodes, that are suspects for nothing but that others name them."""
 _OF_SILENCE = {
@@ -40,6 +43,22 @@ _OF_SILENCE = {
 """Headline and code of somebody who said nothing, by category."""
 
 
+def _of_interest(job: JobErrors) -> set[int]:
+    """The ranks whose documents have to be opened: whom the verdict is about, and whom others name."""
+    if not job.failures:
+        return set()
+    findings = findings_of(job)
+    blame, verdict = blame_of(job, findings), evidence(job)
+    ranks = {rank for rank, _ in blame.ranks.most_common(_MAX_OF_INTEREST)}
+    ranks |= {cause.rank for cause, _ in blame.told.most_common(_MAX_OF_INTEREST) if cause.rank is not None}
+    ranks |= {suspect.rank for suspect in verdict.suspects if suspect.rank is not None}
+    ranks |= set(verdict.ranks[:_MAX_OF_INTEREST])
+    nodes = {node for node, _ in blame.nodes.most_common(_MAX_NAMED)} | {verdict.node}
+    nodes |= {suspect.node for suspect in verdict.suspects}
+    return ranks | {rank for entry in job.roster if entry.place.node in nodes for rank in entry.ranks}
+
+
+@reads(Reads.GROUPS, _of_interest)
 def evidence(job: JobErrors) -> Verdict:
     """Pick the failure that explains the others.
 
@@ -112,10 +131,11 @@ def _by_themselves(
     rivals = [root for root in contenders if not _is_same(root, first)]
     unclear = _doubts(first, roots, findings, clocks)
     why = [f"{who(first.failure)} {first.why}"]
-    if len(same) > 1:
-        why.append(f"{len(same)} failed in the same way")
+    more = _unopened_alike(job, same, findings)
+    if len(same) + more > 1:
+        why.append(f"{len(same) + more} failed in the same way")
     why += [_after(first, other, clocks) for other in others[:3]]
-    why += _victims_sentence(findings)
+    why += _victims_sentence(findings, job)
     named = blame.of(first)
     if named:
         why.append(f"{named} of the others name it")
@@ -127,7 +147,7 @@ def _by_themselves(
         strategy=_NAME,
         why=why,
         confidence=_confidence(job, first, rivals, others, unclear),
-        same=[root.failure for root in same] if len(same) > 1 else (),
+        same=[root.failure for root in same] if len(same) + more > 1 else (),
         suspects=[_suspect(other, clocks, first) for other in [*others, *unclear][:_MAX_SUSPECTS]],
     )
     return _with_category(verdict, first)
@@ -228,11 +248,25 @@ def _suspect(other: Finding, clocks: Clocks, first: Finding) -> Suspect:
     return Suspect(_after(first, other, clocks), other.failure.rank, other.failure.node or None)
 
 
-def _victims_sentence(findings: Sequence[Finding]) -> list[str]:
-    victims = sum(finding.standing is Standing.CONSEQUENCE for finding in findings)
-    unclear = sum(finding.standing is Standing.UNCLEAR for finding in findings)
+def _unopened_alike(job: JobErrors, same: Sequence[Finding], findings: Sequence[Finding]) -> int:
+    """How many ranks that were not opened failed as `same` did: all of that fault, if all that were opened did."""
+    fingerprint = same[0].failure.fingerprint
+    opened = sum(finding.failure.fingerprint == fingerprint for finding in findings)
+    return len(job.unopened_like(fingerprint)) if opened == len(same) else 0
+
+
+def _victims_sentence(findings: Sequence[Finding], job: JobErrors) -> list[str]:
+    victims = _count(findings, job, Standing.CONSEQUENCE)
+    unclear = _count(findings, job, Standing.UNCLEAR)
     said = [f"{victims} others were stopped, or name a peer that was gone"] if victims else []
     return [*said, f"{unclear} others can be read in both ways"] if unclear else said
+
+
+def _count(findings: Iterable[Finding], job: JobErrors, standing: Standing) -> int:
+    """How many failures have this standing: those that were not opened as the ones of their fault that were."""
+    have = [finding for finding in findings if finding.standing is standing]
+    prints = {finding.failure.fingerprint for finding in have}
+    return len(have) + sum(len(job.unopened_like(fingerprint)) for fingerprint in prints)
 
 
 def _timeless(contenders: Sequence[Finding]) -> list[str]:
@@ -334,7 +368,8 @@ def _heaviest(silent: Sequence[Silent], blame: Blame) -> list[Silent]:
 
 
 def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding]) -> Verdict:
-    waited = sum(finding.waited for finding in findings)
+    waiting = {finding.failure.fingerprint for finding in findings if finding.waited}
+    waited = sum(finding.waited for finding in findings) + sum(map(len, map(job.unopened_like, waiting)))
     why = [f"{_name(silent)}: {silent.why}", "nobody failed by itself"]
     if waited:
         why.append(f"{waited} timed out waiting")
@@ -407,8 +442,9 @@ def _undetermined(
             finding.failure.message,
         ),
     ).failure
-    unclear = sum(finding.standing is Standing.UNCLEAR for finding in findings)
-    told = f"{unclear} of {len(findings)} failures can be read in both ways, the others name somebody else"
+    unclear = _count(findings, job, Standing.UNCLEAR)
+    count = len(findings) + job.unopened_elsewhere()
+    told = f"{unclear} of {count} failures can be read in both ways, the others name somebody else"
     hint = "; suspects: " + ", ".join(_suspected(item) for item in suspects[:3]) if suspects else ""
     return replace(
         undetermined(job, _NAME),
