@@ -7,9 +7,9 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Coroutine
 
-__all__ = ["run_sync"]
+__all__ = ["gathered", "run_sync"]
 
 T = TypeVar("T")
 
@@ -38,3 +38,16 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+async def gathered(*calls: Awaitable[T]) -> list[T]:
+    """Return the results of all, once all have ended; then raise the first error, if there was one.
+
+    `asyncio.gather` raises at once and leaves the others on their way: a client that answers one of them when the event
+    loop is gone complains on stderr.
+    """
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

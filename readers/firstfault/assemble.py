@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.fingerprint import fingerprint_of
-from firstfault.keys import ErrorKey
+from firstfault.keys import ErrorKey, unique_number
 from firstfault.model import (
     Coverage,
     JobErrors,
@@ -144,7 +144,10 @@ def digest_of(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()
 
 
 def name_hash(name: str) -> int:
-    """Return what a document's name adds to the digest."""
+    """Return what a document's name adds to the digest: its uuid, or a hash of a name that has none."""
+    number = unique_number(name)
+    if number is not None:
+        return number
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[: _DIGEST_BITS // 8], "big")
 
 

@@ -5,11 +5,10 @@ A name is a hint. What a table says decides which documents are opened, never wh
 
 from __future__ import annotations
 
-import uuid
 from array import array
 from typing import TYPE_CHECKING
 
-from firstfault.keys import ErrorKey
+from firstfault.keys import ErrorKey, unique_number
 from firstfault.store import ObjectInfo
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class KeyTable:
         self._incarnation.append(key.incarnation)
         self._size.append(item.size)
         self._modified.append(_NONE if item.last_modified_ns is None else item.last_modified_ns)
-        self._uuid += uuid.UUID(key.uuid).bytes
+        self._uuid += bytes.fromhex(key.uuid)
 
     def key(self, row: int) -> ErrorKey:
         """Return what the document's name says."""
@@ -68,6 +67,10 @@ class KeyTable:
             incarnation=self._incarnation[row],
             uuid=self._uuid[row * _UUID_BYTES : (row + 1) * _UUID_BYTES].hex(),
         )
+
+    def number(self, row: int) -> int:
+        """Return the name's uuid as a number."""
+        return int.from_bytes(self._uuid[row * _UUID_BYTES : (row + 1) * _UUID_BYTES], "big")
 
     def item(self, row: int) -> ObjectInfo:
         """Return the document as it was listed."""
@@ -87,13 +90,13 @@ class KeyTable:
 
     def __contains__(self, name: object) -> bool:
         """Whether a document of this name was listed; the first question is the dear one."""
-        key = ErrorKey.parse(name) if isinstance(name, str) else None
-        if key is None:
+        number = unique_number(name) if isinstance(name, str) else None
+        if number is None:
             return False
         if len(self._known) != len(self):
             ids = bytes(self._uuid)
             self._known = {ids[at : at + _UUID_BYTES] for at in range(0, len(ids), _UUID_BYTES)}
-        return uuid.UUID(key.uuid).bytes in self._known
+        return number.to_bytes(_UUID_BYTES, "big") in self._known
 
     def last_round(self) -> int:
         """Return the highest round of any name, -1 of an empty table."""

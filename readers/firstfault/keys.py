@@ -22,7 +22,7 @@ from firstfault.model import Phase
 if TYPE_CHECKING:
     from firstfault.model import NodePresence, WorkerError
 
-__all__ = ["ErrorKey", "RosterKey", "error_key_for", "roster_key_for"]
+__all__ = ["ErrorKey", "RosterKey", "error_key_for", "roster_key_for", "unique_number"]
 
 _MAX_ROUND = 99_999
 _NO_TIME = "9" * 19
@@ -31,6 +31,8 @@ _NO_RANK = "x" * 7
 _MAX_RANK = 9_999_999
 _MAX_INCARNATION = 10**13 - 1
 _NO_FINGERPRINT = "0" * 12
+_END = len(".pb")
+_UUID_FROM = 32 + _END
 
 _ERROR = re.compile(
     r"e1-(?P<round>\d{5})-(?P<time>\d{19})-(?P<rank>\d{7}|x{7})-(?P<group>\d{7}|x{7})"
@@ -71,14 +73,15 @@ class ErrorKey:
         match = _ERROR.fullmatch(name)
         if match is None:
             return None
+        round_, time, rank, group, fingerprint, incarnation, uuid_ = match.groups()
         return cls(
-            round=_MAX_ROUND - int(match["round"]),
-            timestamp_ns=None if match["time"] == _NO_TIME else int(match["time"]),
-            rank=_parse_rank(match["rank"]),
-            group_rank=_parse_rank(match["group"]),
-            fingerprint="" if match["fingerprint"] == _NO_FINGERPRINT else match["fingerprint"],
-            incarnation=int(match["incarnation"]),
-            uuid=match["uuid"],
+            _MAX_ROUND - int(round_),
+            None if time == _NO_TIME else int(time),
+            _parse_rank(rank),
+            _parse_rank(group),
+            "" if fingerprint == _NO_FINGERPRINT else fingerprint,
+            int(incarnation),
+            uuid_,
         )
 
 
@@ -111,6 +114,13 @@ class RosterKey:
             incarnation=int(match["incarnation"]),
             uuid=match["uuid"],
         )
+
+
+def unique_number(name: str) -> int | None:
+    """Return the uuid of an error key as a number, None for any other name."""
+    if not name.startswith("e1-") or _ERROR.fullmatch(name) is None:
+        return None
+    return int(name[-_UUID_FROM:-_END], 16)
 
 
 def error_key_for(error: WorkerError) -> str:

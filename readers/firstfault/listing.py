@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from firstfault.aio import gathered
 from firstfault.index import KeyTable
 from firstfault.keys import ErrorKey
 from firstfault.places import is_error_file, is_stock_error_file, join_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from firstfault.places import Layout
     from firstfault.store import ObjectInfo, Page, Store
@@ -20,6 +20,8 @@ __all__ = ["Listing", "begin", "list_everything"]
 
 _STOCK = "error"
 """Every file of Flyte's own sorts behind this, and before our folders."""
+_BEFORE_NAMES = "!"
+"""Sorts before every name but those that begin with a space; a bare slash at the end is not understood everywhere."""
 _AFTER_KEYS = "e1-:"
 """Sorts behind every key of grammar 1, and before whatever else begins as one."""
 
@@ -70,26 +72,38 @@ def _named(item: ObjectInfo, name: str) -> ObjectInfo:
     return type(item)(name, item.size, item.last_modified_ns)
 
 
-async def begin(store: Store, layout: Layout) -> Listing:
+async def begin(store: Store, layout: Layout, eager: Callable[[ObjectInfo], None] = lambda _: None) -> Listing:
     """List the first page of what comes before the end of the keys, and of what comes after: two requests at once.
 
     The last round's earliest failures are in the one, and its roster is in the other. If the storage has not sent them
     in order, `Listing.in_order` says so, and nothing else in it is to be used.
     """
     listing = Listing()
-    start = _STOCK if layout.stock is not None else f"{layout.errors}/"
+    start = _STOCK if layout.stock is not None else f"{layout.errors}/{_BEFORE_NAMES}"
     end = _end_of_keys(layout)
-    first, second = await asyncio.gather(store.page(after=start), store.page(after=end))
-    listing.in_order = first.in_order and second.in_order
-    listing.rest = _take(listing, first, layout, end)
-    listing.rest_behind = _take(listing, second, layout, None)
+
+    async def documents() -> None:
+        page = await store.page(after=start)
+        folder = f"{layout.errors}/"
+        item = next((item for item in page.objects if item.name.startswith(folder)), None)
+        if item is not None:
+            eager(_named(item, item.name.removeprefix(folder)))
+        listing.in_order &= page.in_order
+        listing.rest = _take(listing, page, layout, end)
+
+    async def what_follows() -> None:
+        page = await store.page(after=end)
+        listing.in_order &= page.in_order
+        listing.rest_behind = _take(listing, page, layout, None)
+
+    await gathered(documents(), what_follows())
     return listing
 
 
 async def list_everything(store: Store, layout: Layout, begun: Listing | None = None) -> Listing:
     """Return all that lies in the attempt's folders, on from where `begin` stopped."""
     if begun is not None and begun.in_order:
-        await asyncio.gather(_before(store, layout, begun), _behind(store, layout, begun))
+        await gathered(_before(store, layout, begun), _behind(store, layout, begun))
         if begun.in_order:
             return begun
     listing = Listing()
@@ -102,7 +116,7 @@ async def list_everything(store: Store, layout: Layout, begun: Listing | None = 
         listing.add((_named(item, join_name(folder, item.name)) for item in await store.list(folder)), layout)
 
     reads = [read(folder) for folder in (layout.errors, layout.roster) if folder is not None]
-    await asyncio.gather(*reads, *([read_stock(layout.stock)] if layout.stock is not None else []))
+    await gathered(*reads, *([read_stock(layout.stock)] if layout.stock is not None else []))
     return listing
 
 
@@ -122,9 +136,9 @@ def _take(listing: Listing, page: Page, layout: Layout, end: str | None) -> str 
         return None
     if end is None:
         # whatever lies behind the roster is none of ours
-        return max(last, f"{layout.roster}/") if last < f"{layout.roster}0" else None
+        return max(last, f"{layout.roster}/{_BEFORE_NAMES}") if last < f"{layout.roster}0" else None
     # other folders beside the outputs may be large: from the end of Flyte's own files straight to the documents
-    return last if last.startswith(_STOCK) else max(last, f"{layout.errors}/")
+    return last if last.startswith(_STOCK) else max(last, f"{layout.errors}/{_BEFORE_NAMES}")
 
 
 async def _before(store: Store, layout: Layout, listing: Listing) -> None:

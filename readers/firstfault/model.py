@@ -416,7 +416,7 @@ class Unopened:
     group_ranks: tuple[int, ...] = ()
     """Of the nodes, ascending."""
     names_hash: int = 0
-    """Sum over the names' hashes; see `firstfault.assemble.digest_of`."""
+    """Sum over what `firstfault.assemble.name_hash` says of the names."""
 
 
 @dataclass(frozen=True, slots=True)

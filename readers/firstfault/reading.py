@@ -11,7 +11,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from firstfault.assemble import Findings, Unreadable, name_hash
+from firstfault.aio import gathered
+from firstfault.assemble import Findings, Unreadable
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
 from firstfault.keys import ErrorKey, RosterKey
 from firstfault.listing import Listing, begin, list_everything
@@ -45,6 +46,7 @@ _AT_FIRST = 1024
 _MORE = 256
 """Documents that are opened in each step after that."""
 _STEPS = 6
+_NO_FAULT = "0" * 12
 _AT_ONCE = 16
 """Files of Flyte's own that `earliest` opens beside the first document, at most; and documents of one moment."""
 _OF_HISTORY = 32
@@ -94,11 +96,13 @@ async def look(
     """
     if layout.document is not None:
         return _sorted_out([await read_document(store, layout.document, None)])
-    begun = await begin(store, layout) if store.pages_in_order else None
-    if begun is not None and begun.in_order and wish_of(()).reads is Reads.FIRST:
-        found = await _first(store, layout, begun)
+    begun = None
+    if store.pages_in_order and wish_of(()).reads is Reads.FIRST:
+        found, begun = await _first(store, layout)
         if found is not None:
             return found
+    elif store.pages_in_order:
+        begun = await begin(store, layout)
     listing = await list_everything(store, layout, begun)
     return await _Look(store, layout, listing, dict(known or {})).read(wish_of, judge)
 
@@ -106,45 +110,70 @@ async def look(
 # --- the first failure alone ----------------------------------------------------------------------------------------
 
 
-async def _first(store: Store, layout: Layout, listing: Listing) -> Findings | None:
-    """Return the earliest failure of the last round, from the first page; None where that takes more than a look.
+async def _first(store: Store, layout: Layout) -> tuple[Findings | None, Listing]:
+    """Return the earliest failure of the last round, from the first page, and what was listed.
 
-    Which is so of a small attempt, of one that left other files, and where the first document is not the whole answer:
-    its process was stopped, or the exception was still in flight, or the document cannot be read.
+    None where that takes more than a look: of a small attempt, of one that left other files, and where the first
+    document is not the whole answer, because its process was stopped, or the exception was still in flight, or it
+    cannot be read.
     """
-    table = listing.table
-    is_small = len(table) <= _SMALL
-    if is_small or listing.others or listing.foreign or len(listing.stock) > _AT_ONCE:
-        return None
-    keys = [key for key in (RosterKey.parse(item.name) for item in listing.roster) if key is not None]
-    round_ = table.last_round()
-    if any(key.round > round_ for key in keys):
-        return None
-    rows = sorted(table.rows_of_round(round_, _newest(keys, round_)), key=table.moment)
-    first = [row for row in rows[: _AT_ONCE + 1] if table.moment(row) == table.moment(rows[0])]
-    if not rows or len(first) > _AT_ONCE:
-        return None
-    paths = [(join_name(layout.errors or "", table.item(row).name), table.item(row)) for row in first]
-    paths += [(join_name(layout.stock or "", item.name), item) for item in listing.stock]
-    read = await _each(lambda path: read_document(store, *path), paths)
-    opened = dict(zip(first, read, strict=False))
+    early: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
+
+    def start(item: ObjectInfo) -> None:
+        path = join_name(layout.errors or "", item.name)
+        early[path] = asyncio.create_task(read_document(store, path, item))
+
+    async def read(place: tuple[str, ObjectInfo]) -> WorkerError | Seal | Unreadable:
+        task = early.get(place[0])
+        return await (task if task is not None else read_document(store, *place))
+
+    try:
+        listing = await begin(store, layout, start)
+        newest = _newest(listing)
+        rows = _first_rows(listing, newest) if listing.in_order else []
+        if not rows:
+            return None, listing
+        table = listing.table
+        places = [(join_name(layout.errors or "", item.name), item) for item in map(table.item, rows)]
+        places += [(join_name(layout.stock or "", item.name), item) for item in listing.stock]
+        documents = await _each(read, places)
+    finally:
+        await asyncio.gather(*early.values(), return_exceptions=True)
+    opened = dict(zip(rows, documents, strict=False))
     for row, found in opened.items():
         if not isinstance(found, WorkerError) or not _agrees(table.key(row), found):
-            return None
+            return None, listing
         if found.in_flight or found.stopped_by_agent:
-            return None
+            return None, listing
     more = " at least" if listing.rest is not None else ""
-    said = f"only the first page of names was looked at ({len(table)} documents{more}), and {len(first)} were opened"
-    return _sorted_out(
-        read,
-        notes=(said,),
-        unopened=_unopened(table, rows, opened),
-    )
+    said = f"only the first page of names was looked at ({len(table)} documents{more}), and {len(rows)} were opened"
+    current = table.rows_of_round(table.last_round(), newest or {})
+    return _sorted_out(documents, notes=(said,), unopened=_unopened(table, current, opened)), listing
 
 
-def _newest(keys: Iterable[RosterKey], round_: int) -> dict[int | None, int]:
+def _first_rows(listing: Listing, newest: Mapping[int | None, int] | None) -> list[int]:
+    """Return the documents of the last round's first moment; none where more than they have to be looked at."""
+    table = listing.table
+    is_small = len(table) <= _SMALL
+    if newest is None or is_small or listing.others or listing.foreign or len(listing.stock) > _AT_ONCE:
+        return []
+    # in the order of their names, and so of time
+    rows = table.rows_of_round(table.last_round(), newest)
+    first = [row for row in rows[: _AT_ONCE + 1] if table.moment(row) == table.moment(rows[0])]
+    return first if len(first) <= _AT_ONCE else []
+
+
+def _newest(listing: Listing) -> dict[int | None, int] | None:
+    """Return the incarnation of each node of the documents' last round; None if the roster has a later one."""
+    keys = [RosterKey.parse(item.name) for item in listing.roster]
+    return _lives([key for key in keys if key is not None], listing.table.last_round())
+
+
+def _lives(keys: Iterable[RosterKey], round_: int) -> dict[int | None, int] | None:
     newest: dict[int | None, int] = {}
     for key in keys:
+        if key.round > round_:
+            return None
         if key.round == round_:
             newest[key.group_rank] = max(newest.get(key.group_rank, 0), key.incarnation)
     return newest
@@ -173,15 +202,16 @@ class _Look:
         is_small = len(self._table) <= _SMALL
         names = [(join_name(self._layout.errors or "", item.name), item) for item in self._listing.others]
         names += [(join_name(self._layout.stock or "", item.name), item) for item in self._listing.stock]
-        _, self._rest, _ = await asyncio.gather(
-            self._read_roster(),
-            _each(lambda path: read_document(self._store, *path), names),
-            self._open(range(len(self._table)) if is_small else ()),
+        await gathered(
+            self._read_roster(), self._read_rest(names), self._open(range(len(self._table)) if is_small else ())
         )
         wish = wish_of([found for found in self._rest if isinstance(found, Seal)])
         if not is_small and (wish.reads is Reads.ALL or not await self._read_groups(wish, judge)):
             await self._open(range(len(self._table)))
         return self._findings()
+
+    async def _read_rest(self, names: Iterable[tuple[str, ObjectInfo]]) -> None:
+        self._rest = await _each(lambda path: read_document(self._store, *path), names)
 
     async def _read_roster(self) -> None:
         items = [item for item in self._listing.roster if item.name not in self._roster]
@@ -206,11 +236,13 @@ class _Look:
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
         round_ = max([table.last_round(), *(key.round for key in keys)])
         gone = {receipt.name for entry in self._roster.values() for receipt in entry.receipts if receipt.withdrawn}
-        rows = table.rows_of_round(round_, _newest(keys, round_))
+        rows = table.rows_of_round(round_, _lives(keys, round_) or {})
         self._rows = [row for row in rows if not gone or str(table.key(row)) not in gone]
         groups = table.by_fault(self._rows)
         history = sorted(set(range(len(table))) - set(rows), key=table.moment)[:_OF_HISTORY]
-        wanted: list[int] = [*_of_each(groups), *self._of_finished(keys)]
+        # a name without a fault says nothing about what is in the document
+        wanted = [*groups.pop(_NO_FAULT, ()), *self._of_finished(keys)]
+        wanted += _of_each(groups)
         await self._open(history)
         for _ in range(_STEPS):
             wanted = [row for row in {*wanted, *table.of_processes(wanted, self._rows)} if row not in self._opened.rows]
@@ -291,7 +323,7 @@ def _unopened(table: KeyTable, rows: Iterable[int], opened: Mapping[int, object]
         said = {read.fingerprint for read in map(opened.get, members) if isinstance(read, WorkerError)}
         ranks = {rank for rank in map(table.rank, left) if rank is not None}
         nodes = {node for node in map(table.group_rank, left) if node is not None}
-        names_hash = sum(name_hash(str(table.key(row))) for row in left)
+        names_hash = sum(map(table.number, left))
         group = Unopened(
             min(said, default=f"?:{digits}"), len(left), tuple(sorted(ranks)), tuple(sorted(nodes)), names_hash
         )
@@ -406,7 +438,7 @@ async def _each(call: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R
         for index, item in left:
             results[index] = await call(item)
 
-    await asyncio.gather(*(work() for _ in range(min(_PARALLEL_GETS, len(wanted)))))
+    await gathered(*(work() for _ in range(min(_PARALLEL_GETS, len(wanted)))))
     return [results[index] for index in range(len(wanted))]
 
 

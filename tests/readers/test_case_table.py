@@ -17,7 +17,11 @@ from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire import MAX_DOCUMENT_BYTES, encode
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
     from conftest import Attempt
+
+    from firstfault.store import ObjectInfo
 
 _S = 1_000_000_000
 
@@ -177,23 +181,24 @@ def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, mon
 def late(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Node w-1 writes its document and says so only after the roster has been looked at; the looks are recorded."""
     looks: list[str] = []
-    listed = FsspecStore.list
+    listed = FsspecStore.pages
 
-    async def later(self: FsspecStore, folder: str = "") -> list:
-        found = await listed(self, folder)
+    async def later(self: FsspecStore, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        found = [page async for page in listed(self, folder)]
         if folder.endswith("roster"):
             looks.append(folder)
             if len(looks) == 1:
                 attempt.write(make_error(1, node="w-1", group_rank=1, at_ms=0, message="late"))
                 attempt.join(make_presence(node="w-1", group_rank=1, nodes=2))
-        return found
+        for page in found:
+            yield page
 
     attempt.write(make_error(0, node="w-0", group_rank=0, at_ms=30, message="early"))
     attempt.join(
         make_presence(node="w-0", group_rank=0, nodes=2),
         make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2),
     )
-    monkeypatch.setattr(FsspecStore, "list", later)
+    monkeypatch.setattr(FsspecStore, "pages", later)
     return looks
 
 
@@ -203,7 +208,7 @@ def test_a_late_document_is_waited_for(attempt: Attempt, late: list[str]) -> Non
     assert verdict.message == "late"
     assert verdict.settled
     assert (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.complete) == (2, 2, True)
-    assert len(late) == 2
+    assert len(late) == 3, "two looks while it waited, and the one that it read"
 
 
 def test_without_time_to_settle_nobody_is_waited_for(attempt: Attempt, late: list[str]) -> None:

@@ -206,6 +206,14 @@ class FaultyProxy:
     requests: list[str] = field(default_factory=list)
     """Method and path of every request."""
 
+    def next_fault(self, path: str, client: str) -> str:
+        """Return what goes wrong with the request that has come, empty if nothing does."""
+        if self.sends_away and self.sends_away in client:
+            return "301"
+        if any(part in path for part in self.forbidden):
+            return "403"
+        return self.faults.popleft() if self.faults else ""
+
 
 @pytest.fixture
 def faulty_proxy(s3: S3, s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
@@ -218,11 +226,7 @@ def faulty_proxy(s3: S3, s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> Ite
         def handle_any(self) -> None:
             proxy.requests.append(f"{self.command} {self.path}")
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            fault = proxy.faults.popleft() if proxy.faults else ""
-            if any(part in self.path for part in proxy.forbidden):
-                fault = "403"
-            if proxy.sends_away and proxy.sends_away in self.headers.get("User-Agent", ""):
-                fault = "301"
+            fault = proxy.next_fault(self.path, self.headers.get("User-Agent", ""))
             if fault == "drop":
                 self.close_connection = True
             elif fault.isdigit():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault import reader as reader_module
+from firstfault import reading
 from firstfault.assemble import Findings
 from firstfault.cli import main
 from firstfault.errors import AccessDeniedError, ObjectTooLargeError, StoreUnavailableError
@@ -17,7 +17,7 @@ from firstfault.keys import error_key_for, roster_key_for
 from firstfault.model import Phase
 from firstfault.places import ERRORS, ROSTER
 from firstfault.reader import MultiErrorFileOutputReader
-from firstfault.store import FsspecStore
+from firstfault.store import Store, open_store
 from firstfault.testing import make_error, make_presence
 from firstfault.wire import MAX_DOCUMENT_BYTES, encode_presence
 
@@ -64,7 +64,7 @@ def test_an_attempt_without_any_file(store_uri: str) -> None:
 def test_outputs_and_deck_are_seen(store_uri: str, with_store: Callable[..., Any]) -> None:
     """An attempt that left outputs and a deck has them, and no error."""
 
-    async def put(store: FsspecStore) -> None:
+    async def put(store: Store) -> None:
         await store.put("outputs.pb", b"")
         await store.put("deck.html", b"<html>")
 
@@ -107,14 +107,15 @@ def test_a_document_over_the_limit_is_not_fetched(
     with_store(store_uri, lambda store: store.put(f"{ERRORS}/{big}", bytes(MAX_DOCUMENT_BYTES + 1)))
     fetched: list[str] = []
     decoded: list[str] = []
-    get, decode = FsspecStore.get, reader_module.decode
+    kind = type(open_store(store_uri))
+    get, decode = kind.get, reading.decode
 
-    async def spy_get(store: FsspecStore, path: str, **options: Any) -> bytes:
+    async def spy_get(store: Store, path: str, **options: Any) -> bytes:
         fetched.append(path)
         return await get(store, path, **options)
 
-    monkeypatch.setattr(FsspecStore, "get", spy_get)
-    monkeypatch.setattr(reader_module, "decode", lambda data, ref: (decoded.append(ref.name), decode(data, ref))[1])
+    monkeypatch.setattr(kind, "get", spy_get)
+    monkeypatch.setattr(reading, "decode", lambda data, ref: (decoded.append(ref.name), decode(data, ref))[1])
     job = MultiErrorFileOutputReader(store_uri).job()
     assert [failure.rank for failure in job.failures] == [0]
     assert job.coverage.unreadable == 1
@@ -133,8 +134,9 @@ def test_a_single_document_over_the_limit(store_uri: str, with_store: Callable[.
 def test_the_root_cause_on_the_second_page(s3_environ: S3, crowd: Crowd) -> None:
     """Of 1,500 documents, more than one page lists, the one that is listed last is found if it was the first."""
     job = MultiErrorFileOutputReader(crowd.uri).job()
-    assert len(job.failures) == 1500
+    assert job.document_count == 1500
     assert job.failures[0].rank == 0
+    assert len(job.failures) + sum(len(group.ranks) for group in job.unopened) == 1500
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
@@ -145,9 +147,10 @@ def test_settling_sees_a_node_that_reports_late(
 ) -> None:
     """While the reader waits for the second node, its report arrives, and the wait ends with the root cause."""
     looked = threading.Event()
-    listing = FsspecStore.list
+    kind = type(open_store(store_uri))
+    listing = kind.list
 
-    async def spy_list(store: FsspecStore, folder: str = "") -> list[ObjectInfo]:
+    async def spy_list(store: Store, folder: str = "") -> list[ObjectInfo]:
         found = await listing(store, folder)
         looked.set()
         return found
@@ -161,7 +164,7 @@ def test_settling_sees_a_node_that_reports_late(
     enter(1, Phase.JOINED)
     write(store_uri, *VICTIMS)
     enter(0, Phase.FAILED)
-    monkeypatch.setattr(FsspecStore, "list", spy_list)
+    monkeypatch.setattr(kind, "list", spy_list)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(MultiErrorFileOutputReader(store_uri, settle_seconds=60).job)
         assert looked.wait(30)

@@ -14,6 +14,7 @@ from firstfault.reader import Conclusion, MultiErrorFileOutputReader
 from firstfault.report import flyte_message, to_json
 from firstfault.retry import RetryContext
 from firstfault.store import open_store
+from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault.text import redact
 from firstfault.wire import MAX_DOCUMENT_BYTES, decode, encode, encode_seal
 from flytekitplugins.firstfault.attempts import previous_verdict
@@ -85,7 +86,9 @@ def settle(  # noqa: PLR0913 - keywords
 
     def look() -> JobErrors | None:
         try:
-            return reader(_PLAIN, None).job()
+            # a strategy that is not there is spoken of when it is asked for its verdict
+            known = recording.strategy in strategy_names()
+            return reader(recording.strategy if known else DEFAULT_STRATEGY, None).job()
         except StoreError as error:
             logger.warning("only this node's own documents are looked at: %s", error)
             return None
