@@ -72,7 +72,9 @@ def _named(item: ObjectInfo, name: str) -> ObjectInfo:
     return type(item)(name, item.size, item.last_modified_ns)
 
 
-async def begin(store: Store, layout: Layout, eager: Callable[[ObjectInfo], None] = lambda _: None) -> Listing:
+async def begin(
+    store: Store, layout: Layout, eager: Callable[[ObjectInfo], None] = lambda _: None, small: int = 0
+) -> Listing:
     """List the first page of what comes before the end of the keys, and of what comes after: two requests at once.
 
     The last round's earliest failures are in the one, and its roster is in the other. If the storage has not sent them
@@ -86,7 +88,7 @@ async def begin(store: Store, layout: Layout, eager: Callable[[ObjectInfo], None
         page = await store.page(after=start)
         folder = f"{layout.errors}/"
         item = next((item for item in page.objects if item.name.startswith(folder)), None)
-        if item is not None:
+        if item is not None and len(page.objects) > small:
             eager(_named(item, item.name.removeprefix(folder)))
         listing.in_order &= page.in_order
         listing.rest = _take(listing, page, layout, end)

@@ -128,7 +128,7 @@ async def _first(store: Store, layout: Layout) -> tuple[Findings | None, Listing
         return await (task if task is not None else read_document(store, *place))
 
     try:
-        listing = await begin(store, layout, start)
+        listing = await begin(store, layout, start, _SMALL)
         newest = _newest(listing)
         rows = _first_rows(listing, newest) if listing.in_order else []
         if not rows:
@@ -267,7 +267,7 @@ class _Look:
         for rows in groups.values():
             read = [self._opened.rows[row] for row in rows if row in self._opened.rows]
             failures = [item for item in read if isinstance(item, WorkerError)]
-            if not failures or len({bool(item.sent_signals) for item in failures}) > 1:
+            if read and len({bool(item.sent_signals) for item in failures}) != 1:
                 found += [row for row in rows if row not in self._opened.rows][:_OF_EACH]
         return found
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.assemble import Findings, Unreadable
+from firstfault.fingerprint import fingerprint_of
 from firstfault.keys import error_key_for
 from firstfault.model import CausedBy, DocumentRef, NodePresence, Phase, Place, Receipt, WorkerError
 from firstfault.wire import decode, decode_presence
@@ -351,6 +352,8 @@ class Maker:
             sent_signals=tuple(replace(sent, reason=text(sent.reason)) for sent in item.sent_signals),
             stack_dumps=tuple(replace(dump, rank=rank) for dump in item.stack_dumps if dump.rank == item.rank),
         )
+        # as it would be written today, whatever it was when it was recorded
+        written = replace(written, fingerprint=fingerprint_of(written))
         durable = moment + (item.upload_delay_ns or 0) + int(self._random.uniform(0.02, 0.3) * _S)
         name = error_key_for(written)
         node.receipts.append(Receipt(name, durable=True, fault_to_durable_ns=durable - moment, rank=rank))

@@ -20,6 +20,7 @@ import time
 import zipfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from firstfault.model import DocumentRef, Scope, WorkerError  # noqa: E402
 from firstfault.strategies import get_strategy, run_strategy  # noqa: E402
 from firstfault.wire import decode, decode_presence, encode, encode_presence  # noqa: E402
 from tests.cascades.making import RANKS_PER_NODE, Cascade, Root, Rules, cascades  # noqa: E402
+from tests.cascades.objects import Objects, looked_at  # noqa: E402
 from tests.cascades.replay import TORCH, child_failed_error  # noqa: E402
 
 if TYPE_CHECKING:
@@ -39,7 +41,9 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors, Verdict
 
-STRATEGIES = ("evidence", "earliest", "last_written", TORCH)
+BY_GROUPS = "evidence by groups"
+"""The strategy over what a reader opens of a large cascade, not over all of it."""
+STRATEGIES = ("evidence", BY_GROUPS, "earliest", "last_written", TORCH)
 # --- judging --------------------------------------------------------------------------------------------------------
 
 
@@ -74,6 +78,8 @@ class Tally:
     sure_and_wrong: int = 0
     first_first: int = 0
     seconds: list[float] = field(default_factory=list)
+    opened: list[int] = field(default_factory=list)
+    """Objects of each cascade that were opened, if not all were."""
 
     def total(self) -> Counter[str]:
         """Of all faults."""
@@ -86,19 +92,25 @@ def simulate(rules: Rules, seeds: Iterable[int], verbose: bool = False) -> tuple
     assembling = []
     for cascade in cascades(rules, seeds):
         began = time.perf_counter()
-        job = assemble(cascade.findings, expected_nodes=cascade.workers // RANKS_PER_NODE)
+        nodes = cascade.workers // RANKS_PER_NODE
+        job = assemble(cascade.findings, expected_nodes=nodes)
         assembling.append(time.perf_counter() - began)
         for name, tally in tallies.items():
-            strategy = child_failed_error if name == TORCH else get_strategy(name)
+            strategy = child_failed_error if name == TORCH else get_strategy(name.partition(" ")[0])
+            seen = job
+            if name == BY_GROUPS:
+                objects = Objects(cascade.findings)
+                seen = looked_at(objects, "evidence", partial(assemble, expected_nodes=nodes))
+                tally.opened.append(objects.gets)
             began = time.perf_counter()
-            verdict = run_strategy(strategy, job)
+            verdict = run_strategy(strategy, seen)
             tally.seconds.append(time.perf_counter() - began)
             outcome = judge(cascade, verdict)
             tally.outcomes[cascade.fault][outcome] += 1
             tally.sure_and_wrong += outcome == "wrong" and verdict.confidence == "high"
             tally.first_first += len(cascade.roots) > 1 and _names(verdict, cascade.roots[0])
-            if verbose and name == "evidence" and outcome in {"wrong", "undetermined"}:
-                _explain(cascade, job, verdict, outcome)
+            if verbose and name in {"evidence", BY_GROUPS} and outcome in {"wrong", "undetermined"}:
+                _explain(cascade, seen, verdict, f"{name} {outcome}")
     return tallies, assembling
 
 
@@ -141,6 +153,8 @@ def report(rules: Rules, tallies: dict[str, Tally], assembling: list[float]) -> 
             f"with two roots the first one first in {tally.first_first}; "
             f"{1000 * statistics.median(tally.seconds):.0f} ms a verdict (max {1000 * max(tally.seconds):.0f})"
         )
+    opened = tallies[BY_GROUPS].opened
+    lines.append(f"{BY_GROUPS}: {statistics.median(opened):.0f} objects opened (max {max(opened)})")
     lines.append(f"assembling the documents: {1000 * statistics.median(assembling):.0f} ms")
     return "\n".join(lines)
 

@@ -1,0 +1,100 @@
+"""A store of objects that are made when they are asked for: a cascade as a bucket, without writing it."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from firstfault.errors import ObjectNotFoundError
+from firstfault.keys import roster_key_for
+from firstfault.places import ERRORS, ROSTER, Layout
+from firstfault.reading import Wish, look
+from firstfault.store import ObjectInfo, Page
+from firstfault.strategies import get_strategy, reads_of
+from firstfault.wire import encode, encode_presence
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from firstfault.assemble import Findings
+    from firstfault.model import JobErrors
+
+__all__ = ["Objects", "looked_at"]
+
+_PAGE = 1000
+
+
+class Objects:
+    """A bucket in memory that lists in order, 1,000 names at a time; it counts what is asked of it."""
+
+    uri = "memory://cascade"
+    pages_in_order = True
+
+    def __init__(self, findings: Findings) -> None:
+        self._objects: dict[str, tuple[int | None, Callable[[], bytes]]] = {}
+        for item in findings.documents:
+            ref = item.documents[0]
+            self._objects[f"{ERRORS}/{ref.name}"] = (ref.last_modified_ns, lambda item=item: encode(item))
+        for bad in findings.unreadable:
+            self._objects[f"{ERRORS}/{bad.name}"] = (None, lambda: b"\xff\xff")
+        for entry in findings.roster:
+            self._objects[f"{ROSTER}/{roster_key_for(entry)}"] = (None, lambda entry=entry: encode_presence(entry))
+        self._names = sorted(self._objects)
+        self.lists = 0
+        self.gets = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    async def page(self, folder: str = "", *, after: str = "") -> Page:
+        """See `firstfault.store.Store`."""
+        self.lists += 1
+        prefix = f"{folder}/" if folder else ""
+        names = [name for name in self._names[bisect_right(self._names, prefix + after) :] if name.startswith(prefix)]
+        found = tuple(ObjectInfo(name.removeprefix(prefix), 4000, self._objects[name][0]) for name in names[:_PAGE])
+        return Page(found, len(names) > _PAGE)
+
+    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        """See `firstfault.store.Store`."""
+        page = await self.page(folder)
+        while True:
+            yield [item for item in page.objects if "/" not in item.name]
+            if not page.more:
+                return
+            page = await self.page(folder, after=page.objects[-1].name)
+
+    async def list(self, folder: str = "") -> list[ObjectInfo]:
+        """See `firstfault.store.Store`."""
+        return [item async for page in self.pages(folder) for item in page]
+
+    async def get(self, path: str, *, limit: int | None = None) -> bytes:  # noqa: ARG002 - the protocol
+        """See `firstfault.store.Store`."""
+        self.gets += 1
+        if path not in self._objects:
+            raise ObjectNotFoundError(path)
+        return self._objects[path][1]()
+
+    async def put(self, path: str, data: bytes) -> None:
+        """See `firstfault.store.Store`."""
+        self._objects[path] = (None, lambda: data)
+        self._names = sorted(self._objects)
+
+    async def exists(self, path: str) -> bool:
+        """See `firstfault.store.Store`."""
+        return path in self._objects
+
+
+def looked_at(objects: Objects, strategy: str, judge: Callable[[Findings], JobErrors]) -> JobErrors:
+    """Return what a reader that opens only what `strategy` needs makes of a bucket."""
+    wanted, named = reads_of(get_strategy(strategy))
+    wish = Wish(wanted, named) if named is not None else Wish(wanted)
+    return judge(asyncio.run(look(objects, Layout.of(objects.uri), lambda _: wish, judge)))

@@ -1,0 +1,439 @@
+"""What is opened of a large cascade, and that the answer is the one that all of it would give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.assemble import Findings, Unreadable, assemble
+from firstfault.errors import StoreUnavailableError
+from firstfault.fingerprint import fingerprint_of
+from firstfault.keys import ErrorKey, error_key_for
+from firstfault.model import (
+    CollectiveProgress,
+    DocumentRef,
+    JobErrors,
+    Phase,
+    Receipt,
+    Scope,
+    SentSignal,
+    StackDump,
+    WorkerError,
+    Writer,
+)
+from firstfault.places import ERRORS
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import START_NS, make_error, make_presence
+from tests.cascades.objects import Objects, looked_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from firstfault.store import Page
+
+MANY = 600
+CLOSED = "Connection closed by peer [10.0.0.3]:2{rank:04d}"
+
+
+def named(error: WorkerError) -> WorkerError:
+    """Return an error with the fingerprint and the name that its writer would give it."""
+    error = replace(error, fingerprint=fingerprint_of(error))
+    return replace(error, documents=(DocumentRef(error_key_for(error)),))
+
+
+def victim(rank: int, **fields: object) -> WorkerError:
+    """Return what a rank leaves that lost its peer."""
+    values = {"node": f"w-{rank // 8}", "group_rank": rank // 8, "at_ms": 10 + rank / 10, "world_size": MANY, **fields}
+    return named(make_error(rank, exception="RuntimeError", message=CLOSED.format(rank=rank), **values))
+
+
+def root(rank: int = 211, **fields: object) -> WorkerError:
+    """Return a fault of a rank's own."""
+    values = {"node": f"w-{rank // 8}", "group_rank": rank // 8, "at_ms": 5, "world_size": MANY, **fields}
+    return named(make_error(rank, exception="ValueError", message="bad batch", **values))
+
+
+def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Findings:
+    """Return the findings of a job in which all ranks that are not among `others` lost a peer."""
+    gone = {error.rank for error in others} | set(leave_out)
+    victims = [victim(rank) for rank in range(MANY) if rank not in gone]
+    roster = [
+        make_presence(
+            phase, node=f"w-{node}", group_rank=node, nodes=MANY // 8, ranks=tuple(range(8 * node, 8 * node + 8))
+        )
+        for node in range(MANY // 8)
+        for phase in (Phase.JOINED, Phase.FAILED)
+    ]
+    return Findings(documents=(*victims, *others), roster=tuple(roster))
+
+
+def read(findings: Findings, strategy: str = "evidence") -> tuple[JobErrors, Objects]:
+    """Return what a reader makes of the findings as objects, and what it asked for."""
+    objects = Objects(findings)
+    return looked_at(objects, strategy, assemble), objects
+
+
+# --- evidence -------------------------------------------------------------------------------------------------------
+
+
+def test_a_handful_tells_what_all_would() -> None:
+    """Of 600 documents a few of each fault are opened; verdict, counts and digest are those of all of them."""
+    findings = cascade(root())
+    job, objects = read(findings)
+    whole = assemble(findings)
+    verdict, full = (run_strategy(get_strategy("evidence"), item) for item in (job, whole))
+
+    documents = objects.gets - MANY // 8
+    assert documents < 40, "the other requests are one roster entry for each node"
+    assert len(job.failures) == documents
+    assert verdict.root is not None
+    assert verdict.root.rank == 211
+    for field in ("ranks", "node", "code", "category", "headline", "confidence", "scope", "digest", "document_count"):
+        assert getattr(verdict, field) == getattr(full, field), field
+    assert verdict.victims.count == full.victims.count == MANY - 1
+    assert verdict.coverage.complete
+    assert (verdict.coverage.expected, verdict.coverage.reported) == (75, 75)
+    assert (
+        f"{documents} of {MANY} documents were opened; the names of the others say that they are alike"
+        in verdict.coverage.notes
+    )
+    assert "599 others were stopped, or name a peer that was gone" in verdict.why
+
+
+def test_a_small_attempt_is_read_whole() -> None:
+    """Up to 128 documents are all opened, for each strategy."""
+    findings = Findings(documents=tuple(victim(rank) for rank in range(128)))
+    for strategy in ("evidence", "earliest", "majority"):
+        job, objects = read(findings, strategy)
+        assert objects.gets == 128
+        assert len(job.failures) == 128
+        assert not job.unopened
+
+
+@pytest.mark.parametrize("strategy", ["majority", "strictest", "last_written"])
+def test_a_strategy_that_does_not_say_gets_all(strategy: str) -> None:
+    """A strategy that does not say what it reads gets every document."""
+    job, _ = read(cascade(root()), strategy)
+    assert len(job.failures) == MANY
+    assert not job.unopened
+
+
+def test_one_fault_of_all_ranks() -> None:
+    """Of a mistake that every rank makes, all ranks are in the verdict, though a few documents were opened."""
+    findings = Findings(documents=tuple(root(rank) for rank in range(MANY)))
+    job, objects = read(findings)
+    verdict = run_strategy(get_strategy("evidence"), job)
+
+    assert objects.gets < 40
+    assert verdict.scope is Scope.RANKS
+    assert verdict.ranks == tuple(range(MANY))
+    assert verdict.victims.count == 0
+    assert f"{MANY} failed in the same way" in verdict.why
+
+
+def stopped(rank: int, line: int, given: int) -> WorkerError:
+    """Return what an agent writes about a worker that it stopped at a line, after so many collectives."""
+    stack = (
+        "Current thread 0x00007f (most recent call first):\n"
+        '  File "/x/torch/distributed/distributed_c10d.py", line 9 in all_reduce\n'
+        f'  File "/job/train.py", line {line} in step\n'
+    )
+    fields = {
+        "writer": Writer.AGENT,
+        "signal": "SIGTERM",
+        "exit_code": -15,
+        "sent_signals": (SentSignal("SIGTERM", "rank 7 on w-0 failed: DistBackendError"),),
+        "stack_dumps": (StackDump(1, rank, stack),),
+        "collectives": (CollectiveProgress("default_pg", "all_reduce", given, None),),
+        "node": f"w-{rank // 8}",
+        "group_rank": rank // 8,
+        "at_ms": 100 + rank,
+    }
+    return named(make_error(rank, exception=None, message="stopped", **fields))
+
+
+def test_the_one_that_hung_is_found_among_those_that_were_stopped() -> None:
+    """All but one were stopped in the same collective; the one that had been given fewer is opened and named."""
+    timed_out = named(
+        make_error(
+            7,
+            node="w-0",
+            group_rank=0,
+            exception="torch.distributed.DistBackendError",
+            message="Timed out waiting 1800000ms for recv operation to complete",
+            collectives=(CollectiveProgress("default_pg", "all_reduce", 40, None),),
+        )
+    )
+    others = [stopped(rank, 20, 40) for rank in range(MANY) if rank not in {7, 433}]
+    job, objects = read(cascade(timed_out, *others, stopped(433, 20, 39)))
+    verdict = run_strategy(get_strategy("evidence"), job)
+    assert objects.gets < 150
+    assert verdict.category == "hang"
+    assert verdict.ranks == (433,)
+
+
+def test_a_death_among_those_that_were_stopped() -> None:
+    """A worker that nobody stopped is found among hundreds that died of the same signal because they were."""
+    others = [stopped(rank, 20, 40) for rank in range(MANY) if rank != 433]
+    own = named(
+        make_error(
+            433, node="w-54", group_rank=54, exception=None, signal="SIGTERM", exit_code=-15, writer=Writer.AGENT
+        )
+    )
+    job, _ = read(cascade(own, *others))
+    assert run_strategy(get_strategy("evidence"), job).ranks == (433,)
+
+
+def test_mixed_names_are_opened_until_they_are_told_apart() -> None:
+    """Where a fault's name does not tell who was stopped, as an older version wrote it, more of it is opened."""
+    prints = {"fingerprint": "1:" + "a" * 12}
+    others = [replace(stopped(rank, 20, 40), **prints) for rank in range(MANY) if rank != 3]
+    own = replace(
+        make_error(3, node="w-0", exception=None, signal="SIGTERM", exit_code=-15, writer=Writer.AGENT, at_ms=1),
+        **prints,
+    )
+    documents = [replace(error, documents=(DocumentRef(error_key_for(error)),)) for error in (own, *others)]
+    job, _ = read(replace(cascade(leave_out=range(MANY)), documents=tuple(documents)))
+    assert run_strategy(get_strategy("evidence"), job).ranks == (3,)
+
+
+def test_a_word_of_the_worker_and_one_of_its_agent() -> None:
+    """What an agent says of a death is read together with what the worker had said, whichever was chosen."""
+    words = [victim(rank) for rank in range(MANY) if rank != 211]
+    deaths = [
+        named(
+            make_error(
+                rank,
+                node=f"w-{rank // 8}",
+                group_rank=rank // 8,
+                exception=None,
+                exit_code=70,
+                writer=Writer.AGENT,
+                at_ms=5000 + rank,
+            )
+        )
+        for rank in range(MANY)
+        if rank != 211
+    ]
+    job, _ = read(replace(cascade(root()), documents=(root(), *words, *deaths)))
+    assert all(len(failure.documents) == 2 for failure in job.failures if failure.rank != 211)
+    verdict = run_strategy(get_strategy("evidence"), job)
+    assert verdict.ranks == (211,)
+    assert verdict.victims.count == MANY - 1
+
+
+def test_whoever_is_named_is_opened() -> None:
+    """A failure that nothing but a peer's word leads to is opened."""
+    blaming = [
+        named(
+            make_error(
+                rank,
+                node=f"w-{rank // 8}",
+                group_rank=rank // 8,
+                at_ms=10 + rank,
+                exception="RuntimeError",
+                message="[Rank 433]: Rank 433 failed to pass monitoredBarrier in 1800000 ms",
+            )
+        )
+        for rank in range(MANY)
+        if rank != 433
+    ]
+    job, _ = read(cascade(*blaming, victim(433)))
+    assert 433 in {failure.rank for failure in job.failures}
+
+
+def test_ten_thousand_faults_are_not_all_opened() -> None:
+    """Where every rank says something else, a bounded number is opened, the earliest among them."""
+    words = [
+        named(make_error(rank, at_ms=rank, message=f"fault {chr(97 + rank % 26) * (2 + rank // 26)}"))
+        for rank in range(3000)
+    ]
+    job, objects = read(Findings(documents=tuple(words)))
+    assert len({error.fingerprint for error in words}) > 2000
+    assert objects.gets <= 1500
+    assert job.failures[0].rank == 0
+    assert job.document_count == 3000
+
+
+# --- what names say wrong -------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_not_true_costs_it_all() -> None:
+    """One document that says something else than its name: no name is believed, every document is opened."""
+    liar = root(211, at_ms=900)
+    key = ErrorKey.parse(error_key_for(liar))
+    assert key is not None
+    name = str(replace(key, timestamp_ns=START_NS))
+    findings = cascade(replace(liar, documents=(DocumentRef(name),)))
+    for strategy in ("evidence", "earliest"):
+        job, _ = read(findings, strategy)
+        assert len(job.failures) == MANY
+        assert job.failures[-1].rank == 211
+    assert run_strategy(get_strategy("earliest"), job).ranks == (0,)
+
+
+def test_documents_without_a_fault_in_their_names_are_all_opened() -> None:
+    """A name that says nothing about the fault says nothing about who is alike."""
+    plain = [replace(victim(rank), fingerprint="") for rank in range(MANY)]
+    documents = tuple(replace(error, documents=(DocumentRef(error_key_for(error)),)) for error in plain)
+    job, _ = read(Findings(documents=documents))
+    assert len(job.failures) == MANY
+
+
+def test_what_cannot_be_read_is_replaced_by_its_like() -> None:
+    """Of a fault whose chosen documents cannot be read, others are opened; what could not be read is counted."""
+    findings = cascade(root())
+    early = [error for error in findings.documents if error.rank != 211][:8]
+    kept = tuple(error for error in findings.documents if error not in early)
+    bad = tuple(Unreadable(error.documents[0].name, "") for error in early)
+    job, _ = read(replace(findings, documents=kept, unreadable=bad))
+    verdict = run_strategy(get_strategy("evidence"), job)
+    assert verdict.ranks == (211,)
+    assert verdict.coverage.unreadable == 8
+    assert not verdict.coverage.complete
+
+
+def test_rounds_that_were_recovered_from() -> None:
+    """Documents of an earlier round are history: a few are opened, the others counted."""
+    findings = cascade(root())
+    later = make_presence(Phase.SUCCEEDED, node="w-0", group_rank=0, nodes=1, round=1)
+    for strategy in ("evidence", "earliest"):
+        job, objects = read(replace(findings, roster=(*findings.roster, later)), strategy)
+        assert job.failures == ()
+        assert job.unopened == ()
+        assert 0 < len(job.history) < MANY
+        assert objects.gets < 150
+        assert any("documents of earlier rounds were not opened" in note for note in job.coverage.notes)
+
+
+def test_an_exception_that_was_handled_after_all() -> None:
+    """A document that its node has withdrawn counts neither as opened nor as listed."""
+    handled = root(3, in_flight=True, at_ms=1)
+    findings = cascade(root(), handled)
+    name = handled.documents[0].name
+    roster = [
+        replace(entry, receipts=(Receipt(name, durable=True, withdrawn=True, rank=3),))
+        if entry.phase is Phase.FAILED and entry.place.group_rank == 0
+        else entry
+        for entry in findings.roster
+    ]
+    for strategy in ("evidence", "earliest"):
+        job, _ = read(replace(findings, roster=tuple(roster)), strategy)
+        assert run_strategy(get_strategy(strategy), job).ranks == (211,)
+        assert job.document_count == MANY - 1
+
+
+# --- earliest -------------------------------------------------------------------------------------------------------
+
+
+def test_earliest_opens_one_document() -> None:
+    """Two listings and one document, and the answer says what it did not look at."""
+    job, objects = read(cascade(root()), "earliest")
+    verdict = run_strategy(get_strategy("earliest"), job)
+    assert (objects.lists, objects.gets) == (2, 1)
+    assert verdict.ranks == (211,)
+    assert verdict.victims.count == MANY - 1
+    assert not verdict.coverage.complete
+    assert verdict.confidence == "medium"
+    assert "only the first page of names was looked at (600 documents), and 1 were opened" in verdict.coverage.notes
+
+
+def test_all_of_one_moment_are_opened() -> None:
+    """Equal times are decided by what documents say, so all of them are opened."""
+    tied = [root(211), root(12), named(make_error(5, node="w-0", group_rank=0, at_ms=5, exception=None, exit_code=1))]
+    job, objects = read(cascade(*tied), "earliest")
+    assert objects.gets == 3
+    assert run_strategy(get_strategy("earliest"), job).root == next(item for item in job.failures if item.rank == 12)
+
+
+@pytest.mark.parametrize("name", ["zzz.pb", "a.pb", "e1-zzz.pb"])
+def test_another_writers_document_is_not_missed(name: str) -> None:
+    """A document with any other name, wherever it is listed, is opened: it may be the earliest."""
+    findings = cascade(root())
+    foreign = make_error(99, node="w-12", group_rank=12, at_ms=-5, message="first of all")
+    objects = Objects(
+        replace(findings, documents=(*findings.documents, replace(foreign, documents=(DocumentRef(name),))))
+    )
+    job = looked_at(objects, "earliest", assemble)
+    assert run_strategy(get_strategy("earliest"), job).message == "first of all"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        root(3, at_ms=1, in_flight=True, sent_signals=(SentSignal("SIGTERM", "x"),)),
+        replace(stopped(3, 20, 40), timestamp_ns=START_NS),
+    ],
+    ids=["in flight", "stopped"],
+)
+def test_a_first_document_that_is_not_the_whole_answer(first: WorkerError) -> None:
+    """If the first document is about a process that was stopped, `earliest` decides as it does on all documents."""
+    findings = cascade(root(), named(first))
+    job, _ = read(findings, "earliest")
+    expected = run_strategy(get_strategy("earliest"), assemble(findings))
+    assert run_strategy(get_strategy("earliest"), job).ranks == expected.ranks
+
+
+def test_an_earlier_life_of_a_node_is_history() -> None:
+    """The first document of a life that the node has left behind is not the failure that is judged."""
+    old = root(3, at_ms=1, incarnation=1_000)
+    findings = cascade(root(), old)
+    again = make_presence(Phase.JOINED, node="w-0", group_rank=0, nodes=MANY // 8, incarnation=2_000)
+    job, _ = read(replace(findings, roster=(*findings.roster, again)), "earliest")
+    assert run_strategy(get_strategy("earliest"), job).ranks == (211,)
+
+
+# --- storages -------------------------------------------------------------------------------------------------------
+
+
+class _Shuffled(Objects):
+    """Lists in no order, and says that it does."""
+
+    async def page(self, folder: str = "", *, after: str = "") -> Page:
+        page = await super().page(folder, after=after)
+        return replace(page, objects=page.objects[::-1])
+
+    async def pages(self, folder: str = "") -> object:
+        names = [item async for page in super().pages(folder) for item in page]
+        yield names[::-1]
+
+
+def test_a_storage_that_does_not_keep_its_word() -> None:
+    """Names that do not come in order are noticed, everything is listed, and the answer is the same."""
+    findings = cascade(root())
+    for strategy in ("earliest", "evidence"):
+        job = looked_at(_Shuffled(findings), strategy, assemble)
+        assert run_strategy(get_strategy(strategy), job).ranks == (211,)
+        assert job.document_count == MANY
+
+
+class _Broken(Objects):
+    """Fails behind the first page."""
+
+    async def page(self, folder: str = "", *, after: str = "") -> Page:
+        if "e1-" in after and not after.endswith("e1-:"):
+            raise StoreUnavailableError("the second page")
+        return await super().page(folder, after=after)
+
+
+def test_a_listing_that_breaks_off_is_an_error() -> None:
+    """Where the second page cannot be read, nothing is concluded from the first; `earliest` needs no second one."""
+    findings = Findings(documents=(root(), *(victim(rank) for rank in range(1200) if rank != 211)))
+    with pytest.raises(StoreUnavailableError, match="the second page"):
+        looked_at(_Broken(findings), "evidence", assemble)
+    assert run_strategy(get_strategy("earliest"), looked_at(_Broken(findings), "earliest", assemble)).ranks == (211,)
+
+
+def test_other_folders_beside_the_outputs() -> None:
+    """Thousands of objects beside the documents cost a request or two, not a listing of all of them."""
+    objects = Objects(cascade(root()))
+    for number in range(4000):
+        objects._objects[f"experiments/{number}"] = (None, bytes)
+        objects._objects[f"firstfault/other/{number}"] = (None, bytes)
+    objects._names = sorted(objects._objects)
+    job = looked_at(objects, "evidence", assemble)
+    assert job.document_count == MANY
+    assert objects.lists < 8
+    assert ERRORS.startswith("firstfault/")
