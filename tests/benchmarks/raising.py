@@ -1,0 +1,75 @@
+"""A job that fails again and again: in each round rank 3 raises while its peers are in a collective."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from flytekit import task
+
+from flytekitplugins.firstfault import Elastic
+
+RANK = 3
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
+METHOD = os.environ.get("BENCH_START_METHOD", "spawn")
+CONFIG = Elastic(nnodes=1, nproc_per_node=4, max_restarts=ROUNDS - 1, start_method=METHOD, increase_shared_mem=False)
+
+
+def _note(what: str) -> None:
+    number, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    file = Path(os.environ["BENCH_FOLDER"]) / f"{number}-{rank}-{what}"
+    if not file.exists():
+        file.write_text(str(time.time_ns()))
+
+
+def steps() -> float:
+    """Sum up ones until rank 3 raises."""
+    total = torch.ones(1)
+    for step in range(1000):
+        if step == 20 and dist.get_rank() == RANK:
+            _note("raised")
+            raise ValueError("loss is nan at step 20")
+        try:
+            dist.all_reduce(total)
+        except Exception:
+            _note("victim")
+            raise
+        total /= dist.get_world_size()
+    return float(total)
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Leave no process group behind."""
+    dist.init_process_group("gloo")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@task(task_config=CONFIG)
+def plain() -> float:
+    """The exception leaves the task function."""
+    dist.init_process_group("gloo")
+    return steps()
+
+
+@task(task_config=CONFIG)
+def in_finally() -> float:
+    """The process group is destroyed while the exception is on its way."""
+    dist.init_process_group("gloo")
+    try:
+        return steps()
+    finally:
+        dist.destroy_process_group()
+
+
+@task(task_config=CONFIG)
+def in_with() -> float:
+    """The same by a context manager."""
+    with process_group():
+        return steps()
