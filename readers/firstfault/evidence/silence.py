@@ -145,7 +145,9 @@ def lost_documents(job: JobErrors, findings: Sequence[Finding], blame: Blame) ->
     present = {document.name for failure in job.failures for document in failure.documents}
     heard = {(failure.node, failure.rank) for failure in job.failures}
     unopened = {rank for group in job.unopened for rank in group.ranks}
-    of_victims = {finding.failure.fingerprint for finding in findings if finding.standing >= Standing.UNCLEAR}
+    of_victims = {
+        digits for finding in findings if finding.standing >= Standing.UNCLEAR for digits in _faults_of(finding.failure)
+    }
     found = []
     for entry in job.roster:
         if entry.phase is not Phase.FAILED:
@@ -168,7 +170,13 @@ def lost_documents(job: JobErrors, findings: Sequence[Finding], blame: Blame) ->
 def _is_as_others(lost: Receipt | None, of_victims: set[str]) -> bool:
     """Whether a document's name says that it tells the same as those of victims."""
     key = ErrorKey.parse(lost.name) if lost is not None else None
-    return key is not None and any(item.endswith(f":{key.fingerprint}") for item in of_victims if key.fingerprint)
+    return key is not None and bool(key.fingerprint) and key.fingerprint in of_victims
+
+
+def _faults_of(failure: WorkerError) -> set[str]:
+    """The faults that a failure's documents tell by their names, each of them, and its own."""
+    keys = [ErrorKey.parse(document.name) for document in failure.documents]
+    return {failure.fingerprint.partition(":")[2], *(key.fingerprint for key in keys if key is not None)}
 
 
 def told_to_go(job: JobErrors) -> list[Silent]:
