@@ -46,6 +46,11 @@ class Listing:
     rest_behind: str | None = None
     """The same of what comes after them."""
 
+    def mark(self) -> tuple[object, ...]:
+        """Return something that is another one as soon as something has been added, removed or written anew."""
+        rest = [(item.name, item.size, item.last_modified_ns) for item in (*self.others, *self.stock, *self.roster)]
+        return (len(self.table), sum(map(self.table.number, range(len(self.table)))), tuple(sorted(rest, key=repr)))
+
     def add(self, objects: Iterable[ObjectInfo], layout: Layout) -> None:
         """Sort objects with names relative to the layout's root into their places."""
         for item in objects:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from firstfault.errors import (
     FirstFaultError,
     ObjectNotFoundError,
     StoreError,
+    StoreUnavailableError,
     UsageError,
 )
 from firstfault.model import (
@@ -27,7 +29,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.places import DECK, OUTPUTS, Layout, is_error_file
-from firstfault.reading import Wish, look, read_roster
+from firstfault.reading import Wish, list_all, look, read_listed, read_roster
 from firstfault.report.json import decision_from_json, verdict_from_json
 from firstfault.report.text import flyte_message
 from firstfault.retry import RetryContext, decide
@@ -36,7 +38,7 @@ from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, reads_of, run_
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from flyteidl.core.literals_pb2 import LiteralMap
 
@@ -48,8 +50,13 @@ if TYPE_CHECKING:
 __all__ = ["Conclusion", "ExecutionError", "MultiErrorFileOutputReader", "failed"]
 
 _PARALLEL_GETS = 32
+logger = logging.getLogger(__name__)
+
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 1.0
+_LOOK_SHARE = 10
+"""Pauses between looks at a running attempt, as a multiple of what a look took."""
+_LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +268,45 @@ class MultiErrorFileOutputReader:
                 own = replace(self._own_findings, notes=(*self._own_findings.notes, note))
                 return assemble(own, expected_nodes=self._expected_nodes, settled=False)
             return self._job_of(settled)(findings)
+
+    async def follow(self, interval_seconds: float = 1.0) -> AsyncIterator[JobErrors]:
+        """Yield what is known about a running attempt, now and whenever something has come, until its nodes are done.
+
+        Only names are listed while nothing changes, and rarely where that takes long: pauses are ten times as long as a
+        look, at most a minute. Whoever follows goes on through storage that does not answer for a while.
+
+        Args:
+            interval_seconds: the shortest pause between two looks.
+
+        Raises:
+            UsageError: a single document cannot be followed.
+            StoreError: the storage refuses.
+        """
+        if self._layout.document is not None:
+            raise UsageError(f"{self.errors_uri} is a single document; follow an output prefix or an errors/ folder")
+        known: dict[str, NodePresence] = {}
+        mark: tuple[object, ...] | None = None
+        async with open_store(self._layout.root, self._storage_options) as store:
+            while True:
+                began = time.monotonic()
+                try:
+                    listing = await list_all(store, self._layout)
+                    is_new = listing.mark() != mark
+                    if is_new:
+                        findings = await read_listed(
+                            store, self._layout, listing, self._wish, self._job_of(settled=False), known
+                        )
+                except StoreUnavailableError as error:
+                    logger.warning("the storage does not answer, looking again: %s", error)
+                    is_new = False
+                if is_new:
+                    mark = listing.mark()
+                    done = nodes_done(findings.roster, self._expected_nodes)
+                    yield self._job_of(settled=done)(findings)
+                    if done:
+                        return
+                took = time.monotonic() - began
+                await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
 
     def _job_of(self, settled: bool) -> Callable[[Findings], JobErrors]:
         return lambda findings: assemble(self._with_own(findings), expected_nodes=self._expected_nodes, settled=settled)

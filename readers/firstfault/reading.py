@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from firstfault.places import Layout
     from firstfault.store import ObjectInfo, Store
 
-__all__ = ["Wish", "look", "read_document", "read_roster"]
+__all__ = ["Wish", "list_all", "look", "read_document", "read_listed", "read_roster"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -104,7 +104,37 @@ async def look(
     elif store.pages_in_order:
         begun = await begin(store, layout)
     listing = await list_everything(store, layout, begun)
-    return await _Look(store, layout, listing, dict(known or {})).read(wish_of, judge)
+    return await read_listed(store, layout, listing, wish_of, judge, dict(known or {}))
+
+
+async def list_all(store: Store, layout: Layout) -> Listing:
+    """Return all that lies in an attempt's folders.
+
+    Raises:
+        StoreError: it could not be listed.
+    """
+    return await list_everything(store, layout, await begin(store, layout) if store.pages_in_order else None)
+
+
+async def read_listed(  # noqa: PLR0913, PLR0917 - a look's parts
+    store: Store,
+    layout: Layout,
+    listing: Listing,
+    wish_of: Callable[[Sequence[Seal]], Wish],
+    judge: Callable[[Findings], JobErrors],
+    known: dict[str, NodePresence],
+) -> Findings:
+    """Return what an attempt's objects say, as far as it is wished; see `look`.
+
+    Args:
+        store: of the layout's root.
+        layout: what lies where.
+        listing: all that lies there.
+        wish_of: what is to be read.
+        judge: makes a job of findings.
+        known: roster entries that were read already, by name; those that are read now are added.
+    """
+    return await _Look(store, layout, listing, known).read(wish_of, judge)
 
 
 # --- the first failure alone ----------------------------------------------------------------------------------------

@@ -203,6 +203,8 @@ class FaultyProxy:
     """Parts of paths that get 403."""
     sends_away: str = ""
     """Part of the name of a client that gets 301 without a place to go, as S3 does for a bucket of another region."""
+    broken_listings: int = 0
+    """From which listing on each fails; 0: none does."""
     requests: list[str] = field(default_factory=list)
     """Method and path of every request."""
 
@@ -212,6 +214,8 @@ class FaultyProxy:
             return "301"
         if any(part in path for part in self.forbidden):
             return "403"
+        if self.broken_listings and sum("list-type=2" in request for request in self.requests) >= self.broken_listings:
+            return "503" if "list-type=2" in path else ""
         return self.faults.popleft() if self.faults else ""
 
 

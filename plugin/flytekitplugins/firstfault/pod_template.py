@@ -5,16 +5,24 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from kubernetes.client import V1Container, V1EmptyDirVolumeSource, V1PodSpec, V1Volume, V1VolumeMount
-
 if TYPE_CHECKING:
     from flytekit.core.pod_template import PodTemplate
 
-__all__ = ["add_shared_mem_volume_to_pod_template"]
+__all__ = ["add_shared_mem_volume_to_pod_template", "warn_of_older_way"]
 
 _MOUNT_PATH = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
 _VOLUME = "shm"
 _PRIMARY = "primary"
+
+
+def warn_of_older_way() -> None:
+    """Tell of ``@task(shared_memory=True)``; silent for users: it is the default, they need not have written it."""
+    warnings.warn(
+        "increase_shared_mem=True (the default of Elastic and PyTorch) is the older way to get shared memory; "
+        "use @task(shared_memory=True) instead",
+        DeprecationWarning,
+        stacklevel=2,
+    )
 
 
 def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
@@ -23,12 +31,15 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
     Raises:
         ValueError: several containers, so that which one to change is the user's to say; or it is mounted already.
     """
-    warnings.warn(
-        "increase_shared_mem=True (the default of Elastic and PyTorch) is the older way to get shared memory; "
-        "use @task(shared_memory=True) instead",
-        DeprecationWarning,  # silent for users: it is the default, they need not have written it
-        stacklevel=2,
+    # a third of a second, which only registering has to pay
+    from kubernetes.client import (  # noqa: PLC0415
+        V1Container,
+        V1EmptyDirVolumeSource,
+        V1PodSpec,
+        V1Volume,
+        V1VolumeMount,
     )
+
     if pod_template.pod_spec is None:
         pod_template.pod_spec = V1PodSpec(containers=[])
     spec = pod_template.pod_spec

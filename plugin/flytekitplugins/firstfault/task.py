@@ -36,7 +36,7 @@ from flytekitplugins.firstfault.environment import (
 )
 from flytekitplugins.firstfault.guard import bounded
 from flytekitplugins.firstfault.outputs import sealed_name
-from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template
+from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template, warn_of_older_way
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
 
     def __init__(self, task_config: Elastic | PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
         environment = {STRATEGY_VARIABLE: task_config.strategy, **(kwargs.pop("environment", None) or {})}
-        self.pod_template: PodTemplate | None
+        self._wants_shared_memory = False
         super().__init__(
             task_config,
             task_function,
@@ -101,9 +101,27 @@ class _ReportingTask(PythonFunctionTask[Any]):
             **kwargs,
         )
         if task_config.increase_shared_mem and not self.shared_memory:
-            if self.pod_template is None:
-                self.pod_template = PodTemplate()
-            add_shared_mem_volume_to_pod_template(self.pod_template)
+            warn_of_older_way()
+            if self.pod_template is not None:
+                add_shared_mem_volume_to_pod_template(self.pod_template)
+            else:
+                self._wants_shared_memory = True
+
+    @property
+    def pod_template(self) -> PodTemplate | None:
+        """The user's, or one with the shared memory volume, made when it is asked for.
+
+        It takes the Kubernetes client, which only registering needs: neither pods nor their workers pay for it.
+        """
+        if self._wants_shared_memory:
+            self._wants_shared_memory = False
+            self._pod_template = PodTemplate()
+            add_shared_mem_volume_to_pod_template(self._pod_template)
+        return self._pod_template
+
+    @pod_template.setter
+    def pod_template(self, template: PodTemplate | None) -> None:
+        self._pod_template = template
 
     def dispatch_execute(self, ctx: FlyteContext, input_literal_map: LiteralMap) -> Any:
         """Run the task; leave a sealed verdict for the stock entrypoint to upload.

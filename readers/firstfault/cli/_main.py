@@ -12,6 +12,7 @@ import click
 from firstfault.cli._classify import classify
 from firstfault.cli._show import show
 from firstfault.cli._support import EXIT, debug_option, debugging, fail
+from firstfault.cli._watch import watch
 from firstfault.errors import FirstFaultError
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def group() -> None:
 
 group.add_command(classify)
 group.add_command(show)
+group.add_command(watch)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

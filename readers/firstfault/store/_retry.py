@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-import stamina
-
 from firstfault.errors import StoreUnavailableError
 
 if TYPE_CHECKING:
@@ -31,6 +29,8 @@ async def retried(call: Callable[[], Awaitable[T]], typed: Callable[[Exception],
     Raises:
         firstfault.errors.StoreError: what `typed` made of the last error.
     """
+    import stamina  # noqa: PLC0415 - only who asks a storage pays for it
+
     async for attempt in stamina.retry_context(
         on=StoreUnavailableError, attempts=attempts, timeout=_TIMEOUT_S, wait_initial=0.1, wait_max=2.0
     ):

@@ -3,6 +3,7 @@
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from flytekitplugins.firstfault import Elastic
 
 RANK = 3
 FAULT_AT = 5
+SAME: dict[str, Any] = {"increase_shared_mem": False, "start_method": os.environ.get("BENCH_START_METHOD", "spawn")}
 
 
 def loop() -> float:
@@ -28,25 +30,25 @@ def loop() -> float:
     return float(total)
 
 
-@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
+@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, **SAME))
 def stock_default() -> float:
     """Kfpytorch with its default settings."""
     return loop()
 
 
-@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, monitor_interval=0.1, increase_shared_mem=False))
+@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, monitor_interval=0.1, **SAME))
 def stock_fast() -> float:
     """Kfpytorch with torchrun's monitor interval."""
     return loop()
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, **SAME))
 def ours_default() -> float:
     """Firstfault with its default settings."""
     return loop()
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=2, monitor_interval=5, increase_shared_mem=False))
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, monitor_interval=5, **SAME))
 def ours_slow() -> float:
     """Firstfault with kfpytorch's monitor interval."""
     return loop()
@@ -74,25 +76,25 @@ def good() -> float:
     return float(total)
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, **SAME))
 def ours_asleep() -> float:
     """Firstfault with its default settings."""
     return asleep()
 
 
-@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, monitor_interval=0.1, increase_shared_mem=False))
+@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, monitor_interval=0.1, **SAME))
 def stock_asleep() -> float:
     """Kfpytorch with torchrun's monitor interval."""
     return asleep()
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, **SAME))
 def ours_good() -> float:
     """Firstfault with its default settings."""
     return good()
 
 
-@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, monitor_interval=0.1, increase_shared_mem=False))
+@task(task_config=StockElastic(nnodes=2, nproc_per_node=2, monitor_interval=0.1, **SAME))
 def stock_good() -> float:
     """Kfpytorch with torchrun's monitor interval."""
     return good()

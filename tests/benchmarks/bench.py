@@ -1,0 +1,199 @@
+"""Everything that firstfault claims about speed, measured side by side in one run: ``make bench``.
+
+    python tests/benchmarks/bench.py [--repeat N] [--out FOLDER] [read memory write-ahead fail succeed imports]
+
+Prints a table for each part; figures go to bench.json in the folder, the growth of reading to growth.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # started as a script
+
+from tests.benchmarks import failing, growth, reading, write_ahead  # noqa: E402 - only now all is found
+from tests.s3_server import S3, serving  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_RAISES = 34
+"""Of each of the three ways to raise."""
+_SPAWNED = 5
+_KEYS = 100_000
+_IMPORTS = {
+    "flytekit": "import flytekit",
+    "ours": "from flytekitplugins.firstfault import Elastic",
+    "kfpytorch": "from flytekitplugins.kfpytorch import Elastic",
+}
+
+
+def read(s3: S3, repeat: int, out: Path) -> list[dict[str, Any]]:
+    """Read cascades of 1 to 10,000 documents in several ways."""
+    rows = []
+    print(f"\nread: medians of {repeat}, roster included for ours; requests of one read")
+    print(f"{'documents':>9} {'delay':>6}  {'way':26} {'seconds':>8} {'x floor':>8} {'requests':>9}")
+    for row in reading.rows(s3, repeat):
+        rows.append(row)
+        floor = next(
+            item.seconds
+            for item in reversed(rows)
+            if item.way == "floor" and (item.documents, item.delay_ms) == (row.documents, row.delay_ms)
+        )
+        mark = "  (scaled from 100 documents)" if row.scaled else ""
+        print(
+            f"{row.documents:9,} {row.delay_ms:4.0f}ms  {row.way:26} {row.seconds:8.3f} {row.seconds / floor:8.1f} "
+            f"{row.requests:9,}{mark}",
+            flush=True,
+        )
+    (out / "growth.svg").write_text(growth.svg([row for row in rows if row.delay_ms == max(reading.DELAYS_MS)]))
+    return [row.as_dict() for row in rows]
+
+
+def memory(s3: S3, _repeat: int, _out: Path) -> list[dict[str, Any]]:
+    """Judge a cascade of 100,000 workers, each strategy in a process of its own."""
+    found = reading.memory(s3, _KEYS)
+    print("\nmemory: one run each, the whole process at its highest")
+    for item in found:
+        print(
+            f"{item['documents']:,} documents, {item['strategy']}: {item['megabytes']:.0f} MB, {item['seconds']:.1f} s"
+        )
+    return found
+
+
+def ahead(s3: S3, _repeat: int, _out: Path) -> list[dict[str, Any]]:
+    """Raise again and again, and see what comes first: the durable document or a victim."""
+    found = []
+    print("\nwrite-ahead, S3: milliseconds after the raise, medians")
+    print(
+        f"{'task':12} {'started':8} {'delay':>6} {'raises':>7} {'durable':>8} {'slowest':>8} {'victim':>8}  before it"
+    )
+    plan = [("fork", 0, _RAISES), ("fork", 20, _SPAWNED), ("spawn", 0, _SPAWNED), ("spawn", 20, _SPAWNED)]
+    for method, delay, count in plan:
+        for task in write_ahead.TASKS:
+            taken = write_ahead.raises(s3, task, count, delay_ms=delay, start_method=method)
+            durable, victim = [1000 * item.durable for item in taken], [1000 * item.first_victim for item in taken]
+            before = sum(item.durable < item.first_victim for item in taken)
+            row = {"task": task, "method": method, "delay_ms": delay, "durable_ms": durable, "victim_ms": victim}
+            found.append({**row, "before": before, "raises": len(taken)})
+            usual = statistics.median(durable)
+            print(
+                f"{task:12} {method:8} {delay:4}ms {len(taken):7} {usual:8.1f} {max(durable):8.1f} "
+                f"{statistics.median(victim):8.1f}  {before} of {len(taken)}",
+                flush=True,
+            )
+    return found
+
+
+def fail(s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
+    """Let rank 3 of 2 x 2 raise, with ours and with stock kfpytorch in turn."""
+    found = []
+    print(f"\nfail: 2 x 2, gloo, seconds after the raise, medians of {repeat}")
+    print(f"{'task':14} {'store':7} {'started':8} {'durable':>8} {'verdict':>8} {'pods ended':>11}  right")
+    for store in ("folder", "s3"):
+        for method in ("spawn", "fork"):
+            samples = _in_turn(failing.FAILING, s3, store, method, repeat)
+            for name, taken in samples.items():
+                durable, verdict, ended = (
+                    statistics.median(getattr(sample, what) for sample in taken)
+                    for what in ("durable", "verdict", "ended")
+                )
+                right = sum(sample.right for sample in taken)
+                found += [{"store": store, "method": method, **sample.as_dict()} for sample in taken]
+                line = f"{name:14} {store:7} {method:8} {durable:8.3f} {verdict:8.2f} {ended:11.2f}"
+                print(f"{line}  {right} of {len(taken)}", flush=True)
+    return found
+
+
+def succeed(s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
+    """Let 2 x 2 succeed, in pairs."""
+    samples = _in_turn(failing.SUCCEEDING, s3, "s3", "spawn", repeat)
+    ours, stock = (samples[name] for name in failing.SUCCEEDING)
+    walls = [one.ended / other.ended for one, other in zip(ours, stock, strict=True)]
+    cpus = [one.cpu / other.cpu for one, other in zip(ours, stock, strict=True)]
+    print(f"\nsucceed: 2 x 2, S3, {repeat} pairs, ours to kfpytorch")
+    for what, ratios, field in (("wall", walls, "ended"), ("CPU", cpus, "cpu")):
+        one, other = (statistics.median(getattr(sample, field) for sample in taken) for taken in (ours, stock))
+        print(f"{what:5} median ratio {statistics.median(ratios):.3f} ({one:.2f} s to {other:.2f} s)")
+    return [sample.as_dict() for taken in samples.values() for sample in taken]
+
+
+def imports(_s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
+    """Import each plugin in a fresh process, and show a small attempt."""
+    taken: dict[str, list[float]] = defaultdict(list)
+    commands = {name: [sys.executable, "-c", code] for name, code in _IMPORTS.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        prefix = f"{folder}/run"
+        reading.put_all(prefix, reading.Cascade(4))
+        commands["firstfault show"] = [sys.executable, "-m", "firstfault", "show", prefix]
+        for _ in range(max(repeat, 5)):
+            for name, command in commands.items():
+                began = time.perf_counter()
+                subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+                taken[name].append(time.perf_counter() - began)
+    print(f"\nstart: whole processes, medians of {max(repeat, 5)}")
+    for name, seconds in taken.items():
+        ratios = [one / base for one, base in zip(seconds, taken["flytekit"], strict=True)]
+        print(f"{name:18} {statistics.median(seconds):6.3f} s, {statistics.median(ratios):.2f} of importing flytekit")
+    return [{"what": name, "seconds": seconds} for name, seconds in taken.items()]
+
+
+def _in_turn(names: tuple[str, ...], s3: S3, store: str, method: str, repeat: int) -> dict[str, list[failing.Sample]]:
+    samples: dict[str, list[failing.Sample]] = {name: [] for name in names}
+    for _ in range(repeat):
+        for name in names:
+            with tempfile.TemporaryDirectory() as folder:
+                prefix = s3.uri(name) if store == "s3" else f"{folder}/out"
+                settings = s3.environment() if store == "s3" else {}
+                samples[name].append(failing.run(name, Path(folder), prefix, method=method, settings=settings))
+    return samples
+
+
+PARTS: dict[str, Callable[[S3, int, Path], list[dict[str, Any]]]] = {
+    "read": read,
+    "memory": memory,
+    "write-ahead": ahead,
+    "fail": fail,
+    "succeed": succeed,
+    "imports": imports,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Run the parts that are asked for, all of them by default."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", metavar="PART", help="all by default")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=ROOT / "build/bench")
+    options = parser.parse_args(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+    print(machine)
+    file = options.out / "bench.json"
+    figures = json.loads(file.read_text()) if file.exists() else {}
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as s3:
+        for name in options.parts or PARTS:
+            figures[name] = {
+                "machine": machine,
+                "repeat": options.repeat,
+                "rows": PARTS[name](s3, options.repeat, options.out),
+            }
+            file.write_text(json.dumps(figures, indent=1) + "\n")
+    print(f"\nfigures: {file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""How long from a raise until an error that names it is durable and until all pods have ended, and what success costs.
+
+For firstfault and for stock kfpytorch, in turn: two nodes of two workers on this machine, gloo, the same task; rank 3
+raises while its peers wait in a collective or, in the tasks named asleep, sleep in Python. Pods and the operator's
+rules are those of ``firstfault run`` for both plugins. "durable" is when the first error file can be listed
+(firstfault: the error document; kfpytorch: error.pb), looked for every few milliseconds, from the time that rank 3
+noted before its raise; "verdict" is the same of error.pb; "right" is whether what stock Flyte reads when the job ends
+is rank 3's own exception. Pods that go on for LONGEST_S after the raise are ended, and that is what is printed. The
+tasks named good succeed: wall clock and CPU seconds of all their processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import resource
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flyteidl.core.literals_pb2 import LiteralMap
+
+from firstfault.aio import run_sync
+from firstfault.places import ERRORS, is_stock_error_file
+from firstfault.store import is_remote, join, open_store
+from flytekitplugins.firstfault.local.loading import serialized_command
+from flytekitplugins.firstfault.local.operator import JobState, elastic_environment, error_seen, free_port, job_state
+from flytekitplugins.firstfault.local.pods import end_all, start_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["FAILING", "SUCCEEDING", "Sample", "run"]
+
+FAILING = ("ours_default", "stock_fast", "stock_default")
+SUCCEEDING = ("ours_good", "stock_good")
+LONGEST_S = 45.0
+"""How long pods may go on after the raise."""
+SENTENCE = "loss is nan at step 5"
+NODES = 2
+_LOOK_S = 0.005
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run, seconds after the raise; of a run that succeeds, its length and CPU time."""
+
+    task: str
+    durable: float
+    verdict: float
+    ended: float
+    right: bool
+    cpu: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+@dataclass
+class _Files:
+    """When error files could first be listed below an output prefix, nanoseconds since the Unix epoch."""
+
+    prefix: str
+    document_ns: int = 0
+    verdict_ns: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Look again and again, until `stop`."""
+        run_sync(self._watch())
+
+    async def _watch(self) -> None:
+        async with open_store(self.prefix) as store:
+            while not self._stop.is_set():
+                if not self.document_ns and await store.list(ERRORS):
+                    self.document_ns = time.time_ns()
+                if not self.verdict_ns and any(is_stock_error_file(item.name) for item in await store.list()):
+                    self.verdict_ns = time.time_ns()
+                self._stop.wait(_LOOK_S)
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stop.set()
+
+
+def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings: Mapping[str, str] = {}) -> Sample:
+    """Run one task once.
+
+    Args:
+        name: of a task in training.py.
+        folder: for inputs and logs.
+        prefix: output prefix, a folder or on S3.
+        method: start method of the workers.
+        settings: more environment variables of the pods, and of this process while it looks.
+    """
+    os.environ.update({**settings, "BENCH_START_METHOD": method})
+    task = getattr(_training(), name)
+    command = serialized_command(task)
+    (folder / "inputs.pb").write_bytes(LiteralMap().SerializeToString())
+    raised_at = folder / "raised-at"
+    if not is_remote(prefix):
+        Path(prefix).mkdir()
+    values = {
+        "{{.input}}": str(folder / "inputs.pb"),
+        "{{.outputPrefix}}": prefix,
+        "{{.rawOutputDataPrefix}}": join(prefix, "raw"),
+        "{{.checkpointOutputPrefix}}": join(prefix, "checkpoints"),
+        "{{.prevCheckpointPrefix}}": '""',
+    }
+    config = task.task_config
+    operator = elastic_environment(
+        nodes=str(NODES), processes=config.nproc_per_node, max_restarts=0, job=name, port=free_port()
+    )
+    pods = []
+    files = _Files(prefix)
+    watcher = threading.Thread(target=files.watch)
+    succeeds = name in SUCCEEDING
+    if not succeeds:
+        watcher.start()
+    began_ns, cpu_before = time.time_ns(), _cpu_seconds()
+    try:
+        for index in range(NODES):
+            environment = {
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parent),
+                "PYTHONWARNINGS": "ignore",
+                "RAISED_AT": str(raised_at),
+                "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-"),
+                "_F_WN": f"worker-{index}",
+                **operator,
+                **command.environment,
+            }
+            pods.append(
+                start_pod(
+                    f"worker-{index}",
+                    arguments=[values.get(argument, argument) for argument in command.arguments],
+                    environment=environment,
+                    folder=Path(__file__).parent,
+                    log=folder / f"{index}.log",
+                )
+            )
+        while (state := job_state(pods)) is None and not _is_late(raised_at):
+            time.sleep(0.01)
+        seen = error_seen(prefix, state, multi_file=False) if state is not None else None
+        while any(pod.exit_code is None for pod in pods) and not _is_late(raised_at):
+            time.sleep(0.01)
+        ended_ns = time.time_ns()
+    finally:
+        files.stop()
+        end_all(pods)
+        if not succeeds:
+            watcher.join()
+    if succeeds:
+        right = state is JobState.SUCCEEDED and seen is None
+        return Sample(name, 0, 0, (ended_ns - began_ns) / 1e9, right, _cpu_seconds() - cpu_before)
+    raised_ns = int(raised_at.read_text())
+
+    def after(moment_ns: int) -> float:
+        return (moment_ns - raised_ns) / 1e9 if moment_ns else LONGEST_S
+
+    return Sample(
+        name,
+        after(files.document_ns or files.verdict_ns),
+        after(files.verdict_ns),
+        after(ended_ns),
+        seen is not None and SENTENCE in seen.message,
+    )
+
+
+def _training() -> Any:
+    """Load the tasks anew: the start method is read when they are."""
+    sys.path[:0] = [str(Path(__file__).parent)]
+    try:
+        return importlib.reload(importlib.import_module("training"))
+    finally:
+        sys.path.pop(0)
+
+
+def _is_late(raised_at: Path) -> bool:
+    """Whether the raise is longer ago than anybody should wait."""
+    return raised_at.exists() and time.time() - raised_at.stat().st_mtime > LONGEST_S
+
+
+def _cpu_seconds() -> float:
+    """CPU time of all processes that have ended, with their children."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,220 @@
+"""What reading a cascade costs: ours beside other ways to read the same objects, through a proxy that adds latency."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import botocore.session
+import fsspec
+import obstore
+from botocore.config import Config
+from obstore.store import S3Store
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault.places import ERRORS
+from tests.benchmarks.cascade import Cascade, put_all
+from tests.benchmarks.latency_proxy import LatencyProxy, latency_proxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.s3_server import S3
+
+__all__ = ["Row", "memory", "rows"]
+
+COUNTS = (1, 64, 1_000, 10_000)
+DELAYS_MS = (0, 5, 20)
+_PARALLEL = 64
+_IN_TURN = 100
+"""Documents that are really read one after the other; of more, the time is multiplied."""
+_EVERYTHING = 1_000
+"""As many documents are read by those ways that read them all through s3fs."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to read, of so many documents."""
+
+    documents: int
+    delay_ms: float
+    way: str
+    seconds: float
+    """Median."""
+    requests: int
+    scaled: bool = False
+    """Whether it was measured on a part and multiplied."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+
+def rows(s3: S3, repeat: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Row]:
+    """Yield a row for each number of documents, delay and way; ways take turns."""
+    for count in counts:
+        uri = s3.uri("read")
+        with _environment(s3.environment()):
+            put_all(uri, Cascade(count))
+        for delay in DELAYS_MS:
+            with latency_proxy(s3.endpoint, delay) as proxy, _environment(s3.environment()):
+                os.environ.update(FLYTE_AWS_ENDPOINT=proxy.endpoint, AWS_ENDPOINT_URL=proxy.endpoint)
+                yield from _measured(s3, proxy, uri, (count, delay), repeat)
+
+
+def _measured(s3: S3, proxy: LatencyProxy, uri: str, place: tuple[int, float], repeat: int) -> Iterator[Row]:
+    count, delay = place
+    ways = _ways(s3, proxy.endpoint, uri, count)
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    asked: dict[str, int] = {}
+    for _ in range(repeat):
+        for name, read in ways.items():
+            proxy.requests()
+            began = time.perf_counter()
+            times = read()
+            taken[name].append((time.perf_counter() - began) * times)
+            asked[name] = round(sum(proxy.requests().values()) * times)
+    for name, seconds in taken.items():
+        scaled = name.startswith("upstream") and count > _IN_TURN
+        yield Row(count, delay, name, statistics.median(seconds), asked[name], scaled)
+
+
+def _ways(s3: S3, endpoint: str, uri: str, count: int) -> dict[str, Callable[[], float]]:
+    """Return each way to read: it returns by how much its time is to be multiplied."""
+    culprit = Cascade(count).culprit
+
+    def ours(strategy: str) -> Callable[[], float]:
+        def read() -> float:
+            verdict = MultiErrorFileOutputReader(uri, strategy=strategy).verdict()
+            assert verdict is not None
+            assert verdict.ranks == (culprit,)
+            return 1.0
+
+        return read
+
+    prefix = f"{uri.removeprefix(f's3://{s3.bucket}/')}/{ERRORS}"
+    bare = S3Store(
+        s3.bucket,
+        endpoint=endpoint,
+        region="us-east-1",
+        access_key_id=s3.access_key,
+        secret_access_key=s3.secret_key,
+        client_options={"allow_http": True},
+    )
+    found: dict[str, Callable[[], float]] = {
+        "floor": lambda: asyncio.run(_floor(s3, endpoint, prefix)),
+        "earliest": ours("earliest"),
+        "evidence": ours("evidence"),
+        "everything, obstore": lambda: asyncio.run(_everything(bare, prefix)),
+        "upstream's pattern, boto3": lambda: _in_turn(s3, endpoint, prefix, count),
+    }
+    if count <= _EVERYTHING:
+        # one for all: what it leaves behind when it is collected disturbs the others' event loops
+        system = fsspec.filesystem(
+            "s3",
+            key=s3.access_key,
+            secret=s3.secret_key,
+            client_kwargs={"endpoint_url": endpoint},
+            use_listings_cache=False,
+        )
+        found["everything, s3fs"] = lambda: _everything_s3fs(system, f"{s3.bucket}/{prefix}")
+    return found
+
+
+async def _floor(s3: S3, endpoint: str, prefix: str) -> float:
+    """One LIST page and one GET by a bare client."""
+    client = S3Store(
+        s3.bucket,
+        endpoint=endpoint,
+        region="us-east-1",
+        access_key_id=s3.access_key,
+        secret_access_key=s3.secret_key,
+        client_options={"allow_http": True},
+    )
+    async for chunk in obstore.list(client, prefix, chunk_size=1000):
+        document = await obstore.get_async(client, chunk[0]["path"])
+        await document.bytes_async()
+        break
+    return 1.0
+
+
+async def _everything(client: S3Store, prefix: str) -> float:
+    names = [item["path"] async for chunk in obstore.list(client, prefix, chunk_size=1000) for item in chunk]
+    gate = asyncio.Semaphore(_PARALLEL)
+
+    async def get(name: str) -> None:
+        async with gate:
+            await (await obstore.get_async(client, name)).bytes_async()
+
+    await asyncio.gather(*map(get, names))
+    return 1.0
+
+
+def _everything_s3fs(system: Any, folder: str) -> float:
+    system.cat(system.ls(folder, detail=False))
+    return 1.0
+
+
+def _in_turn(s3: S3, endpoint: str, prefix: str, count: int) -> float:
+    """Flyte's reader: LIST and HEAD each, to see whether there is an error; LIST, HEAD and GET each, to read it."""
+    client = botocore.session.get_session().create_client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=endpoint,
+        aws_access_key_id=s3.access_key,
+        aws_secret_access_key=s3.secret_key,
+        config=Config(retries={"max_attempts": 0}),
+    )
+    with contextlib.closing(client):
+        for is_reading in (False, True):
+            listed = client.list_objects_v2(Bucket=s3.bucket, Prefix=f"{prefix}/")["Contents"]
+            for item in listed[:_IN_TURN]:
+                client.head_object(Bucket=s3.bucket, Key=item["Key"])
+                if is_reading:
+                    client.get_object(Bucket=s3.bucket, Key=item["Key"])["Body"].read()
+    return max(count / _IN_TURN, 1.0)
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+_JUDGE = """
+import sys, time
+from pathlib import Path
+from firstfault import MultiErrorFileOutputReader
+began = time.perf_counter()
+verdict = MultiErrorFileOutputReader(sys.argv[1], strategy=sys.argv[2]).verdict()
+seconds = time.perf_counter() - began
+peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
+print(seconds, peak, *verdict.ranks)
+"""
+
+
+def memory(s3: S3, count: int) -> list[dict[str, Any]]:
+    """Return what verdicts over so many keys take, each in a fresh process."""
+    uri, found = s3.uri("memory"), []
+    environment = {**os.environ, **s3.environment()}
+    with _environment(s3.environment()):
+        put_all(uri, Cascade(count))
+    for strategy in ("earliest", "evidence"):
+        command = [sys.executable, "-c", _JUDGE, uri, strategy]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        seconds, peak, *ranks = done.stdout.split()
+        assert ranks == [str(Cascade(count).culprit)]
+        found.append({"documents": count, "strategy": strategy, "seconds": float(seconds), "megabytes": float(peak)})
+    return found

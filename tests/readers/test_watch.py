@@ -1,0 +1,222 @@
+"""The command ``firstfault watch``, and `MultiErrorFileOutputReader.follow` beneath it: an attempt while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.cli import EXIT, main
+from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
+from firstfault.model import Kind, Phase
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.store import FsspecStore
+from firstfault.testing import make_error, make_presence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from conftest import Attempt
+
+    from firstfault.model import JobErrors
+
+    Watch: TypeAlias = Callable[..., tuple[int, str, str]]
+
+_STEP_S = 0.02
+
+
+def node(number: int, phase: Phase = Phase.FAILED, **fields: object) -> object:
+    """Return the roster entry of one of two nodes."""
+    return make_presence(phase, node=f"w-{number}", group_rank=number, nodes=2, ranks=(number,), **fields)
+
+
+def victim() -> object:
+    """Return what rank 0 leaves, which names nobody that did it."""
+    return make_error(
+        0, node="w-0", group_rank=0, at_ms=20, exception="RuntimeError", message="Connection closed by peer"
+    )
+
+
+def root(**fields: object) -> object:
+    """Return what rank 1 leaves, which did it."""
+    return make_error(1, node="w-1", group_rank=1, at_ms=5, message="bad batch", **fields)
+
+
+@pytest.fixture
+def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> Watch:
+    """Watch the attempt while the steps that are given happen, one behind the other; return code, stdout and stderr."""
+
+    def watch(*steps: Callable[[], object], options: tuple[str, ...] = ("--interval", "0.005")) -> tuple[int, str, str]:
+        ended = threading.Event()
+
+        def happen() -> None:
+            for step in steps:
+                if ended.wait(_STEP_S * 5):
+                    return
+                step()
+
+        thread = threading.Thread(target=happen)
+        thread.start()
+        try:
+            with pytest.raises(SystemExit) as caught:
+                main(["watch", attempt.uri, *options])
+        finally:
+            ended.set()
+            thread.join()
+        said = capsys.readouterr()
+        return int(caught.value.code or 0), said.out, said.err
+
+    return watch
+
+
+def test_an_answer_as_soon_as_it_is_known_and_corrected(attempt: Attempt, watching: Watch) -> None:
+    """The first document is judged at once; one that comes later and tells more corrects it, and that is said."""
+    code, out, err = watching(
+        lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
+        lambda: attempt.write(victim()),
+        lambda: attempt.write(root()),
+        lambda: attempt.join(node(0), node(1)),
+    )
+    assert code == EXIT.ROOT_CAUSE
+    first, _, second = out.partition("ValueError rank 1")
+    assert "rank 0" in first
+    assert "root cause: ValueError, rank 1 on w-1: bad batch" in second
+    assert err.index("round 0 runs on 2 nodes") < err.index("corrected by documents that came later")
+    assert err.index("corrected by") < err.index("every node has reported")
+
+
+def test_an_answer_that_stays_is_said_once(attempt: Attempt, watching: Watch) -> None:
+    """What more nodes report is counted, the answer that it leaves as it is not repeated."""
+    code, out, err = watching(
+        lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
+        lambda: attempt.write(root(kind=Kind.RECOVERABLE)),
+        lambda: attempt.write(victim()),
+        lambda: attempt.join(node(0), node(1)),
+    )
+    assert code == EXIT.ROOT_CAUSE_RETRYABLE
+    assert out.count("root cause:") == 1
+    assert "1 of 2 nodes have reported" in err
+    assert "2 of 2 nodes have reported" in err
+    assert "corrected" not in err
+
+
+def test_json_is_one_line_for_each_answer(attempt: Attempt, watching: Watch) -> None:
+    """With --json each answer is one object on a line of its own."""
+    _, out, _ = watching(
+        lambda: attempt.write(victim()),
+        lambda: attempt.write(root()),
+        lambda: attempt.join(node(0), node(1)),
+        options=("--interval", "0.005", "--json"),
+    )
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["verdict"]["ranks"] for answer in answers] == [[0], [1]]
+
+
+def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> None:
+    """A failure that torch restarts after is said, then that it was recovered from, and success is success."""
+    code, out, err = watching(
+        lambda: attempt.write(root()),
+        lambda: attempt.join(node(0, Phase.JOINED, round=1), node(1, Phase.JOINED, round=1)),
+        lambda: attempt.join(node(0, Phase.SUCCEEDED, round=1), node(1, Phase.SUCCEEDED, round=1)),
+    )
+    assert code == EXIT.OK
+    assert "root cause: ValueError" in out
+    assert err.index("recovered from") < err.index("nothing failed")
+
+
+def test_the_timeout(watching: Watch) -> None:
+    """Where nothing fails until the timeout, that is what it says."""
+    code, out, err = watching(options=("--interval", "0.01", "--timeout", "0.2"))
+    assert (code, out) == (EXIT.TIMEOUT, "")
+    assert "no failure in" in err
+    assert "within 0.2 s" in err
+
+
+def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch) -> None:
+    """Where a node never reports, the last answer is the result all the same."""
+    attempt.write(root())
+    attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
+    code, out, _ = watching(options=("--interval", "0.01", "--timeout", "0.3"))
+    assert code == EXIT.ROOT_CAUSE
+    assert out.count("root cause:") == 1
+
+
+def test_what_cannot_be_watched(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+    """A single document does not change: a usage error says what to watch instead."""
+    with pytest.raises(SystemExit) as caught:
+        main(["watch", f"{attempt.uri}/error.pb"])
+    assert caught.value.code == EXIT.USAGE
+    assert "follow an output prefix or an errors/ folder" in capsys.readouterr().err
+
+
+# --- follow ---------------------------------------------------------------------------------------------------------
+
+
+def _followed(reader: MultiErrorFileOutputReader, looks: list[JobErrors]) -> None:
+    async def follow() -> None:
+        looks.extend([job async for job in reader.follow(0.001)])
+
+    asyncio.run(follow())
+
+
+def test_nothing_is_opened_while_nothing_changes(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each object is opened once, and a look that finds nothing new opens none."""
+    opened: list[str] = []
+    listed: list[str] = []
+    get, pages = FsspecStore.get, FsspecStore.pages
+
+    async def spy(self: FsspecStore, path: str, *, limit: int | None = None) -> bytes:
+        opened.append(path)
+        return await get(self, path, limit=limit)
+
+    def count(self: FsspecStore, folder: str = "") -> object:
+        listed.append(folder)
+        if len(listed) == 40:
+            attempt.join(node(0), node(1))
+        return pages(self, folder)
+
+    attempt.write(root())
+    attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
+    monkeypatch.setattr(FsspecStore, "get", spy)
+    monkeypatch.setattr(FsspecStore, "pages", count)
+    looks: list[JobErrors] = []
+    _followed(attempt.reader(), looks)
+    assert len(looks) == 2
+    assert [job.settled for job in looks] == [False, True]
+    assert len([path for path in opened if "/roster/" in path]) == 4
+    assert len([path for path in opened if "/errors/" in path]) == 2, "the document, once for each look that was new"
+
+
+def test_a_storage_that_is_away_for_a_while(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A look that fails is said, and the next one goes on; a refusal ends it."""
+    errors = [StoreUnavailableError("away"), StoreUnavailableError("away")]
+    listed = FsspecStore.list
+
+    async def fail(self: FsspecStore, folder: str = "") -> object:
+        if errors:
+            raise errors.pop()
+        return await listed(self, folder)
+
+    monkeypatch.setattr(FsspecStore, "list", fail)
+    attempt.write(root())
+    attempt.join(node(0), node(1))
+    looks: list[JobErrors] = []
+    _followed(attempt.reader(), looks)
+    assert len(looks) == 1
+    assert caplog.text.count("looking again: away") == 2
+
+    errors.append(AccessDeniedError("refused"))
+    with pytest.raises(AccessDeniedError):
+        _followed(attempt.reader(), looks)
+
+
+def test_a_document_is_not_followed(attempt: Attempt) -> None:
+    """A single document cannot be followed."""
+    with pytest.raises(UsageError, match="single document"):
+        _followed(MultiErrorFileOutputReader(f"{attempt.uri}/a.pb"), [])

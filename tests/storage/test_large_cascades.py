@@ -1,0 +1,132 @@
+"""A cascade of more workers than one page lists, on a real S3 server: what is asked, and what is answered."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault import reading
+from firstfault.errors import StoreUnavailableError
+from firstfault.keys import ErrorKey
+from firstfault.listing import list_everything
+from firstfault.places import ERRORS
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.store._open import CLIENT_VARIABLE
+from tests.benchmarks.cascade import Cascade, put_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.listing import Listing
+    from firstfault.store import Store
+    from tests.s3_server import S3
+    from tests.storage.conftest import Crowd, FaultyProxy, Peer
+
+WORKERS = 1_200
+CULPRIT = Cascade(WORKERS).culprit
+
+
+@pytest.fixture(scope="module")
+def large(s3: S3) -> str:
+    """Write what 1,200 workers leave, one of which raised."""
+    uri = s3.uri("large")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment().items():
+            patch.setenv(name, value)
+        put_all(uri, Cascade(WORKERS))
+    return uri
+
+
+@pytest.fixture(autouse=True, params=["fsspec", "obstore"])
+def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Run each test with both clients."""
+    name: str = request.param
+    monkeypatch.setenv(CLIENT_VARIABLE, name)
+    return name
+
+
+def _listings(proxy: FaultyProxy) -> int:
+    return sum("list-type=2" in request for request in proxy.requests)
+
+
+@pytest.mark.parametrize("below", ["", f"/{ERRORS}"], ids=["prefix", "errors"])
+def test_earliest_asks_three_times(large: str, faulty_proxy: FaultyProxy, below: str) -> None:
+    """Two listings and one document, however many there are, from the prefix as from the errors folder."""
+    verdict = MultiErrorFileOutputReader(large + below, strategy="earliest").verdict()
+    assert verdict is not None
+    assert verdict.ranks == (CULPRIT,)
+    assert not verdict.coverage.complete
+    assert len(faulty_proxy.requests) == 3
+    assert _listings(faulty_proxy) == 2
+
+
+def test_evidence_opens_a_few(large: str, faulty_proxy: FaultyProxy) -> None:
+    """Every name is listed, a few documents are opened, and of each node the entry that says how it ended."""
+    reader = MultiErrorFileOutputReader(large)
+    verdict = reader.verdict()
+    assert verdict is not None
+    assert verdict.ranks == (CULPRIT,)
+    assert verdict.confidence == "high"
+    assert verdict.victims.count == WORKERS - 1
+    assert verdict.coverage.complete
+    assert verdict.coverage.reported == WORKERS // 8
+    assert _listings(faulty_proxy) == 3
+    assert len(faulty_proxy.requests) < 3 + WORKERS // 8 + 40
+    assert not any(request.startswith("HEAD") for request in faulty_proxy.requests)
+
+
+@pytest.mark.parametrize("strategy", ["earliest", "evidence"])
+def test_a_document_of_another_writer_is_found(crowd: Crowd, s3_environ: S3, strategy: str) -> None:
+    """The earliest failure lies behind all keys, under a name that no grammar knows."""
+    verdict = MultiErrorFileOutputReader(crowd.uri, strategy=strategy).verdict()
+    assert verdict is not None
+    assert verdict.root is not None
+    assert verdict.root.rank == 0
+    assert verdict.document_count == len(crowd.names)
+
+
+@pytest.mark.usefixtures("no_waiting")
+@pytest.mark.parametrize("strategy", ["earliest", "evidence"])
+def test_a_storage_that_slows_down(large: str, faulty_proxy: FaultyProxy, strategy: str) -> None:
+    """SlowDown in the middle of it is not seen in the answer."""
+    faulty_proxy.faults.extend(["", "503", "503", "", "500", "drop"])
+    verdict = MultiErrorFileOutputReader(large, strategy=strategy).verdict()
+    assert verdict is not None
+    assert verdict.ranks == (CULPRIT,)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_a_page_that_cannot_be_read(large: str, faulty_proxy: FaultyProxy) -> None:
+    """Where the listing fails behind its first page, nothing is concluded from the half that is known."""
+    faulty_proxy.broken_listings = 3
+    with pytest.raises(StoreUnavailableError, match="cannot list"):
+        MultiErrorFileOutputReader(large).verdict()
+
+
+def test_documents_that_are_gone(
+    s3_environ: S3, peer: Peer, with_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Documents that are removed between the listing and the reading are counted, and others read in their stead."""
+    uri = s3_environ.uri("gone")
+    put_all(uri, Cascade(160))
+
+    async def names(store: Store) -> list[str]:
+        return [item.name for item in await store.list(ERRORS)]
+
+    keys = sorted(filter(None, map(ErrorKey.parse, with_store(uri, names))), key=lambda key: key.timestamp_ns or 0)
+    gone = [str(key) for key in keys[1:20]]
+
+    async def then_remove(*arguments: Any) -> Listing:
+        listing = await list_everything(*arguments)
+        for name in gone:
+            peer.delete(f"{uri}/{ERRORS}/{name}")
+        return listing
+
+    monkeypatch.setattr(reading, "list_everything", then_remove)
+    verdict = MultiErrorFileOutputReader(uri).verdict()
+    assert verdict is not None
+    assert verdict.ranks == (Cascade(160).culprit,)
+    assert 0 < verdict.coverage.unreadable <= len(gone)
+    assert not verdict.coverage.complete
+    assert any("gone between listing and reading" in note for note in verdict.coverage.notes)
