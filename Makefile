@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing or older than what it is made from, and needs nothing else but python3.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix agent-faults cascades replay simulation compare lint format types proto proto-check floors wheel test-wheel clean
+.PHONY: help demo test matrix agent-faults cascades replay simulation bench lint format types proto proto-check floors wheel test-wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -38,8 +38,8 @@ simulation: $(VENV) ## judge the strategies on 2,000 simulated cascades of 1,024
 replay: $(VENV) ## judge the strategies on the recorded cascades; ARGS=-v shows what is not right
 	@$(BIN)/python tests/cascades/replay.py $(ARGS)
 
-compare: $(VENV) ## measure raise to durable error to end of all pods, beside flytekitplugins-kfpytorch
-	@$(BIN)/python tests/benchmarks/raise_to_durable.py
+bench: $(VENV) ## measure reading, raising, failing and succeeding beside others; ARGS="read" for a part; an hour in all
+	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)
 
 lint: $(VENV) ## check style and format
 	@$(BIN)/ruff check

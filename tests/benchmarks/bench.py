@@ -102,8 +102,8 @@ def fail(s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
     found = []
     print(f"\nfail: 2 x 2, gloo, seconds after the raise, medians of {repeat}")
     print(f"{'task':14} {'store':7} {'started':8} {'durable':>8} {'verdict':>8} {'pods ended':>11}  right")
-    for store in ("folder", "s3"):
-        for method in ("spawn", "fork"):
+    for method in ("spawn", "fork"):
+        for store in ("s3", "folder"):
             samples = _in_turn(failing.FAILING, s3, store, method, repeat)
             for name, taken in samples.items():
                 durable, verdict, ended = (

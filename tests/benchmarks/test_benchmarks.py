@@ -1,0 +1,61 @@
+"""That the benchmarks measure what they say, on small numbers."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.benchmarks import growth, reading, write_ahead
+from tests.benchmarks.latency_proxy import latency_proxy
+
+if TYPE_CHECKING:
+    from tests.s3_server import S3
+
+
+def test_the_proxy_adds_its_delay_and_counts(s3: S3) -> None:
+    """Each request waits for as long as was asked, once, and is counted by its method."""
+
+    def ask(endpoint: str) -> float:
+        began = time.perf_counter()
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{endpoint}/{s3.bucket}/nothing", timeout=10)  # noqa: S310 - on the loopback
+        return time.perf_counter() - began
+
+    with latency_proxy(s3.endpoint, 150) as slow, latency_proxy(s3.endpoint, 0) as quick:
+        assert ask(slow.endpoint) > 0.15
+        assert ask(quick.endpoint) < 0.15
+        assert slow.requests() == {"GET": 1}
+        assert slow.requests() == {}
+
+
+def test_every_way_to_read_is_measured(s3: S3) -> None:
+    """All ways read the same 140 documents; each is measured with its requests, and drawn."""
+    rows = list(reading.rows(s3, 1, (1, 140)))
+    ways = {row.way for row in rows}
+    assert len(ways) == 6
+    assert len(rows) == 6 * 2 * len(reading.DELAYS_MS)
+    of_140 = {row.way: row.requests for row in rows if row.documents == 140 and row.delay_ms == 20}
+    assert of_140["floor"] == 2
+    assert of_140["earliest"] == 3
+    assert of_140["everything, obstore"] == 141
+    assert of_140["everything, s3fs"] == 281, "s3fs asks HEAD before each GET"
+    assert of_140["upstream's pattern, boto3"] == round(302 * 1.4)
+
+    picture = ET.fromstring(growth.svg([row for row in rows if row.delay_ms == 20]))  # noqa: S314 - our own
+    texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
+    assert ways <= texts
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize("task", write_ahead.TASKS)
+def test_the_document_is_durable_before_the_first_victim(s3: S3, task: str) -> None:
+    """In each of two rounds of a real job on S3 the raise is durable before any other rank has failed or died."""
+    taken = write_ahead.raises(s3, task, 2, delay_ms=5, start_method="fork")
+    assert len(taken) == 2
+    for item in taken:
+        assert 0 < item.durable < item.first_victim
