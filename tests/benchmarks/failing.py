@@ -91,14 +91,14 @@ def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings
     """Run one task once.
 
     Args:
-        name: of a task in training.py.
+        name: of a task in ours.py or stock.py: neither loads the other plugin.
         folder: for inputs and logs.
         prefix: output prefix, a folder or on S3.
         method: start method of the workers.
         settings: more environment variables of the pods, and of this process while it looks.
     """
     os.environ.update({**settings, "BENCH_START_METHOD": method})
-    task = getattr(_training(), name)
+    task = getattr(_tasks(name), name)
     command = serialized_command(task)
     (folder / "inputs.pb").write_bytes(LiteralMap().SerializeToString())
     raised_at = folder / "raised-at"
@@ -171,11 +171,12 @@ def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings
     )
 
 
-def _training() -> Any:
-    """Load the tasks anew: the start method is read when they are."""
+def _tasks(name: str) -> Any:
+    """Load the module of a task anew, with the loop: the start method is read when they are loaded."""
     sys.path[:0] = [str(Path(__file__).parent)]
     try:
-        return importlib.reload(importlib.import_module("training"))
+        importlib.reload(importlib.import_module("training"))
+        return importlib.reload(importlib.import_module(name.partition("_")[0]))
     finally:
         sys.path.pop(0)
 

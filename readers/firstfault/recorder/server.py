@@ -26,8 +26,9 @@ __all__ = ["serve"]
 
 _SAMPLE_S = 0.5
 """Between two looks at the memory, and at whether the folder is still there, seconds."""
-_IDLE_S = 3.0
-"""How long after its start the recorder loads what it needs for an agent's death, seconds: not while a job starts."""
+_IDLE_S = 30.0
+"""How long after its start the recorder loads what it needs for an agent's death, seconds: not while a job starts, and
+not at all for one that is over by then. An agent that dies earlier is spoken for a third of a second later."""
 _END_S = 2.0
 """The longest wait for uploads in hand when the job ends, seconds."""
 _END_SHARE = 0.8

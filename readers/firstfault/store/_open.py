@@ -40,17 +40,17 @@ def open_store(
     Raises:
         UsageError: there is no client for this scheme, or its package is not installed, or the settings are wrong.
     """
-    from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - one of the two is enough
-
     wanted = os.environ.get(CLIENT_VARIABLE, "").lower()
     if wanted not in _CLIENTS:
         raise UsageError(f"{CLIENT_VARIABLE} must be fsspec or obstore, not {wanted!r}")
     if wanted != "fsspec" and not may_fork and _has_obstore():
-        from firstfault.store._obstore import obstore_for  # noqa: PLC0415
+        from firstfault.store._obstore import obstore_for  # noqa: PLC0415 - one of the two is enough
 
         store = obstore_for(uri, options, attempts)
         if store is not None:
             return store
+    from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - as above
+
     return FsspecStore(uri, options, attempts=attempts)
 
 

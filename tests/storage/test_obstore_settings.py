@@ -1,0 +1,149 @@
+"""What obstore is told, and what it is not trusted with: then fsspec reads."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from firstfault.errors import UsageError
+from firstfault.store import FsspecStore, ObstoreStore, open_store
+from firstfault.store._obstore_settings import client_for
+from firstfault.store._open import CLIENT_VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from firstfault.store import Store
+    from tests.s3_server import S3
+
+_KEYS = {"key": "k", "secret": "s"}
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "kind"),
+    [
+        ("s3://a-bucket/run", _KEYS, S3Store),
+        ("s3a://a-bucket/run", {**_KEYS, "token": "t", "endpoint_url": "http://127.0.0.1:1"}, S3Store),
+        ("s3://a-bucket", {"anon": True, "client_kwargs": {"region_name": "eu-west-1"}}, S3Store),
+        ("s3://a-bucket", {**_KEYS, "requester_pays": True}, S3Store),
+        ("gs://a_bucket.b/run", {"token": "anon"}, GCSStore),
+        ("gcs://a-bucket/run", {"token": "anon", "endpoint_url": "http://127.0.0.1:1"}, GCSStore),
+        ("az://container/run", {"account_name": "name", "account_key": "a2V5"}, AzureStore),
+    ],
+)
+def test_what_obstore_reads(uri: str, options: dict[str, Any], kind: type) -> None:
+    """Settings that obstore has make a client of it, and a store over it."""
+    assert isinstance(client_for(uri, options), kind)
+    assert isinstance(open_store(uri, options), ObstoreStore)
+
+
+@pytest.mark.parametrize(
+    ("uri", "options"),
+    [
+        ("/a/folder", {}),
+        ("file:///a/folder", {}),
+        ("memory://folder", {}),
+        ("s3://a-bucket//run", _KEYS),
+        ("s3://a-bucket/a/../run", _KEYS),
+        ("s3://Not_A_Bucket!/run", _KEYS),
+        ("s3://a-bucket/run", {"key": "k"}),
+        ("s3://a-bucket/run", {**_KEYS, "profile": "other"}),
+        ("s3://a-bucket/run", {**_KEYS, "client_kwargs": {"verify": False}}),
+        ("s3://a-bucket/run", {**_KEYS, "config_kwargs": {"s3": {"addressing_style": "virtual"}}}),
+        ("gs://a-bucket/run", {"token": "/a/key.json"}),
+        ("gs://a-bucket/run", {"token": "anon", "consistency": "none"}),
+        ("az://container/run", {"account_name": "name", "connection_string": "x"}),
+        ("az://container/run", {}),
+        ("abfs://container@name.dfs.core.windows.net/run", {"account_name": "name"}),
+    ],
+)
+def test_what_is_left_to_fsspec(uri: str, options: dict[str, Any]) -> None:
+    """Schemes, paths and options that obstore does not have are read by fsspec, which does."""
+    assert client_for(uri, options) is None
+    assert isinstance(open_store(uri, options), FsspecStore)
+
+
+def test_settings_of_flytekit_for_azure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flytekit's variables are enough; a connection string is only adlfs's to read."""
+    monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_NAME", "name")
+    monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    assert isinstance(client_for("az://container/run", None), AzureStore)
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "AccountName=name")
+    assert client_for("az://container/run", None) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "is_known"),
+    [
+        ({"type": "authorized_user", "client_id": "i", "client_secret": "s", "refresh_token": "t"}, True),
+        ({"type": "external_account"}, False),
+        ([], False),
+    ],
+)
+def test_credentials_of_google(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object, is_known: bool
+) -> None:
+    """Of a kind of credentials that obstore does not know, gcsfs makes use."""
+    file = tmp_path / "credentials.json"
+    file.write_text(json.dumps(content))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    assert (client_for("gs://a-bucket/run", None) is not None) is is_known
+
+
+def test_an_emulator_of_google(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URL of an emulator is asked without credentials; gcsfs's other words for one are left to it."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    assert isinstance(client_for("gs://a-bucket/run", None), GCSStore)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "default")
+    assert client_for("gs://a-bucket/run", None) is None
+
+
+def test_a_profile(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]) -> None:
+    """Credentials of a profile in AWS's own files are found, as botocore finds them."""
+    file = tmp_path / "credentials"
+    file.write_text(f"[lab]\naws_access_key_id={s3.access_key}\naws_secret_access_key={s3.secret_key}\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    monkeypatch.setenv(CLIENT_VARIABLE, "obstore")
+
+    async def use(store: Store) -> bytes:
+        assert isinstance(store, ObstoreStore)
+        await store.put("a.pb", b"data")
+        return await store.get("a.pb")
+
+    assert with_store(s3.uri(), use) == b"data"
+
+
+def test_a_token_of_the_environment_is_not_mixed_in(
+    s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
+) -> None:
+    """Flytekit's keys are used by themselves, whatever session the environment has beside them."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "of somebody else")
+    assert with_store(s3_environ.uri(), lambda store: store.list()) == []
+
+
+def test_the_choice_can_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable names the client; a name that is none is a usage error."""
+    monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
+    assert isinstance(open_store("s3://a-bucket/run", _KEYS), FsspecStore)
+    monkeypatch.setenv(CLIENT_VARIABLE, "boto3")
+    with pytest.raises(UsageError, match="must be fsspec or obstore, not 'boto3'"):
+        open_store("s3://a-bucket/run", _KEYS)
+
+
+def test_a_process_that_may_fork(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+    """Whoever may fork uses fsspec, and so does a child whose parent has used obstore."""
+    assert isinstance(open_store(s3_environ.uri(), may_fork=True), FsspecStore)
+    assert with_store(s3_environ.uri(), lambda store: store.list()) == []
+    assert isinstance(open_store(s3_environ.uri()), ObstoreStore)
+    child = os.fork()
+    if child == 0:
+        os._exit(7 if isinstance(open_store(s3_environ.uri()), FsspecStore) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
