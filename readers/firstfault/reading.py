@@ -8,6 +8,7 @@ that turns out to be wrong costs it all: then every document is opened.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from firstfault.store import ObjectInfo, Store
 
 __all__ = ["Wish", "list_all", "look", "read_document", "read_listed", "read_roster"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -226,6 +229,8 @@ class _Look:
         self._rest: list[WorkerError | Seal | Unreadable] = []
         self._rows: list[int] = []
         """Of the round that is judged."""
+        self._history: list[int] = []
+        """Of earlier rounds and lives."""
 
     async def read(self, wish_of: Callable[[Sequence[Seal]], Wish], judge: Callable[[Findings], JobErrors]) -> Findings:
         """Return the findings."""
@@ -269,11 +274,11 @@ class _Look:
         rows = table.rows_of_round(round_, _lives(keys, round_) or {})
         self._rows = [row for row in rows if not gone or str(table.key(row)) not in gone]
         groups = table.by_fault(self._rows)
-        history = sorted(set(range(len(table))) - set(rows), key=table.moment)[:_OF_HISTORY]
+        self._history = sorted(set(range(len(table))) - set(rows), key=table.moment)
         # a name without a fault says nothing about what is in the document
         wanted = [*groups.pop(_NO_FAULT, ()), *self._of_finished(keys)]
         wanted += _of_each(groups)
-        await self._open(history)
+        await self._open(self._history[:_OF_HISTORY])
         for _ in range(_STEPS):
             wanted = [row for row in {*wanted, *table.of_processes(wanted, self._rows)} if row not in self._opened.rows]
             if not wanted:
@@ -281,9 +286,9 @@ class _Look:
             await self._open(sorted(wanted, key=table.moment))
             if self._opened.lies(table):
                 return False
-            named = set(wish.named(judge(self._findings())))
-            wanted = [row for row in self._rows if table.rank(row) in named][:_MORE]
-            wanted += self._unclear(groups)
+            named = _named(wish, judge(self._findings()))
+            left = [row for row in self._rows if row not in self._opened.rows]
+            wanted = [*[row for row in left if table.rank(row) in named][:_MORE], *self._unclear(groups)]
         return True
 
     def _of_finished(self, keys: Iterable[RosterKey]) -> list[int]:
@@ -307,7 +312,7 @@ class _Look:
             notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),
             unopened=_unopened(self._table, self._rows, self._opened.rows),
         )
-        history = len(self._table) - len(self._opened.rows) - sum(group.count for group in found.unopened)
+        history = sum(row not in self._opened.rows for row in self._history)
         return Findings(
             documents=found.documents,
             seals=found.seals,
@@ -319,6 +324,15 @@ class _Look:
             unopened_history=history,
             listed=self._table,
         )
+
+
+def _named(wish: Wish, job: JobErrors) -> set[int]:
+    """Return the ranks that a strategy wants to read about; it may be anybody's, and must not cost the answer."""
+    try:
+        return set(wish.named(job))
+    except Exception as error:  # noqa: BLE001 - as above
+        logger.warning("a strategy could not say whose documents it wants (%s: %s)", type(error).__name__, error)
+        return set()
 
 
 def _of_each(groups: Mapping[str, array[int]]) -> list[int]:

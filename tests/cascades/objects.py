@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from firstfault.assemble import Findings
     from firstfault.model import JobErrors
+    from firstfault.strategies import AggregationStrategy
 
 __all__ = ["Objects", "looked_at"]
 
@@ -93,7 +94,9 @@ class Objects:
         return path in self._objects
 
 
-def looked_at(objects: Objects, strategy: str, judge: Callable[[Findings], JobErrors]) -> JobErrors:
+def looked_at(
+    objects: Objects, strategy: str | AggregationStrategy, judge: Callable[[Findings], JobErrors]
+) -> JobErrors:
     """Return what a reader that opens only what `strategy` needs makes of a bucket."""
     wanted, named = reads_of(get_strategy(strategy))
     wish = Wish(wanted, named) if named is not None else Wish(wanted)

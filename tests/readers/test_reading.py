@@ -24,14 +24,16 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.places import ERRORS
-from firstfault.strategies import get_strategy, run_strategy
+from firstfault.strategies import Reads, get_strategy, reads, run_strategy
 from firstfault.testing import START_NS, make_error, make_presence
 from tests.cascades.objects import Objects, looked_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from firstfault.model import Verdict
     from firstfault.store import Page
+    from firstfault.strategies import AggregationStrategy
 
 MANY = 600
 CLOSED = "Connection closed by peer [10.0.0.3]:2{rank:04d}"
@@ -69,7 +71,7 @@ def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Findings:
     return Findings(documents=(*victims, *others), roster=tuple(roster))
 
 
-def read(findings: Findings, strategy: str = "evidence") -> tuple[JobErrors, Objects]:
+def read(findings: Findings, strategy: str | AggregationStrategy = "evidence") -> tuple[JobErrors, Objects]:
     """Return what a reader makes of the findings as objects, and what it asked for."""
     objects = Objects(findings)
     return looked_at(objects, strategy, assemble), objects
@@ -244,6 +246,19 @@ def test_whoever_is_named_is_opened() -> None:
     assert 433 in {failure.rank for failure in job.failures}
 
 
+def test_a_strategy_that_cannot_say_whom_it_wants(caplog: pytest.LogCaptureFixture) -> None:
+    """A strategy of somebody else's that raises while it is asked gets what everybody gets, and that is said."""
+
+    @reads(Reads.GROUPS, lambda job: [1 // len(job.history)])
+    def broken(job: JobErrors) -> Verdict:
+        return run_strategy(get_strategy("evidence"), job)
+
+    job, objects = read(cascade(root()), broken)
+    assert run_strategy(broken, job).ranks == (211,)
+    assert objects.gets < 150
+    assert "could not say whose documents it wants (ZeroDivisionError" in caplog.text
+
+
 def test_ten_thousand_faults_are_not_all_opened() -> None:
     """Where every rank says something else, a bounded number is opened, the earliest among them."""
     words = [
@@ -305,7 +320,8 @@ def test_rounds_that_were_recovered_from() -> None:
         assert job.unopened == ()
         assert 0 < len(job.history) < MANY
         assert objects.gets < 150
-        assert any("documents of earlier rounds were not opened" in note for note in job.coverage.notes)
+        unopened = MANY - len(job.history)
+        assert f"{unopened} documents of earlier rounds were not opened" in job.coverage.notes
 
 
 def test_an_exception_that_was_handled_after_all() -> None:
@@ -323,6 +339,7 @@ def test_an_exception_that_was_handled_after_all() -> None:
         job, _ = read(replace(findings, roster=tuple(roster)), strategy)
         assert run_strategy(get_strategy(strategy), job).ranks == (211,)
         assert job.document_count == MANY - 1
+        assert not any("earlier rounds" in note for note in job.coverage.notes)
 
 
 # --- earliest -------------------------------------------------------------------------------------------------------
