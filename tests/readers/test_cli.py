@@ -12,7 +12,6 @@ import click
 import pytest
 
 from firstfault.cli import EXIT, main
-from firstfault.cli import _main as command_line
 from firstfault.errors import AccessDeniedError
 from firstfault.model import Kind
 from firstfault.store import FsspecStore
@@ -324,7 +323,7 @@ def _theirs(count: int) -> int:
 
 
 def _offered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
-    monkeypatch.setattr(command_line.importlib.metadata, "entry_points", lambda **_group: [_Point(load)])
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_group: [_Point(load)])
 
 
 def test_another_distribution_adds_a_command(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import sys
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from firstfault.errors import FirstFaultError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.metadata import EntryPoint
 
 __all__ = ["main"]
 
@@ -28,20 +28,25 @@ class _Group(click.Group):
     """Loads commands of other distributions only when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        names = [point.name for point in importlib.metadata.entry_points(group=COMMANDS_GROUP)]
-        return sorted({*super().list_commands(ctx), *names})
+        return sorted({*super().list_commands(ctx), *(point.name for point in _entry_points())})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        for point in importlib.metadata.entry_points(group=COMMANDS_GROUP):
+        for point in _entry_points():
             if point.name == cmd_name:
                 return _loaded(point)
         return None
 
 
-def _loaded(point: importlib.metadata.EntryPoint) -> click.Command:
+def _entry_points() -> tuple[EntryPoint, ...]:
+    import importlib.metadata  # noqa: PLC0415 - slow, and a command of our own needs none of it
+
+    return tuple(importlib.metadata.entry_points(group=COMMANDS_GROUP))
+
+
+def _loaded(point: EntryPoint) -> click.Command:
     try:
         command: click.Command = point.load()
     except ImportError as error:

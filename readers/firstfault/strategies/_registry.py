@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import enum
 import importlib
-import importlib.metadata
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from firstfault.errors import StrategyError, UnknownStrategyError
 from firstfault.model import JobErrors, Verdict
 from firstfault.strategies._verdict import undetermined
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = [
     "DEFAULT_STRATEGY",
@@ -164,7 +166,9 @@ def _load_built_in(reference: str) -> AggregationStrategy:
     return found
 
 
-def _entry_points() -> tuple[importlib.metadata.EntryPoint, ...]:
+def _entry_points() -> tuple[EntryPoint, ...]:
+    import importlib.metadata  # noqa: PLC0415 - slow, and a strategy of our own needs none of it
+
     return tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
 
 
@@ -187,7 +191,7 @@ def _from_entry_point(name: str) -> AggregationStrategy:
     return found
 
 
-def _owner(point: importlib.metadata.EntryPoint) -> str:
+def _owner(point: EntryPoint) -> str:
     return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
 
 
