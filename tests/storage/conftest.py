@@ -256,7 +256,8 @@ def faulty_proxy(s3: S3, s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> Ite
                     self.send_header(name, value)
             self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
             self.end_headers()
-            self.wfile.write(body[: len(body) // 2] if cut else body)
+            if self.command != "HEAD":  # whose answer has no body; the next one on the connection would begin with it
+                self.wfile.write(body[: len(body) // 2] if cut else body)
             self.close_connection = self.close_connection or cut
 
         def log_message(self, *args: object) -> None:
