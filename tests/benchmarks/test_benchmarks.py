@@ -28,7 +28,7 @@ def test_the_proxy_adds_its_delay_and_counts(s3: S3) -> None:
 
     with latency_proxy(s3.endpoint, 150) as slow, latency_proxy(s3.endpoint, 0) as quick:
         assert ask(slow.endpoint) > 0.15
-        assert ask(quick.endpoint) < 0.15
+        assert min(ask(quick.endpoint) for _ in range(5)) < 0.15
         assert slow.requests() == {"GET": 1}
         assert slow.requests() == {}
 
