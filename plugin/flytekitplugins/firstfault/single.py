@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -38,11 +39,12 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
     pods = _pods(os.environ)
     recording = replace(recording, group_world_size=pods)
     place = replace(worker_place(recording), group_rank=_rank(os.environ), group_world_size=pods)
-    _announce(recording, place, Phase.JOINED, wait=False)
+    joined = _announce(recording, place, Phase.JOINED, wait=False)
     try:
         result = task.task_function(**kwargs)
     except IgnoreOutputs:
         # flytekit's word for "this pod has nothing to hand over": no failure
+        joined.wait(recording.upload_deadline_seconds)
         _announce(recording, place, Phase.SUCCEEDED)
         raise
     except BaseException as error:
@@ -74,14 +76,19 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
             kind = RecoverableVerdictSealedError if retry else VerdictSealedError
             raise kind(headline, document) from error
         raise
+    # a pod that ends would take the first entry with it if that is still on its way
+    joined.wait(recording.upload_deadline_seconds)
     _announce(recording, place, Phase.SUCCEEDED)
     return result
 
 
 def _announce(
     recording: Recording, place: Place, phase: Phase, receipts: tuple[Receipt, ...] = (), *, wait: bool = True
-) -> None:
-    """Write a roster entry; without `wait` in the background, since the training need not wait for it."""
+) -> threading.Event:
+    """Write a roster entry; without `wait` in the background, since the training need not wait for it.
+
+    Return what is set when it has been written, or given up.
+    """
     presence = NodePresence(
         phase=phase,
         place=place,
@@ -90,7 +97,16 @@ def _announce(
         timestamp_ns=time.time_ns(),
     )
     deadline = recording.upload_deadline_seconds if wait else 0
-    bounded(lambda: put_entry(presence, recording), deadline, "writing the roster")
+    ended = threading.Event()
+
+    def put() -> None:
+        try:
+            put_entry(presence, recording)
+        finally:
+            ended.set()
+
+    bounded(put, deadline, "writing the roster")
+    return ended
 
 
 def _pods(environment: os._Environ[str]) -> int:
