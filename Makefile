@@ -38,7 +38,7 @@ simulation: $(VENV) ## judge the strategies on 2,000 simulated cascades of 1,024
 replay: $(VENV) ## judge the strategies on the recorded cascades; ARGS=-v shows what is not right
 	@$(BIN)/python tests/cascades/replay.py $(ARGS)
 
-bench: $(VENV) ## measure reading, raising, failing and succeeding beside others; ARGS="read" for a part; an hour in all
+bench: $(VENV) ## measure reading, raising, failing and succeeding beside others; ARGS="read" for a part; forty minutes in all
 	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)
 
 lint: $(VENV) ## check style and format

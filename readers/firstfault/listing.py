@@ -9,12 +9,13 @@ from firstfault.aio import gathered
 from firstfault.index import KeyTable
 from firstfault.keys import ErrorKey
 from firstfault.places import is_error_file, is_stock_error_file, join_name
+from firstfault.store import ObjectInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from firstfault.places import Layout
-    from firstfault.store import ObjectInfo, Page, Store
+    from firstfault.store import Page, Store
 
 __all__ = ["Listing", "begin", "list_everything"]
 
@@ -74,7 +75,7 @@ class Listing:
 
 
 def _named(item: ObjectInfo, name: str) -> ObjectInfo:
-    return type(item)(name, item.size, item.last_modified_ns)
+    return ObjectInfo(name, item.size, item.last_modified_ns)
 
 
 async def begin(
@@ -84,6 +85,12 @@ async def begin(
 
     The last round's earliest failures are in the one, and its roster is in the other. If the storage has not sent them
     in order, `Listing.in_order` says so, and nothing else in it is to be used.
+
+    Args:
+        store: of the layout's root.
+        layout: what lies where.
+        eager: called with the first document by name, as soon as it is known.
+        small: not if there are no more objects than so many.
     """
     listing = Listing()
     start = _STOCK if layout.stock is not None else f"{layout.errors}/{_BEFORE_NAMES}"

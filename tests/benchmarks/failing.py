@@ -1,7 +1,7 @@
 """How long from a raise until an error that names it is durable and until all pods have ended, and what success costs.
 
 For firstfault and for stock kfpytorch, in turn: two nodes of two workers on this machine, gloo, the same task; rank 3
-raises while its peers wait in a collective or, in the tasks named asleep, sleep in Python. Pods and the operator's
+raises while its peers wait in a collective. Pods and the operator's
 rules are those of ``firstfault run`` for both plugins. "durable" is when the first error file can be listed
 (firstfault: the error document; kfpytorch: error.pb), looked for every few milliseconds, from the time that rank 3
 noted before its raise; "verdict" is the same of error.pb; "right" is whether what stock Flyte reads when the job ends

@@ -13,12 +13,6 @@ def ours_default() -> float:
 
 
 @task(task_config=Elastic(**training.SAME))
-def ours_asleep() -> float:
-    """Rank 3 raises while the others sleep."""
-    return training.asleep()
-
-
-@task(task_config=Elastic(**training.SAME))
 def ours_good() -> float:
     """Nobody fails."""
     return training.good()

@@ -100,14 +100,7 @@ def _ways(s3: S3, endpoint: str, uri: str, count: int) -> dict[str, Callable[[],
         return read
 
     prefix = f"{uri.removeprefix(f's3://{s3.bucket}/')}/{ERRORS}"
-    bare = S3Store(
-        s3.bucket,
-        endpoint=endpoint,
-        region="us-east-1",
-        access_key_id=s3.access_key,
-        secret_access_key=s3.secret_key,
-        client_options={"allow_http": True},
-    )
+    bare = _client(s3, endpoint)
     found: dict[str, Callable[[], float]] = {
         "floor": lambda: asyncio.run(_floor(s3, endpoint, prefix)),
         "earliest": ours("earliest"),
@@ -128,9 +121,8 @@ def _ways(s3: S3, endpoint: str, uri: str, count: int) -> dict[str, Callable[[],
     return found
 
 
-async def _floor(s3: S3, endpoint: str, prefix: str) -> float:
-    """One LIST page and one GET by a bare client."""
-    client = S3Store(
+def _client(s3: S3, endpoint: str) -> S3Store:
+    return S3Store(
         s3.bucket,
         endpoint=endpoint,
         region="us-east-1",
@@ -138,6 +130,11 @@ async def _floor(s3: S3, endpoint: str, prefix: str) -> float:
         secret_access_key=s3.secret_key,
         client_options={"allow_http": True},
     )
+
+
+async def _floor(s3: S3, endpoint: str, prefix: str) -> float:
+    """One LIST page and one GET by a bare client."""
+    client = _client(s3, endpoint)
     async for chunk in obstore.list(client, prefix, chunk_size=1000):
         document = await obstore.get_async(client, chunk[0]["path"])
         await document.bytes_async()

@@ -18,12 +18,6 @@ def stock_fast() -> float:
 
 
 @task(task_config=Elastic(**training.SAME, monitor_interval=0.1))
-def stock_asleep() -> float:
-    """Rank 3 raises while the others sleep."""
-    return training.asleep()
-
-
-@task(task_config=Elastic(**training.SAME, monitor_interval=0.1))
 def stock_good() -> float:
     """Nobody fails."""
     return training.good()

@@ -27,17 +27,6 @@ def loop() -> float:
     return float(total)
 
 
-def asleep() -> float:
-    """Rank 3 raises when all are there; the others sleep."""
-    dist.init_process_group("gloo")
-    dist.barrier()
-    if dist.get_rank() == RANK:
-        Path(os.environ["RAISED_AT"]).write_text(str(time.time_ns()))
-        raise ValueError("loss is nan at step 5")
-    time.sleep(1000)
-    return 0.0
-
-
 def good() -> float:
     """Sum up ones, to the end."""
     dist.init_process_group("gloo")

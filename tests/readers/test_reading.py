@@ -135,6 +135,23 @@ def test_one_fault_of_all_ranks() -> None:
     assert f"{MANY} failed in the same way" in verdict.why
 
 
+def test_of_one_fault_at_two_times_only_those_that_were_opened_are_the_same() -> None:
+    """Half of the job was killed a minute after the other: nobody can say of the unopened ones to which they belong."""
+
+    def killed(rank: int) -> WorkerError:
+        fields = {"exception": None, "signal": "SIGKILL", "exit_code": -9, "writer": Writer.AGENT}
+        at_ms = 0 if rank < MANY // 2 else 60_000
+        clock = {"boot_id": "one", "monotonic_ns": 1 + at_ms * 1_000_000}
+        return named(make_error(rank, node=f"w-{rank // 8}", group_rank=rank // 8, at_ms=at_ms, **clock, **fields))
+
+    job, _ = read(replace(cascade(), documents=tuple(map(killed, range(MANY)))))
+    verdict = run_strategy(get_strategy("evidence"), job)
+    opened = {failure.rank for failure in job.failures}
+    assert job.unopened
+    assert set(verdict.ranks) <= opened
+    assert max(verdict.ranks) < MANY // 2
+
+
 def stopped(rank: int, line: int, given: int) -> WorkerError:
     """Return what an agent writes about a worker that it stopped at a line, after so many collectives."""
     stack = (

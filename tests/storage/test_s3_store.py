@@ -144,6 +144,19 @@ def test_more_than_one_page(s3_environ: S3, peer: Peer, crowd: Crowd, with_store
     assert with_store(f"{crowd.uri}/{ERRORS}", names) == sorted(crowd.names)
 
 
+def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+    """A store of a bucket itself begins behind a name as one of a folder does."""
+    folder = s3_environ.uri("bucket").rpartition("/")[2]
+
+    async def use(store: Store) -> list[str]:
+        for name in ("a", "b", "c"):
+            await store.put(f"{folder}/{name}.pb", b"x")
+        page = await store.page(after=f"{folder}/a.pb")
+        return [item.name for item in page.objects if item.name.startswith(folder)]
+
+    assert with_store(f"s3://{s3_environ.bucket}", use) == [f"{folder}/b.pb", f"{folder}/c.pb"]
+
+
 # --- objects --------------------------------------------------------------------------------------------------------
 
 

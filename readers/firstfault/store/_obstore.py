@@ -184,9 +184,8 @@ class ObstoreStore:
         import obstore  # noqa: PLC0415 - loaded by now
 
         root = self._path(folder)
-        stream = obstore.list(
-            self._client, root or None, offset=join(root, after) if after else None, chunk_size=_CHUNK
-        )
+        offset = f"{root}/{after}" if root else after
+        stream = obstore.list(self._client, root or None, offset=offset if after else None, chunk_size=_CHUNK)
         objects: list[ObjectInfo] = []
         async for chunk in stream:
             objects += _objects(chunk, root)

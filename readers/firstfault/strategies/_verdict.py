@@ -60,10 +60,13 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         why: sentences a person can check.
         confidence: "high", "medium" or "low".
         same: failures with the same fault as `root`, itself included, if the fault is several ranks'; else empty. Those
-            of the same fault that were not opened belong to them.
+            of the same fault that were not opened belong to them, if all that were opened do.
         suspects: others who may be it.
     """
-    alike = job.unopened_like(root.fingerprint) if same else ()
+    own = {id(failure) for failure in same}
+    # if some of this fault that were opened are none of them, nobody can say which of the others are
+    all_are = all(id(failure) in own for failure in job.failures if failure.fingerprint == root.fingerprint)
+    alike = job.unopened_like(root.fingerprint) if same and all_are else ()
     ranks = tuple(sorted({failure.rank for failure in (same or [root]) if failure.rank is not None} | set(alike)))
     return Verdict(
         scope=_scope(root, ranks),
