@@ -23,6 +23,7 @@ __all__ = [
     "Origin",
     "Phase",
     "Place",
+    "Reason",
     "Receipt",
     "Resources",
     "Scope",
@@ -175,6 +176,8 @@ class Place:
     host: str = ""
     ip: str = ""
     pid: int = 0
+    namespace: str = ""
+    """Kubernetes' namespace of the pod; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +466,14 @@ class JobErrors:
 
 
 @dataclass(frozen=True, slots=True)
+class Reason:
+    """A sentence of a verdict, and what it rests on."""
+
+    text: str
+    failures: tuple[WorkerError, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """Somebody who may be the root cause when nobody certainly is."""
 
@@ -497,6 +508,11 @@ class Verdict:
     confidence: str = "low"
     """"high", "medium" or "low"."""
     why: tuple[str, ...] = ()
+    sources: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
+    """For each sentence of `why` the names of the documents it rests on; empty where the strategy does not say.
+
+    Like `root` it is not in JSON: it leads to documents, and who has none has no use for it.
+    """
     suspects: tuple[Suspect, ...] = ()
     victims: Victims = field(default_factory=Victims)
     coverage: Coverage = field(default_factory=lambda: Coverage(None, 0))

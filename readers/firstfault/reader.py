@@ -31,7 +31,8 @@ from firstfault.model import (
 from firstfault.places import DECK, OUTPUTS, Layout, is_error_file
 from firstfault.reading import Wish, list_all, look, read_listed, read_roster
 from firstfault.report.json import decision_from_json, verdict_from_json
-from firstfault.report.text import flyte_message
+from firstfault.report.content import report_of
+from firstfault.report.message import flyte_message
 from firstfault.retry import RetryContext, decide
 from firstfault.store import join, open_store
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, reads_of, run_strategy
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from flyteidl.core.literals_pb2 import LiteralMap
 
     from firstfault.model import Decision
+    from firstfault.report import Report
     from firstfault.retry import RetryPolicy
     from firstfault.store import Store
     from firstfault.strategies import AggregationStrategy
@@ -162,7 +164,7 @@ class MultiErrorFileOutputReader:
         stock = root is not None and root.writer is Writer.STOCK
         return ExecutionError(
             code=verdict.code,
-            message=verdict.message if stock else flyte_message(verdict, decision, uri=self._layout.root),
+            message=verdict.message if stock else flyte_message(self.report(conclusion)),
             kind=decision.origin,
             recoverable=decision.retry,
             timestamp_ns=verdict.timestamp_ns,
@@ -235,6 +237,10 @@ class MultiErrorFileOutputReader:
             return True
         same_strategy = self._strategy is None or self._strategy_name == seal.strategy
         return same_strategy and seal.count > job.document_count
+
+    def report(self, conclusion: Conclusion) -> Report:
+        """Return what a report on a conclusion of this reader says."""
+        return report_of(conclusion.job, conclusion.verdict, conclusion.decision, uri=self._layout.root)
 
     def verdict(self) -> Verdict | None:
         """Return the verdict, None if there is no error."""

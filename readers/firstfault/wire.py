@@ -382,6 +382,7 @@ def _place_to_pb(place: Place) -> pb.Place:
         node=clean(place.node, _MAX_LINE),
         host=clean(place.host, _MAX_LINE),
         ip=clean(place.ip, _MAX_LINE),
+        namespace=clean(place.namespace, _MAX_LINE),
         pid=_count_to_pb(place.pid),
     )
 
@@ -414,6 +415,7 @@ def _place_from_pb(place: pb.Place) -> Place:
         node=place.node,
         host=place.host,
         ip=place.ip,
+        namespace=place.namespace,
         pid=place.pid,
     )
 

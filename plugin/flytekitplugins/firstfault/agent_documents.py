@@ -19,7 +19,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.report.text import format_exception
+from firstfault.tracebacks import format_exception
 from flytekitplugins.firstfault.capture import capture
 from flytekitplugins.firstfault.deaths import signal_name
 from flytekitplugins.firstfault.environment import boot_id, versions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -21,6 +22,7 @@ __all__ = [
     "attempt_number",
     "boot_id",
     "multi_error_files",
+    "namespace",
     "new_incarnation",
     "node_address",
     "node_name",
@@ -32,6 +34,7 @@ __all__ = [
 STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
 """Turns recording on and names the strategy; set but empty turns it off."""
 
+_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PREFIX = "FIRSTFAULT_OUTPUT_PREFIX"
 _DEADLINE = "FIRSTFAULT_UPLOAD_DEADLINE"
 _ROUND = "FIRSTFAULT_ROUND"
@@ -101,6 +104,17 @@ def node_name(environment: Mapping[str, str] = os.environ) -> str:
     return _first(environment, "FLYTE_INTERNAL_WORKER_NAME", "_F_WN") or environment.get("HOSTNAME") or _host()
 
 
+def namespace(environment: Mapping[str, str] = os.environ) -> str:
+    """The Kubernetes namespace of this pod: what Kubernetes mounts, else Flyte's own template; empty if neither says.
+
+    Flyte's ``namespace_mapping`` is ``{{ project }}-{{ domain }}`` unless the installation has another.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        return _NAMESPACE_FILE.read_text(encoding="ascii").strip()
+    parts = [environment.get(f"FLYTE_INTERNAL_EXECUTION_{name}", "") for name in ("PROJECT", "DOMAIN")]
+    return "-".join(parts) if all(parts) else ""
+
+
 def node_place(recording: Recording, environment: Mapping[str, str] = os.environ) -> Place:
     """Return what any process of the node knows of its place: attempt, node, host, ip and its own pid."""
     return Place(
@@ -109,6 +123,7 @@ def node_place(recording: Recording, environment: Mapping[str, str] = os.environ
         host=_host(),
         ip=recording.ip,
         pid=os.getpid(),
+        namespace=namespace(environment),
     )
 
 

@@ -11,7 +11,7 @@ from firstfault.assemble import Findings, assemble, silent_nodes
 from firstfault.errors import BadDocumentError, StoreError
 from firstfault.model import DocumentRef, Phase, Seal, WorkerError
 from firstfault.reader import Conclusion, MultiErrorFileOutputReader
-from firstfault.report import flyte_message, to_json
+from firstfault.report import flyte_message, report_of, to_json
 from firstfault.retry import RetryContext
 from firstfault.store import open_store
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
@@ -157,6 +157,7 @@ class _AllThatLive:
 def sealed(conclusion: Conclusion, recording: Recording, node: str) -> tuple[Seal, bytes]:
     """Return the sealed verdict and the bytes of the ``error.pb`` that hands it to Flyte."""
     verdict, decision = _redacted(conclusion.verdict), conclusion.decision
+    report = report_of(conclusion.job, verdict, decision, uri=recording.output_prefix)
     seal = Seal(
         name="",
         digest=verdict.digest,
@@ -166,7 +167,7 @@ def sealed(conclusion: Conclusion, recording: Recording, node: str) -> tuple[Sea
         timestamp_ns=time.time_ns(),
         node=node,
         code=verdict.code,
-        message=flyte_message(verdict, decision, uri=recording.output_prefix),
+        message=flyte_message(report),
         kind=decision.kind,
         origin=decision.origin,
         fault_timestamp_ns=verdict.timestamp_ns,

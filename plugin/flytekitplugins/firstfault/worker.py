@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault.fingerprint import fingerprint_of
 from firstfault.model import Subject, WorkerError, Writer
-from firstfault.report.text import format_exception
+from firstfault.tracebacks import format_exception
 from flytekitplugins.firstfault.agent_documents import lost_agent
 from flytekitplugins.firstfault.capture import bare, capture
 from flytekitplugins.firstfault.environment import Recording, boot_id, versions, worker_place

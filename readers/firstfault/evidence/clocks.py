@@ -79,12 +79,35 @@ class Clocks:
 
     def gap_ns(self, first: WorkerError, second: WorkerError) -> int:
         """Return by how much one failure certainly happened before another, nanoseconds; 0 if that is not certain."""
-        if first.boot_id and first.boot_id == second.boot_id and first.monotonic_ns and second.monotonic_ns:
-            return _around(first.monotonic_ns, first).ahead_ns(_around(second.monotonic_ns, second))
+        if _share_a_clock(first, second):
+            return _around(first.monotonic_ns or 0, first).ahead_ns(_around(second.monotonic_ns or 0, second))
         one, other = self._on_storage(first), self._on_storage(second)
         if one is None or other is None:
             return 0
         return one.ahead_ns(other)
+
+    def later(self, first: WorkerError, second: WorkerError) -> Interval | None:
+        """Return between which bounds a failure was recorded after another, nanoseconds; negative: before.
+
+        None if that is not known: one carries no time, or nothing is known about a clock.
+        """
+        if _share_a_clock(first, second):
+            apart = (second.monotonic_ns or 0) - (first.monotonic_ns or 0)
+            return Interval(apart, apart)
+        if first.timestamp_ns is None or second.timestamp_ns is None:
+            return None
+        apart = second.timestamp_ns - first.timestamp_ns
+        if first.node == second.node and first.boot_id == second.boot_id:
+            return Interval(apart, apart)
+        one, other = self.offset(first.node), self.offset(second.node)
+        if not (one.is_known and other.is_known):
+            return None
+        return Interval(apart + one.low - other.high, apart + one.high - other.low)
+
+    @staticmethod
+    def noticed_after_ns(failure: WorkerError) -> int:
+        """Return how long before it was recorded a failure may have happened, nanoseconds; 0 of one's own word."""
+        return -_around(0, failure).low
 
     def _on_storage(self, failure: WorkerError) -> Interval | None:
         if failure.timestamp_ns is None:
@@ -131,6 +154,12 @@ class Clocks:
         ]
         more = len(wrong) - len(said)
         return [*said, f"so are those of {more} more nodes, by less"] if more > 0 else said
+
+
+def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
+    """Whether both have read the monotonic clock of one boot."""
+    is_same = bool(first.boot_id) and first.boot_id == second.boot_id
+    return is_same and first.monotonic_ns is not None and second.monotonic_ns is not None
 
 
 def _by_how_much(offset: Offset) -> str:

@@ -16,7 +16,7 @@ from firstfault.strategies._registry import (
     strategy_names,
     unregister_strategy,
 )
-from firstfault.strategies._verdict import undetermined, verdict_for
+from firstfault.strategies._verdict import sources_of, undetermined, verdict_for, who
 
 __all__ = [
     "DEFAULT_STRATEGY",
@@ -27,8 +27,10 @@ __all__ = [
     "reads_of",
     "register_strategy",
     "run_strategy",
+    "sources_of",
     "strategy_names",
     "undetermined",
     "unregister_strategy",
     "verdict_for",
+    "who",
 ]

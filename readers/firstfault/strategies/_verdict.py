@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from firstfault.fingerprint import fingerprint_of
-from firstfault.model import Origin, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
+from firstfault.model import Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
 from firstfault.text import one_line, sentence_of
 
 if TYPE_CHECKING:
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors
 
-__all__ = ["candidates", "category_of", "headline_of", "undetermined", "verdict_for", "victims_of", "who"]
+__all__ = ["candidates", "category_of", "headline_of", "sources_of", "undetermined", "verdict_for", "victims_of", "who"]
 
 _MAX_VICTIMS = 100
+_MAX_SOURCES = 8
 _EXTERNAL = {"preemption"}
 _HEADLINE = 160
 
@@ -46,7 +47,7 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
     root: WorkerError,
     *,
     strategy: str,
-    why: Iterable[str],
+    why: Iterable[str | Reason],
     confidence: str,
     same: Sequence[WorkerError] = (),
     suspects: Iterable[Suspect] = (),
@@ -57,13 +58,14 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         job: what was read.
         root: one of its failures.
         strategy: the name of who says so.
-        why: sentences a person can check.
+        why: sentences a person can check, each with the failures it rests on if it is a `Reason`.
         confidence: "high", "medium" or "low".
         same: failures with the same fault as `root`, itself included, if the fault is several ranks'; else empty. Those
             of the same fault that were not opened belong to them, if all that were opened do.
         suspects: others who may be it.
     """
     own = {id(failure) for failure in same}
+    reasons = [Reason(reason) if isinstance(reason, str) else reason for reason in why]
     # if some of this fault that were opened are none of them, nobody can say which of the others are
     all_are = all(id(failure) in own for failure in job.failures if failure.fingerprint == root.fingerprint)
     alike = job.unopened_like(root.fingerprint) if same and all_are else ()
@@ -80,7 +82,8 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         timestamp_ns=root.timestamp_ns,
         strategy=strategy,
         confidence=confidence,
-        why=tuple(why),
+        why=tuple(reason.text for reason in reasons),
+        sources=sources_of(reasons),
         suspects=tuple(suspects),
         victims=victims_of(job, root, same),
         coverage=job.coverage,
@@ -88,6 +91,14 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         digest=job.digest,
         document_count=job.document_count,
         root=root,
+    )
+
+
+def sources_of(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
+    """Return for each reason the names of the documents it rests on, a few of many."""
+    return tuple(
+        tuple(ref.name for failure in reason.failures[:_MAX_SOURCES] for ref in failure.documents)[:_MAX_SOURCES]
+        for reason in reasons
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.model import Subject, Writer
+from firstfault.model import Reason, Subject, Writer
 from firstfault.strategies._registry import Reads, reads
 from firstfault.strategies._verdict import candidates, verdict_for, who
 
@@ -36,10 +36,11 @@ def earliest(job: JobErrors) -> Verdict:
     root = earliest_of(field)
     followers = [failure for failure in field if failure is not root]
     warnings = clock_warnings(job.failures)
-    why = [_first_sentence(root, followers), *_tie_sentence(root, followers), *_same_sentence(root, followers)]
+    why = [_first(root, followers), *_tie_sentence(root, followers), *_same_sentence(root, followers)]
     untimed = sum(failure.timestamp_ns is None for failure in field)
     if untimed:
-        why.append(f"{untimed} of {len(field)} failures carry no time and were put last")
+        text = f"{untimed} of {len(field)} failures carry no time and were put last"
+        why.append(Reason(text, tuple(failure for failure in field if failure.timestamp_ns is None)))
     return verdict_for(
         job, root, strategy="earliest", why=[*why, *warnings], confidence=_confidence(job, root, followers, warnings)
     )
@@ -84,27 +85,30 @@ def _died_without_a_word(failure: WorkerError) -> bool:
     return failure.writer is not Writer.STOCK and failure.subject is Subject.WORKER and failure.exception is None
 
 
-def _first_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> str:
+def _first(root: WorkerError, followers: Sequence[WorkerError]) -> Reason:
     timed = [failure for failure in followers if failure.timestamp_ns is not None]
     if root.timestamp_ns is None:
-        return f"{who(root)} was picked by rank: no failure carries a time"
+        return Reason(f"{who(root)} was picked by rank: no failure carries a time", (root,))
     if not timed:
-        return f"{who(root)} is the only failure on record with a time"
+        return Reason(f"{who(root)} is the only failure on record with a time", (root,))
     after = earliest_of(timed)
     gap = ((after.timestamp_ns or 0) - root.timestamp_ns) / _MS
-    return f"{who(root)} failed first; the next, {who(after)}, was recorded {gap:.1f} ms later"
+    text = f"{who(root)} failed first; the next, {who(after)}, was recorded {gap:.1f} ms later"
+    return Reason(text, (root, after))
 
 
-def _tie_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[str]:
+def _tie_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[Reason]:
     tied = [failure for failure in followers if failure.timestamp_ns == root.timestamp_ns]
     if not tied or root.timestamp_ns is None:
         return []
-    return [f"{len(tied)} more carry the same time; decided by evidence, then by the lowest rank"]
+    text = f"{len(tied)} more carry the same time; decided by evidence, then by the lowest rank"
+    return [Reason(text, tuple(tied))]
 
 
-def _same_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[str]:
+def _same_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[Reason]:
     same = [failure for failure in followers if failure.fingerprint and failure.fingerprint == root.fingerprint]
-    return [f"the same fault was recorded by {len(same)} more, which are not counted as victims"] if same else []
+    text = f"the same fault was recorded by {len(same)} more, which are not counted as victims"
+    return [Reason(text, tuple(same))] if same else []
 
 
 def _confidence(job: JobErrors, root: WorkerError, followers: Sequence[WorkerError], warnings: Sequence[str]) -> str:

@@ -10,10 +10,10 @@ from firstfault.evidence.clocks import Clocks
 from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of, told_of, told_to_go
 from firstfault.evidence.standing import Finding, Standing, findings_of
 from firstfault.fingerprint import fingerprint_of
-from firstfault.model import Scope, Subject, Suspect, Verdict, Writer
+from firstfault.model import Reason, Scope, Subject, Suspect, Verdict, Writer
 from firstfault.stacks import where_it_stood
 from firstfault.strategies._registry import Reads, reads
-from firstfault.strategies._verdict import undetermined, verdict_for, victims_of, who
+from firstfault.strategies._verdict import sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
@@ -130,17 +130,19 @@ def _by_themselves(
     others = [root for root in roots if not any(root is item for item in same)]
     rivals = [root for root in contenders if not _is_same(root, first)]
     unclear = _doubts(first, roots, findings, clocks)
-    why = [f"{who(first.failure)} {first.why}"]
+    why = [Reason(f"{who(first.failure)} {first.why}", (first.failure,))]
     more = _unopened_alike(job, same, findings)
     if len(same) + more > 1:
-        why.append(f"{len(same) + more} failed in the same way")
-    why += [_after(first, other, clocks) for other in others[:3]]
+        why.append(Reason(f"{len(same) + more} failed in the same way", _failures(same)))
+    why += [Reason(_after(first, other, clocks), (other.failure,)) for other in others[:3]]
     why += _victims_sentence(findings, job)
     named = blame.of(first)
     if named:
-        why.append(f"{named} of the others name it")
+        ranks = {None, first.failure.rank}
+        accusers = (item for item in findings if item.pointer is not None and item.pointer.rank in ranks)
+        why.append(Reason(f"{named} of the others name it", _failures(item for item in accusers if item is not first)))
     why += _timeless([first, *rivals])
-    why += clocks.sentences()
+    why += map(Reason, clocks.sentences())
     verdict = verdict_for(
         job,
         first.failure,
@@ -255,11 +257,22 @@ def _unopened_alike(job: JobErrors, same: Sequence[Finding], findings: Sequence[
     return len(job.unopened_like(fingerprint)) if opened == len(same) else 0
 
 
-def _victims_sentence(findings: Sequence[Finding], job: JobErrors) -> list[str]:
-    victims = _count(findings, job, Standing.CONSEQUENCE)
-    unclear = _count(findings, job, Standing.UNCLEAR)
-    said = [f"{victims} others were stopped, or name a peer that was gone"] if victims else []
-    return [*said, f"{unclear} others can be read in both ways"] if unclear else said
+def _failures(findings: Iterable[Finding]) -> tuple[WorkerError, ...]:
+    return tuple(finding.failure for finding in findings)
+
+
+def _victims_sentence(findings: Sequence[Finding], job: JobErrors) -> list[Reason]:
+    said = []
+    texts = {
+        Standing.CONSEQUENCE: "others were stopped, or name a peer that was gone",
+        Standing.UNCLEAR: "others can be read in both ways",
+    }
+    for standing, text in texts.items():
+        count = _count(findings, job, standing)
+        if count:
+            these = (finding for finding in findings if finding.standing is standing)
+            said.append(Reason(f"{count} {text}", _failures(these)))
+    return said
 
 
 def _count(findings: Iterable[Finding], job: JobErrors, standing: Standing) -> int:
@@ -269,11 +282,12 @@ def _count(findings: Iterable[Finding], job: JobErrors, standing: Standing) -> i
     return len(have) + sum(len(job.unopened_like(fingerprint)) for fingerprint in prints)
 
 
-def _timeless(contenders: Sequence[Finding]) -> list[str]:
-    count = sum(contender.failure.timestamp_ns is None for contender in contenders)
-    return (
-        [f"{count} of the {len(contenders)} that may be first carry no time"] if count and len(contenders) > 1 else []
-    )
+def _timeless(contenders: Sequence[Finding]) -> list[Reason]:
+    timeless = [contender for contender in contenders if contender.failure.timestamp_ns is None]
+    if not timeless or len(contenders) == 1:
+        return []
+    text = f"{len(timeless)} of the {len(contenders)} that may be first carry no time"
+    return [Reason(text, _failures(timeless))]
 
 
 def _confidence(
@@ -347,7 +361,11 @@ def _left_over(findings: Sequence[Finding], unclear: Sequence[Finding]) -> list[
 
 def _by_elimination(job: JobErrors, found: Sequence[Finding], clocks: Clocks) -> Verdict:
     first = found[0]
-    why = [f"{who(first.failure)} {first.why}", "nobody else failed by itself", *clocks.sentences()]
+    why = [
+        Reason(f"{who(first.failure)} {first.why}", (first.failure,)),
+        Reason("nobody else failed by itself"),
+        *map(Reason, clocks.sentences()),
+    ]
     is_sure = job.coverage.complete and not first.waited and first.standing is Standing.UNCLEAR
     same = [item.failure for item in found] if len(found) > 1 else ()
     verdict = verdict_for(
@@ -370,9 +388,11 @@ def _heaviest(silent: Sequence[Silent], blame: Blame) -> list[Silent]:
 def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding]) -> Verdict:
     waiting = {finding.failure.fingerprint for finding in findings if finding.waited}
     waited = sum(finding.waited for finding in findings) + sum(map(len, map(job.unopened_like, waiting)))
-    why = [f"{_name(silent)}: {silent.why}", "nobody failed by itself"]
+    own = (silent.failure,) if silent.failure is not None else ()
+    why = [Reason(f"{_name(silent)}: {silent.why}", own), Reason("nobody failed by itself")]
     if waited:
-        why.append(f"{waited} timed out waiting")
+        waiters = (finding for finding in findings if finding.waited)
+        why.append(Reason(f"{waited} timed out waiting", _failures(waiters)))
     what, code = _OF_SILENCE.get(silent.category, ("no word", "USER:NoWord"))
     headline = one_line(f"{what}, {_name(silent)}: {silent.why}", 160)
     return replace(
@@ -387,7 +407,8 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
         message="\n".join([headline, *_stack_of(silent.failure)]),
         # who has not reported yet may do so
         confidence="medium" if job.settled or silent.failure is not None else "low",
-        why=tuple(why),
+        why=tuple(reason.text for reason in why),
+        sources=sources_of(why),
         root=silent.failure,
         victims=victims_of(job, silent.failure),
     )
@@ -445,6 +466,8 @@ def _undetermined(
     unclear = _count(findings, job, Standing.UNCLEAR)
     count = len(findings) + job.unopened_elsewhere()
     told = f"{unclear} of {count} failures can be read in both ways, the others name somebody else"
+    both_ways = _failures(finding for finding in findings if finding.standing is Standing.UNCLEAR)
+    why = [Reason("nobody failed by itself, and nobody stands out"), Reason(told, both_ways), *map(Reason, more)]
     hint = "; suspects: " + ", ".join(_suspected(item) for item in suspects[:3]) if suspects else ""
     return replace(
         undetermined(job, _NAME),
@@ -452,7 +475,8 @@ def _undetermined(
         category="hang" if any(finding.waited for finding in findings) else "unknown",
         headline=one_line(f"undetermined: nobody failed by itself{hint}", 160),
         message=first.message,
-        why=("nobody failed by itself, and nobody stands out", told, *more),
+        why=tuple(reason.text for reason in why),
+        sources=sources_of(why),
         suspects=suspects,
         victims=victims_of(job, None),
     )

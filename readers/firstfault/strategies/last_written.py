@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault.model import Reason
 from firstfault.strategies._verdict import candidates, verdict_for, who
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ def last_written(job: JobErrors) -> Verdict:
     """Pick the failure whose document was written last, by the storage's clock, then by its own time."""
     root = max(candidates(job), key=_written)
     why = f"{who(root)} wrote its document last; a single error.pb that all pods write would hold this one"
-    return verdict_for(job, root, strategy="last_written", why=[why], confidence="low")
+    return verdict_for(job, root, strategy="last_written", why=[Reason(why, (root,))], confidence="low")
 
 
 def _written(failure: WorkerError) -> tuple[int, int, int, str, str, str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from firstfault.model import Reason
 from firstfault.strategies._verdict import candidates, verdict_for
 from firstfault.strategies.earliest import earliest_of
 
@@ -24,9 +25,10 @@ def majority(job: JobErrors) -> Verdict:
     firsts = {id(earliest_of(group)): group for group in groups.values() if len(group) == most}
     root = earliest_of([failure for failure in field if id(failure) in firsts])
     group = firsts[id(root)]
-    why = [f"{len(group)} of {len(field)} failures are the same fault ({root.what})"]
+    why = [Reason(f"{len(group)} of {len(field)} failures are the same fault ({root.what})", tuple(group))]
     if len(firsts) > 1:
-        why.append(f"{len(firsts)} faults are equally common; the earliest was taken")
+        rivals = tuple(earliest_of(group) for group in firsts.values())
+        why.append(Reason(f"{len(firsts)} faults are equally common; the earliest was taken", rivals))
     share_is_clear = len(firsts) == 1 and len(group) * 2 > len(field)
     return verdict_for(
         job, root, strategy="majority", why=why, confidence="medium" if share_is_clear else "low", same=group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault.model import Reason
 from firstfault.strategies._verdict import candidates, verdict_for, who
 from firstfault.strategies.earliest import earliest_of
 
@@ -22,4 +23,4 @@ def strictest(job: JobErrors) -> Verdict:
         why = f"{len(strict)} of {len(field)} failures are not recoverable; {who(root)} is the earliest of them"
     else:
         why = f"all {len(field)} failures are recoverable; {who(root)} is the earliest"
-    return verdict_for(job, root, strategy="strictest", why=[why], confidence="low")
+    return verdict_for(job, root, strategy="strictest", why=[Reason(why, (root,))], confidence="low")

@@ -12,7 +12,7 @@ import pytest
 
 from firstfault.model import CATEGORIES, JobErrors, Kind, Scope, SentSignal, Subject, Verdict, Writer
 from firstfault.report.json import to_json, verdict_from_json, verdict_to_dict
-from firstfault.report.text import flyte_message, terminal_text
+from firstfault.report import flyte_message, markdown, report_of
 from firstfault.retry import decide
 from firstfault.strategies import AggregationStrategy, get_strategy, run_strategy
 from firstfault.testing._build import make_error, make_job, make_presence
@@ -200,13 +200,14 @@ class StrategyTests:
         assert again == replace(verdict, root=None)
 
     def test_can_be_decided_on_and_shown(self, job: JobErrors) -> None:
-        """The verdict gives a decision, a message for Flyte in bounded ASCII, and a text for the terminal."""
+        """The verdict gives a decision, a message for Flyte in bounded ASCII, and Markdown for a bug report."""
         verdict = run_strategy(self._under_test(), job)
         decision = decide(verdict)
-        message = flyte_message(verdict, decision)
+        report = report_of(job, verdict, decision)
+        message = flyte_message(report)
         assert message.isascii()
         assert len(message) < _LONGEST_MESSAGE
-        assert "\x1b" not in message + terminal_text(verdict, decision)
+        assert "\x1b" not in message + markdown(report)
 
     def _under_test(self) -> AggregationStrategy:
         # a plain function among a class's attributes would be bound to the instance

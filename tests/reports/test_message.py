@@ -1,9 +1,7 @@
-"""The message that Flyte shows, and what the terminal shows."""
+"""The message that Flyte shows."""
 
 from __future__ import annotations
 
-import sys
-import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +15,6 @@ from firstfault.model import (
     Coverage,
     Decision,
     ExceptionInfo,
-    FrameInfo,
     Kind,
     Origin,
     Resources,
@@ -25,20 +22,19 @@ from firstfault.model import (
     SentSignal,
     StackDump,
     Subject,
-    Suspect,
     ThreadFailure,
     Verdict,
     WorkerError,
     Writer,
 )
-from firstfault.report import flyte_message, terminal_text
-from firstfault.report.text import first_line, format_exception
+from firstfault.report import flyte_message, report_of
+from firstfault.report.message import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
 
 _LIST_WIDTH = 55
-_FIRST_LINE = 90
+_FIRST_LINE = 89
 _MESSAGE_BYTES = 16 * 1024
 _URI = "s3://bucket/metadata/f00/n0/data/0"
 _NO = Decision(retry=False, kind=Kind.NON_RECOVERABLE, origin=Origin.USER, enforced=True, reason="it is a bug")
@@ -47,6 +43,11 @@ _YES = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.SYSTEM, enforce
 
 def _verdict(*failures: WorkerError, strategy: str = "earliest", **findings: Any) -> Verdict:
     return run_strategy(get_strategy(strategy), make_job(*failures, **findings))
+
+
+def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
+    """The message about a verdict of which nothing else is known."""
+    return flyte_message(report_of(make_job(), verdict, decision, uri=uri))
 
 
 # --- the first line -------------------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ def _verdict(*failures: WorkerError, strategy: str = "earliest", **findings: Any
         (
             _verdict(make_error(12, node="w-1", exception=None, signal="SIGKILL", message="")),
             _NO,
-            "SIGKILL rank 12 w-1 no retry: its agent had not sent it",
+            "SIGKILL rank 12 w-1 no retry: killed from outside",
         ),
         (
             _verdict(make_error(3, node="w-1", exception="torch.OutOfMemoryError", message="CUDA\nmore")),
@@ -152,21 +153,19 @@ _HOSTILE = "\x1b[31mE\x1b[0m\r\x07 \u202e\u00e9\U0001f525\udc80\nsecond"
 def test_a_hostile_document_cannot_forge_the_message(error: WorkerError) -> None:
     """A document cannot put colours, control characters, non-ASCII or lines of its own among the facts."""
     verdict = _verdict(error, make_error(1, at_ms=5, node=_HOSTILE, message=_HOSTILE, exception="KeyError"))
-    message = flyte_message(verdict, decide(verdict), uri=_URI)
+    message = _message(verdict, decide(verdict), uri=_URI)
     assert message.isascii()
     assert all(character == "\n" or character.isprintable() for character in message)
     facts = message.split("\n\n")[:2]
     assert not [line for part in facts for line in part.splitlines() if line.startswith("second")]
     assert len(message.splitlines()[0]) <= _FIRST_LINE
-    terminal = terminal_text(verdict, decide(verdict), uri=_URI)
-    assert not {"\x1b", "\r", "\x07", "\u202e"} & set(terminal)
 
 
 @given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80), st.integers(0, 10**7), st.booleans())
 def test_the_first_line_is_one_short_line_of_ascii(
     exception: str, node: str, message: str, rank: int, retry: bool
 ) -> None:
-    """Whatever its parts, the first line is one printable line of at most 90 ASCII characters with rank and retry."""
+    """Whatever its parts, the first line is one printable line of less than 90 ASCII characters with rank and retry."""
     decision = _YES if retry else _NO
     line = first_line(_verdict(make_error(rank, node=node, exception=exception, message=message)), decision)
     assert len(line) <= _FIRST_LINE
@@ -200,30 +199,39 @@ def _cascade() -> Verdict:
 
 
 def test_the_message() -> None:
-    """The whole message of a small cascade: one fact a line, what was said, the evidence, the command, the answer."""
-    assert flyte_message(_cascade(), _NO, uri=_URI).splitlines() == [
+    """The whole message of a small cascade: one fact a line, what was said, the evidence, the commands, the answer."""
+    assert _message(_cascade(), _NO, uri=_URI).splitlines() == [
         "KeyError rank 3 w-1 no retry: bad sample",
         "",
         "root cause: KeyError, rank 3 on w-1: bad sample",
         "retry: no, it is a bug",
         "enforced by Flyte: yes",
+        "fault: failed (your code)",
         "category: user_code",
+        "rank: 3 (local_rank 1)",
         "node: w-1",
-        "rank: 3 (local rank 1)",
         "host: node-7",
-        "exit code: 1",
-        "pid: 99",
+        "exit code: 1 (pid 99)",
         "time: 2023-11-14T22:13:20.000000000Z",
-        "confidence: medium, by the strategy earliest",
+        "code: train.py:7 in train",
         "victims: 2",
         "  rank 0: RuntimeError: Connection closed by peer",
         "  rank 2: stopped by its agent (SIGTERM): rank 3 failed",
         "nodes heard: 2 of 2",
+        "confidence: medium, by the strategy earliest",
+        "unknown: how sure this is: confidence is medium",
+        "next: open the code where it was raised: train.py:7 in train",
+        "",
+        "in your code:",
+        "  train.py:7 in train: step(batch)",
         "",
         "bad sample",
         "",
         "why: rank 3 on w-1 failed first; the next, rank 0 on w-0, was recorded 31.0 ms later",
-        f"more: firstfault show {_URI}",
+        "",
+        "to copy:",
+        "kubectl logs w-1 -n <namespace>",
+        f"firstfault show {_URI}",
         "",
         "KeyError rank 3 w-1 no retry: bad sample",
     ]
@@ -234,35 +242,36 @@ def test_the_message() -> None:
     [
         (_cascade(), _YES, "retry: yes, the node went"),
         (_cascade(), _YES, "enforced by Flyte: no, this is advice"),
-        (replace(_cascade(), settled=False), _NO, "not settled: the wait for the other nodes ran out"),
+        (replace(_cascade(), settled=False), _NO, "unknown: what came later: the wait for the other nodes ran out"),
         (_verdict(make_error()), _NO, "nodes heard: 1 of an unknown number, incomplete"),
         (_verdict(make_error(at_ms=None)), _NO, "time: not recorded"),
-        (_verdict(make_error(exception=None, signal="SIGKILL", exit_code=-9)), _NO, "exit code: -9 (SIGKILL)"),
-        (_verdict(make_error(), notes=("x was refused",)), _NO, "note: x was refused"),
-        (_verdict(make_error(), make_error(None, node="w-9", at_ms=1, message="x")), _NO, "  and 1 more"),
+        (_verdict(make_error(exception=None, signal="SIGKILL", exit_code=-9, pid=7)), _NO, "exit code: -9 (pid 7)"),
+        (_verdict(make_error(exception=None, signal="SIGKILL")), _NO, "signal: SIGKILL: killed from outside"),
+        (_verdict(make_error(exception=None, signal="SIGRTMIN+3")), _NO, "signal: SIGRTMIN+3"),
+        (_verdict(make_error(), notes=("x was refused",)), _NO, "unknown: x was refused"),
+        (_verdict(make_error(), make_error(None, node="w-9", at_ms=1, message="x")), _NO, "victims: 1"),
     ],
 )
 def test_facts(verdict: Verdict, decision: Decision, fact: str) -> None:
-    """What is known beyond the usual is a line of its own, in the message and on the terminal."""
-    assert fact in flyte_message(verdict, decision).splitlines()
-    assert fact in terminal_text(verdict, decision).splitlines()
+    """What is known beyond the usual is a line of its own."""
+    assert fact in _message(verdict, decision).splitlines()
 
 
 @pytest.mark.parametrize(
-    "name", ["rank: ", "pid: ", "host: ", "exit code: ", "victims: ", "more: ", "documents: ", "note: "]
+    "name",
+    ["rank: ", "pid: ", "host: ", "exit code: ", "victims: ", "code: ", "in your code", "clocks: ", "firstfault "],
 )
 def test_what_is_not_known_is_not_a_fact(name: str) -> None:
     """A number that nobody recorded, a host that is the node, no victims and no URI are not mentioned."""
-    agent = make_error(None, node="w-1", host="w-1", subject=Subject.AGENT)
+    agent = make_error(None, node="w-1", host="w-1", subject=Subject.AGENT, exception=None)
     verdict = _verdict(agent, roster=(make_presence(node="w-1", nodes=1),))
-    shown = flyte_message(verdict, _NO) + terminal_text(verdict, _NO)
-    assert not [line for line in shown.splitlines() if line.startswith(name)]
+    assert not [line for line in _message(verdict, _NO).splitlines() if line.startswith(name)]
 
 
 def test_many_victims_are_counted() -> None:
     """Eight victims are shown and the others counted."""
     verdict = _verdict(make_error(0, at_ms=-1), *(make_error(n, message="peer gone by") for n in range(1, 500)))
-    lines = flyte_message(verdict, _NO).splitlines()
+    lines = _message(verdict, _NO).splitlines()
     assert "victims: 499" in lines
     assert sum(line.startswith("  rank ") for line in lines) == 8
     assert "  and 491 more" in lines
@@ -270,8 +279,9 @@ def test_many_victims_are_counted() -> None:
 
 def test_many_notes_are_counted() -> None:
     """Eight notes are shown and the others counted."""
-    lines = flyte_message(_verdict(make_error(), notes=tuple(map(str, range(500)))), _NO).splitlines()
-    assert [line for line in lines if line.startswith("note: ")][7:] == ["note: 7", "note: and 492 more"]
+    lines = _message(_verdict(make_error(), notes=tuple(map(str, range(500)))), _NO).splitlines()
+    found = [line for line in lines if line.startswith("unknown: ")]
+    assert found[-2:] == ["unknown: 6", "unknown: and 494 more"]  # the confidence and the number of nodes are two more
 
 
 @pytest.mark.parametrize(
@@ -297,11 +307,11 @@ def test_many_notes_are_counted() -> None:
 )
 def test_the_message_is_bounded(verdict: Verdict) -> None:
     """However much there is to say, the message is below 16 KB and both its first and last line are the answer."""
-    message = flyte_message(verdict, _NO, uri=_URI)
+    message = _message(verdict, _NO, uri=_URI)
     assert len(message.encode()) < _MESSAGE_BYTES
     lines = message.splitlines()
     assert lines[0] == lines[-1] == first_line(verdict, _NO)
-    assert f"more: firstfault show {_URI}" in lines
+    assert f"firstfault show {_URI}" in lines
 
 
 # --- the root's evidence --------------------------------------------------------------------------------------------
@@ -309,10 +319,10 @@ def test_the_message_is_bounded(verdict: Verdict) -> None:
 _GIB = 1024**3
 
 
-def _shown(**fields: Any) -> list[list[str]]:
-    """The lines of the message for Flyte and of the text for the terminal about one failure of rank 3, pid 99."""
+def _shown(**fields: Any) -> list[str]:
+    """The lines of the message about one failure of rank 3, pid 99."""
     verdict = _verdict(make_error(3, **{"pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields}))
-    return [flyte_message(verdict, _NO, uri=_URI).splitlines(), terminal_text(verdict, _NO, uri=_URI).splitlines()]
+    return _message(verdict, _NO, uri=_URI).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -320,23 +330,32 @@ def _shown(**fields: Any) -> list[list[str]]:
     [
         (
             Resources(oom_kill=2, memory_peak_bytes=16 * _GIB - 2**26, memory_limit_bytes=16 * _GIB),
-            "peak 15.9 GiB of limit 16.0 GiB, the kernel's OOM killer struck 2 times",
+            "peak 15.9 GiB of 16.0 GiB, oom_kill rose by 2",
         ),
-        (Resources(1, 3 * 2**20, 4 * 2**20, 2**20), "peak 3.0 MiB of limit 4.0 MiB, in use 1.0 MiB, the kernel's OOM "),
-        (Resources(oom_kill=1), "the kernel's OOM killer struck 1 time"),
-        (Resources(oom_kill=0), "the kernel's OOM killer struck 0 times"),
+        (Resources(1, 3 * 2**20, 4 * 2**20, 2**20), "peak 3.0 MiB of 4.0 MiB, in use 1.0 MiB, oom_kill rose by 1"),
+        (Resources(oom_kill=0), "oom_kill rose by 0"),
         (Resources(memory_limit_bytes=900), "limit 900 B"),
-        (Resources(memory_used_bytes=2048, memory_limit_bytes=4096), "in use 2.0 KiB of limit 4.0 KiB"),
+        (Resources(memory_used_bytes=2048, memory_limit_bytes=4096), "in use 2.0 KiB of 4.0 KiB"),
         (Resources(memory_peak_bytes=0), "peak 0 B"),
         (Resources(memory_peak_bytes=2**60), "peak 1048576.0 TiB"),
     ],
 )
 def test_memory(resources: Resources, fact: str) -> None:
     """Of the node's memory what is known is said, in units for a person, and nothing else."""
-    for lines in _shown(resources=resources):
-        (line,) = (line for line in lines if line.startswith("memory: "))
-        assert line.startswith(f"memory: {fact}")
-        assert fact.endswith("OOM ") or line == f"memory: {fact}"
+    assert [line for line in _shown(resources=resources) if line.startswith("memory: ")] == [f"memory: {fact}"]
+
+
+@pytest.mark.parametrize(
+    ("oom_kill", "said"),
+    [
+        (None, "killed from outside"),
+        (0, "killed from outside; not by the kernel for want of memory: oom_kill did not rise"),
+        (1, "killed from outside; the kernel's OOM killer did it: oom_kill rose by 1"),
+    ],
+)
+def test_a_kill_is_explained_by_the_memory(oom_kill: int | None, said: str) -> None:
+    """SIGKILL says who did it as far as the cgroup's counter tells."""
+    assert f"signal: SIGKILL: {said}" in _shown(resources=Resources(oom_kill=oom_kill))
 
 
 @pytest.mark.parametrize(
@@ -344,37 +363,36 @@ def test_memory(resources: Resources, fact: str) -> None:
     [
         (
             {"thread_failures": (ThreadFailure("loader", None, ExceptionInfo("lib.DiskError", "full\nvery")),)},
-            "thread loader ended by DiskError: full",
+            "thread: loader ended by DiskError: full",
         ),
         (
             {"thread_failures": (ThreadFailure("loader", None, ExceptionInfo("KeyError", "")),)},
-            "thread loader ended by KeyError",
+            "thread: loader ended by KeyError",
         ),
         (
             {"collectives": (CollectiveProgress("default_pg", "allreduce", 41, 40),)},
-            "last collective of group default_pg: allreduce #41, 40 completed",
+            "last collective: allreduce #41, 40 completed (group default_pg)",
         ),
-        ({"collectives": (CollectiveProgress("tp", "", 0, None),)}, "last collective of group tp: #0"),
-        ({"caused_by": CausedBy(3, "w-1", "e1.pb")}, "stopped after a failure of rank 3 on w-1"),
-        ({"caused_by": CausedBy(3, "", "e1.pb")}, "stopped after a failure of rank 3"),
-        ({"caused_by": CausedBy(None, "w-1", "e1.pb")}, "stopped after a failure of w-1"),
-        ({"caused_by": CausedBy(None, "", "")}, "stopped after a failure of another node"),
+        ({"collectives": (CollectiveProgress("tp", "", 0, None),)}, "last collective: #0 (group tp)"),
+        ({"caused_by": CausedBy(3, "w-1", "e1.pb")}, "stopped after a failure of: rank 3 on w-1"),
+        ({"caused_by": CausedBy(3, "", "e1.pb")}, "stopped after a failure of: rank 3"),
+        ({"caused_by": CausedBy(None, "w-1", "e1.pb")}, "stopped after a failure of: w-1"),
+        ({"caused_by": CausedBy(None, "", "")}, "stopped after a failure of: another node"),
     ],
 )
 def test_evidence_in_one_line(fields: dict[str, Any], fact: str) -> None:
     """Threads that ended, collectives and whom it was stopped for are a line each."""
-    for lines in _shown(**fields):
-        assert fact in lines
+    assert fact in _shown(**fields)
 
 
 def test_many_threads_and_groups_are_counted() -> None:
-    """Eight of each are shown and the others counted."""
+    """Five of each are shown and the others counted."""
     threads = tuple(ThreadFailure(f"t{number}", None, ExceptionInfo("OSError", "")) for number in range(10))
     groups = tuple(CollectiveProgress(f"g{number}", "send", 1, 1) for number in range(20))
-    for lines in _shown(thread_failures=threads, collectives=groups):
-        assert sum(line.startswith("thread ") for line in lines) == 8
-        assert sum(line.startswith("last collective ") for line in lines) == 8
-        assert {"and 2 more threads", "and 12 more process groups"} <= set(lines)
+    lines = _shown(thread_failures=threads, collectives=groups)
+    assert sum(line.startswith("thread: ") for line in lines) == 6
+    assert sum(line.startswith("last collective: ") for line in lines) == 6
+    assert {"thread: and 5 more", "last collective: and 15 more"} <= set(lines)
 
 
 def _block(lines: list[str], title: str) -> list[str]:
@@ -387,9 +405,8 @@ def test_where_the_root_stood() -> None:
     """Of a root without a traceback the first 30 lines of its own stack are shown, not those of its neighbours."""
     own = "\n\n".join(f"frame {number}" for number in range(50))
     dumps = (StackDump(7, 0, "of rank 0"), StackDump(99, None, own), StackDump(98, 3, "of an earlier process"))
-    for lines in _shown(stack_dumps=dumps):
-        shown = _block(lines, "where it stood:")
-        assert shown == [*(f"  frame {number}" for number in range(30)), "  ... 20 more lines"]
+    shown = _block(_shown(stack_dumps=dumps), "where it stood:")
+    assert shown == [*(f"  frame {number}" for number in range(30)), "  ... 20 more lines"]
 
 
 @pytest.mark.parametrize(
@@ -407,22 +424,20 @@ def test_where_the_root_stood() -> None:
 def test_when_a_stack_is_shown(fields: dict[str, Any], shown: bool) -> None:
     """A stack is shown if it is the root's own and the root has no traceback, which would say more."""
     verdict = _verdict(make_error(**{"rank": 3, "pid": 99, "exception": None, **fields}))
-    assert ("where it stood:" in flyte_message(verdict, _NO).splitlines()) is shown
-    assert ("where it stood:" in terminal_text(verdict, _NO, uri=_URI).splitlines()) is shown
+    assert ("where it stood:" in _message(verdict, _NO).splitlines()) is shown
 
 
 def test_the_end_of_the_log() -> None:
     """The last 20 lines that show something are shown, of a progress bar its last state, long ones cut."""
     log = "\n".join([*(f"step {number}\n" for number in range(50)), "10%\r20%\r\x1b[1m30%\x1b[0m\r", "x" * 500, ""])
-    for lines in _shown(log_tail=log, exception="ValueError"):
-        shown = _block(lines, "last lines of its log:")
-        assert shown == [*(f"  step {number}" for number in range(32, 50)), "  30%", f"  {'x' * 197}..."]
+    shown = _block(_shown(log_tail=log, exception="ValueError"), "last lines of its log:")
+    assert shown == [*(f"  step {number}" for number in range(32, 50)), "  30%", f"  {'x' * 197}..."]
 
 
 def test_a_short_message_leaves_room_for_stack_and_log() -> None:
     """Stack and log of full length, and the message, are all in Flyte's text."""
     text = "\n".join(f"{number} {'x' * 100}" for number in range(30))
-    lines = _shown(stack_dumps=(StackDump(99, 3, text),), log_tail=text, message="the message")[0]
+    lines = _shown(stack_dumps=(StackDump(99, 3, text),), log_tail=text, message="the message")
     assert len(_block(lines, "where it stood:")) == 30
     assert len(_block(lines, "last lines of its log:")) == 20
     assert "the message" in lines
@@ -430,41 +445,23 @@ def test_a_short_message_leaves_room_for_stack_and_log() -> None:
 
 def test_a_long_message_is_shown_from_both_ends() -> None:
     """Of a message of 1 MB the beginning and the end are shown, and what is missing is counted."""
-    message = flyte_message(_verdict(make_error(message="first " + "x" * 1_000_000 + " last")), _NO)
+    message = _message(_verdict(make_error(message="first " + "x" * 1_000_000 + " last")), _NO)
     assert "\nfirst xxx" in message
     assert "xxx last\n" in message
     assert "characters left out" in message
-
-
-def test_the_terminal_shows_everything() -> None:
-    """On the terminal stand all evidence, the suspects, the whole message as it is, and where the documents are."""
-    verdict = replace(
-        _cascade(),
-        message="caf\u00e9\n" * 5_000,
-        why=tuple(f"reason {number}" for number in range(20)),
-        suspects=(Suspect("it is near", rank=4), Suspect("it is silent", node="w-2")),
-    )
-    text = terminal_text(verdict, _NO, uri=_URI)
-    lines = text.splitlines()
-    assert lines[0] == first_line(verdict, _NO)
-    assert [f"why: reason {number}" for number in range(20)] == [line for line in lines if line.startswith("why")]
-    assert "suspect: rank 4, it is near" in lines
-    assert "suspect: w-2, it is silent" in lines
-    assert text.count("caf\u00e9") == 5_000
-    assert lines[-1] == f"documents: {_URI}"
 
 
 def test_a_verdict_without_a_root_can_be_shown() -> None:
     """A verdict that was read from a report, without its root, gives the same answer."""
     whole, bare = _cascade(), replace(_cascade(), root=None)
     assert first_line(bare, _NO) == first_line(whole, _NO)
-    assert "rank: 3" not in flyte_message(bare, _NO)
+    assert "rank: 3" not in _message(bare, _NO)
 
 
 def test_nobody_expected() -> None:
     """Coverage without a known number of nodes says so."""
     verdict = replace(_cascade(), coverage=Coverage(None, 3))
-    assert "nodes heard: 3 of an unknown number, incomplete" in flyte_message(verdict, _NO).splitlines()
+    assert "nodes heard: 3 of an unknown number, incomplete" in _message(verdict, _NO).splitlines()
 
 
 def test_the_scope_undetermined_is_in_the_answer() -> None:
@@ -473,100 +470,3 @@ def test_the_scope_undetermined_is_in_the_answer() -> None:
     verdict = _verdict(stock)
     assert verdict.scope is Scope.UNDETERMINED
     assert first_line(verdict, _NO) == "red undetermined no retry: hi"
-
-
-# --- exceptions -----------------------------------------------------------------------------------------------------
-
-
-def _raise_with_a_cause() -> None:
-    try:
-        {}["label"]
-    except KeyError as error:
-        raise ValueError("bad sample") from error
-
-
-def _raise_while_handling() -> None:
-    try:
-        {}["label"]
-    except KeyError:
-        raise ValueError("bad sample")  # noqa: B904 - the context is what is tested
-
-
-def _raise_with_notes() -> None:
-    error = ValueError("bad sample\nof two lines")
-    error.__notes__ = ["in shard 7", "of 9"]
-    raise error
-
-
-def _raise_without_a_message() -> None:
-    raise ValueError
-
-
-def _raise_a_chain_of_three() -> None:
-    try:
-        _raise_while_handling()
-    except ValueError as error:
-        raise RuntimeError("giving up") from error
-
-
-@pytest.mark.parametrize(
-    "function",
-    [
-        _raise_with_a_cause,
-        _raise_while_handling,
-        pytest.param(
-            _raise_with_notes, marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python prints no notes")
-        ),
-        _raise_without_a_message,
-        _raise_a_chain_of_three,
-    ],
-)
-def test_an_exception_looks_as_python_prints_it(function: Any) -> None:
-    """Causes, frames, message and notes stand where Python's own traceback has them."""
-    try:
-        function()
-    except Exception as error:  # noqa: BLE001 - any of them
-        printed = "".join(traceback.format_exception(error))
-        recorded = _recorded(error)
-    without_carets = [line for line in printed.splitlines() if not line.strip() or set(line.strip()) - set("^~")]
-    assert format_exception(recorded).splitlines() == without_carets
-
-
-def _recorded(error: BaseException, relation: str = "") -> ExceptionInfo:
-    causes, current = [], error
-    while current.__cause__ or (current.__context__ and not current.__suppress_context__):
-        how = "cause" if current.__cause__ else "context"
-        current = current.__cause__ or current.__context__
-        causes.append(replace(_recorded_alone(current), relation=how))
-    return replace(_recorded_alone(error), causes=tuple(causes), relation=relation)
-
-
-def _recorded_alone(error: BaseException) -> ExceptionInfo:
-    frames = tuple(
-        FrameInfo(frame.filename, frame.lineno or 0, frame.name, frame.line or "")
-        for frame in traceback.extract_tb(error.__traceback__)
-    )
-    notes = tuple(getattr(error, "__notes__", ()))
-    return ExceptionInfo(type(error).__name__, str(error), frames=frames, notes=notes)
-
-
-def test_frames_that_were_left_out_are_counted() -> None:
-    """In the middle of a cut stack stands how much is missing."""
-    frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(4))
-    lines = format_exception(ExceptionInfo("RecursionError", "deep", frames=frames, frames_omitted=96)).splitlines()
-    assert lines[3] == "  ... 96 frames left out ..."
-    assert lines[2].endswith("line 1, in recurse")
-    assert lines[4].endswith("line 2, in recurse")
-
-
-def test_the_members_of_a_group_are_shown() -> None:
-    """Each member of an exception group is shown with its number."""
-    members = (ExceptionInfo("KeyError", "'a'"), ExceptionInfo("OSError", "disk"))
-    text = format_exception(ExceptionInfo("ExceptionGroup", "two", members=members))
-    assert text.splitlines() == [
-        "ExceptionGroup: two",
-        "  ---- member 1 ----",
-        "  KeyError: 'a'",
-        "  ---- member 2 ----",
-        "  OSError: disk",
-    ]

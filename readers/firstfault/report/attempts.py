@@ -1,0 +1,78 @@
+"""Attempts of one task side by side: what each ended by, and what changed from one to the next."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from firstfault.model import Decision, JobErrors, Verdict
+
+__all__ = ["AttemptSummary", "changes_between", "summary_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSummary:
+    """One attempt in a few words."""
+
+    number: int
+    verdict: Verdict | None = None
+    """None: it did not fail, or nobody can say; `note` tells."""
+    decision: Decision | None = None
+    note: str = ""
+    """"succeeded", or why nothing is known."""
+    nodes: tuple[str, ...] = ()
+    """Names of those that took part, if somebody said."""
+    seconds: float | None = None
+    """How long it took; None: not known."""
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in a line."""
+        return self.verdict.headline if self.verdict is not None else self.note
+
+
+def summary_of(number: int, job: JobErrors, verdict: Verdict, decision: Decision) -> AttemptSummary:
+    """Return the summary of an attempt that failed."""
+    nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
+    return AttemptSummary(number, verdict, decision, nodes=tuple(sorted(nodes - {""})))
+
+
+def changes_between(attempts: Sequence[AttemptSummary]) -> tuple[str, ...]:
+    """Return a sentence for each attempt and the one before it: whether it is the same fault, in the same place."""
+    return tuple(
+        f"attempt {before.number} to {after.number}: {', '.join(_changes(before, after))}"
+        for before, after in itertools.pairwise(attempts)
+    )
+
+
+def _changes(before: AttemptSummary, after: AttemptSummary) -> list[str]:
+    one, other = before.verdict, after.verdict
+    if one is None or other is None:
+        unread = [attempt for attempt in (before, after) if attempt.verdict is None]
+        return [f"attempt {attempt.number} {attempt.note}" for attempt in unread]
+    found = []
+    if one.fingerprint and one.fingerprint == other.fingerprint:
+        found.append("the same fault again")
+    elif one.category == other.category:
+        found.append(f"another fault of the same category ({other.category})")
+    else:
+        found.append(f"another fault: {other.category} after {one.category}")
+    if one.ranks and other.ranks:
+        same = one.ranks == other.ranks
+        found.append("on the same rank" if same else f"on rank {other.ranks[0]} after rank {one.ranks[0]}")
+    if one.node and other.node and one.node != other.node:
+        found.append(f"on {other.node} after {one.node}")
+    hosts = [verdict.root.place.host if verdict.root is not None else "" for verdict in (one, other)]
+    if all(hosts):
+        found.append("on the same host" if hosts[0] == hosts[1] else f"on host {hosts[1]} after {hosts[0]}")
+    versions = [dict(verdict.root.versions) if verdict.root is not None else {} for verdict in (one, other)]
+    found += [
+        f"{name} {versions[1][name]} after {versions[0][name]}"
+        for name in sorted(versions[0].keys() & versions[1].keys())
+        if versions[0][name] != versions[1][name]
+    ]
+    return found

@@ -1,0 +1,186 @@
+"""The cascade on a line of time, as numbers to be drawn: where each failure stands, and between which bounds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.report.words import State, duration, ranks_text, short_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from firstfault.report.cascade import Cascade, Event
+
+__all__ = ["Band", "Lane", "Point", "Tick", "Timeline", "timeline_of"]
+
+_MS = 1_000_000
+_EACH = 14
+"""So many failures have a lane each; of more, each group has one."""
+_LANES = 14
+_POINTS = 60
+_LABEL = 28
+_TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000)
+_LEFT, _RIGHT = 222.0, 640.0
+"""Where the time begins and ends, in the drawing's own units; names stand left of it, times right."""
+_WIDTH = 790
+_TOP, _LANE_HEIGHT, _BOTTOM = 24.0, 26.0, 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark of the scale."""
+
+    x: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One failure, or several at one place."""
+
+    x: float
+    is_sure: bool
+    """False: by a clock that was never compared with another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Between which bounds failures lie, as far as the clocks tell."""
+
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One failure, or one group of them."""
+
+    y: float
+    """Its middle."""
+    label: str
+    name: str
+    """The label in full."""
+    state: State
+    points: tuple[Point, ...]
+    band: Band | None
+    later: str
+    is_origin: bool
+    """Times are counted from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A drawing of `width` by `height` units."""
+
+    width: int
+    height: int
+    lanes: tuple[Lane, ...]
+    ticks: tuple[Tick, ...]
+    zero: float
+    """Where the root cause stands."""
+    left_out: int
+    """How many lanes more there would be."""
+    untimed: int
+    """How many failures carry no time."""
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether a clock was never compared with another."""
+        return any(not point.is_sure for lane in self.lanes for point in lane.points)
+
+
+def timeline_of(cascade: Cascade) -> Timeline | None:
+    """Return the drawing, None if nothing but the root cause has a time, or there is none.
+
+    The scale is logarithmic to both sides of the root cause, linear below a millisecond.
+    """
+    timed = [event for event in cascade.events if event.at_ns is not None]
+    if len(timed) < 2:  # noqa: PLR2004 - one moment is no line
+        return None
+    rows = [[event] for event in timed] if len(timed) <= _EACH else _by_group(timed)
+    shown = rows[:_LANES]
+    low = min(min(_bounds(event)[0] for event in row) for row in shown)
+    high = max(max(_bounds(event)[1] for event in row) for row in shown)
+    scale = _Scale(min(low, 0), max(high, _MS))
+    lanes = [_lane(index, row, cascade, scale) for index, row in enumerate(shown)]
+    return Timeline(
+        width=_WIDTH,
+        height=int(_TOP + len(lanes) * _LANE_HEIGHT + _BOTTOM),
+        lanes=tuple(lanes),
+        ticks=tuple(scale.ticks()),
+        zero=scale.x(0),
+        left_out=len(rows) - len(shown),
+        untimed=len(cascade.events) - len(timed),
+    )
+
+
+class _Scale:
+    def __init__(self, low_ns: int, high_ns: int) -> None:
+        self._low, self._high = _log(low_ns), _log(high_ns)
+
+    def x(self, at_ns: int) -> float:
+        share = (_log(at_ns) - self._low) / (self._high - self._low)
+        return round(_LEFT + min(max(share, 0.0), 1.0) * (_RIGHT - _LEFT), 1)
+
+    def ticks(self) -> list[Tick]:
+        moments = [0, *(sign * tick * _MS for tick in _TICKS_MS for sign in (1, -1))]
+        found = [Tick(self.x(at), _tick(at)) for at in moments if self._low <= _log(at) <= self._high]
+        kept: list[Tick] = []
+        for tick in found:  # the root cause first, then what leaves room for the others' labels
+            if all(abs(tick.x - other.x) > 44 for other in kept):  # noqa: PLR2004 - the width of "100 ms"
+                kept.append(tick)
+        return sorted(kept, key=lambda tick: tick.x)
+
+
+def _log(at_ns: int) -> float:
+    return math.copysign(math.log10(1 + abs(at_ns) / _MS), at_ns)
+
+
+def _tick(at_ns: int) -> str:
+    return "0" if at_ns == 0 else f"{'-' if at_ns < 0 else ''}{duration(at_ns).replace('.0 ', ' ')}"
+
+
+def _by_group(timed: Sequence[Event]) -> list[list[Event]]:
+    rows: dict[tuple[str, State], list[Event]] = defaultdict(list)
+    for event in timed:
+        rows[event.key].append(event)
+    return sorted(rows.values(), key=lambda row: (row[0].state is not State.ROOT, row[0].at_ns or 0))
+
+
+def _bounds(event: Event) -> tuple[int, int]:
+    at = event.at_ns or 0
+    return (min(event.bounds.low, at), max(event.bounds.high, at)) if event.bounds is not None else (at, at)
+
+
+def _lane(index: int, row: Sequence[Event], cascade: Cascade, scale: _Scale) -> Lane:
+    name, label = _names(row, cascade)
+    low, high = min(_bounds(event)[0] for event in row), max(_bounds(event)[1] for event in row)
+    places = sorted({(scale.x(event.at_ns or 0), event.bounds is not None) for event in row})
+    step = max(len(places) // _POINTS, 1)
+    band = Band(scale.x(low), round(scale.x(high) - scale.x(low), 1))
+    last = row[-1].brief
+    return Lane(
+        y=_TOP + (index + 0.5) * _LANE_HEIGHT,
+        label=label if len(label) <= _LABEL else f"..{label[-(_LABEL - 2) :]}",
+        name=name,
+        state=row[0].state,
+        points=tuple(Point(x, sure) for x, sure in places[::step]),
+        band=band if band.width >= 1 else None,
+        later=last if len(row) == 1 else f"until {last}",
+        is_origin=len(row) == 1 and row[0].at_ns == 0,
+    )
+
+
+def _names(row: Sequence[Event], cascade: Cascade) -> tuple[str, str]:
+    """A row's name in full, and what a drawing has room for."""
+    failure = row[0].failure
+    if len(row) == 1:
+        who = f"rank {failure.rank}" if failure.rank is not None else "agent"
+        short = short_names(node.name for node in cascade.nodes).get(failure.node, failure.node)
+        return f"{failure.node} {who}".strip(), f"{short} {who}".strip()
+    ranks = ranks_text(sorted({event.failure.rank for event in row if event.failure.rank is not None}), 60)
+    count = f", {len(row)} processes"
+    return f"{failure.what}{count}, ranks {ranks}", f"{failure.what[: _LABEL - 2 - len(count)]}{count}"

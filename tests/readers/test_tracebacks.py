@@ -1,0 +1,145 @@
+"""An exception as Python prints it, and its frames told apart."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from firstfault.model import ExceptionInfo, FrameInfo
+from firstfault.tracebacks import format_exception, own_frames, place_of, runs
+
+
+def _raise_with_a_cause() -> None:
+    try:
+        {}["label"]
+    except KeyError as error:
+        raise ValueError("bad sample") from error
+
+
+def _raise_while_handling() -> None:
+    try:
+        {}["label"]
+    except KeyError:
+        raise ValueError("bad sample")  # noqa: B904 - the context is what is tested
+
+
+def _raise_with_notes() -> None:
+    error = ValueError("bad sample\nof two lines")
+    error.__notes__ = ["in shard 7", "of 9"]
+    raise error
+
+
+def _raise_without_a_message() -> None:
+    raise ValueError
+
+
+def _raise_a_chain_of_three() -> None:
+    try:
+        _raise_while_handling()
+    except ValueError as error:
+        raise RuntimeError("giving up") from error
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _raise_with_a_cause,
+        _raise_while_handling,
+        pytest.param(
+            _raise_with_notes, marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="Python prints no notes")
+        ),
+        _raise_without_a_message,
+        _raise_a_chain_of_three,
+    ],
+)
+def test_an_exception_looks_as_python_prints_it(function: Any) -> None:
+    """Causes, frames, message and notes stand where Python's own traceback has them."""
+    try:
+        function()
+    except Exception as error:  # noqa: BLE001 - any of them
+        printed = "".join(traceback.format_exception(error))
+        recorded = _recorded(error)
+    without_carets = [line for line in printed.splitlines() if not line.strip() or set(line.strip()) - set("^~")]
+    assert format_exception(recorded).splitlines() == without_carets
+
+
+def _recorded(error: BaseException, relation: str = "") -> ExceptionInfo:
+    causes, current = [], error
+    while current.__cause__ or (current.__context__ and not current.__suppress_context__):
+        how = "cause" if current.__cause__ else "context"
+        current = current.__cause__ or current.__context__
+        causes.append(replace(_recorded_alone(current), relation=how))
+    return replace(_recorded_alone(error), causes=tuple(causes), relation=relation)
+
+
+def _recorded_alone(error: BaseException) -> ExceptionInfo:
+    frames = tuple(
+        FrameInfo(frame.filename, frame.lineno or 0, frame.name, frame.line or "")
+        for frame in traceback.extract_tb(error.__traceback__)
+    )
+    notes = tuple(getattr(error, "__notes__", ()))
+    return ExceptionInfo(type(error).__name__, str(error), frames=frames, notes=notes)
+
+
+def test_frames_that_were_left_out_are_counted() -> None:
+    """In the middle of a cut stack stands how much is missing."""
+    frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(4))
+    lines = format_exception(ExceptionInfo("RecursionError", "deep", frames=frames, frames_omitted=96)).splitlines()
+    assert lines[3] == "  ... 96 frames left out ..."
+    assert lines[2].endswith("line 1, in recurse")
+    assert lines[4].endswith("line 2, in recurse")
+
+
+def test_the_members_of_a_group_are_shown() -> None:
+    """Each member of an exception group is shown with its number."""
+    members = (ExceptionInfo("KeyError", "'a'"), ExceptionInfo("OSError", "disk"))
+    text = format_exception(ExceptionInfo("ExceptionGroup", "two", members=members))
+    assert text.splitlines() == [
+        "ExceptionGroup: two",
+        "  ---- member 1 ----",
+        "  KeyError: 'a'",
+        "  ---- member 2 ----",
+        "  OSError: disk",
+    ]
+
+
+_PACKAGES = "/usr/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("file", "library"),
+    [
+        ("/root/train.py", ""),
+        ("train.py", ""),
+        ("/root/torch/my_model.py", ""),
+        (f"{_PACKAGES}/torch/nn/modules/module.py", "torch"),
+        (f"{_PACKAGES}/six.py", "six"),
+        ("/opt/conda/lib/python3.11/threading.py", "Python"),
+        ("/usr/lib/python3/dist-packages/yaml/reader.py", "yaml"),
+        ("/src/plugin/flytekitplugins/firstfault/worker.py", "firstfault"),
+        ("<frozen importlib._bootstrap>", "Python"),
+    ],
+)
+def test_whose_frame_it_is(file: str, library: str) -> None:
+    """A frame is the program's own unless its file is an installed package's, Python's or ours."""
+    frame = FrameInfo(file, 1, "step")
+    assert [run.library for run in runs([frame])] == [library]
+    assert bool(own_frames(ExceptionInfo("E", "", frames=(frame,)))) is not bool(library)
+
+
+def test_frames_of_one_library_stand_together() -> None:
+    """Runs keep the order, and join neighbours only."""
+    files = ("/a.py", f"{_PACKAGES}/torch/x.py", f"{_PACKAGES}/torch/y.py", "/b.py", f"{_PACKAGES}/torch/z.py")
+    found = runs([FrameInfo(file, number, "f") for number, file in enumerate(files)])
+    assert [(run.library, len(run.frames)) for run in found] == [("", 1), ("torch", 2), ("", 1), ("torch", 1)]
+
+
+def test_own_frames_of_a_cause() -> None:
+    """Where an exception has no frame of the program's own, those of its nearest cause that has some are taken."""
+    cause = ExceptionInfo("KeyError", "", frames=(FrameInfo("/data.py", 3, "read"),), relation="cause")
+    raised = ExceptionInfo("E", "", frames=(FrameInfo(f"{_PACKAGES}/torch/x.py", 1, "f"),), causes=(cause,))
+    assert [place_of(frame) for frame in own_frames(raised)] == ["data.py:3 in read"]

@@ -1,0 +1,433 @@
+"""Attempts to be shown: one for each scope and category, and those that are hard to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from firstfault.model import (
+    CollectiveProgress,
+    DocumentRef,
+    ExceptionInfo,
+    FrameInfo,
+    Kind,
+    Origin,
+    Phase,
+    Receipt,
+    Resources,
+    SentSignal,
+    StackDump,
+    Subject,
+    WorkerError,
+    Writer,
+)
+from firstfault.report import Report, report_of
+from firstfault.report.attempts import AttemptSummary, summary_of
+from firstfault.retry import RetryContext, decide
+from firstfault.strategies import get_strategy, run_strategy, undetermined
+from firstfault.testing import START_NS, make_error, make_job, make_presence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.model import JobErrors, Verdict
+
+__all__ = ["CATEGORY_SCENES", "HARD_SCENES", "SCOPE_SCENES", "URI", "report_on"]
+
+URI = "s3://bucket/metadata/propeller/project-development-f3a9c2d4/n0/data/0"
+_NODES = tuple(f"f3a9c2d4-n0-0-worker-{index}" for index in range(4))
+_HERE = {"namespace": "project-development", "world_size": 4, "group_world_size": 2}
+_MS = 1_000_000
+_GIB = 1 << 30
+_PACKAGES = "/usr/lib/python3.11/site-packages"
+_VERSIONS = (("flytekit", "1.16.31"), ("python", "3.11.7"), ("torch", "2.13.0"))
+_OWN = (
+    FrameInfo("/root/train.py", 88, "main", "train(config)"),
+    FrameInfo("/root/train.py", 41, "train", "loss = step(model, batch)"),
+)
+_TORCH = (
+    FrameInfo(f"{_PACKAGES}/torch/nn/modules/module.py", 1775, "_wrapped_call_impl", "return self._call_impl(*args)"),
+    FrameInfo(f"{_PACKAGES}/torch/nn/modules/module.py", 1786, "_call_impl", "return forward_call(*args, **kwargs)"),
+)
+_STACK = """Thread 0x00007f10 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+
+Current thread 0x00007f11 (most recent call first):
+  File "/root/data.py", line 17 in next_batch
+  File "/root/train.py", line 41 in train
+"""
+_IN_A_COLLECTIVE = f"""Current thread 0x00007f11 (most recent call first):
+  File "{_PACKAGES}/torch/distributed/distributed_c10d.py", line 2810 in all_reduce
+  File "/root/train.py", line 47 in train
+"""
+
+
+@dataclass(frozen=True)
+class _Root:
+    """What goes wrong, on rank 3 unless it says otherwise."""
+
+    exception: str | None = "ValueError"
+    message: str = "boom"
+    frames: tuple[FrameInfo, ...] = (*_OWN, *_TORCH, FrameInfo("/root/model.py", 12, "forward", "raise ..."))
+    fields: tuple[tuple[str, Any], ...] = ()
+
+
+def raised(kind: str, message: str, **fields: Any) -> ExceptionInfo:
+    """Return an exception that came out of the program by way of torch."""
+    frames = fields.pop("frames", _Root().frames)
+    return ExceptionInfo(kind, message, bases=("Exception", "BaseException"), frames=frames, **fields)
+
+
+def process(rank: int, at_ms: float | None, exception: ExceptionInfo | None, **fields: Any) -> WorkerError:
+    """Return the failure of one of four ranks on two nodes that have booted separately, their clocks known."""
+    node = rank // 2
+    message = fields.pop("message", exception.message if exception is not None else "")
+    return make_error(
+        rank,
+        node=_NODES[node],
+        at_ms=at_ms,
+        exception=exception,
+        message=message,
+        **{
+            "local_rank": rank % 2,
+            "group_rank": node,
+            "host": f"gpu-node-{node + 7}",
+            "pid": 4200 + rank,
+            "boot_id": f"boot-{node}",
+            "monotonic_ns": None if at_ms is None else 10**12 + int(at_ms * _MS),
+            "versions": _VERSIONS,
+            **_HERE,
+            **fields,
+        },
+    )
+
+
+def victim(rank: int, at_ms: float, peer: str = "10.0.0.8") -> WorkerError:
+    """Return a rank whose collective failed because its peer was gone."""
+    text = f"Connection closed by peer [{peer}]:29500. This is typically caused by a remote worker crashing."
+    frames = (*_OWN, FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()"))
+    return process(rank, at_ms, raised("RuntimeError", text, frames=frames))
+
+
+def stopped(rank: int, at_ms: float, reason: str, **fields: Any) -> WorkerError:
+    """Return a rank that its agent stopped."""
+    sent = SentSignal("SIGTERM", reason)
+    return process(
+        rank,
+        at_ms,
+        None,
+        signal="SIGTERM",
+        exit_code=-15,
+        writer=Writer.AGENT,
+        sent_signals=(sent,),
+        category="stopped",
+        **fields,
+    )
+
+
+def stored(failure: WorkerError, late_ms: float = 12.0) -> WorkerError:
+    """Return a failure whose document the storage has, with the storage's time, so that clocks can be compared."""
+    (ref,) = failure.documents
+    recorded = failure.timestamp_ns
+    modified = None if recorded is None else recorded + int(late_ms * _MS)
+    uri = f"{URI}/firstfault/errors/{ref.name}"
+    return replace(failure, documents=(DocumentRef(ref.name, uri, modified, 2_400),), upload_delay_ns=2 * _MS)
+
+
+def job_of(
+    *failures: WorkerError, done: tuple[Phase, ...] = (Phase.FAILED, Phase.FAILED), **findings: Any
+) -> JobErrors:
+    """Return the picture of two nodes with two ranks each."""
+    failures = tuple(stored(failure) if failure.documents[0].uri == "" else failure for failure in failures)
+    roster = []
+    for node, phase in enumerate(done):
+        here = {"node": _NODES[node], "group_rank": node, "nodes": len(done), "namespace": _HERE["namespace"]}
+        ranks = (2 * node, 2 * node + 1)
+        receipts = tuple(
+            Receipt(ref.name, durable=True, fault_to_durable_ns=14 * _MS, rank=failure.rank)
+            for failure in failures
+            for ref in failure.documents
+            if failure.node == _NODES[node]
+        )
+        roster.append(make_presence(Phase.JOINED, ranks=ranks, **here))
+        if phase is not Phase.JOINED:
+            roster.append(make_presence(phase, ranks=ranks, receipts=receipts, **here))
+    return make_job(*failures, roster=(*findings.pop("roster", ()), *roster), **findings)
+
+
+def report_on(
+    job: JobErrors,
+    *,
+    strategy: str = "evidence",
+    context: RetryContext | None = None,
+    uri: str = URI,
+    attempts: tuple[AttemptSummary, ...] = (),
+    verdict: Verdict | None = None,
+) -> Report:
+    """Return the report on an attempt, by the default strategy and policy."""
+    verdict = verdict or run_strategy(get_strategy(strategy), job)
+    return report_of(job, verdict, decide(verdict, None, context), uri=uri, attempts=attempts)
+
+
+def _cascade(root: WorkerError) -> JobErrors:
+    """Rank 3 fails, rank 2 loses it, and the others are stopped."""
+    told = f"rank 3 on {_NODES[1]} failed: {root.what}"
+    return job_of(root, victim(2, 31), stopped(0, 420, told), stopped(1, 433, told))
+
+
+def _of_text(kind: str, message: str, **fields: Any) -> Callable[[], Report]:
+    def scene() -> Report:
+        recoverable = fields.pop("recoverable", False)
+        values = {"kind": Kind.RECOVERABLE if recoverable else Kind.NON_RECOVERABLE, "category": "user_code", **fields}
+        return report_on(_cascade(process(3, 0, raised(kind, message), **values)))
+
+    return scene
+
+
+def _death(signal: str, exit_code: int, **fields: Any) -> Callable[[], Report]:
+    def scene() -> Report:
+        message = f"rank 3 (pid 4203) was ended by {signal}, which its agent had not sent; exit code {exit_code}"
+        if not signal:
+            message = f"rank 3 (pid 4203) exited with code {exit_code} by itself, without an exception"
+        root = process(3, 0, None, signal=signal, exit_code=exit_code, writer=Writer.AGENT, message=message, **fields)
+        return report_on(_cascade(root))
+
+    return scene
+
+
+def _agent(category: str, message: str, kind: str) -> Callable[[], Report]:
+    def scene() -> Report:
+        exception = raised(kind, message) if kind else None
+        root = process(3, 0, exception, subject=Subject.AGENT, writer=Writer.AGENT, category=category, message=message)
+        place = replace(root.place, rank=None, local_rank=None)
+        root = replace(root, place=place, code=f"SYSTEM:{category}", origin=Origin.SYSTEM, kind=Kind.RECOVERABLE)
+        told = f"the agent of {_NODES[1]} failed: {category}"
+        job = job_of(root, stopped(0, 420, told), stopped(1, 433, told), victim(2, 60), victim(3, 61))
+        return report_on(job, strategy="earliest")
+
+    return scene
+
+
+def _hang() -> Report:
+    timeout = "Timed out waiting 60000ms for send operation to complete"
+    frames = (*_OWN, FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()"))
+    error = raised("torch.distributed.DistBackendError", timeout, frames=frames)
+    told = f"rank 0 on {_NODES[0]} failed: DistBackendError"
+    ahead = CollectiveProgress("default_pg", "gloo:all_reduce", 120, 119)
+    behind = CollectiveProgress("default_pg", "gloo:all_reduce", 119, 119)
+    dump = StackDump(4203, 3, _STACK)
+    return report_on(
+        job_of(
+            process(0, 0, error, collectives=(ahead,), category="user_code"),
+            process(1, 4, error, collectives=(ahead,), category="user_code"),
+            stopped(2, 500, told, collectives=(ahead,), stack_dumps=(StackDump(4202, 2, _IN_A_COLLECTIVE),)),
+            stopped(3, 640, told, collectives=(behind,), stack_dumps=(dump,), message="stopped"),
+        )
+    )
+
+
+def _same_everywhere() -> Report:
+    error = raised("KeyError", "'learning_rate'", frames=(FrameInfo("/root/config.py", 9, "load", "return raw[key]"),))
+    return report_on(job_of(*(process(rank, rank * 3.0, error, category="user_code") for rank in range(4))))
+
+
+def _lost_node() -> Report:
+    job = job_of(victim(0, 5), victim(1, 6), done=(Phase.FAILED, Phase.JOINED))
+    return report_on(job, context=RetryContext(pods_alive=False))
+
+
+def _told_to_go() -> Report:
+    job = job_of(
+        make_error(
+            None,
+            node=_NODES[1],
+            exception=None,
+            category="preemption",
+            subject=Subject.AGENT,
+            writer=Writer.AGENT,
+            group_rank=1,
+            code="SYSTEM:Preemption",
+            message=f"{_NODES[1]} was told to go by SIGTERM",
+            kind=Kind.RECOVERABLE,
+            origin=Origin.SYSTEM,
+            boot_id="boot-1",
+            monotonic_ns=10**12,
+            **_HERE,
+        ),
+        stopped(0, 700, f"the agent of {_NODES[1]} failed: told to go by SIGTERM"),
+        stopped(1, 702, f"the agent of {_NODES[1]} failed: told to go by SIGTERM"),
+        stopped(2, 40, "its agent was told to go"),
+        stopped(3, 41, "its agent was told to go"),
+    )
+    return report_on(job)
+
+
+def _deadlock() -> Report:
+    timeout = "Timed out waiting 60000ms for recv operation to complete"
+    return report_on(
+        job_of(*(process(rank, 2.0 * rank, raised("RuntimeError", timeout), category="user_code") for rank in range(4)))
+    )
+
+
+_MEMORY = Resources(1, int(15.9 * _GIB), 16 * _GIB, int(15.2 * _GIB), START_NS)
+
+SCOPE_SCENES: dict[str, Callable[[], Report]] = {
+    "rank": _of_text("ValueError", "batch 17 has 3 columns, expected 4"),
+    "ranks": _same_everywhere,
+    "node": _lost_node,
+    "external": _told_to_go,
+    "undetermined": _deadlock,
+}
+"""By scope, what a verdict of it looks like."""
+
+CATEGORY_SCENES: dict[str, Callable[[], Report]] = {
+    "recoverable": _of_text(
+        "flytekit.exceptions.user.FlyteRecoverableException",
+        "no answer from the data server for shard 3",
+        recoverable=True,
+        category="recoverable",
+    ),
+    "user_code": _of_text("ValueError", "batch 17 has 3 columns, expected 4"),
+    "input": _of_text("TypeError", "train() got an unexpected keyword argument 'epochs'", category="input"),
+    "config": _of_text("ValueError", "tensor parallel size 3 does not divide 32 heads", category="config"),
+    "data": _of_text("ValueError", "record 55 of shard 3 is no JSON", category="data"),
+    "numerics": _of_text("FloatingPointError", "loss is nan at step 1200", category="numerics"),
+    "checkpoint": _of_text(
+        "RuntimeError",
+        "Error(s) in loading state_dict for Net: size mismatch for head.weight",
+        category="checkpoint",
+    ),
+    "cuda_oom": _of_text(
+        "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79 GiB"
+    ),
+    "gpu_kernel": _of_text("torch.AcceleratorError", "CUDA error: an illegal memory access was encountered"),
+    "gpu_hardware": _of_text("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered"),
+    "host_oom": _death("SIGKILL", -9, resources=_MEMORY),
+    "disk_full": _of_text("OSError", "[Errno 28] No space left on device: '/tmp/cache'"),
+    "storage": _of_text(
+        "botocore.exceptions.ClientError", "An error occurred (SlowDown) when calling the GetObject", category="storage"
+    ),
+    "network": _of_text("socket.gaierror", "[Errno -3] Temporary failure in name resolution", category="network"),
+    "external_service": _of_text(
+        "requests.HTTPError", "503 Server Error for url: https://hub/", category="external_service"
+    ),
+    "auth": _of_text("PermissionError", "401 Unauthorized: the token has expired", category="auth"),
+    "collective": _of_text("RuntimeError", "the ranks disagree about the shape of a tensor", category="collective"),
+    "rendezvous": _agent("rendezvous", "timed out waiting for 2 nodes to join", "RendezvousTimeoutError"),
+    "hang": _hang,
+    "signal": _death("SIGSEGV", -11),
+    "exit": _death("", 3, category="exit"),
+    "stopped": lambda: report_on(job_of(stopped(0, 0, "another worker of this node had failed")), strategy="earliest"),
+    "preemption": _told_to_go,
+    "node_lost": _lost_node,
+    "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
+    "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),
+    "unknown": lambda: report_on(
+        job_of(process(3, 0, None, category="unknown", code="USER:Unknown", message="nothing was said", exit_code=1)),
+        strategy="earliest",
+    ),
+}
+"""By category, what a verdict of it looks like."""
+
+
+def _nothing_but_a_node() -> Report:
+    verdict = replace(undetermined(make_job(), "evidence"), node=_NODES[1])
+    return report_on(make_job(), verdict=verdict, uri="")
+
+
+def _ten_thousand_messages() -> Report:
+    names = ("shard", "file", "table", "index", "model")
+    failures = (
+        make_error(
+            rank,
+            node=f"f3a9c2d4-n0-0-worker-{rank // 8}",
+            at_ms=rank / 7,
+            local_rank=rank % 8,
+            exception=f"Error{rank:05}",
+            message=f"{names[rank % 5]} number {rank} of {rank * 31} is not there",
+            fingerprint=f"1:{rank:012x}",
+        )
+        for rank in range(10_000)
+    )
+    return report_on(make_job(*failures), strategy="earliest")
+
+
+def _one_long_line() -> Report:
+    return report_on(_cascade(process(3, 0, raised("ValueError", "x" * 1_000_000))))
+
+
+def _long_names() -> Report:
+    node = "a-very-long-execution-name-that-kubernetes-still-takes-worker-12"
+    uri = f"s3://a-bucket-with-a-long-name-eu-central-1/metadata/propeller/project-development-{'f' * 40}/n0/data/0"
+    kind = "lib.module.UnsupportedTensorLayoutForCollectiveOperationError"
+    return report_on(make_job(make_error(12_345, node=node, exception=raised(kind, "boom"))), uri=uri)
+
+
+def _no_times() -> Report:
+    return report_on(job_of(*(process(rank, None, raised("ValueError", f"boom {rank}")) for rank in range(4))))
+
+
+def _three_attempts() -> Report:
+    first = report_on(_cascade(process(3, 0, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
+    now = report_on(_cascade(process(3, 9_000, raised("ValueError", "batch 17 has 3 columns, expected 4"))))
+    attempts = (
+        summary_of(0, first.job, first.verdict, first.decision),
+        AttemptSummary(1, note="could not be read: access denied"),
+        summary_of(2, now.job, now.verdict, now.decision),
+    )
+    return report_on(now.job, attempts=attempts)
+
+
+_EVIL = (
+    "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    "[red]x[/red]`|*\x1b[31m\u202e"
+)
+
+
+def _hostile() -> Report:
+    root = process(
+        3, 0, raised(f"Evil{_EVIL}", _EVIL, notes=(_EVIL,)), log_tail=f"{_EVIL}\n{_EVIL}", signal="", host=_EVIL
+    )
+    root = replace(root, stack_dumps=(StackDump(4203, 3, _EVIL),), versions=((_EVIL, _EVIL),))
+    job = _cascade(root)
+    return report_on(job, attempts=(AttemptSummary(0, note=_EVIL), AttemptSummary(1, note=_EVIL)))
+
+
+def ten_thousand_ranks() -> Report:
+    """Return an attempt of 1,250 nodes with eight ranks each, of which one failed by itself."""
+    failures = []
+    for rank in range(10_000):
+        here = {"node": f"f3a9c2d4-n0-0-worker-{rank // 8}", "local_rank": rank % 8, "group_rank": rank // 8}
+        if rank == 4_321:
+            failures.append(make_error(rank, exception=raised("ValueError", "batch 17 has 3 columns"), **here))
+        elif rank % 3:
+            peer = "Connection closed by peer [10.0.0.8]:29500"
+            failures.append(make_error(rank, at_ms=30 + rank / 11, exception="RuntimeError", message=peer, **here))
+        else:
+            sent = (SentSignal("SIGTERM", "rank 4321 on f3a9c2d4-n0-0-worker-540 failed: ValueError"),)
+            at = {"at_ms": 400 + rank / 7, "exception": None, "writer": Writer.AGENT, "category": "stopped"}
+            failures.append(make_error(rank, **here, **at, sent_signals=sent, signal="SIGTERM", message=""))
+    roster = [
+        make_presence(
+            Phase.FAILED,
+            node=f"f3a9c2d4-n0-0-worker-{node}",
+            group_rank=node,
+            nodes=1_250,
+            ranks=tuple(range(8 * node, 8 * node + 8)),
+        )
+        for node in range(1_250)
+    ]
+    return report_on(make_job(*failures, roster=tuple(roster)))
+
+
+HARD_SCENES: dict[str, Callable[[], Report]] = {
+    "nothing-but-a-node": _nothing_but_a_node,
+    "ten-thousand-messages": _ten_thousand_messages,
+    "one-long-line": _one_long_line,
+    "long-names": _long_names,
+    "no-times": _no_times,
+    "three-attempts": _three_attempts,
+    "hostile": _hostile,
+    "ten-thousand-ranks": ten_thousand_ranks,
+}
+"""What is hard to show, by name."""

@@ -1,0 +1,368 @@
+"""Who did what, and how much later: states of ranks and nodes, groups, times and their bounds, attempts compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.evidence.clocks import Interval
+from firstfault.model import Phase, Scope, SentSignal, Subject, Suspect, Unopened, Victims, Writer
+from firstfault.report import report_of
+from firstfault.report.attempts import AttemptSummary, changes_between, summary_of
+from firstfault.report.cascade import Event, cascade_of
+from firstfault.report.timeline import timeline_of
+from firstfault.report.words import State, duration, explain_signal, ranks_text, short_names
+from firstfault.retry import decide
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import make_error, make_job, make_presence
+from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, URI
+
+if TYPE_CHECKING:
+    from firstfault.model import JobErrors, Verdict
+    from firstfault.report import Report
+    from firstfault.report.cascade import Cascade
+
+_MS = 1_000_000
+_TOLD = (SentSignal("SIGTERM", "rank 3 failed"),)
+
+
+def _verdict(job: JobErrors) -> Verdict:
+    return run_strategy(get_strategy("evidence"), job)
+
+
+def _cascade(job: JobErrors) -> Cascade:
+    return cascade_of(job, _verdict(job))
+
+
+def _report(job: JobErrors, **verdict: Any) -> Report:
+    found = replace(_verdict(job), **verdict)
+    return report_of(job, found, decide(found))
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_rank_has_a_state() -> None:
+    """Root cause, victim, stopped by its agent, finished, and those of whom nothing was heard."""
+    cascade = _cascade(
+        make_job(
+            make_error(3, node="w-1", world_size=8),
+            make_error(2, node="w-1", at_ms=9, exception="RuntimeError", message="Connection closed by peer"),
+            make_error(0, node="w-0", at_ms=12, exception=None, sent_signals=_TOLD, signal="SIGTERM"),
+            roster=(
+                make_presence(node="w-0", nodes=3, ranks=(0, 1)),
+                make_presence(node="w-1", group_rank=1, nodes=3, ranks=(2, 3)),
+                make_presence(Phase.SUCCEEDED, node="w-2", group_rank=2, nodes=3, ranks=(4, 5)),
+            ),
+        )
+    )
+    assert [(item.rank, item.state.value, item.node, item.local_rank) for item in cascade.ranks] == [
+        (0, "stopped by its agent", "w-0", 0),
+        (1, "sent no report", "w-0", 1),
+        (2, "victim", "w-1", 0),
+        (3, "root cause", "w-1", 1),
+        (4, "finished", "w-2", 0),
+        (5, "finished", "w-2", 1),
+        (6, "sent no report", "", None),
+        (7, "sent no report", "", None),
+    ]
+    assert [(node.name, node.state) for node in cascade.nodes] == [
+        ("w-0", None),
+        ("w-1", None),
+        ("w-2", State.FINISHED),
+    ]
+    assert cascade.world_size == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "states"),
+    [
+        ("ranks", {State.ROOT: 4}),
+        ("undetermined", {State.UNCLEAR: 4}),
+        ("node", {State.VICTIM: 2, State.SILENT: 2}),
+        ("external", {State.STOPPED: 4}),
+    ],
+)
+def test_states_of_a_scope(name: str, states: dict[State, int]) -> None:
+    """Ranks that failed alike are all root causes; of a node that did it the ranks keep what became of them."""
+    cascade = SCOPE_SCENES[name]().cascade
+    assert {state: cascade.count(state) for state in State if cascade.count(state)} == states
+
+
+@pytest.mark.parametrize(("name", "node"), [("node", "f3a9c2d4-n0-0-worker-1"), ("external", "f3a9c2d4-n0-0-worker-1")])
+def test_a_node_can_be_the_root_cause(name: str, node: str) -> None:
+    """The node that was lost, or told to go, is marked; no other is."""
+    assert [item.name for item in SCOPE_SCENES[name]().cascade.nodes if item.state is State.ROOT] == [node]
+
+
+def test_suspects_are_marked() -> None:
+    """Who may be it instead is neither root cause nor victim."""
+    job = make_job(make_error(3), make_error(5, at_ms=4, exception="KeyError"))
+    report = _report(job, suspects=(Suspect("it was near", 5),))
+    assert [(item.rank, item.state) for item in report.cascade.ranks] == [(3, State.ROOT), (5, State.SUSPECT)]
+
+
+def test_a_verdict_without_its_documents_has_ranks_too() -> None:
+    """Of a sealed verdict whose documents are gone, the ranks it names are known."""
+    job = make_job(make_error(3, node="w-1"))
+    verdict = replace(_verdict(job), root=None, victims=Victims(2, ((0, "lost its peer"), (1, "stopped"))))
+    cascade = cascade_of(make_job(), verdict)
+    found = [(item.rank, item.state, item.line) for item in cascade.ranks]
+    assert found[:2] == [(0, State.VICTIM, "lost its peer"), (1, State.VICTIM, "stopped")]
+    assert found[2][:2] == (3, State.ROOT)
+
+
+def test_two_nodes_that_claim_one_rank() -> None:
+    """The root cause's claim is shown; the other is among the errors."""
+    job = make_job(make_error(3, node="w-1"), make_error(3, node="w-0", at_ms=5, exception="KeyError"))
+    cascade = _cascade(job)
+    assert [(item.rank, item.node, item.state) for item in cascade.ranks] == [(3, "w-1", State.ROOT)]
+    assert sum(group.count for group in cascade.groups) == 2
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_identical_errors_are_one_group() -> None:
+    """The root cause first, then the largest; texts that differ in numbers are the same error."""
+    peer = "Connection closed by peer [10.0.0.{}]:29500"
+    job = make_job(
+        make_error(3),
+        *(make_error(rank, at_ms=9, exception="RuntimeError", message=peer.format(rank)) for rank in (5, 6, 7)),
+        make_error(1, at_ms=4, exception="BrokenPipeError", message="Broken pipe"),
+    )
+    groups = _cascade(job).groups
+    assert [(group.number, group.what, group.ranks) for group in groups] == [
+        (1, "ValueError", (3,)),
+        (2, "RuntimeError", (5, 6, 7)),
+        (3, "BrokenPipeError", (1,)),
+    ]
+
+
+def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
+    """Of a large cascade documents alike are not opened: their ranks are in the group, and are said not to be read."""
+    opened = [
+        make_error(rank, at_ms=9, exception="RuntimeError", message="Connection closed by peer") for rank in (5, 6)
+    ]
+    job = make_job(make_error(3), *opened)
+    unopened = (Unopened(job.failures[1].fingerprint, 90, tuple(range(10, 100))), Unopened("?:abc", 4, (1, 2)))
+    cascade = _cascade(replace(job, unopened=unopened))
+    group = next(group for group in cascade.groups if group.what == "RuntimeError")
+    assert (group.count, group.opened, len(group.ranks)) == (92, 2, 92)
+    assert [(other.count, other.opened) for other in cascade.groups if other.what == "not opened"] == [(4, 0)]
+    assert cascade.count(State.VICTIM) == 94
+
+
+# --- times ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "bounds", "later", "brief"),
+    [
+        (31, (31, 31), "31 ms later", "+31 ms"),
+        (0, (0, 0), "at the same time", "0"),
+        (-5, (-5, -5), "5.0 ms earlier", "-5.0 ms"),
+        (1_500, (1_480, 1_520), "1.5 s later", "+1.5 s"),
+        (600, (200, 1_200), "200 ms to 1.2 s later", "+200 ms to +1.2 s"),
+        (-600, (-1_200, -200), "200 ms to 1.2 s earlier", "-1.2 s to -200 ms"),
+        (10, (-200, 300), "within 300 ms", "-200 ms to +300 ms"),
+        (42, None, "42 ms later by its own node's clock", "~ +42 ms"),
+        (None, None, "", ""),
+    ],
+)
+def test_how_much_later(at_ms: float | None, bounds: tuple[float, float] | None, later: str, brief: str) -> None:
+    """As exact as the clocks allow, and no more."""
+    interval = None if bounds is None else Interval(*(int(bound * _MS) for bound in bounds))
+    event = Event(make_error(1), State.VICTIM, None if at_ms is None else int(at_ms * _MS), interval)
+    assert (event.later, event.brief) == (later, brief)
+
+
+def test_processes_of_one_boot_need_no_wall_clock() -> None:
+    """Their monotonic times are compared, whatever the wall clocks say."""
+    shared = {"boot_id": "b"}
+    job = make_job(
+        make_error(0, node="w-0", monotonic_ns=10_000 * _MS, **shared),
+        make_error(1, node="w-1", at_ms=-9_000, monotonic_ns=10_031 * _MS, **shared),
+    )
+    verdict = replace(_verdict(job), root=next(failure for failure in job.failures if failure.rank == 0))
+    event = next(event for event in cascade_of(job, verdict).events if event.failure.rank == 1)
+    assert (event.at_ns, event.later) == (31 * _MS, "31 ms later")
+
+
+def test_a_death_may_have_been_before_it_was_noticed() -> None:
+    """An agent notices a death a little late: others' times are bounded accordingly."""
+    root = make_error(
+        3, exception=None, signal="SIGKILL", exit_code=-9, writer=Writer.AGENT, boot_id="b", monotonic_ns=1
+    )
+    victim = make_error(1, at_ms=-20, boot_id="b", monotonic_ns=1, message="Connection closed by peer")
+    job = make_job(replace(root, monotonic_ns=10**12), replace(victim, monotonic_ns=10**12 - 20 * _MS))
+    verdict = replace(_verdict(job), root=next(failure for failure in job.failures if failure.rank == 3))
+    (event,) = (event for event in cascade_of(job, verdict).events if event.failure.rank == 1)
+    assert event.bounds == Interval(-20 * _MS, 230 * _MS)
+
+
+def test_a_hang_is_no_origin() -> None:
+    """Nobody saw when it began: times are counted from the first who could wait no longer."""
+    report = CATEGORY_SCENES["hang"]()
+    assert not report.cascade.from_root
+    assert "earlier" not in report.followers
+    timeline = timeline_of(report.cascade)
+    assert timeline is not None
+    assert [lane.is_origin for lane in timeline.lanes].count(True) == 1
+
+
+def test_the_time_line_is_within_its_drawing() -> None:
+    """Every mark and band of every scene lies between the names and the times."""
+    for scene in (*SCOPE_SCENES.values(), *CATEGORY_SCENES.values(), HARD_SCENES["ten-thousand-ranks"]):
+        timeline = timeline_of(scene().cascade)
+        if timeline is None:
+            continue
+        places = [point.x for lane in timeline.lanes for point in lane.points]
+        places += [end for lane in timeline.lanes if lane.band for end in (lane.band.x, lane.band.x + lane.band.width)]
+        assert min(places) >= 222
+        assert max(places) <= 640.1
+        assert max(lane.y for lane in timeline.lanes) < timeline.height
+
+
+def test_one_moment_is_no_line() -> None:
+    """With one failure, or none that has a time, there is nothing to draw."""
+    assert timeline_of(_cascade(make_job(make_error()))) is None
+    assert timeline_of(HARD_SCENES["no-times"]().cascade) is None
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ranks", "limit", "text"),
+    [
+        ((), 0, ""),
+        ((5,), 0, "5"),
+        ((0, 1, 2, 5, 8, 9), 0, "0-2, 5, 8-9"),
+        (tuple(range(0, 200, 2)), 60, "0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24 and 87 more"),
+        (tuple(range(0, 2_000, 2)), 5, "1000 ranks"),
+    ],
+)
+def test_ranks_as_text(ranks: tuple[int, ...], limit: int, text: str) -> None:
+    """Neighbours are a range, and what does not fit is counted."""
+    assert ranks_text(ranks, limit) == text
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (900, "1 us"),
+        (143_000, "143 us"),
+        (1_500_000, "1.5 ms"),
+        (31_000_000, "31 ms"),
+        (1_250_000_000, "1.2 s"),
+        (42_000_000_000, "42 s"),
+        (600_000_000_000, "10 min"),
+    ],
+)
+def test_durations(nanoseconds: int, text: str) -> None:
+    """A time has two or three digits and one unit."""
+    assert duration(nanoseconds) == duration(-nanoseconds) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["f3-n0-0-worker-0", "f3-n0-0-worker-10"], ["worker-0", "worker-10"]),
+        (["f3-n0-0-master-0", "f3-n0-0-worker-0"], ["master-0", "worker-0"]),
+        (["one"], ["one"]),
+        (["f3-n0-0-worker-0"], ["f3-n0-0-worker-0"]),
+        (["a", "b"], ["a", "b"]),
+        (["x-1", "x-1"], ["x-1"]),
+        ([], []),
+    ],
+)
+def test_short_names(names: list[str], short: list[str]) -> None:
+    """What all nodes share is left out, but for the word before the number."""
+    assert list(short_names(names).values()) == short
+
+
+def test_a_signal_nobody_knows_is_not_explained() -> None:
+    """No explanation is better than a guess."""
+    assert explain_signal("SIGRTMIN+3", make_error().resources) == ""
+
+
+# --- what is not known ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("job", "unknown"),
+    [
+        (make_job(make_error(exception=None, signal="SIGKILL", exit_code=-9)), "who killed it: not its agent"),
+        (make_job(make_error(exception=None, signal="SIGTERM", exit_code=-15)), "who sent it SIGTERM: not its agent"),
+        (make_job(make_error(exception=None, exit_code=3)), "why it exited: it left no exception"),
+        (make_job(make_error(at_ms=None)), "when it was: the root cause carries no time"),
+        (make_job(make_error(), notes=("x was refused",)), "x was refused"),
+    ],
+)
+def test_what_is_unknown_is_said(job: JobErrors, unknown: str) -> None:
+    """However sure it is who did it, what nobody knows is among the answers."""
+    assert unknown in _report(job).answers.unknown
+
+
+def test_an_agent_that_failed_is_where_it_was() -> None:
+    """An agent has no rank: the answer says that it was the agent."""
+    agent = make_error(None, node="w-1", subject=Subject.AGENT, writer=Writer.AGENT, category="platform")
+    assert _report(make_job(agent)).answers.where == "the agent on w-1"
+
+
+# --- attempts ---------------------------------------------------------------------------------------------------------
+
+
+def _attempt(number: int, **fields: Any) -> AttemptSummary:
+    job = make_job(make_error(**{"rank": 3, "node": f"f-n0-{number}-worker-1", **fields}))
+    verdict = _verdict(job)
+    return summary_of(number, job, verdict, decide(verdict))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "change"),
+    [
+        (_attempt(0), _attempt(1), "the same fault again, on the same rank, on f-n0-1-worker-1 after f-n0-0-worker-1"),
+        (
+            _attempt(0, host="a"),
+            _attempt(1, rank=5, host="b", exception="KeyError"),
+            (
+                "another fault of the same category (user_code), on rank 5 after rank 3, "
+                "on f-n0-1-worker-1 after f-n0-0-worker-1, on host b after a"
+            ),
+        ),
+        (
+            _attempt(0, versions=(("torch", "2.12"),)),
+            _attempt(1, exception=None, signal="SIGSEGV", versions=(("torch", "2.13"),)),
+            (
+                "another fault: signal after user_code, on the same rank, "
+                "on f-n0-1-worker-1 after f-n0-0-worker-1, torch 2.13 after 2.12"
+            ),
+        ),
+        (
+            _attempt(0),
+            AttemptSummary(1, note="could not be read: access denied"),
+            "attempt 1 could not be read: access denied",
+        ),
+        (
+            AttemptSummary(0, note="could not be read"),
+            AttemptSummary(1, note="succeeded"),
+            "attempt 0 could not be read, attempt 1 succeeded",
+        ),
+    ],
+)
+def test_what_changed_between_attempts(before: AttemptSummary, after: AttemptSummary, change: str) -> None:
+    """Whether it is the same fault, and whether rank, node, host and versions are the same."""
+    assert changes_between((before, after)) == (f"attempt 0 to 1: {change}",)
+
+
+def test_attempts_stand_in_order() -> None:
+    """However they were read."""
+    job = make_job(make_error())
+    verdict = _verdict(job)
+    report = report_of(job, verdict, decide(verdict), uri=URI, attempts=(_attempt(2), _attempt(0), _attempt(1)))
+    assert [attempt.number for attempt in report.attempts] == [0, 1, 2]
+    assert verdict.scope is Scope.RANK
