@@ -1,7 +1,7 @@
 # Every target makes .venv when it is missing or older than what it is made from, and needs nothing else but python3.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix agent-faults cascades replay simulation bench golden lint format types proto proto-check floors wheel test-wheel clean
+.PHONY: help demo test matrix agent-faults cascades replay simulation bench golden pictures lint format types proto proto-check floors wheel test-wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -44,6 +44,9 @@ bench: $(VENV) ## measure reading, raising, failing and succeeding beside others
 golden: $(VENV) ## write the texts anew that tests compare reports with; read the difference
 	@FIRSTFAULT_GOLDEN=write $(BIN)/pytest -q tests/reports/test_golden.py
 	@git diff --stat tests/reports/golden
+
+pictures: $(VENV) ## make README's pictures from a real failing job
+	@$(BIN)/python tools/pictures.py $(ARGS)
 
 lint: $(VENV) ## check style and format
 	@$(BIN)/ruff check

@@ -20,6 +20,7 @@ from firstfault.cli._main import group
 from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault.report import verdict_to_dict
 from firstfault.report.json import decision_to_dict
+from firstfault.report.words import SIGNALS, State
 from firstfault.strategies import get_strategy, run_strategy, unregister_strategy
 from firstfault.strategies._registry import _BUILT_IN
 from firstfault.testing import make_error, make_job
@@ -69,6 +70,17 @@ def _section(page: str, heading: str) -> str:
 
 
 # --- tables ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_state_is_documented_with_its_mark() -> None:
+    """The table of states is the enumeration in the code, in its order."""
+    rows = _table("docs/report.md", "State")
+    assert {name: cells[0] for name, cells in rows.items()} == {state.value: state.mark for state in State}
+
+
+def test_every_signal_is_documented_as_it_is_explained() -> None:
+    """The table of signals is the one in the code, word for word."""
+    assert {name: cells[0] for name, cells in _table("docs/report.md", "Signal").items()} == SIGNALS
 
 
 def test_every_category_is_documented_with_its_meaning() -> None:

@@ -114,7 +114,7 @@ def test_a_worker_is_killed(run: Callable[..., Run]) -> None:
     assert verdict["node"] == root.node == root.worker
     assert "-worker-" in root.node
     assert ended.seen is not None
-    assert "exit code: -9 (SIGKILL)" in ended.seen["message"]
+    assert "signal: SIGKILL: killed from outside" in ended.seen["message"]
 
 
 def test_a_worker_exits(run: Callable[..., Run]) -> None:

@@ -13,7 +13,7 @@ from firstfault.retry import never
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 from flytekitplugins.firstfault.config import parse_nnodes
 
-ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "stop_seconds", "retry_policy"}
+ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "stop_seconds", "retry_policy", "deck"}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,8 @@ def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
         ({"settle_seconds": None}, "settle_seconds must be a number of seconds, 0 or more, not None"),
         ({"upload_deadline_seconds": float("inf")}, "upload_deadline_seconds must be a number of seconds, 0 or more"),
         ({"upload_deadline_seconds": "5"}, "upload_deadline_seconds must be a number of seconds, 0 or more, not '5'"),
+        ({"deck": 1}, "deck must be True, False or None, not 1"),
+        ({"deck": "on"}, "deck must be True, False or None, not 'on'"),
         ({"retry_policy": "never"}, "a retry policy must be callable with (verdict, context); 'never' is not"),
     ],
 )
@@ -81,7 +83,13 @@ def test_bad_reporting_field(config: type[Elastic], fields: dict[str, object], m
 
 @pytest.mark.parametrize(
     "fields",
-    [{"settle_seconds": 0}, {"retry_policy": never()}, {"retry_policy": lambda *_: True}, {"strategy": "majority"}],
+    [
+        {"settle_seconds": 0},
+        {"retry_policy": never()},
+        {"retry_policy": lambda *_: True},
+        {"strategy": "majority"},
+        {"deck": False},
+    ],
 )
 def test_reporting_fields(fields: dict[str, object]) -> None:
     """No wait at all, a policy, a plain callable and each known strategy are taken."""
@@ -114,6 +122,7 @@ def test_our_own_defaults() -> None:
     """The defaults that kfpytorch does not give are those of the documentation."""
     config = Elastic()
     assert (config.monitor_interval, config.strategy, config.retry_policy) == (0.1, "evidence", None)
+    assert config.deck is None
     assert (config.settle_seconds, config.upload_deadline_seconds, config.stop_seconds) == (10.0, 5.0, 2.0)
 
 

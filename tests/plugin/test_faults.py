@@ -24,7 +24,7 @@ def test_a_death_without_a_word(tmp_path: Path) -> None:
     assert (verdict["ranks"], verdict["code"], verdict["category"]) == ([1], "USER:SIGKILL", "signal")
     assert verdict["node"].endswith("-n0-0")
     assert "stopped by its agent (SIGTERM)" in verdict["victims"]["ranks"]["0"]
-    assert "exit code: -9 (SIGKILL)" in attempt["engine"]["error_seen"]["message"]
+    assert "signal: SIGKILL: killed from outside" in attempt["engine"]["error_seen"]["message"]
     assert attempt["seconds"]["fault_to_durable"] > 0
     ended.flyte_saw_the_verdict()
     assert run.left_over() == []

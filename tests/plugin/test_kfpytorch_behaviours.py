@@ -414,7 +414,7 @@ def test_a_pod_that_is_told_to_go(
     recorded: bool, raised: type[Exception], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod that was sent a signal is to be run again; if nothing could be said about it, it leaves no outputs."""
-    monkeypatch.setattr(execution, "_in_pod", lambda: True)
+    monkeypatch.setattr(execution, "in_pod", lambda: True)
     with pytest.raises(raised):
         _executed(monkeypatch, _told_to_go(prefix, recorded=recorded))
 

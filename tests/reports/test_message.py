@@ -27,7 +27,8 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.report import flyte_message, report_of
+from firstfault.report import flyte_message, markdown, report_of
+from firstfault.report.html import page
 from firstfault.report.message import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
@@ -470,3 +471,16 @@ def test_the_scope_undetermined_is_in_the_answer() -> None:
     verdict = _verdict(stock)
     assert verdict.scope is Scope.UNDETERMINED
     assert first_line(verdict, _NO) == "red undetermined no retry: hi"
+
+
+def test_no_form_tells_a_credential() -> None:
+    """A stock file's text has been through nobody's hands: message, page, Markdown and JSON leave credentials out."""
+    secret = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105 - the example of AWS's own documentation
+    stock = make_error(None, node="w-0", writer=Writer.STOCK, exception=None, message=f"denied for {secret}")
+    other = make_error(3, at_ms=4, exception="OSError", message=f"https://user:{secret}@hub/", log_tail=f"key {secret}")
+    job = make_job(stock, other)
+    verdict = run_strategy(get_strategy("earliest"), job)
+    report = report_of(job, verdict, _NO, uri=_URI)
+    for text in (flyte_message(report), markdown(report), page(report)):
+        assert "w-0" in text
+        assert secret not in text

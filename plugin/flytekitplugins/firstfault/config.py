@@ -94,6 +94,9 @@ class _Reporting:
             value = getattr(self, name, 0.0)
             if not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise UsageError(f"{type(self).__name__}.{name} must be a number of seconds, 0 or more, not {value!r}")
+        deck = self.deck  # type: ignore[attr-defined]
+        if deck is not None and not isinstance(deck, bool):
+            raise UsageError(f"{type(self).__name__}.deck must be True, False or None, not {deck!r}")
         if self.retry_policy is not None:  # type: ignore[attr-defined]
             as_policy(self.retry_policy)  # type: ignore[attr-defined]
 
@@ -121,6 +124,9 @@ class PyTorch(_Reporting):
     """Longest time a failing process waits for its error document to be durable."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default."""
+    deck: bool | None = None
+    """Whether a failed attempt's deck begins with the report. None: if the task has ``enable_deck=True``, which True
+    insists on; False: the deck stays flytekit's."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run."""
@@ -163,6 +169,9 @@ class Elastic(_Reporting):
     killed; torch's is 30. The one that failed has 8 s for its exit handlers."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default. Compose policies of `firstfault.retry`."""
+    deck: bool | None = None
+    """Whether a failed attempt's deck begins with the report. None: if the task has ``enable_deck=True``, which True
+    insists on; False: the deck stays flytekit's."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot run, before anything is registered."""

@@ -42,6 +42,7 @@ _INCARNATION = "FIRSTFAULT_INCARNATION"
 _NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
 _IP = "FIRSTFAULT_NODE_IP"
 _FOLDER = "FIRSTFAULT_NODE_FOLDER"
+_DECKS = "FIRSTFAULT_DECKS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Recording:
     """The node's address, looked up once: a name service may take seconds, which a failing worker does not have."""
     node_folder: str = ""
     """Where the node's recorder listens and its spool lies; empty: there is no recorder."""
+    decks: bool = False
+    """Whether the report becomes a deck, beside those of rank 0."""
     raw_prefix: str = ""
     """This attempt's raw output prefix; empty: not known. Workers need not know it, nor the next one."""
     previous_raw_prefix: str = ""
@@ -74,6 +77,7 @@ class Recording:
             _NODES: str(self.group_world_size),
             _IP: self.ip,
             _FOLDER: self.node_folder,
+            _DECKS: "1" if self.decks else "",
         }
 
     @classmethod
@@ -91,6 +95,7 @@ class Recording:
             group_world_size=_number(environment, _NODES) or 0,
             ip=environment.get(_IP, ""),
             node_folder=environment.get(_FOLDER, ""),
+            decks=bool(environment.get(_DECKS)),
         )
 
 

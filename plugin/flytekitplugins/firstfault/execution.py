@@ -16,6 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from flytekitplugins.firstfault.attempts import leave_verdict
 from flytekitplugins.firstfault.config import parse_nnodes
+from flytekitplugins.firstfault.deck import leave_deck
 from flytekitplugins.firstfault.environment import attempt_number, multi_error_files, node_name
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.launch import LaunchFailedError, launch
@@ -23,7 +24,7 @@ from flytekitplugins.firstfault.outputs import await_outputs, sealed_name
 from flytekitplugins.firstfault.recorder import end_node_recorder, node_recorder, put_file
 from flytekitplugins.firstfault.settle import newest_seal, sealed, settle, torch_error_data
 from flytekitplugins.firstfault.signals import SignalWatch
-from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError
+from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError, in_pod
 from flytekitplugins.firstfault.torch_files import ERROR_FILE_VARIABLE, was_recoverable, write_error_file
 from flytekitplugins.firstfault.worker import SpawnPayload, WorkerResult, run_forked, run_spawned
 
@@ -81,12 +82,12 @@ def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
                 signals=signals,
                 last_resort=lambda failure: _end_pod(task, failure),
             )
-            if 0 not in results and _in_pod():
+            if 0 not in results and in_pod():
                 await_outputs(recording.output_prefix, signals.gave_up)
         except LaunchFailedError as failure:
             raise _failure(task, failure, signals) from failure.error
         finally:
-            if _in_pod():
+            if in_pod():
                 signals.leave()
     return _hand_over(results)
 
@@ -103,11 +104,6 @@ def _launch_without_us(config: LaunchConfig, entrypoint: Callable[..., Any], arg
         logger.warning("the agent was told to go (%s); this pod leaves no outputs", error)
         raise IgnoreOutputs from error
     return results
-
-
-def _in_pod() -> bool:
-    state = FlyteContextManager.current_context().execution_state
-    return state is not None and state.mode is not None and not state.is_local_execution()
 
 
 # --- before ---------------------------------------------------------------------------------------------------------
@@ -208,9 +204,10 @@ def _failure(task: ElasticFunctionTask, failure: LaunchFailedError, signals: Sig
     logger.error("%s", message)
     with guarded("telling the outer launcher"):
         _tell_outer_launcher(conclusion)
-    if _in_pod():
+    if in_pod():
+        may_write = leave_deck(conclusion, failure.recording, task.name, give_up=signals.gave_up)
         kind = RecoverableVerdictSealedError if conclusion.decision.retry else VerdictSealedError
-        return kind(conclusion.verdict.headline, document)
+        return kind(conclusion.verdict.headline, document, leaves_deck=not may_write)
     timestamp = conclusion.verdict.timestamp_ns / 1e9 if conclusion.verdict.timestamp_ns else None
     if conclusion.decision.retry:
         recoverable: Exception = FlyteRecoverableException(message, timestamp=timestamp)
@@ -234,7 +231,7 @@ def _end_pod(task: ElasticFunctionTask, failure: LaunchFailedError) -> None:
     message, document = _sealed(_concluded(task, failure, None, _NOW_S), failure.recording)
     with guarded("leaving the sealed verdict"):
         logger.error("%s", message)
-        if document and _in_pod():
+        if document and in_pod():
             recording = failure.recording
             bounded(lambda: put_file(recording.output_prefix, sealed_name(), document), _NOW_S, "leaving the verdict")
     end_node_recorder(failure.recording)

@@ -1,22 +1,23 @@
-"""The files that Flyte reads: what a sealed verdict is called, and waiting for the outputs of rank 0's pod."""
+"""The files that Flyte reads: what a sealed verdict is called, and waiting for what another pod leaves."""
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from typing import TYPE_CHECKING
 
 from firstfault.aio import run_sync
 from firstfault.errors import StoreError
-from firstfault.places import OUTPUTS, is_stock_error_file
+from firstfault.places import DECK, OUTPUTS, is_stock_error_file
 from firstfault.store import open_store
 from flytekitplugins.firstfault.environment import multi_error_files
 from flytekitplugins.firstfault.guard import logger
 
 if TYPE_CHECKING:
-    import threading
+    from collections.abc import Callable
 
-__all__ = ["await_outputs", "sealed_name"]
+__all__ = ["await_deck", "await_outputs", "sealed_name"]
 
 _LONGEST_S = 1800.0
 """Longest wait for the outputs. If rank 0's pod dies meanwhile, the operator ends the job and this pod with it."""
@@ -39,12 +40,30 @@ def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float =
         give_up: ends the wait.
         seconds: longest wait.
     """
+    missed = "rank 0's pod has left no outputs"
+    return _await(lambda: _are_there(output_prefix), missed, give_up, seconds)
+
+
+def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None, seconds: float) -> bool:
+    """Wait until another pod has left the deck; False if it has not in time, or the wait was given up.
+
+    Args:
+        output_prefix: where it will be.
+        mark: what is in it, and in no deck that the task itself has published.
+        give_up: ends the wait.
+        seconds: longest wait.
+    """
+    missed = "the pod that writes the deck has not"
+    return _await(lambda: _is_marked(output_prefix, mark), missed, give_up or threading.Event(), seconds)
+
+
+def _await(are_there: Callable[[], bool], missed: str, give_up: threading.Event, seconds: float) -> bool:
     deadline = time.monotonic() + seconds
     pause = _FIRST_POLL_S
-    while not _are_there(output_prefix):
+    while not are_there():
         left = deadline - time.monotonic()
         if left <= 0:
-            logger.warning("rank 0's pod has left no outputs within %g s; this pod ends without it", seconds)
+            logger.warning("%s within %g s; this pod ends without it", missed, seconds)
             return False
         if give_up.wait(min(pause, left)):
             return False
@@ -62,3 +81,14 @@ def _are_there(output_prefix: str) -> bool:
     except StoreError as error:
         logger.warning("cannot look for rank 0's outputs: %s", error)
         return False
+
+
+def _is_marked(output_prefix: str, mark: bytes) -> bool:
+    async def look() -> bool:
+        async with open_store(output_prefix) as store:
+            return mark in await store.get(DECK)
+
+    try:
+        return run_sync(look())
+    except StoreError:
+        return False  # there is none yet, or none that can be read

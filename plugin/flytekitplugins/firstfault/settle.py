@@ -15,7 +15,6 @@ from firstfault.report import flyte_message, report_of, to_json
 from firstfault.retry import RetryContext
 from firstfault.store import open_store
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
-from firstfault.text import redact
 from firstfault.wire import MAX_DOCUMENT_BYTES, decode, encode, encode_seal
 from flytekitplugins.firstfault.attempts import previous_verdict
 from flytekitplugins.firstfault.guard import bounded, logger
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-    from firstfault.model import JobErrors, NodePresence, Verdict
+    from firstfault.model import JobErrors, NodePresence
+    from firstfault.report import Report
+    from firstfault.report.attempts import AttemptSummary
     from firstfault.retry import RetryPolicy
     from flytekitplugins.firstfault.environment import Recording
 
@@ -37,7 +38,7 @@ _LEAST_S = 0.3
 _STORAGE_S = 10.0
 """Longest time that listing and reading may take beyond the wait for the other nodes."""
 
-__all__ = ["newest_seal", "sealed", "settle", "torch_error_data"]
+__all__ = ["newest_seal", "report_on", "sealed", "settle", "torch_error_data"]
 
 
 def settle(  # noqa: PLR0913 - keywords
@@ -156,8 +157,8 @@ class _AllThatLive:
 
 def sealed(conclusion: Conclusion, recording: Recording, node: str) -> tuple[Seal, bytes]:
     """Return the sealed verdict and the bytes of the ``error.pb`` that hands it to Flyte."""
-    verdict, decision = _redacted(conclusion.verdict), conclusion.decision
-    report = report_of(conclusion.job, verdict, decision, uri=recording.output_prefix)
+    report = report_on(conclusion, recording)
+    verdict, decision = report.verdict, report.decision
     seal = Seal(
         name="",
         digest=verdict.digest,
@@ -174,6 +175,18 @@ def sealed(conclusion: Conclusion, recording: Recording, node: str) -> tuple[Sea
         worker=verdict.node or "",
     )
     return seal, encode_seal(seal)
+
+
+def report_on(conclusion: Conclusion, recording: Recording, attempts: Sequence[AttemptSummary] = ()) -> Report:
+    """Return what a report on a conclusion says, without credentials.
+
+    Args:
+        conclusion: on the attempt.
+        recording: where its documents are.
+        attempts: others to be shown beside it.
+    """
+    job, verdict, decision = conclusion.job, conclusion.verdict, conclusion.decision
+    return report_of(job, verdict, decision, uri=recording.output_prefix, attempts=attempts)
 
 
 def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
@@ -198,19 +211,6 @@ def _through_wire(failure: WorkerError) -> WorkerError:
     ref = failure.documents[0] if failure.documents else DocumentRef("")
     document = decode(encode(failure), ref)
     return replace(document, documents=failure.documents) if isinstance(document, WorkerError) else failure
-
-
-def _redacted(verdict: Verdict) -> Verdict:
-    """Return the verdict without credentials: a stock error.pb it rests on has not been through our wire."""
-    victims, coverage = verdict.victims, verdict.coverage
-    return replace(
-        verdict,
-        headline=redact(verdict.headline),
-        message=redact(verdict.message),
-        why=tuple(redact(sentence) for sentence in verdict.why),
-        victims=replace(victims, by_rank=tuple((rank, redact(line)) for rank, line in victims.by_rank)),
-        coverage=replace(coverage, notes=tuple(redact(note) for note in coverage.notes)),
-    )
 
 
 def torch_error_data(conclusion: Conclusion) -> dict[str, Any]:

@@ -8,17 +8,17 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flytekit.core.context_manager import FlyteContextManager
 from flytekit.extend import IgnoreOutputs
 
 from firstfault.model import DocumentRef, NodePresence, Phase
 from flytekitplugins.firstfault.attempts import leave_verdict
+from flytekitplugins.firstfault.deck import leave_deck
 from flytekitplugins.firstfault.environment import node_name, worker_place
 from flytekitplugins.firstfault.guard import bounded, guarded, logger
 from flytekitplugins.firstfault.in_flight import is_clean_exit
 from flytekitplugins.firstfault.recorder import put_entry
 from flytekitplugins.firstfault.settle import sealed, settle
-from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError
+from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError, in_pod
 from flytekitplugins.firstfault.worker import describe_and_record
 
 if TYPE_CHECKING:
@@ -31,9 +31,7 @@ __all__ = ["execute_single"]
 
 def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
     """See `PyTorchFunctionTask.execute`."""
-    state = FlyteContextManager.current_context().execution_state
-    in_pod = state is not None and state.mode is not None and not state.is_local_execution()
-    recording = task.recording() if in_pod else None
+    recording = task.recording() if in_pod() else None
     if recording is None:
         return task.task_function(**kwargs)
     pods = _pods(os.environ)
@@ -52,7 +50,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
             raise
         document = b""
         headline = ""
-        retry = False
+        retry = leaves_deck = False
         with guarded("concluding on the failure"):
             failure, receipt = describe_and_record(error, recording, place)
             known = replace(failure, documents=(DocumentRef(receipt.name),))
@@ -72,9 +70,11 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
             if retry:
                 leave_verdict(recording, document)
             logger.error("%s", seal.message)
+            # a pod that has succeeded is gone
+            leaves_deck = not leave_deck(conclusion, recording, task.name, staying=(Phase.FAILED,))
         if document and isinstance(error, Exception):
             kind = RecoverableVerdictSealedError if retry else VerdictSealedError
-            raise kind(headline, document) from error
+            raise kind(headline, document, leaves_deck=leaves_deck) from error
         raise
     # a pod that ends would take the first entry with it if that is still on its way
     joined.wait(recording.upload_deadline_seconds)

@@ -11,6 +11,7 @@ import click
 from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 from flyteidl.plugins.kubeflow import pytorch_pb2 as pytorch_task
 from flytekit import PythonFunctionTask
+from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.pod_template import PodTemplate
 from flytekit.core.resources import convert_resources_to_resource_model
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
@@ -18,6 +19,7 @@ from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 from google.protobuf.json_format import MessageToDict
 
+from firstfault.errors import UsageError
 from flytekitplugins.firstfault.config import (
     CleanPodPolicy,
     Elastic,
@@ -56,6 +58,7 @@ __all__ = [
     "RunPolicy",
     "VerdictSealedError",
     "Worker",
+    "in_pod",
 ]
 
 _TASK_TYPE = "pytorch"
@@ -72,19 +75,22 @@ class VerdictSealedError(Exception):
     Args:
         headline: one line.
         document: bytes of the ``error.pb``.
+        leaves_deck: another pod writes the deck.
     """
 
-    def __init__(self, headline: str, document: bytes) -> None:
+    def __init__(self, headline: str, document: bytes, *, leaves_deck: bool = False) -> None:
         super().__init__(headline)
         self.document = document
+        self.leaves_deck = leaves_deck
 
 
 class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
     """The same for a verdict that is to be retried, so that whoever meets it outside of a dispatch sees the kind."""
 
-    def __init__(self, headline: str, document: bytes) -> None:
+    def __init__(self, headline: str, document: bytes, *, leaves_deck: bool = False) -> None:
         FlyteRecoverableException.__init__(self, headline)
         self.document = document
+        self.leaves_deck = leaves_deck
 
 
 class _ReportingTask(PythonFunctionTask[Any]):
@@ -93,6 +99,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
     def __init__(self, task_config: Elastic | PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
         environment = {STRATEGY_VARIABLE: task_config.strategy, **(kwargs.pop("environment", None) or {})}
         self._wants_shared_memory = False
+        self._leaves_deck = False
         super().__init__(
             task_config,
             task_function,
@@ -100,6 +107,9 @@ class _ReportingTask(PythonFunctionTask[Any]):
             environment=environment,
             **kwargs,
         )
+        if task_config.deck and self._disable_deck:
+            kind = type(task_config).__name__
+            raise UsageError(f"{kind}(deck=True) needs a task that has decks; write @task(..., enable_deck=True)")
         if task_config.increase_shared_mem and not self.shared_memory:
             warn_of_older_way()
             if self.pod_template is not None:
@@ -130,15 +140,25 @@ class _ReportingTask(PythonFunctionTask[Any]):
         whichever pod raised it. A file in the engine's folder is uploaded as it is; Flyte looks for errors first, so
         the empty outputs beside it do no harm.
         """
+        self._leaves_deck = False
         try:
             return super().dispatch_execute(ctx, input_literal_map)
         except FlyteUserRuntimeException as error:
             if not isinstance(error.value, VerdictSealedError):
                 raise
+            self._leaves_deck = error.value.leaves_deck
             folder = Path(ctx.execution_state.engine_dir)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / sealed_name()).write_bytes(error.value.document)
             return LiteralMap(literals={})
+
+    @property
+    def disable_deck(self) -> bool:
+        """As flytekit has it; also True once another pod has written the deck of this execution, which failed.
+
+        The stock entrypoint looks here when the task is done, and would write this pod's deck over the other's.
+        """
+        return self._leaves_deck or bool(super().disable_deck)
 
     def recording(self) -> Recording | None:
         """Return where and how this execution records; None if it is switched off.
@@ -156,6 +176,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             upload_deadline_seconds=self.task_config.upload_deadline_seconds,
             incarnation=new_incarnation(),
             ip=bounded(node_address, _NAME_SERVICE_S, "looking the node's address up") or "",
+            decks=in_pod() and not self._disable_deck and self.task_config.deck is not False,
             raw_prefix=raw_prefix,
             previous_raw_prefix=previous,
         )
@@ -249,18 +270,18 @@ def _output_prefix() -> str:
     Without an entrypoint (a local call) a folder of its own below the raw output prefix, so that two calls of one
     process do not read each other's documents.
     """
-    from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - at execution only
-
     command = click.get_current_context(silent=True)
     prefix = command.params.get("output_prefix") if command is not None else None
     if prefix:
         return str(prefix)
-    context = FlyteContextManager.current_context()
-    raw = str(context.file_access.raw_output_prefix).rstrip("/")
-    state = context.execution_state
-    if state is not None and state.mode is not None and not state.is_local_execution():
-        return raw
-    return f"{raw}/{uuid.uuid4().hex}"
+    raw = str(FlyteContextManager.current_context().file_access.raw_output_prefix).rstrip("/")
+    return raw if in_pod() else f"{raw}/{uuid.uuid4().hex}"
+
+
+def in_pod() -> bool:
+    """Whether Flyte's entrypoint runs this execution: it is no local call."""
+    state = FlyteContextManager.current_context().execution_state
+    return state is not None and state.mode is not None and not state.is_local_execution()
 
 
 def _raw_prefixes() -> tuple[str, str]:

@@ -24,6 +24,7 @@ from flytekitplugins.firstfault.environment import Recording, boot_id, versions,
 from flytekitplugins.firstfault.guard import bounded, guarded
 from flytekitplugins.firstfault.in_flight import InFlight, Moment, is_clean_exit, moment_of, watch_process_groups
 from flytekitplugins.firstfault.intercom import WorkerLine
+from flytekitplugins.firstfault.kept_decks import DeckKeeper
 from flytekitplugins.firstfault.log_tails import offer_stderr
 from flytekitplugins.firstfault.process_state import as_message, collective_progress, thread_failures, watch_threads
 from flytekitplugins.firstfault.recorder import record_error, spool_for_agent, spool_of
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 _DEATH_S = 0.3
 """How long an exit waits to see whether its agent is dying, seconds."""
+_DECKS_S = 0.1
+"""Longest wait for rank 0's decks to be kept before it answers its agent, which waits a little longer, seconds."""
 
 __all__ = ["SpawnPayload", "WorkerResult", "recorded", "run_forked", "run_spawned"]
 
@@ -72,7 +75,7 @@ class SpawnPayload:
 
 def run_spawned(payload: SpawnPayload) -> WorkerResult:
     """Run the task function in a fresh interpreter, in an execution context of its own."""
-    with recorded():
+    with recorded() as witness:
         import cloudpickle  # noqa: PLC0415 - a failing import is recorded too
         from flytekit.bin.entrypoint import setup_execution  # noqa: PLC0415
 
@@ -82,20 +85,24 @@ def run_spawned(payload: SpawnPayload) -> WorkerResult:
             prev_checkpoint=payload.checkpoint_src,
         ) as context:
             function = cloudpickle.loads(payload.function)
-            return _run(function, payload.arguments, context)
+            return _run(function, payload.arguments, context, witness)
 
 
 def run_forked(function: Callable[..., Any], arguments: dict[str, Any]) -> WorkerResult:
     """Run the task function in a forked process, which has its parent's execution context."""
-    with recorded():
+    with recorded() as witness:
         from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - the parent has it loaded
 
-        return _run(function, arguments, FlyteContextManager.current_context())
+        return _run(function, arguments, FlyteContextManager.current_context(), witness)
 
 
-def _run(function: Callable[..., Any], arguments: dict[str, Any], context: FlyteContext) -> WorkerResult:
+def _run(
+    function: Callable[..., Any], arguments: dict[str, Any], context: FlyteContext, witness: Witness
+) -> WorkerResult:
     import flytekit  # noqa: PLC0415 - loaded by now
 
+    with guarded("keeping the decks"):
+        witness.keep(flytekit.current_context().decks)
     return_value = function(**arguments)
     tracker = context.output_metadata_tracker
     metadata = tracker.get(return_value) if tracker else None
@@ -103,8 +110,8 @@ def _run(function: Callable[..., Any], arguments: dict[str, Any], context: Flyte
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[None]:
-    """Make the exception that leaves this block durable, then let it go on unchanged.
+def recorded() -> Iterator[Witness]:
+    """Make the exception that leaves this block durable, then let it go on unchanged; yield who does.
 
     It waits for at most the upload deadline. A clean ``sys.exit()`` is no failure.
     """
@@ -113,7 +120,7 @@ def recorded() -> Iterator[None]:
     with guarded("preparing to record"):
         witness.open()
     try:
-        yield
+        yield witness
     except BaseException as error:
         with guarded("recording an exception"), _uninterrupted(error):
             if is_clean_exit(error):
@@ -140,6 +147,7 @@ class Witness:
         self._line: WorkerLine | None = None
         self._undo: list[Callable[[], None]] = []
         self._asked = threading.Event()
+        self._keeper: DeckKeeper | None = None
         self.in_flight = InFlight(self._record_in_flight, self._withdraw)
 
     def open(self) -> None:
@@ -156,6 +164,16 @@ class Witness:
             with guarded("offering stacks"):
                 offer_stacks(folder, place.round, place.local_rank)
             self._line = WorkerLine(folder, place.round, place.local_rank, self._state)
+
+    def keep(self, decks: list[flytekit.Deck]) -> None:
+        """Keep what decks hold outside of this process; only rank 0's are the task's."""
+        recording = self._recording
+        if recording is None or not recording.decks or not recording.node_folder:
+            return
+        place = worker_place(recording)
+        if place.rank == 0:
+            self._keeper = DeckKeeper(Path(recording.node_folder), place.round, decks)
+            self._undo.append(self._keeper.end)
 
     def close(self) -> None:
         """Cease to watch. The line to the agent stays open: it may ask a process that ends slowly."""
@@ -184,6 +202,8 @@ class Witness:
         self._asked.set()
         with guarded("recording an exception in flight"):
             self.in_flight.ask()
+        if self._keeper is not None:
+            self._keeper.look_now(_DECKS_S)
         return as_message()
 
     def _record_in_flight(self, error: BaseException) -> str:

@@ -9,6 +9,7 @@ from firstfault.model import Scope, Subject
 from firstfault.report.attempts import changes_between
 from firstfault.report.cascade import cascade_of
 from firstfault.report.json import format_timestamp
+from firstfault.report.redaction import redacted
 from firstfault.report.words import (
     CATEGORY_ADVICE,
     UNDETERMINED_ADVICE,
@@ -110,7 +111,7 @@ def report_of(  # noqa: PLR0913 - keywords
     logs: Mapping[str, str] | None = None,
     attempts: Sequence[AttemptSummary] = (),
 ) -> Report:
-    """Return what a report on an attempt says.
+    """Return what a report on an attempt says; credentials in the verdict's texts are left out.
 
     Args:
         job: what was read.
@@ -120,6 +121,7 @@ def report_of(  # noqa: PLR0913 - keywords
         logs: by node, files with what its pod printed, where they are at hand; instead of a command for the cluster.
         attempts: summaries of other attempts, and of this one if there are any.
     """
+    verdict = redacted(verdict)
     cascade = cascade_of(job, verdict)
     ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
     return Report(

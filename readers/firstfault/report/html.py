@@ -21,7 +21,7 @@ from firstfault.report.timeline import timeline_of
 from firstfault.report.words import State, ranks_text, short_names, size
 from firstfault.stacks import where_it_stood
 from firstfault.strategies import who
-from firstfault.text import elide, printable
+from firstfault.text import elide, printable, redact
 from firstfault.tracebacks import chain, format_exception, place_of, runs
 
 if TYPE_CHECKING:
@@ -100,8 +100,12 @@ def _environment() -> jinja2.Environment:
 
 
 def _shown(value: Any) -> Any:
-    """What steers a terminal, or turns the direction of text, is left out; markup of our own is left alone."""
-    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    """Credentials, and what steers a terminal or turns text around, are left out; markup of our own is left alone."""
+    return _safe(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _safe(text: str) -> str:
+    return redact(printable(text))
 
 
 @lru_cache(maxsize=4)
@@ -145,7 +149,7 @@ class _Folded:
 
 
 class _View:
-    """What the template asks for beyond the report: lists cut to what a person reads, numbers, and the script's data."""
+    """What the template asks for beyond the report: lists cut to what a person reads, and the script's data."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -217,8 +221,8 @@ class _View:
                 [
                     group.number,
                     states.index(group.state),
-                    printable(group.what)[:width],
-                    printable(group.line)[:width],
+                    _safe(group.what)[:width],
+                    _safe(group.line)[:width],
                     group.count,
                     ranks_text(group.ranks, 120),
                     group.first.later if group.first is not None else "",
@@ -234,7 +238,7 @@ class _View:
                     item.group,
                     item.later,
                     # most say what their group says
-                    "" if item.line == lines.get(item.group or 0) else printable(item.line)[:width],
+                    "" if item.line == lines.get(item.group or 0) else _safe(item.line)[:width],
                 ]
                 for item in cascade.ranks
             ],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.report.message import ascii_line, fact_lines, first_line, log_lines, stack_lines
 from firstfault.report.words import ranks_text
-from firstfault.text import elide, printable
+from firstfault.text import elide, printable, redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,9 +26,9 @@ _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[
 def markdown(report: Report) -> str:
     """Return the report as Markdown: the answers, who followed, the evidence, the traceback, stack and log.
 
-    Texts of others are escaped, or stand in code blocks that they cannot end.
+    Texts of others are escaped, or stand in code blocks that they cannot end; credentials are left out.
     """
-    return "\n".join(_parts(report)) + "\n"
+    return redact("\n".join(_parts(report)) + "\n")
 
 
 def _parts(report: Report) -> Iterator[str]:

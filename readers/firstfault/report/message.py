@@ -44,12 +44,12 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
     what = root.what if root is not None and is_itself else verdict.headline.split(":", 1)[0].split(",", 1)[0]
     fate = "retry" if decision.retry else "no retry"
     subject = _subject(verdict)
-    node = " ".join(printable(_ascii(verdict.node or "")).split())
-    what = one_line(_ascii(what), _LIST_WIDTH - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
+    node = _spaced(verdict.node or "")
+    what = one_line(_spaced(what), _LIST_WIDTH - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
     answer = " ".join(part for part in (what if what != subject else "", subject) if part)
     node = _fit_node(node, _LIST_WIDTH - len(answer) - len(fate) - 2)
     answer = " ".join(part for part in (answer, node, fate) if part)
-    detail = one_line(_ascii(_detail(verdict)), max(_FIRST_LINE - len(answer) - 2, 0))
+    detail = one_line(_spaced(_detail(verdict)), max(_FIRST_LINE - len(answer) - 2, 0))
     return f"{answer}: {detail}" if detail else answer
 
 
@@ -211,6 +211,11 @@ def _fit_node(node: str, room: int) -> str:
     if len(node) <= room:
         return node
     return ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less tells nothing
+
+
+def _spaced(text: str) -> str:
+    """One line of printable ASCII, its words one space apart."""
+    return " ".join(printable(_ascii(text)).split())
 
 
 def _ascii(text: str) -> str:
