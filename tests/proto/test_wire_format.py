@@ -220,3 +220,9 @@ def test_unknown_fields_survive() -> None:
     """What a newer version writes is kept by a program that reads and writes with this one."""
     newer = _DOCUMENT + bytes([0xFA, 0x3F, 4]) + b"news"
     assert b"news" in pb.WorkerErrorDocument.FromString(newer).SerializeToString()
+
+
+def test_the_namespace_of_a_pod_is_readable() -> None:
+    """The field that came later has the number it was given."""
+    place = pb.Place(node="w-1", namespace="project-development")
+    assert pb.Place.FromString(b"\x5a\x03w-1\x7a\x13project-development") == place

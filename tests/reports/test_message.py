@@ -243,7 +243,7 @@ def test_the_message() -> None:
     [
         (_cascade(), _YES, "retry: yes, the node went"),
         (_cascade(), _YES, "enforced by Flyte: no, this is advice"),
-        (replace(_cascade(), settled=False), _NO, "unknown: what came later: the wait for the other nodes ran out"),
+        (replace(_cascade(), settled=False), _NO, "unknown: not settled: the wait for the other nodes ran out"),
         (_verdict(make_error()), _NO, "nodes heard: 1 of an unknown number, incomplete"),
         (_verdict(make_error(at_ms=None)), _NO, "time: not recorded"),
         (_verdict(make_error(exception=None, signal="SIGKILL", exit_code=-9, pid=7)), _NO, "exit code: -9 (pid 7)"),

@@ -232,7 +232,7 @@ def _unknown(job: JobErrors, verdict: Verdict) -> Iterator[str]:
     if len(verdict.suspects) > _FEW:
         yield f"and {len(verdict.suspects) - _FEW} more suspects"
     if not verdict.settled:
-        yield "what came later: the wait for the other nodes ran out"
+        yield "not settled: the wait for the other nodes ran out"
     coverage = verdict.coverage
     if coverage.unreadable:
         yield f"what {coverage.unreadable} documents say that could not be read"
