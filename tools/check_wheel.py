@@ -11,6 +11,7 @@ REQUIRED = (
     "firstfault_proto/v1/errors.proto",
     "firstfault_proto/v1/errors_pb2.py",
     "firstfault_proto/v1/errors_pb2.pyi",
+    *(f"firstfault/report/page/{name}" for name in ("page.html.j2", "report.html.j2", "report.css", "report.js")),
 )
 DIST_INFO_REQUIRED = ("METADATA", "entry_points.txt", "licenses/LICENSE")
 

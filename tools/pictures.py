@@ -7,10 +7,12 @@ fails as examples/user_error.py does.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import pty
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +47,8 @@ def main() -> None:
         page = started.new_page(viewport={"width": _WIDTH, "height": _HEIGHT}, device_scale_factor=2)
         page.goto(Path(run["report"]).resolve().as_uri())
         page.screenshot(path=PICTURES / "report.png")
+        # a page of its own: the report's rules would hold for whatever is put in its place
+        page = started.new_page(viewport={"width": _COLUMNS * 12, "height": _HEIGHT}, device_scale_factor=2)
         page.set_content(_as_html(screen))
         page.locator("svg").screenshot(path=PICTURES / "terminal.png")
         started.close()
@@ -71,14 +75,16 @@ def _on_a_terminal(command: list[str]) -> str:
     except OSError:
         pass  # how a terminal says that the other end has gone
     process.wait()
-    return f"$ {' '.join(command)}\n{printed.decode().replace(chr(13), '')}"
+    # a picture needs no machine's name
+    text = printed.decode().replace("\r", "").replace(f"host {socket.gethostname()}", "host trainer-7")
+    return f"$ {' '.join(command)}\n{text}"
 
 
 def _as_html(screen: str) -> str:
-    console = Console(record=True, width=_COLUMNS, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    console = Console(record=True, width=_COLUMNS, file=io.StringIO())
     console.print(Text.from_ansi(screen.rstrip()))
     svg = console.export_svg(title="firstfault show", theme=MONOKAI).replace("Fira Code, monospace", _FONT)
-    return f"<!doctype html><style>@font-face{{}} svg{{width:1000px}} svg text{{font-family:{_FONT}!important}}</style>{svg}"
+    return f"<!doctype html><style>svg {{ width: 1000px }} svg text {{ font-family: {_FONT} !important }}</style>{svg}"
 
 
 def _ours(command: list[str]) -> list[str]:

@@ -64,4 +64,5 @@ for package in (firstfault, firstfault_proto, flytekitplugins.firstfault):
 PY
 # the S3 server, whole jobs, and what real signals and sockets do say nothing more about the wheel than about the sources
 venv/bin/pytest -m 'not jobs and not s3' tests/proto tests/readers \
+  tests/reports/test_{cascade,golden,message}.py \
   tests/plugin/test_{agent,config,kfpytorch_behaviours,single,task,taxonomy}.py

@@ -30,8 +30,8 @@ from firstfault.model import (
 )
 from firstfault.places import DECK, OUTPUTS, Layout, is_error_file
 from firstfault.reading import Wish, list_all, look, read_listed, read_roster
-from firstfault.report.json import decision_from_json, verdict_from_json
 from firstfault.report.content import report_of
+from firstfault.report.json import decision_from_json, verdict_from_json
 from firstfault.report.message import flyte_message
 from firstfault.retry import RetryContext, decide
 from firstfault.store import join, open_store
@@ -124,6 +124,7 @@ class MultiErrorFileOutputReader:
         if settle_seconds < 0:
             raise UsageError(f"settle_seconds must not be negative, not {settle_seconds}")
         self._layout = Layout.of(uri)
+        self._uri = uri
         self._strategy = get_strategy(strategy) if strategy is not None else None
         self._strategy_name = strategy if isinstance(strategy, str) else ""
         self._expected_nodes = expected_nodes
@@ -240,7 +241,7 @@ class MultiErrorFileOutputReader:
 
     def report(self, conclusion: Conclusion) -> Report:
         """Return what a report on a conclusion of this reader says."""
-        return report_of(conclusion.job, conclusion.verdict, conclusion.decision, uri=self._layout.root)
+        return report_of(conclusion.job, conclusion.verdict, conclusion.decision, uri=self._uri)
 
     def verdict(self) -> Verdict | None:
         """Return the verdict, None if there is no error."""

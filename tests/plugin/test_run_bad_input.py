@@ -102,7 +102,7 @@ def test_usage(arguments: list[str], reason: str, say: Callable[..., Said]) -> N
     said = say(*arguments)
     assert said.code == EXIT.USAGE
     assert reason in said.line()
-    assert said.line().endswith("(see 'firstfault run --help')")
+    assert said.line().endswith(("(see 'firstfault run --help')", "Did you mean '--nodes'?"))
 
 
 def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,21 +1,29 @@
-"""The command ``firstfault show``: exit codes, the JSON contract, and one line for an error."""
+"""The command line and ``firstfault show``: exit codes, the JSON contract, files, help, and one line for an error."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import shlex
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
 
 from firstfault.cli import EXIT, main
+from firstfault.cli._main import group
 from firstfault.errors import AccessDeniedError
+from firstfault.keys import error_key_for
 from firstfault.model import Kind
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
+from firstfault.wire import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,18 +130,26 @@ def test_an_unreadable_document_is_a_root_cause_nobody_can_name(attempt: Attempt
         (("show", "out", "--expected-nodes", "0"), "0 is not in the range"),
         (("show", "out", "--expected-nodes", "many"), "not a valid integer"),
         (("show", "out", "--colour"), "No such option"),
-        (("shew", "out"), "No such command"),
+        (("show", "out", "--jsn"), "Did you mean"),
+        (("shwo", "out"), "no command 'shwo'; did you mean 'show'?"),
+        (("Watch", "out"), "no command 'Watch'; did you mean 'watch'?"),
+        (("frobnicate",), "no command 'frobnicate'; there are classify, run, show and watch (see 'firstfault --help')"),
+        ((), "a command is missing; there are classify, run, show and watch (see 'firstfault --help')"),
+        (("--debug",), "a command is missing"),
+        (("show", "out", "--json", "--markdown"), "--json and --markdown write to stdout; choose one"),
+        (("show", "out", "--markdown", "--html", "-"), "--markdown and --html - write to stdout; choose one"),
         (("show", "out", "--strategy", "earlyest"), "there is no strategy 'earlyest'; known are evidence, earliest"),
         (("show", "nosuchthing://bucket/out"), "there is no storage of the kind 'nosuchthing'"),
     ],
 )
 def test_a_usage_error(run: Callable[..., Ran], arguments: tuple[str, ...], reason: str) -> None:
-    """What cannot be asked is exit code 2, with the reason on stderr and nothing on stdout."""
+    """What cannot be asked is exit code 2, with the reason in one line on stderr and nothing on stdout."""
     ran = run(*arguments)
     assert ran.code == EXIT.USAGE
-    assert reason in ran.err
+    (line,) = ran.err.splitlines()
+    assert line.startswith("firstfault: ")
+    assert reason in line
     assert ran.out == ""
-    assert "Traceback" not in ran.err
 
 
 @pytest.mark.parametrize("path", ["", "/firstfault", "/firstfault/errors", "/error.pb", "/elsewhere"])
@@ -287,6 +303,163 @@ def test_the_options_reach_the_reader(attempt: Attempt, run: Callable[..., Ran])
     assert (verdict["strategy"], verdict["ranks"], verdict["coverage"]["expected"]) == ("strictest", [1], 7)
 
 
+def test_verbose(attempt: Attempt, run: Callable[..., Ran]) -> None:
+    """With -v, the documents of each sentence and the ranks of each node are told too."""
+    (name,) = attempt.write(make_error(3, node="w-1", message="bad"))
+    assert f"source: {name}\n" in run("show", attempt.uri, "-v").out
+    assert "source: " not in run("show", attempt.uri).out
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_html_is_written_as_a_file(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
+    """With --html FILE the page is in the file, its path is printed, and nothing else lies beside it."""
+    attempt.write(make_error(3, node="w-1", message="caf\u00e9 <b>"))
+    file = tmp_path / "pages" / "report.html"
+    file.parent.mkdir()
+    file.write_text("of yesterday")
+    ran = run("show", attempt.uri, "--html", str(file))
+    assert ran == Ran(EXIT.ROOT_CAUSE, f"report: {file}\n", "")
+    page = file.read_text(encoding="utf-8")
+    assert page.lower().startswith("<!doctype html>")
+    assert "caf\u00e9 &lt;b&gt;" in page
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_html_on_stdout(attempt: Attempt, run: Callable[..., Ran]) -> None:
+    """With --html - the page is stdout and nothing else."""
+    attempt.write(make_error(3, node="w-1"))
+    ran = run("show", attempt.uri, "--html", "-")
+    assert ran.code == EXIT.ROOT_CAUSE
+    assert ran.out.lower().startswith("<!doctype html>")
+    assert ran.err == ""
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown"])
+def test_html_beside_another_form(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path, option: str) -> None:
+    """A page can be written beside what goes to stdout, which stays what it is."""
+    attempt.write(make_error(3, node="w-1"))
+    alone = run("show", attempt.uri, option)
+    ran = run("show", attempt.uri, option, "--html", str(tmp_path / "report.html"))
+    assert ran == Ran(EXIT.ROOT_CAUSE, alone.out, f"report: {tmp_path / 'report.html'}\n")
+    assert (tmp_path / "report.html").exists()
+
+
+def test_html_of_success(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Of an attempt that did not fail no page is written, and stdout has no page that is none."""
+    attempt.put("outputs.pb", b"")
+    ran = run("show", attempt.uri, "--html", str(tmp_path / "report.html"))
+    assert ran == Ran(EXIT.OK, "no error: the attempt left outputs\n", "")
+    assert not (tmp_path / "report.html").exists()
+    assert run("show", attempt.uri, "--html", "-") == Ran(EXIT.OK, "", "no error: the attempt left outputs\n")
+
+
+def test_markdown(attempt: Attempt, run: Callable[..., Ran]) -> None:
+    """With --markdown stdout is Markdown."""
+    attempt.write(make_error(3, node="w-1", message="bad"))
+    ran = run("show", attempt.uri, "--markdown")
+    assert ran.code == EXIT.ROOT_CAUSE
+    assert ran.out.startswith("## ValueError rank 3 w-1 no retry: bad\n")
+    assert "- **What failed:** " in ran.out
+    assert ran.err == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ("nowhere/report.html", "there is no folder 'nowhere'; make it first"),
+        ("file/report.html", "there is no folder 'file'; make it first"),
+        (".", "it is a folder; name a file in it"),
+        ("", "it is a folder; name a file in it"),
+        ("x" * 300, "File name too long; name another file"),
+        pytest.param(
+            "/proc/report.html",
+            "No such file or directory",
+            marks=pytest.mark.skipif(
+                not Path("/proc/self").exists(), reason="there is no folder that nobody can write"
+            ),
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_written(  # noqa: PLR0917 - fixtures and a table
+    attempt: Attempt,
+    run: Callable[..., Ran],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    file: str,
+    reason: str,
+) -> None:
+    """A file that cannot be made is a usage error of one line that says why, and leaves nothing behind."""
+    attempt.write(make_error(3, node="w-1"))
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    ran = run("show", attempt.uri, "--html", file)
+    assert (ran.code, ran.out) == (EXIT.USAGE, "")
+    (line,) = ran.err.splitlines()
+    assert line.startswith(f"firstfault: cannot write {file!r}: ")
+    assert reason in line
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_device_is_not_replaced(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
+    """What is no file, and a link to a file elsewhere, stay what they are and get the page."""
+    attempt.write(make_error(3, node="w-1"))
+    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
+    assert run("show", attempt.uri, "--html", str(tmp_path / "link.html")).code == EXIT.ROOT_CAUSE
+    assert (tmp_path / "link.html").is_symlink()
+    assert (tmp_path / "real.html").exists()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    received: list[str] = []
+    reader = threading.Thread(target=lambda: received.append(pipe.read_text()), daemon=True)
+    reader.start()
+    assert run("show", attempt.uri, "--html", str(pipe)).code == EXIT.ROOT_CAUSE
+    reader.join(30)
+    assert "<html" in received[0]
+    assert pipe.is_fifo()
+
+
+# --- attempts -------------------------------------------------------------------------------------------------------
+
+
+def _attempts(folder: Path) -> None:
+    for number, rank in enumerate((3, 1)):
+        error = make_error(rank, node=f"w-{rank}", attempt=number, message="bad")
+        path = folder / str(number) / "firstfault" / "errors" / error_key_for(error)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(encode(error))
+
+
+@pytest.mark.parametrize("options", [("-v",), ("--markdown",), ("--html", "-")])
+def test_the_attempts_are_side_by_side(tmp_path: Path, run: Callable[..., Ran], options: tuple[str, ...]) -> None:
+    """Who asks for more than the answer gets the other attempts beside it."""
+    _attempts(tmp_path)
+    ran = run("show", str(tmp_path / "1"), *options)
+    assert "on rank 1 after rank 3" in ran.out
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_the_answer_costs_one_attempt(
+    tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """Who asks for the answer only, in a pipe, does not wait for the other attempts."""
+    _attempts(tmp_path)
+    listed: list[str] = []
+    pages = FsspecStore.pages
+
+    def spy(self: FsspecStore, folder: str = "") -> Any:
+        listed.append(self.uri)
+        return pages(self, folder)
+
+    monkeypatch.setattr(FsspecStore, "pages", spy)
+    run("show", str(tmp_path / "1"), *options)
+    assert set(listed) <= {str(tmp_path / "1")}
+    run("show", str(tmp_path / "1"), "-v")
+    assert str(tmp_path / "0") in listed
+
+
 # --- the group ------------------------------------------------------------------------------------------------------
 
 
@@ -303,6 +476,41 @@ def test_the_help_documents_the_exit_codes(run: Callable[..., Ran]) -> None:
     text = run("show", "--help").out
     for code in (EXIT.OK, EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE, EXIT.NOTHING_FOUND, EXIT.USAGE):
         assert f"{code.value} " in text
+
+
+def _examples(text: str) -> list[list[str]]:
+    """The command lines below "Examples:", each as a shell would hand it over, without what comes after it."""
+    below = text.partition("\n  Examples:\n")[2].partition("\n\n")[0]
+    lines = [line[line.index("firstfault ") :] for line in below.splitlines()]
+    return [
+        list(itertools.takewhile(lambda word: word not in {"|", ">", "<"}, shlex.split(line)[1:])) for line in lines
+    ]
+
+
+@pytest.mark.parametrize("command", ["", "show", "watch", "classify", "run"])
+def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """The help of the group and of each command has examples, and the command line takes each of them."""
+    if command == "run":
+        pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
+    monkeypatch.chdir(Path(__file__).parents[2])
+    examples = _examples(run(*([command] if command else []), "--help").out)
+    assert len(examples) >= 2
+    for name, *arguments in examples:
+        assert name == command or not command
+        found = group.get_command(click.Context(group), name)
+        assert found is not None
+        files = [Path(word) for word in arguments if word.endswith(".py") and not Path(word).exists()]
+        # "train.py" stands for the reader's own
+        words = ["examples/ddp.py" if Path(word) in files else word for word in arguments]
+        found.make_context(name, words)
+
+
+def test_no_line_of_help_is_folded(run: Callable[..., Ran]) -> None:
+    """Exit codes and examples stand in lines as they were written, without marks of how."""
+    for command in ("show", "watch", "classify", "run"):
+        text = run(command, "--help").out
+        assert "\\b" not in text
+        assert "\b" not in text
 
 
 class _Point:
@@ -363,12 +571,68 @@ def test_another_distribution_cannot_replace_a_command(
 # --- as a process ---------------------------------------------------------------------------------------------------
 
 
+def _process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command line as a program, with nothing in its environment but this."""
+    program = [sys.executable, "-W", "error", "-c", "from firstfault.cli import main; main()"]
+    return subprocess.run([*program, *arguments], capture_output=True, timeout=60, check=False, env=environment)
+
+
 def test_as_a_process(attempt: Attempt) -> None:
     """Started as a program, it prints the answer, exits with its code, and complains about nothing."""
     attempt.write(make_error(3, node="w-1", message="caf\u00e9", kind=Kind.RECOVERABLE))
-    program = [sys.executable, "-W", "error", "-c", "from firstfault.cli import main; main()", "show", attempt.uri]
-    ran = subprocess.run(program, capture_output=True, timeout=60, check=False)
+    ran = _process("show", attempt.uri, **os.environ)
     assert ran.returncode == EXIT.ROOT_CAUSE_RETRYABLE
     assert ran.stdout.startswith(b"ValueError rank 3 w-1 retry: caf")
     assert ran.stderr == b""
     assert b"\x1b" not in ran.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("-v",), ("--json",), ("--markdown",), ("--html", "-")])
+def test_an_empty_environment(attempt: Attempt, options: tuple[str, ...]) -> None:
+    """Without HOME, PATH or a locale every form is printed all the same."""
+    attempt.write(make_error(3, node="w-1", message="caf\u00e9"))
+    ran = _process("show", attempt.uri, *options)
+    assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
+    assert b"ValueError" in ran.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+@pytest.mark.parametrize("options", [(), ("-v",), ("--markdown",)])
+def test_any_encoding_of_stdout(attempt: Attempt, options: tuple[str, ...], encoding: str) -> None:
+    """What stdout's encoding does not have is shown by its escape, on a terminal and in a pipe."""
+    attempt.write(make_error(3, node="w-1", message="\U0001f525"))
+    for forced in ("", "1"):
+        ran = _process("show", attempt.uri, *options, PYTHONIOENCODING=encoding, FORCE_COLOR=forced)
+        assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
+        assert b"\\U0001f525" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "folded", "coloured"),
+    [
+        ({}, False, False),
+        ({"FORCE_COLOR": "1", "TERM": "xterm-256color"}, True, True),
+        ({"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"}, True, False),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, True, False),
+    ],
+    ids=["pipe", "FORCE_COLOR", "NO_COLOR", "dumb"],
+)
+def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], folded: bool, coloured: bool) -> None:
+    """A pipe gets one fact a line; what is a terminal, or to be treated as one, gets labels, and colours if it may."""
+    attempt.write(make_error(3, node="w-1", message="bad"))
+    out = _process("show", attempt.uri, **environment).stdout
+    assert (b"root cause: ValueError" not in out) is folded
+    assert (b"\x1b[1;31m" in out) is coloured
+
+
+def test_a_pipe_loads_no_drawing(attempt: Attempt) -> None:
+    """What is not drawn is not loaded: neither rich nor jinja2 in a pipe or for JSON."""
+    attempt.write(make_error(3, node="w-1"))
+    for options in ((), ("--json",)):
+        code = (
+            "import sys\nfrom firstfault.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+            "print([name for name in ('rich', 'jinja2', 'flytekit', 'torch') if name in sys.modules], file=sys.stderr)"
+        )
+        program = [sys.executable, "-c", code, "show", attempt.uri, *options]
+        ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+        assert ran.stderr == "[]\n"

@@ -49,6 +49,21 @@ def root(**fields: object) -> object:
     return make_error(1, node="w-1", group_rank=1, at_ms=5, message="bad batch", **fields)
 
 
+@pytest.fixture(autouse=True)
+def _whole_files(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a file be there as a whole or not at all, as storage has it: it is looked at all the time."""
+
+    def put(self: Attempt, path: str, data: bytes) -> str:
+        target = self.folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.folder.with_name("beside")
+        beside.write_bytes(data)
+        beside.replace(target)
+        return target.name
+
+    monkeypatch.setattr(type(attempt), "put", put)
+
+
 @pytest.fixture
 def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Watch:
     """Watch the attempt while the steps that are given happen, each when the one before has been looked at.

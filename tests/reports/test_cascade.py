@@ -167,7 +167,7 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
         (1_500, (1_480, 1_520), "1.5 s later", "+1.5 s"),
         (600, (200, 1_200), "200 ms to 1.2 s later", "+200 ms to +1.2 s"),
         (-600, (-1_200, -200), "200 ms to 1.2 s earlier", "-1.2 s to -200 ms"),
-        (10, (-200, 300), "within 300 ms", "-200 ms to +300 ms"),
+        (10, (-200, 300), "at most 300 ms apart", "-200 ms to +300 ms"),
         (42, None, "42 ms later by its own node's clock", "~ +42 ms"),
         (None, None, "", ""),
     ],

@@ -28,16 +28,17 @@ __all__ = ["classify"]
 )
 @debug_option
 def classify(files: tuple[str, ...]) -> int:
-    r"""Say of error texts whether they are about the process that wrote them.
+    """Say of error texts whether they are about the process that wrote them.
 
     Reads JSON lines {"id", "exception_type", "message"} on stdin, writes for each
     {"id", "role", "category", "pointer", "signature"}: role is primary (a fault of its own), secondary
     (somebody else is gone) or ambiguous; pointer is whom the text names, or null.
 
     \b
-    Example:
+    Examples:
       echo '{"id": 1, "message": "Connection closed by peer [10.0.0.7]:4242"}' | firstfault classify
-    """
+      firstfault classify --signatures ours.toml < errors.jsonl
+    """  # noqa: D301 - click's mark of lines to keep
     from firstfault.evidence import built_in_signatures, load_signatures  # noqa: PLC0415 - `--help` needs none of these
     from firstfault.evidence import classify as classified  # noqa: PLC0415
 

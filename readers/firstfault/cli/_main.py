@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import sys
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ COMMANDS_GROUP = "firstfault.commands"
 
 
 class _Group(click.Group):
-    """Loads commands of other distributions only when they are called."""
+    """Loads commands of other distributions only when they are called; knows what a misspelt one was meant to be."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *(point.name for point in _entry_points())})
@@ -38,6 +39,21 @@ class _Group(click.Group):
             if point.name == cmd_name:
                 return _loaded(point)
         return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            known = self.list_commands(ctx)
+            meant = difflib.get_close_matches(name.lower(), known, n=1)
+            there = f"did you mean {meant[0]!r}?" if meant else f"there are {_listed(known)}"
+            raise click.UsageError(f"no command {name!r}; {there}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
@@ -68,16 +84,42 @@ def _unavailable(name: str, reason: str) -> click.Command:
     )
 
 
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Group,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="firstfault")
 @debug_option
-def group() -> None:
-    """Tell which worker killed a distributed training job, why, and whether to run it again."""
+@click.pass_context
+def group(context: click.Context) -> None:
+    """Tell which worker killed a distributed training job, why, and whether to run it again.
+
+    \b
+    Examples:
+      firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
+      firstfault show --html report.html .firstfault/runs/f3a9/0
+      firstfault run train.py train --nodes 2
+      firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
+    """  # noqa: D301 - click's mark of lines to keep
+    if context.invoked_subcommand is None:
+        there = _listed(context.command.list_commands(context)) if isinstance(context.command, click.Group) else ""
+        raise click.UsageError(f"a command is missing; there are {there}", context)
 
 
 group.add_command(classify)
 group.add_command(show)
 group.add_command(watch)
+
+
+def _explained(error: click.ClickException) -> str:
+    """What is wrong with the command line, in a line, and where to look it up if it does not say what was meant."""
+    text = error.format_message().rstrip(".")
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None or text.endswith("?"):
+        return text
+    return f"{text} (see '{context.command_path} --help')"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -87,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = group.main(args=arguments, prog_name="firstfault", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        fail(_explained(error))
         sys.exit(EXIT.USAGE)
     except (click.Abort, KeyboardInterrupt):
         fail("interrupted")

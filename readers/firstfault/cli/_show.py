@@ -3,32 +3,72 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
+from firstfault.cli._output import check_file, echo, on_terminal, show_report, write_file
 from firstfault.cli._support import EXIT, debug_option, fail
 
+if TYPE_CHECKING:
+    from firstfault.model import JobErrors
+    from firstfault.reader import Conclusion, MultiErrorFileOutputReader
+    from firstfault.report import Report
+
 __all__ = ["show"]
+
+_STDOUT = "-"
+
+
+def _html(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    del context, parameter
+    if value is not None and value != _STDOUT:
+        check_file(value)
+    return value
 
 
 @click.command()
 @click.argument("uri")
 @click.option("--strategy", help="How to find the root cause; by default the one the job was run with.")
 @click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help="How many nodes should have reported.")
+@click.option("-v", "--verbose", is_flag=True, help="Everything that is known, instead of one screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
+@click.option(
+    "--html", metavar="FILE", callback=_html, help="Write one HTML file that needs nothing else; - is stdout."
+)
 @debug_option
-def show(uri: str, strategy: str | None, expected_nodes: int | None, as_json: bool) -> int:
-    r"""Show the root cause of a failed attempt.
+def show(  # noqa: PLR0913, PLR0917 - click's options
+    uri: str,
+    strategy: str | None,
+    expected_nodes: int | None,
+    verbose: bool,
+    as_json: bool,
+    as_markdown: bool,
+    html: str | None,
+) -> int:
+    """Show the root cause of a failed attempt.
 
     URI is the attempt's output prefix, its errors/ folder or a single document: a path, or s3://, gs://, abfs://.
 
     \b
     Exit codes: 0 the attempt did not fail, 10 root cause, not to be retried,
     11 root cause, retryable, 3 nothing found, 2 usage, 1 the tool failed.
-    """
+
+    \b
+    Examples:
+      firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
+      firstfault show -v .firstfault/runs/f3a9/0 | less
+      firstfault show --html report.html s3://bucket/metadata/f3a9/n0/data/0
+      firstfault show --markdown .firstfault/runs/f3a9/0 > issue.md
+      firstfault show --json .firstfault/runs/f3a9/0 | jq .verdict.headline
+    """  # noqa: D301 - click's mark of lines to keep
+    wanted = {"--json": as_json, "--markdown": as_markdown, "--html -": html == _STDOUT}
+    on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]
+    if len(on_stdout) > 1:
+        raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
     from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415 - `--help` needs none of these
     from firstfault.reader import MultiErrorFileOutputReader  # noqa: PLC0415
-    from firstfault.report import terminal_text, to_json  # noqa: PLC0415
 
     reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
     try:
@@ -38,17 +78,51 @@ def show(uri: str, strategy: str | None, expected_nodes: int | None, as_json: bo
     except ObjectNotFoundError as error:
         fail(str(error))
         return EXIT.NOTHING_FOUND
-    if conclusion is not None:
-        if as_json:
-            click.echo(to_json(conclusion.verdict, conclusion.decision))
-        else:
-            click.echo(terminal_text(conclusion.verdict, conclusion.decision, uri=reader.errors_uri))
-        return EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else EXIT.ROOT_CAUSE
+    if conclusion is None:
+        return _nothing(reader, job, succeeded=succeeded, as_json=as_json, quiet=html == _STDOUT)
+    beside = bool(html) or as_markdown or (not as_json and (verbose or on_terminal()))
+    report = _report(uri, conclusion, strategy, beside=beside)
+    if html:
+        _write_page(report, html, quiet=bool(on_stdout))
+    if as_json:
+        from firstfault.report import to_json  # noqa: PLC0415 - as above
+
+        click.echo(to_json(conclusion.verdict, conclusion.decision))
+    elif as_markdown:
+        from firstfault.report import markdown  # noqa: PLC0415 - as above
+
+        echo(markdown(report).rstrip("\n"))
+    elif not html:
+        show_report(report, verbose=verbose)
+    return EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else EXIT.ROOT_CAUSE
+
+
+def _report(uri: str, conclusion: Conclusion, strategy: str | None, *, beside: bool) -> Report:
+    """The report, with the attempts beside this one if they are wanted: each of them is a look at the storage."""
+    from firstfault.report import report_of  # noqa: PLC0415 - as above
+    from firstfault.siblings import sibling_attempts  # noqa: PLC0415
+
+    attempts = sibling_attempts(uri, conclusion, strategy=strategy) if beside else ()
+    return report_of(conclusion.job, conclusion.verdict, conclusion.decision, uri=uri, attempts=attempts)
+
+
+def _write_page(report: Report, file: str, *, quiet: bool) -> None:
+    from firstfault.report.html import page  # noqa: PLC0415 - as above
+
+    if file == _STDOUT:
+        click.echo(page(report).encode("utf-8", "backslashreplace"))
+        return
+    write_file(file, page(report))
+    click.echo(f"report: {file}", err=quiet)
+
+
+def _nothing(reader: MultiErrorFileOutputReader, job: JobErrors, *, succeeded: bool, as_json: bool, quiet: bool) -> int:
+    """Say that there is no error."""
     if as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
     if succeeded:
         if not as_json:
-            click.echo("no error: the attempt left outputs")
+            click.echo("no error: the attempt left outputs", err=quiet)
         return EXIT.OK
     hints = [*job.coverage.notes]
     if job.history:

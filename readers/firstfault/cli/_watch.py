@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from firstfault.cli._output import show_report
 from firstfault.cli._support import EXIT, debug_option, fail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from firstfault.model import JobErrors
     from firstfault.reader import Conclusion, MultiErrorFileOutputReader
 
@@ -38,18 +37,24 @@ __all__ = ["watch"]
 def watch(  # noqa: PLR0913, PLR0917 - click's options
     uri: str, strategy: str | None, expected_nodes: int | None, interval: float, timeout: float | None, as_json: bool
 ) -> int:
-    r"""Follow a running attempt and print its root cause as soon as it is known.
+    """Follow a running attempt and print its root cause as soon as it is known.
 
     URI is the attempt's output prefix or its errors/ folder. If documents that come later change the answer, the new
     one is printed and said to be one. It ends when every node has reported, or at the timeout.
 
     \b
-    Exit codes: those of show for the last answer; 0 also if the attempt recovered, 4 nothing failed until the timeout.
-    """
+    Exit codes: those of show for the last answer; 0 also if the attempt recovered,
+    4 nothing failed until the timeout.
+
+    \b
+    Examples:
+      firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
+      firstfault watch --timeout 3600 --json s3://bucket/metadata/f3a9/n0/data/0
+    """  # noqa: D301 - click's mark of lines to keep
     from firstfault.reader import MultiErrorFileOutputReader  # noqa: PLC0415 - `--help` needs none of it
 
     reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
-    told = _Told(reader, click.echo, as_json=as_json)
+    told = _Told(uri, reader, as_json=as_json)
     click.echo(f"firstfault: watching {reader.errors_uri}", err=True)
     try:
         asyncio.run(asyncio.wait_for(_follow(reader, told, interval), timeout))
@@ -70,10 +75,10 @@ async def _follow(reader: MultiErrorFileOutputReader, told: _Told, interval: flo
 class _Told:
     """What was said so far, and what is new about each look."""
 
-    def __init__(self, reader: MultiErrorFileOutputReader, echo: Callable[[str], None], *, as_json: bool) -> None:
+    def __init__(self, uri: str, reader: MultiErrorFileOutputReader, *, as_json: bool) -> None:
         self.last: Conclusion | None = None
+        self._uri = uri
         self._reader = reader
-        self._echo = echo
         self._as_json = as_json
         self._nodes = ""
 
@@ -99,13 +104,13 @@ class _Told:
             self._note("every node has reported")
 
     def _print(self, conclusion: Conclusion) -> None:
-        from firstfault.report import terminal_text, to_json  # noqa: PLC0415 - as above
+        from firstfault.report import report_of, to_json  # noqa: PLC0415 - as above
 
         verdict, decision = conclusion.verdict, conclusion.decision
         if self._as_json:
-            self._echo(json.dumps(json.loads(to_json(verdict, decision))))
+            click.echo(json.dumps(json.loads(to_json(verdict, decision))))
         else:
-            self._echo(terminal_text(verdict, decision, uri=self._reader.errors_uri))
+            show_report(report_of(conclusion.job, verdict, decision, uri=self._uri))
 
     def _say_nodes(self, job: JobErrors) -> None:
         expected = job.coverage.expected

@@ -68,7 +68,7 @@ class Event:
             return f"{duration(self.bounds.low)} to {duration(self.bounds.high)} later"
         if self.bounds.high <= 0:
             return f"{duration(self.bounds.high)} to {duration(self.bounds.low)} earlier"
-        return f"within {duration(max(-self.bounds.low, self.bounds.high))}"
+        return f"at most {duration(max(-self.bounds.low, self.bounds.high))} apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +235,9 @@ def _event(failure: WorkerError, state: State, origin: WorkerError | None, clock
         return Event(failure, state, None, None)
     apart = Interval(0, 0) if failure is origin else clocks.later(origin, failure)
     if apart is not None:
-        # what was noticed late may have happened before
-        early = clocks.noticed_after_ns(failure)
-        late = 0 if failure is origin else clocks.noticed_after_ns(origin)
+        # what was noticed late may have happened before; an agent knows when it stopped a process
+        early = 0 if failure.stopped_by_agent else clocks.noticed_after_ns(failure)
+        late = 0 if failure is origin or origin.stopped_by_agent else clocks.noticed_after_ns(origin)
         return Event(failure, state, (apart.low + apart.high) // 2, Interval(apart.low - early, apart.high + late))
     if failure.timestamp_ns is None or origin.timestamp_ns is None:
         return Event(failure, state, None, None)

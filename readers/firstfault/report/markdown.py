@@ -39,7 +39,7 @@ def _parts(report: Report) -> Iterator[str]:
     yield f"- **Whose fault:** {answers.blame.value}; {_plain(answers.category)}"
     yield f"- **Where:** {_plain(answers.where)}" + (f", {_plain(answers.code)}" if answers.code else "")
     yield f"- **Retried:** {_plain(answers.fate)}: {_plain(answers.fate_reason)}"
-    unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing: nodes heard: {report.coverage}"
+    unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing (nodes heard: {report.coverage})"
     yield f"- **Unknown:** {_plain(unknown)}"
     yield from _groups(report.cascade.groups)
     if verdict.why:

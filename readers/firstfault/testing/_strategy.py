@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from firstfault.model import CATEGORIES, JobErrors, Kind, Scope, SentSignal, Subject, Verdict, Writer
-from firstfault.report.json import to_json, verdict_from_json, verdict_to_dict
 from firstfault.report import flyte_message, markdown, report_of
+from firstfault.report.json import to_json, verdict_from_json, verdict_to_dict
 from firstfault.retry import decide
 from firstfault.strategies import AggregationStrategy, get_strategy, run_strategy
 from firstfault.testing._build import make_error, make_job, make_presence

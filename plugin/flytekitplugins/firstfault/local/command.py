@@ -6,19 +6,24 @@ import contextlib
 import json
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from firstfault.cli import EXIT, debug_option
+from firstfault.cli import EXIT, debug_option, show_report, write_file
+from firstfault.report import report_of
+from firstfault.report.attempts import AttemptSummary, summary_of
 from firstfault.report.json import decision_to_dict, format_timestamp, verdict_to_dict
-from firstfault.report.text import terminal_text
-from flytekitplugins.firstfault.local.engine import Attempt, RunResult, RunSettings, run_task, shown
+from flytekitplugins.firstfault.guard import guarded
+from flytekitplugins.firstfault.local.engine import Attempt, Running, RunResult, RunSettings, run_task, shown
 from flytekitplugins.firstfault.local.pods import STOP_SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from firstfault.report import Report
 
 __all__ = ["run"]
 
@@ -50,21 +55,34 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
 @click.option("--json", "as_json", is_flag=True, help="Last line of stdout: one object (firstfault.run/v1).")
 @debug_option
 def run(as_json: bool, timeout: float | None, **options: Any) -> int:
-    r"""Run TASK of FILE on this machine, each node as a process, and tell what killed it if it fails.
+    """Run TASK of FILE on this machine, each node as a process, and tell what killed it if it fails.
+
+    On a terminal it shows the nodes and their ranks while they run. If an attempt fails, a report of the last one
+    that did is written as an HTML file, with all attempts side by side, and its path is printed.
 
     \b
     Exit codes: 0 success, 10 root cause found and not to be retried,
     11 retryable but the attempts are used up, 3 failed without a word,
     4 timeout, 2 usage, 1 the tool failed, 130 interrupted.
-    """
+
+    \b
+    Examples:
+      firstfault run examples/recoverable.py train --nodes 2
+      firstfault run examples/ddp.py train --inputs '{"epochs": 60}' --retries 0
+      firstfault run examples/ddp.py train --store s3://bucket/runs --timeout 600
+      firstfault run examples/ddp.py train --env NCCL_DEBUG=INFO --json
+    """  # noqa: D301 - click's mark of lines to keep
     settings = RunSettings(timeout_seconds=timeout, **options)
-    with _interruptible(), _progress() as tell:
-        result = run_task(settings, tell)
-    for attempt in result.attempts:
-        if not as_json:
-            _print_attempt(attempt)
+    with _interruptible(), _progress() as (tell, look):
+        result = run_task(settings, tell, look)
+    if not as_json:
+        for attempt in result.attempts:
+            _print_attempt(result, attempt)
+    report = _write_report(result)
+    if report is not None:
+        click.echo(f"report: {shown(report)}", err=as_json)
     if as_json:
-        click.echo(json.dumps(_to_dict(result)))
+        click.echo(json.dumps(_to_dict(result, report)))
     elif result.status == "succeeded":
         click.echo(f"succeeded: {json.dumps(result.outputs)}")
     return _exit_code(result)
@@ -97,30 +115,73 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+_Tell: TypeAlias = "Callable[[str], None]"
+_Look: TypeAlias = "Callable[[Running], contextlib.AbstractContextManager[None]]"
+
+
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Yield what prints a line about each step; on a terminal the last one is kept alive below the others."""
-    if not sys.stderr.isatty():
-        yield lambda line: click.echo(line, err=True)
-        return
-    from rich.console import Console  # noqa: PLC0415 - only on a terminal
+def _progress() -> Iterator[tuple[_Tell, _Look]]:
+    """Yield what prints a line about each step, and what shows the nodes of an attempt where there is a terminal."""
+    if sys.stderr.isatty():
+        from rich.console import Console  # noqa: PLC0415 - only on a terminal
 
-    console = Console(stderr=True, highlight=False)
-    with console.status("starting") as status:
+        from flytekitplugins.firstfault.local.live import LiveView  # noqa: PLC0415 - as above
 
-        def tell(line: str) -> None:
-            console.print(line, markup=False)
-            status.update(line.replace("[", r"\["))
-
-        yield tell
+        console = Console(stderr=True, highlight=False)
+        if console.is_terminal and not console.is_dumb_terminal:
+            with LiveView(console) as view:
+                yield view.tell, view.watching
+            return
+    yield lambda line: click.echo(line, err=True), lambda _: contextlib.nullcontext()
 
 
-def _print_attempt(attempt: Attempt) -> None:
+def _report(result: RunResult, attempt: Attempt) -> Report | None:
+    """The report on an attempt, with all attempts side by side; None if nobody said why it failed."""
+    conclusion = attempt.conclusion
+    if conclusion is None:
+        return None
+    return report_of(
+        conclusion.job,
+        conclusion.verdict,
+        conclusion.decision,
+        uri=shown(attempt.prefix),
+        logs={log.stem: shown(log) for log in attempt.logs},
+        attempts=[_summary(other) for other in result.attempts],
+    )
+
+
+def _summary(attempt: Attempt) -> AttemptSummary:
+    conclusion = attempt.conclusion
+    if conclusion is None:
+        note = "succeeded" if attempt.status == "succeeded" else f"{attempt.status}, and nobody said why"
+        return AttemptSummary(attempt.number, note=note, seconds=attempt.total_seconds)
+    summary = summary_of(attempt.number, conclusion.job, conclusion.verdict, conclusion.decision)
+    return replace(summary, seconds=attempt.total_seconds)
+
+
+def _write_report(result: RunResult) -> Path | None:
+    """Write the page of the last attempt that failed; None if there is nothing to say, or it could not be written."""
+    failed = [attempt for attempt in result.attempts if attempt.conclusion is not None]
+    report = _report(result, failed[-1]) if failed else None
+    if report is None:
+        return None
+    # what the run came to is printed all the same
+    with guarded("writing the report", through=(KeyboardInterrupt, SystemExit)):
+        from firstfault.report.html import page  # noqa: PLC0415 - a run that succeeds needs none of it
+
+        path = result.folder / "report.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, page(report))
+        return path
+    return None
+
+
+def _print_attempt(result: RunResult, attempt: Attempt) -> None:
     click.echo(f"attempt {attempt.number}: {attempt.status} after {attempt.total_seconds:.1f} s")
-    if attempt.conclusion is not None:
-        conclusion = attempt.conclusion
+    report = _report(result, attempt)
+    if report is not None:
         click.echo()
-        click.echo(terminal_text(conclusion.verdict, conclusion.decision, uri=shown(attempt.errors_uri)))
+        show_report(report)
     elif attempt.status != "succeeded":
         click.echo("no error document was found; the pods' logs say more:")
     if attempt.status != "succeeded":
@@ -129,11 +190,12 @@ def _print_attempt(attempt: Attempt) -> None:
         click.echo()
 
 
-def _to_dict(result: RunResult) -> dict[str, Any]:
+def _to_dict(result: RunResult, report: Path | None) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "status": result.status,
         "outputs": result.outputs,
+        "report": str(report) if report is not None else None,
         "attempts": [_attempt_to_dict(attempt) for attempt in result.attempts],
     }
 

@@ -33,12 +33,13 @@ from flytekitplugins.firstfault.local.pods import Pod, end_all, start_pod
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from firstfault.model import JobErrors, WorkerError
     from firstfault.reader import Conclusion
     from flytekitplugins.firstfault.local.loading import Command, TrainingTask
 
-__all__ = ["Attempt", "RunResult", "RunSettings", "run_task", "shown"]
+__all__ = ["Attempt", "RunResult", "RunSettings", "Running", "run_task", "shown"]
 
 _POLL_S = 0.02
 _ORPHANS_S = 5.0
@@ -64,12 +65,26 @@ class RunSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Running:
+    """An attempt that goes on."""
+
+    number: int
+    pods: tuple[Pod, ...]
+    reader: MultiErrorFileOutputReader
+    """Of its output prefix, in which there may be nothing yet."""
+    started: float
+    """By `time.monotonic`, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One attempt and what came of it."""
 
     number: int
     status: str
     """"succeeded", "failed" or "timeout"."""
+    prefix: str
+    """The output prefix."""
     errors_uri: str
     conclusion: Conclusion | None
     job: JobState | None
@@ -90,6 +105,8 @@ class RunResult:
     status: str
     attempts: tuple[Attempt, ...]
     outputs: dict[str, Any]
+    folder: Path
+    """On this machine, for what is to be kept of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +118,33 @@ class _Plan:
     root: Path
     name: str
     base: str
-    logs: Path
+    folder: Path
+    """On this machine; the pods' logs lie in it, and what is kept of the run."""
     nodes: str
     pods: int
     retries: int
     settings: RunSettings
 
     @property
+    def logs(self) -> Path:
+        return self.folder if is_remote(self.base) else self.folder / "logs"
+
+    @property
     def has_master(self) -> bool:
         return isinstance(self.task.task_config, PyTorch)
 
 
-def run_task(settings: RunSettings, tell: Callable[[str], None] = lambda _: None) -> RunResult:
+def run_task(
+    settings: RunSettings,
+    tell: Callable[[str], None] = lambda _: None,
+    look: Callable[[Running], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> RunResult:
     """Run a task to its end and return what happened; every process it started has ended when it returns or raises.
 
     Args:
         settings: what the user asked for.
         tell: called with a line about each step.
+        look: entered for as long as the pods of an attempt run.
 
     Raises:
         UsageError: something in the settings cannot be.
@@ -128,7 +155,7 @@ def run_task(settings: RunSettings, tell: Callable[[str], None] = lambda _: None
     attempts: list[Attempt] = []
     used = {Origin.USER: 0, Origin.SYSTEM: 0}
     while True:
-        attempt = _attempt(plan, attempts, tell)
+        attempt = _attempt(plan, attempts, tell, look)
         attempts.append(attempt)
         if attempt.status != "failed" or attempt.conclusion is None:
             break
@@ -142,7 +169,7 @@ def run_task(settings: RunSettings, tell: Callable[[str], None] = lambda _: None
         tell(f"retry {used[budget]} of {limit} on the {budget.value.lower()}'s budget")
     last = attempts[-1]
     outputs = _outputs(plan, last) if last.status == "succeeded" else {}
-    return RunResult(last.status, tuple(attempts), outputs)
+    return RunResult(last.status, tuple(attempts), outputs, plan.folder)
 
 
 def shown(place: str | Path) -> str:
@@ -172,7 +199,7 @@ def _plan(settings: RunSettings) -> _Plan:
     store = settings.store if "://" in settings.store else str(Path(settings.store).resolve())
     base = join(store, name)
     run_sync(_put(base, "inputs.pb", inputs.SerializeToString()))
-    local = Path(".firstfault/logs").resolve() / name if is_remote(store) else Path(base) / "logs"
+    local = Path(".firstfault/logs").resolve() / name if is_remote(store) else Path(base.removeprefix("file://"))
     retries = settings.retries if settings.retries is not None else task.metadata.retries
     return _Plan(task, command, root, name, base, local, nodes, pods, retries, settings)
 
@@ -192,13 +219,18 @@ def _outputs(plan: _Plan, attempt: Attempt) -> dict[str, Any]:
 # --- one attempt ----------------------------------------------------------------------------------------------------
 
 
-def _attempt(plan: _Plan, before: Sequence[Attempt], tell: Callable[[str], None]) -> Attempt:
+def _attempt(
+    plan: _Plan,
+    before: Sequence[Attempt],
+    tell: Callable[[str], None],
+    look: Callable[[Running], AbstractContextManager[object]],
+) -> Attempt:
     started = time.monotonic()
     number = len(before)
     prefix = join(plan.base, str(number))
     tell(f"attempt {number}: starting {plan.pods} pods")
     pods_ended_ns = None
-    with _pods(plan, number, prefix) as pods:
+    with _pods(plan, number, prefix) as pods, look(Running(number, tuple(pods), _reader(plan, number), started)):
         state = _watch(pods, plan, started)
         multi = multi_error_files(_pod_environment(plan, number, 0, 0))
         seen = error_seen(prefix, state, multi_file=multi) if state is not None else None
@@ -220,6 +252,7 @@ def _attempt(plan: _Plan, before: Sequence[Attempt], tell: Callable[[str], None]
     return Attempt(
         number=number,
         status=_status(plan, reader, state, conclusion),
+        prefix=prefix,
         errors_uri=reader.errors_uri,
         conclusion=conclusion,
         job=state,

@@ -1,0 +1,233 @@
+"""What ``firstfault run`` shows on a terminal while it runs: a line for each node, with the states of its ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from firstfault.report.cascade import cascade_of
+from firstfault.report.words import State, ranks_text
+from firstfault.strategies import DEFAULT_STRATEGY, undetermined
+from firstfault.text import printable
+from flytekitplugins.firstfault.guard import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import Console, RenderableType
+    from typing_extensions import Self
+
+    from firstfault.model import JobErrors
+    from firstfault.reader import MultiErrorFileOutputReader
+    from firstfault.report.cascade import Cascade, RankState
+    from flytekitplugins.firstfault.local.engine import Running
+    from flytekitplugins.firstfault.local.pods import Pod
+
+__all__ = ["LiveView", "NodeLine", "node_lines", "picture", "shown_lines"]
+
+_PAUSE_S = 0.5
+_JOIN_S = 1.0
+"""Longest wait for a thread that is to end: it may be asking a storage, or writing to a terminal, that hangs."""
+_NODES = 16
+_RUNNING = (".", "running")
+_STYLES = {State.ROOT.mark: "bold red", State.SUSPECT.mark: "yellow", State.UNCLEAR.mark: "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLine:
+    """One node."""
+
+    name: str
+    process: str
+    """"pid 4242", or "exited with 1"."""
+    ranks: tuple[tuple[str, str], ...]
+    """A mark, and whose it is: (".", "0-3 running"); empty while nobody has said which ranks the node has."""
+    is_fine: bool
+    """Whether it goes on, or has finished."""
+
+
+def picture(reader: MultiErrorFileOutputReader, job: JobErrors) -> Cascade:
+    """Return what has become of every rank so far."""
+    conclusion = reader.conclude_from(job)
+    return cascade_of(job, conclusion.verdict if conclusion is not None else undetermined(job, DEFAULT_STRATEGY))
+
+
+def node_lines(pods: Sequence[Pod], cascade: Cascade | None) -> list[NodeLine]:
+    """Return a line for each pod, from its process and from what is known of its ranks."""
+    return [_line(pod, [item for item in (cascade.ranks if cascade else ()) if item.node == pod.name]) for pod in pods]
+
+
+def _line(pod: Pod, ranks: Sequence[RankState]) -> NodeLine:
+    code = pod.exit_code
+    states: dict[tuple[str, str], list[int]] = {}
+    for item in ranks:
+        goes_on = item.state is State.SILENT and code is None
+        states.setdefault(_RUNNING if goes_on else (item.state.mark, item.state.value), []).append(item.rank)
+    fine = {_RUNNING, (State.FINISHED.mark, State.FINISHED.value)}
+    return NodeLine(
+        name=pod.name,
+        process=f"pid {pod.process.pid}" if code is None else f"exited with {code}",
+        ranks=tuple((mark, f"{ranks_text(numbers)} {name}") for (mark, name), numbers in states.items()),
+        is_fine=code in {None, 0} and states.keys() <= fine,
+    )
+
+
+def shown_lines(lines: Sequence[NodeLine], limit: int = _NODES) -> tuple[list[NodeLine], str]:
+    """Return the lines there is room for, those that are not fine first, and a count of the others."""
+    if len(lines) <= limit:
+        return list(lines), ""
+    by_need = sorted(lines, key=lambda line: line.is_fine)
+    left = by_need[limit:]
+    bad = sum(not line.is_fine for line in left)
+    return by_need[:limit], f"and {len(left)} more nodes, {f'{bad} of them not fine' if bad else 'all of them fine'}"
+
+
+class LiveView:
+    """Lines about each step, and below them the nodes of the attempt that goes on.
+
+    It only looks: whatever fails in it ends it, with one line of log, and the run goes on.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        # refreshed by a thread of our own: rich's would print a traceback if the terminal goes away
+        self._live = Live(self, console=console, auto_refresh=False, transient=True)
+        self._ended = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="firstfault-live", daemon=True)
+        self._spinner = Spinner("line", text="starting")
+        self._running: Running | None = None
+        self._cascade: Cascade | None = None
+        self._is_broken = False
+        self._handlers: list[logging.StreamHandler[Any]] = []
+
+    def __enter__(self) -> Self:
+        stderr = sys.stderr
+        with _looking():
+            self._live.start(refresh=True)
+            for handler in logging.getLogger().handlers:
+                if isinstance(handler, logging.StreamHandler) and handler.stream is stderr:
+                    handler.setStream(sys.stderr)  # rich's, which prints above the view
+                    self._handlers.append(handler)
+            self._ticker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        with _looking():
+            self._live.stop()
+            if self._ticker.is_alive():
+                self._ticker.join(_JOIN_S)
+        for handler in self._handlers:
+            handler.setStream(sys.stderr)
+
+    def tell(self, line: str) -> None:
+        """Print a line about a step, and keep it below the nodes."""
+        with _looking():
+            text = Text(printable(line))
+            self._spinner.update(text=text)
+            self._console.print(text, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def watching(self, running: Running) -> Iterator[None]:
+        """Show the nodes of an attempt."""
+        follower = _Follower(running.reader, self._see)
+        self._running, self._cascade = running, None
+        with _looking():
+            follower.start()
+        try:
+            yield
+        finally:
+            self._running = None
+            with _looking():
+                follower.stop()
+
+    def __rich__(self) -> RenderableType:
+        if not self._is_broken:
+            self._is_broken = True
+            with _looking():
+                drawn = self._drawn()
+                self._is_broken = False
+                return drawn
+        return self._spinner
+
+    def _see(self, cascade: Cascade) -> None:
+        self._cascade = cascade
+
+    def _tick(self) -> None:
+        with _looking():
+            while not self._ended.wait(_PAUSE_S):
+                self._live.refresh()
+
+    def _drawn(self) -> RenderableType:
+        running = self._running
+        if running is None:
+            return self._spinner
+        lines = node_lines(running.pods, self._cascade)
+        alive = sum(pod.exit_code is None for pod in running.pods)
+        seconds = time.monotonic() - running.started
+        head = f"attempt {running.number}, {seconds:.0f} s, {alive} of {len(lines)} pods run"
+        shown, more = shown_lines(lines)
+        rows = [
+            Text(head, style="bold"),
+            *(_row(line, self._console.width) for line in shown),
+            *([Text(f"  {more}")] if more else []),
+        ]
+        return Group(*rows, self._spinner)
+
+
+def _row(line: NodeLine, width: int) -> Text:
+    """A node in a row, or with its ranks in one below where there is no room for both."""
+    row = Text(f"  {printable(line.name)}  {line.process}", overflow="fold")
+    ranks = Text("; ").join(Text(f"{mark} {text}", _STYLES.get(mark, "")) for mark, text in line.ranks)
+    ranks = ranks or Text("no ranks yet")
+    between = "  " if row.cell_len + 2 + ranks.cell_len <= width else "\n    "
+    return row.append(between).append_text(ranks)
+
+
+def _looking() -> contextlib.AbstractContextManager[None]:
+    return guarded("showing the run", through=(KeyboardInterrupt, SystemExit))
+
+
+class _Follower:
+    """Follows an attempt's documents in a thread of its own."""
+
+    def __init__(self, reader: MultiErrorFileOutputReader, see: Callable[[Cascade], None]) -> None:
+        self._reader = reader
+        self._see = see
+        self._stopped = threading.Event()
+        self._cancel: Callable[[], object] | None = None
+        self._thread = threading.Thread(target=self._run, name="firstfault-follow", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._cancel is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._cancel()
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        with _looking(), contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._follow())
+
+    async def _follow(self) -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is not None:
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        if self._stopped.is_set():
+            return
+        async for job in self._reader.follow(_PAUSE_S):
+            self._see(picture(self._reader, job))

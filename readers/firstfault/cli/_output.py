@@ -1,0 +1,95 @@
+"""Where reports go: the terminal, a pipe, a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from firstfault.errors import UsageError
+
+if TYPE_CHECKING:
+    from firstfault.report import Report
+
+__all__ = ["check_file", "echo", "on_terminal", "show_report", "write_file"]
+
+
+def on_terminal() -> bool:
+    """Whether stdout is a terminal, or is to be treated as one (FORCE_COLOR)."""
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def show_report(report: Report, *, verbose: bool = False) -> None:
+    """Print a report: folded and with colours on a terminal, else one fact a line."""
+    from firstfault.report.terminal import print_report, terminal_text  # noqa: PLC0415 - `--help` needs none of it
+
+    if not on_terminal():
+        echo(terminal_text(report, verbose=verbose))
+        return
+    from rich.console import Console  # noqa: PLC0415 - a pipe needs none of it
+
+    print_report(report, Console(), verbose=verbose)
+
+
+def echo(text: str) -> None:
+    """Print on stdout, with escapes for what its encoding does not have."""
+    from firstfault.report.terminal import encodable  # noqa: PLC0415 - as above
+
+    click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
+
+
+def check_file(path: str) -> None:
+    """Check that a file can be written there, before it is worked for.
+
+    Raises:
+        UsageError: it is a folder, or lies in none that can be written.
+    """
+    try:
+        obstacle = _obstacle(Path(path))
+    except (OSError, ValueError) as error:  # no name of a file at all
+        obstacle = f"{_reason(error)}; name another file"
+    if obstacle:
+        raise UsageError(f"cannot write {path!r}: {obstacle}")
+
+
+def _obstacle(target: Path) -> str:
+    if target.is_dir():
+        return "it is a folder; name a file in it"
+    if not target.parent.is_dir():
+        return f"there is no folder {str(target.parent)!r}; make it first"
+    if not os.access(target if target.exists() else target.parent, os.W_OK):
+        return "permission denied; name a file where you may write"
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def write_file(path: str | Path, text: str) -> None:
+    """Write a text file in UTF-8, as a whole or not at all.
+
+    Raises:
+        UsageError: it cannot be written there.
+    """
+    target = Path(path)
+    data = text.encode("utf-8", "backslashreplace")
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)  # a device or a pipe, which nothing may replace
+            return
+        whole = target.resolve()
+        beside = whole.with_name(f".firstfault-{os.getpid()}.tmp")
+        try:
+            beside.write_bytes(data)
+            beside.replace(whole)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {str(path)!r}: {_reason(error)}; name another file") from error

@@ -1,0 +1,113 @@
+"""The other attempts of a task, read beside the one that is asked about."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from firstfault.aio import gathered, run_sync
+from firstfault.errors import FirstFaultError
+from firstfault.places import OUTPUTS, Layout
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.report.attempts import AttemptSummary, summary_of
+from firstfault.store import join, open_store, split_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.reader import Conclusion
+
+__all__ = ["attempt_of", "sibling_attempts"]
+
+_AROUND = 10
+"""Attempts that are read beside one: those before it that are nearest, then those after it."""
+_SECONDS = 5.0
+
+
+def attempt_of(uri: str) -> tuple[str, int] | None:
+    """Return the folder that holds all attempts and this one's number; None if no number ends the output prefix.
+
+    Flyte's output prefix of an attempt is ``<...>/data/<number>``; what lies below it will do as well.
+    """
+    folder, name = split_name(Layout.of(uri).root)
+    if name == "firstfault":
+        folder, name = split_name(folder)
+    return (folder, int(name)) if name.isdecimal() and str(int(name)) == name else None
+
+
+def sibling_attempts(
+    uri: str, conclusion: Conclusion, *, strategy: str | None = None, seconds: float = _SECONDS
+) -> tuple[AttemptSummary, ...]:
+    """Return summaries of an attempt and of those around it, by number; empty if there are no others.
+
+    Ten others at most: those before it are read at once, those after it one by one until there is none. One that cannot
+    be read has a note that says why; one that does not exist is left out.
+
+    Args:
+        uri: of the attempt.
+        conclusion: on it.
+        strategy: for the others too; None takes the one that each was run with.
+        seconds: longest time for one of those before it, and for all of those after it.
+    """
+    here = attempt_of(uri)
+    if here is None:
+        return ()
+    folder, number = here
+
+    def reader_of(other: int) -> MultiErrorFileOutputReader:
+        return MultiErrorFileOutputReader(join(folder, str(other)), strategy=strategy)
+
+    others = run_sync(_around(folder, number, reader_of, seconds))
+    if not others:
+        return ()
+    own = summary_of(number, conclusion.job, conclusion.verdict, conclusion.decision)
+    return tuple(sorted((*others, own), key=lambda attempt: attempt.number))
+
+
+async def _around(
+    folder: str, number: int, reader_of: Callable[[int], MultiErrorFileOutputReader], seconds: float
+) -> list[AttemptSummary]:
+    async def after() -> list[AttemptSummary]:
+        deadline = time.monotonic() + seconds
+        found: list[AttemptSummary] = []
+        for other in range(number + 1, number + 1 + _AROUND - len(before)):
+            left = deadline - time.monotonic()
+            summary = await _summary(folder, other, reader_of(other), left) if left > 0 else None
+            if summary is None:
+                break
+            found.append(summary)
+        return found
+
+    async def one(other: int) -> list[AttemptSummary]:
+        summary = await _summary(folder, other, reader_of(other), seconds)
+        return [summary] if summary is not None else []
+
+    before = range(max(number - _AROUND, 0), number)
+    found = await gathered(*(one(other) for other in before), after())
+    return [summary for part in found for summary in part]
+
+
+async def _summary(
+    folder: str, number: int, reader: MultiErrorFileOutputReader, seconds: float
+) -> AttemptSummary | None:
+    """What became of an attempt; None if there is no such attempt."""
+    try:
+        return await asyncio.wait_for(_read(folder, number, reader), seconds)
+    except asyncio.TimeoutError:
+        return AttemptSummary(number, note=f"could not be read: no answer within {seconds:.1f} s")
+    except FirstFaultError as error:
+        return AttemptSummary(number, note=f"could not be read: {error}")
+
+
+async def _read(folder: str, number: int, reader: MultiErrorFileOutputReader) -> AttemptSummary | None:
+    job = await reader.job_async()
+    conclusion = reader.conclude_from(job)
+    if conclusion is not None:
+        return summary_of(number, job, conclusion.verdict, conclusion.decision)
+    async with open_store(folder) as store:
+        if await store.exists(f"{number}/{OUTPUTS}"):
+            return AttemptSummary(number, note="succeeded")
+    if job.roster or job.history:
+        return AttemptSummary(number, note="left neither an error nor outputs; it may still run")
+    return None

@@ -1,0 +1,441 @@
+"""What ``firstfault run`` shows on a terminal while it runs, and what it leaves when it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from firstfault.cli import EXIT
+from firstfault.keys import error_key_for, roster_key_for
+from firstfault.model import Phase, SentSignal
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.testing import make_error, make_job, make_presence
+from firstfault.wire import encode, encode_presence
+from flytekitplugins.firstfault.local.engine import Running
+from flytekitplugins.firstfault.local.live import LiveView, NodeLine, node_lines, picture, shown_lines
+from flytekitplugins.firstfault.local.pods import Pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from typing_extensions import Self
+
+    from firstfault.model import NodePresence, WorkerError
+    from tests.s3_server import S3
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+_DEADLINE_S = 90
+_STOPPED = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
+
+
+@pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Callable[..., list[Pod]]]:
+    """Start processes as pods w-0, w-1, ...: each waits, or has ended with the code that is given."""
+    started: list[Pod] = []
+
+    def start(*codes: int | None) -> list[Pod]:
+        for number, code in enumerate(codes):
+            program = "input()" if code is None else f"raise SystemExit({code})"
+            process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
+            started.append(Pod(f"w-{number}", process, tmp_path / f"w-{number}.log"))
+        for pod, code in zip(started, codes, strict=True):
+            if code is not None:
+                pod.process.wait()
+        return started
+
+    yield start
+    for pod in started:
+        pod.process.kill()
+        pod.process.communicate()
+
+
+def _joined(phase: Phase = Phase.JOINED) -> tuple[NodePresence, ...]:
+    return tuple(
+        make_presence(phase, node=f"w-{number}", group_rank=number, nodes=2, ranks=(2 * number, 2 * number + 1))
+        for number in range(2)
+    )
+
+
+def _reader(folder: Path) -> MultiErrorFileOutputReader:
+    return MultiErrorFileOutputReader(str(folder))
+
+
+def _write(folder: Path, *items: WorkerError | NodePresence) -> None:
+    for item in items:
+        if hasattr(item, "phase"):
+            path, data = folder / "firstfault" / "roster" / roster_key_for(item), encode_presence(item)
+        else:
+            path, data = folder / "firstfault" / "errors" / error_key_for(item), encode(item)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_name("new").write_bytes(data)
+        path.with_name("new").rename(path)
+
+
+# --- lines ----------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_before_anybody_has_said_a_word(pods: Callable[..., list[Pod]], tmp_path: Path) -> None:
+    """A pod of which nothing is known yet is a line with its process."""
+    (one,) = pods(None)
+    lines = node_lines([one], picture(_reader(tmp_path), make_job()))
+    assert lines == node_lines([one], None) == [NodeLine("w-0", f"pid {one.process.pid}", (), is_fine=True)]
+
+
+@pytest.mark.parametrize(
+    ("codes", "findings", "ranks", "fine"),
+    [
+        ((None, None), {"roster": _joined()}, [[(".", "0-1 running")], [(".", "2-3 running")]], [True, True]),
+        (
+            (0, None),
+            {"roster": (_joined(Phase.SUCCEEDED)[0], _joined()[1])},
+            [[("+", "0-1 finished")], [(".", "2-3 running")]],
+            [True, True],
+        ),
+        (
+            (None, None),
+            {"roster": _joined(), "failures": (make_error(3, node="w-1"), make_error(2, node="w-1", **_STOPPED))},
+            [[(".", "0-1 running")], [("s", "2 stopped by its agent"), ("X", "3 root cause")]],
+            [True, False],
+        ),
+        ((-9, None), {"roster": _joined()}, [[("?", "0-1 sent no report")], [(".", "2-3 running")]], [False, True]),
+    ],
+    ids=["running", "finished", "failed", "killed"],
+)
+def test_the_states_of_ranks(  # noqa: PLR0917 - fixtures and a table
+    pods: Callable[..., list[Pod]], tmp_path: Path, codes: Any, findings: dict[str, Any], ranks: Any, fine: list[bool]
+) -> None:
+    """Each rank runs until its documents, its node or its pod's end say something else."""
+    roster, failures = findings["roster"], findings.get("failures", ())
+    lines = node_lines(pods(*codes), picture(_reader(tmp_path), make_job(*failures, roster=roster)))
+    assert [list(line.ranks) for line in lines] == ranks
+    assert [line.is_fine for line in lines] == fine
+    assert [line.process.split()[0] for line in lines] == ["pid" if code is None else "exited" for code in codes]
+
+
+def test_many_nodes() -> None:
+    """Of more nodes than there is room for, those that are not fine are shown first and the rest is counted."""
+    lines = [NodeLine(f"w-{number}", "pid 1", (), is_fine=number not in {40, 50}) for number in range(64)]
+    shown, more = shown_lines(lines)
+    assert [line.name for line in shown] == ["w-40", "w-50", *(f"w-{number}" for number in range(14))]
+    assert more == "and 48 more nodes, all of them fine"
+    assert shown_lines(lines[:16]) == (lines[:16], "")
+    assert shown_lines(lines, 1) == ([lines[40]], "and 63 more nodes, 1 of them not fine")
+
+
+# --- the view -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Screen:
+    """A console that writes to memory as to a terminal."""
+
+    out: io.StringIO
+    console: Console
+
+    def await_text(self, text: str) -> None:
+        """Wait until this has been shown."""
+        deadline = time.monotonic() + 30
+        while text not in self.out.getvalue():
+            assert time.monotonic() < deadline, self.out.getvalue()[-2000:]
+            time.sleep(0.01)
+
+
+@pytest.fixture
+def screen() -> _Screen:
+    """Return a terminal of 100 columns in memory."""
+    out = io.StringIO()
+    return _Screen(out, Console(file=out, force_terminal=True, width=100, height=40, color_system=None))
+
+
+def _threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("firstfault-")}
+
+
+def test_the_view_follows_an_attempt(pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen) -> None:
+    """Nodes, then ranks, then what became of them are shown as they are written; afterwards nothing is left of it."""
+    running = Running(1, tuple(pods(None, None)), _reader(tmp_path), time.monotonic())
+    with LiveView(screen.console) as view:
+        view.tell("attempt 1: starting 2 [red]pods[/red]")
+        with view.watching(running):
+            screen.await_text(" s, 2 of 2 pods run")
+            screen.await_text(f"w-1  pid {running.pods[1].process.pid}  no ranks yet")
+            _write(tmp_path, *_joined())
+            screen.await_text(". 2-3 running")
+            _write(
+                tmp_path, make_error(3, node="w-1", group_rank=1), make_error(2, node="w-1", group_rank=1, **_STOPPED)
+            )
+            screen.await_text("s 2 stopped by its agent; X 3 root cause")
+            running.pods[0].process.kill()
+            screen.await_text("w-0  exited with -9  ? 0-1 sent no report")
+        view.tell("done")
+        assert "firstfault-follow" not in _threads()
+    assert not _threads()
+    shown = screen.out.getvalue()
+    assert "attempt 1: starting 2 [red]pods[/red]" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def test_a_view_that_breaks_ends_with_a_line(tmp_path: Path, screen: _Screen, caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be drawn ends the view, not the run: one line of log, and the steps are told as before."""
+    running = Running(0, ("no pod",), _reader(tmp_path), time.monotonic())  # type: ignore[arg-type]
+    with LiveView(screen.console) as view:
+        with view.watching(running):
+            view.tell("one")
+            view.tell("two")
+        view.tell("three")
+    assert len(caplog.records) == 1
+    assert "failed while showing the run (AttributeError: " in caplog.text
+    assert all(step in screen.out.getvalue() for step in ("one", "two", "three"))
+
+
+def test_storage_that_cannot_be_followed(
+    pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the documents cannot be read the pods are shown all the same."""
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    running = Running(0, tuple(pods(None)), _reader(tmp_path / "loop"), time.monotonic())
+    with LiveView(screen.console) as view, view.watching(running):
+        screen.await_text("no ranks yet")
+        deadline = time.monotonic() + 30
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "cannot list" in caplog.text
+
+
+def test_a_terminal_that_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """If nothing can be written any more, the run goes on without its view."""
+
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:  # noqa: ARG002 - of files
+            raise OSError(5, "Input/output error")
+
+    caplog.set_level(logging.WARNING)
+    with LiveView(Console(file=Gone(), force_terminal=True)) as view:
+        view.tell("one")
+        with view.watching(Running(0, (), _reader(tmp_path), time.monotonic())):
+            view.tell("two")
+    assert "Input/output error" in caplog.text
+
+
+def test_an_interrupt_passes(tmp_path: Path, screen: _Screen) -> None:
+    """Ctrl-C is none of the view's business, and finds the cursor where it was."""
+    running = Running(0, (), _reader(tmp_path), time.monotonic())
+    with pytest.raises(KeyboardInterrupt), LiveView(screen.console) as view, view.watching(running):
+        raise KeyboardInterrupt
+    assert not _threads()
+    assert screen.out.getvalue().rindex("\x1b[?25h") > screen.out.getvalue().rindex("\x1b[?25l")
+
+
+def test_logs_are_above_the_view(screen: _Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line of log meanwhile goes through the console, not over its rows; afterwards handlers write as before."""
+    monkeypatch.setattr(sys, "stderr", screen.out)
+    handler = logging.StreamHandler(sys.stderr)
+    logging.getLogger().addHandler(handler)
+    try:
+        with LiveView(screen.console):
+            assert handler.stream is not screen.out
+            logging.getLogger().warning("look here")
+        assert handler.stream is screen.out
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert "look here" in screen.out.getvalue()
+
+
+# --- real runs on a terminal ----------------------------------------------------------------------------------------
+
+_OWN_TERMINAL = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
+"""Of a session's first process the first terminal it opens is its own, where Ctrl-C reaches it."""
+_SLEEPING = """
+import time
+from flytekit import task
+from flytekitplugins.firstfault import Elastic
+
+@task(task_config=Elastic(nnodes=1, nproc_per_node=2, increase_shared_mem=False))
+def train() -> None:
+    time.sleep(600)
+"""
+
+
+class _Terminal:
+    """A ``firstfault run`` on a terminal of its own; it is ended if the test does not wait for its end."""
+
+    def __init__(self, folder: Path, *arguments: str, columns: int = 100, **environment: str) -> None:
+        self._main, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        self._before = termios.tcgetattr(terminal)
+        self._terminal = terminal
+        command = [sys.executable, "-c", _OWN_TERMINAL, sys.executable, "-m", "firstfault", "run", *arguments]
+        self.process = subprocess.Popen(
+            command,
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            cwd=folder,
+            env={**os.environ, "TERM": "xterm-256color", **environment},
+            start_new_session=True,
+        )
+        self._shown = bytearray()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()  # it ends its pods, which a kill would leave behind
+            self.process.wait()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._main, 65536)
+            except OSError:
+                return
+            self._shown += data
+
+    @property
+    def shown(self) -> str:
+        """What the terminal got so far."""
+        return self._shown.decode()
+
+    def await_text(self, pattern: str) -> None:
+        """Wait until this has been shown."""
+        deadline = time.monotonic() + _DEADLINE_S
+        while not re.search(pattern, self.shown):
+            assert self.process.poll() is None, self.shown[-3000:]
+            assert time.monotonic() < deadline, self.shown[-3000:]
+            time.sleep(0.05)
+
+    def type(self, text: str) -> None:
+        """Type this."""
+        os.write(self._main, text.encode())
+
+    def end(self) -> int:
+        """Wait for the end; return the exit code. The terminal must be as it was before."""
+        code = self.process.wait(_DEADLINE_S)
+        after = termios.tcgetattr(self._terminal)
+        os.close(self._terminal)
+        self._reading.join(_DEADLINE_S)
+        os.close(self._main)
+        assert after == self._before
+        assert self.shown.rindex("\x1b[?25h") > self.shown.rindex("\x1b[?25l"), "the cursor is shown again"
+        return code
+
+
+@pytest.mark.jobs
+def test_a_run_on_a_terminal(tmp_path: Path) -> None:
+    """It shows nodes and ranks while they run, then the report, and the path of the page that it has written."""
+    arguments = (str(EXAMPLES / "user_error.py"), "train", "--nodes", "2", "--store", "runs")
+    with _Terminal(tmp_path, *arguments) as terminal:
+        terminal.await_text(r"-n0-0-worker-1  pid \d+  \. 2-3 running")
+        assert terminal.end() == EXIT.ROOT_CAUSE
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.shown).replace("\r\n", "\n")
+    below = shown[shown.rindex("attempt 0: failed after ") :]
+    run = re.search(r"^report: (runs/\w+)/report.html$", below, re.MULTILINE)
+    assert run is not None
+    assert re.search(r"^What     RuntimeError: mat1 and mat2 shapes cannot be multiplied", below, re.MULTILINE)
+    assert re.search(rf"^         less {run[1]}/logs/attempt-0/\S+-worker-\d\.log$", below, re.MULTILINE)
+    assert below.rstrip().endswith(run[0])
+    page = (tmp_path / run[1] / "report.html").read_text(encoding="utf-8")
+    assert "mat1 and mat2 shapes cannot be multiplied" in page
+    assert f"less {run[1]}/logs/attempt-0/" in page
+
+
+@pytest.mark.jobs
+def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
+    """Ctrl-C ends the view, then the pods, and leaves the terminal as it was."""
+    (tmp_path / "sleeping.py").write_text(_SLEEPING)
+    with _Terminal(tmp_path, "sleeping.py", "train", "--store", "runs", columns=40) as terminal:
+        terminal.await_text(r"\. 0-1\s+running")
+        terminal.type("\x03")
+        assert terminal.end() == EXIT.INTERRUPTED
+    assert "firstfault: interrupted" in terminal.shown
+    assert "Traceback" not in terminal.shown
+
+
+# --- what is left ---------------------------------------------------------------------------------------------------
+
+_TWICE = """
+import os
+from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
+from flytekitplugins.firstfault import Elastic
+
+@task(task_config=Elastic(nnodes=1, nproc_per_node=1, increase_shared_mem=False), retries=1)
+def train(fails: int) -> int:
+    if int(os.environ["FLYTE_ATTEMPT_NUMBER"]) < fails:
+        raise FlyteRecoverableException(f"of attempt {os.environ['FLYTE_ATTEMPT_NUMBER']}")
+    return 7
+"""
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "twice.py").write_text(_TWICE)
+    command = [sys.executable, "-m", "firstfault", "run", "twice.py", "train", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=_DEADLINE_S)
+
+
+@pytest.mark.jobs
+def test_the_attempts_of_a_run_are_side_by_side(tmp_path: Path) -> None:
+    """The page is of the last attempt that failed, the others are in it, and JSON tells where it lies."""
+    done = _run(tmp_path, "--inputs", '{"fails": 2}', "--store", "file://" + str(tmp_path / "runs"), "--json")
+    assert done.returncode == EXIT.ROOT_CAUSE_RETRYABLE, done.stderr
+    (line,) = done.stdout.splitlines()
+    report = Path(json.loads(line)["report"])
+    assert report.parent.parent == tmp_path / "runs"
+    assert done.stderr.splitlines()[-1] == f"report: {report.relative_to(tmp_path)}"
+    page = report.read_text(encoding="utf-8")
+    assert "of attempt 0" in page
+    assert "of attempt 1" in page
+
+
+@pytest.mark.jobs
+def test_the_report_of_a_remote_store(tmp_path: Path, s3_environ: S3) -> None:
+    """Where outputs go to a bucket the page is kept on this machine, beside the pods' logs."""
+    done = _run(tmp_path, "--inputs", '{"fails": 1}', "--retries", "0", "--store", s3_environ.uri("live"), "--json")
+    assert done.returncode == EXIT.ROOT_CAUSE_RETRYABLE, done.stderr
+    report = Path(json.loads(done.stdout)["report"])
+    assert report.parent.parent == tmp_path / ".firstfault" / "logs"
+    assert (report.parent / "attempt-0").is_dir()
+    assert "of attempt 0" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.jobs
+def test_a_run_without_a_terminal_tells_its_steps(tmp_path: Path) -> None:
+    """In a pipe the steps are lines on stderr; on stdout each attempt is told, and the result comes last."""
+    done = _run(tmp_path, "--inputs", '{"fails": 1}')
+    assert done.returncode == EXIT.OK, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr
+    assert "attempt 1: starting 1 pods" in done.stderr.splitlines()
+    lines = done.stdout.splitlines()
+    assert "root cause: FlyteRecoverableException, rank 0 on " in done.stdout
+    assert "attempt: 1: succeeded" in done.stdout
+    assert re.fullmatch(r"report: \.firstfault/runs/\w+/report\.html", lines[-2])
+    assert lines[-1] == 'succeeded: {"o0": 7}'
+
+
+@pytest.mark.jobs
+def test_a_run_that_succeeds_writes_no_report(tmp_path: Path) -> None:
+    """Where nothing failed there is nothing to report."""
+    done = _run(tmp_path, "--inputs", '{"fails": 0}', "--json")
+    assert done.returncode == EXIT.OK, done.stderr
+    assert json.loads(done.stdout)["report"] is None
+    assert not list(tmp_path.rglob("report.html"))

@@ -1,0 +1,516 @@
+"""A report on a terminal, and as plain lines: one screen, any width, any encoding, and nobody else steers it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+
+from firstfault.model import (
+    ExceptionInfo,
+    FrameInfo,
+    JobErrors,
+    Kind,
+    Phase,
+    Scope,
+    SentSignal,
+    StackDump,
+    Suspect,
+    Verdict,
+)
+from firstfault.report import report_of
+from firstfault.report.attempts import AttemptSummary, summary_of
+from firstfault.report.message import first_line
+from firstfault.report.terminal import encodable, print_report, terminal_text
+from firstfault.retry import decide
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import make_error, make_job, make_presence
+from tests.cascades.replay import RECORDED, load, verdict_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from firstfault.model import WorkerError
+    from firstfault.report import Report
+
+_URI = "s3://bucket/metadata/f00/n0/data/0"
+_LABELS = ["What", "Where", "Retry", "Next", "Unknown", "Code", "Failed", "Followed", "Heard"]
+_FRAMES = (
+    FrameInfo("/job/train.py", 90, "main", "train(7)"),
+    FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/module.py", 1, "_call", "return call()"),
+    FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/linear.py", 2, "forward", "return linear(x)"),
+    FrameInfo("/job/model.py", 41, "step", "raise KeyError('labels')"),
+)
+
+
+def _report(*failures: WorkerError, attempts: Iterable[AttemptSummary] = (), **findings: Any) -> Report:
+    job = make_job(*failures, **findings)
+    verdict = run_strategy(get_strategy("evidence"), job)
+    return report_of(job, verdict, decide(verdict), uri=_URI, attempts=tuple(attempts))
+
+
+def _usual(**root: Any) -> Report:
+    """Two nodes of two ranks: one raises, one loses it, two are stopped."""
+    stopped = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
+    exception = ExceptionInfo("KeyError", "'labels'", frames=_FRAMES)
+    return _report(
+        make_error(3, **{"node": "w-1", "local_rank": 1, "host": "node-7", "pid": 99, "exception": exception, **root}),
+        make_error(0, node="w-0", at_ms=31, exception="RuntimeError", message="Connection closed by peer [10.0.0.7]:1"),
+        make_error(1, node="w-0", at_ms=40, **stopped),
+        make_error(2, node="w-1", at_ms=40, **stopped),
+        roster=(
+            make_presence(node="w-0", nodes=2, ranks=(0, 1)),
+            make_presence(node="w-1", group_rank=1, nodes=2, ranks=(2, 3)),
+        ),
+    )
+
+
+def _printed(report: Report, width: int = 80, *, verbose: bool = False, **options: Any) -> str:
+    out = io.StringIO()
+    print_report(report, Console(file=out, width=width, **options), verbose=verbose)
+    return out.getvalue()
+
+
+def _packed(text: str) -> str:
+    """A text without its blanks, as folding leaves it."""
+    return "".join(text.split())
+
+
+# --- one screen -----------------------------------------------------------------------------------------------------
+
+
+def test_the_usual_case_is_one_screen() -> None:
+    """The answers, the code, who failed and who was heard, in this order, on 24 rows of 80 columns."""
+    lines = _printed(_usual()).splitlines()
+    assert len(lines) < 24
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == first_line(_usual().verdict, _usual().decision)
+    assert [line.split()[0] for line in lines[1:] if line and not line.startswith(" ")] == _LABELS
+    assert "Where    rank 3 (local_rank 1) on w-1, model.py:41 in step" in lines
+    assert "         host node-7, pid 99, time 2023-11-14T22:13:20.000Z" in lines
+    assert "         kubectl logs w-1 -n <namespace>" in lines
+    assert f"         firstfault show -v {_URI}" in lines
+    assert "Code     train.py:90 in main: train(7)" in lines
+    assert "         model.py:41 in step: raise KeyError('labels')" in lines
+    assert "Failed   X 1 root cause, rank 3: KeyError: 'labels'" in lines
+    assert "         s 2 stopped by its agent, ranks 1-2: SIGTERM: rank 3 failed" in lines
+
+
+@pytest.mark.parametrize("name", ["raise-rank2-of4", "SIGKILL-rank3-of4", "memory-rank0-of4", "hang-rank0-of4"])
+def test_real_cascades_are_one_screen(name: str) -> None:
+    """What real jobs left, with names as long as Flyte's, has room on a screen as well."""
+    cascade = load(RECORDED / f"{name}.zip")
+    verdict = verdict_of(cascade, "evidence")
+    assert verdict is not None
+    text = _printed(report_of(cascade.job, verdict, decide(verdict), uri=f"{_URI}{'x' * 60}"))
+    assert len(text.splitlines()) <= 24
+    assert "-v shows more" in text
+
+
+def test_the_last_lines_of_a_log() -> None:
+    """Of a process that raised nothing the last three lines of its log stand where the code would."""
+    log = "\n".join(f"step {number}" for number in range(9)) + "\nrm: /data: read-only\n"
+    text = _printed(_usual(exception=None, exit_code=1, log_tail=log))
+    assert "Log      step 7\n         step 8\n         rm: /data: read-only\n" in text
+
+
+def test_many_groups_are_counted() -> None:
+    """Beyond a few, groups of errors are counted, and -v shows them all."""
+    failures = [make_error(rank, node="w-0", at_ms=rank, exception=f"{chr(65 + rank) * 5}Error") for rank in range(9)]
+    report = _report(*failures)
+    assert "and 5 more groups, 5 failures (-v)" in _printed(report)
+    assert "more groups" not in _printed(report, verbose=True)
+
+
+def test_advice_is_called_advice() -> None:
+    """A decision that Flyte does not carry out is not told as if it did."""
+    report = _usual()
+    report = replace(report, decision=replace(report.decision, enforced=False))
+    assert "Retry    no (advice: Flyte decides by itself), " in _printed(report)
+
+
+def test_what_changed_since_the_attempt_before() -> None:
+    """With other attempts there is a line about each change, without them none."""
+    one = _usual()
+    own = summary_of(1, one.job, one.verdict, one.decision)
+    attempts = (replace(own, number=0), own)
+    report = report_of(one.job, one.verdict, one.decision, attempts=attempts)
+    assert "Attempts attempt 0 to 1: the same fault again" in _printed(report)
+    assert "Attempts" not in _printed(one)
+
+
+# --- everything -----------------------------------------------------------------------------------------------------
+
+
+def test_verbose_shows_everything() -> None:
+    """With -v come all facts, the evidence with its documents, ranks by node, traceback, stacks, log and attempts."""
+    report = _usual(
+        log_tail="epoch 3\nepoch 4\n",
+        stack_dumps=(StackDump(99, 3, 'File "train.py", line 7 in step'), StackDump(98, 2, "in a collective")),
+    )
+    own = summary_of(1, report.job, report.verdict, report.decision)
+    attempts = (AttemptSummary(0, note="could not be read: refused", seconds=3.25), replace(own, seconds=19.4))
+    coverage = replace(report.verdict.coverage, notes=("a file of another kind",))
+    verdict = replace(report.verdict, coverage=coverage)
+    text = _printed(report_of(report.job, verdict, report.decision, uri=_URI, attempts=attempts), verbose=True)
+    for line in (
+        "  attempt 0: could not be read: refused, 3.2 s",
+        "  attempt 1: KeyError, rank 3 on w-1: 'labels', no retry, 19.4 s",
+        "  enforced by Flyte: yes",
+        "  rank 3 on w-1 raised an exception of its own",
+        "  w-1 (group rank 1)",
+        "    s 2 stopped by its agent; X 3 root cause",
+        "Where it stood: rank 3, pid 99",
+        '  File "train.py", line 7 in step',
+        "Where it stood: rank 2, pid 98",
+        "Last lines of the log of rank 3",
+        "  epoch 4",
+        "  a file of another kind",
+        f"  {_URI}/firstfault/errors",
+    ):
+        assert line in text.splitlines(), line
+    names = [name for names in report.verdict.sources for name in names]
+    assert names
+    assert all(_packed(name) in _packed(text) for name in names)
+
+
+def test_frames_of_a_library_are_folded() -> None:
+    """In the traceback of -v, frames of one library that follow each other are one line."""
+    text = _printed(_usual(), verbose=True)
+    traceback = text[text.index("\nTraceback\n") :].splitlines()
+    assert traceback[2:9] == [
+        "  Traceback (most recent call last):",
+        '    File "/job/train.py", line 90, in main',
+        "      train(7)",
+        "    ... 2 frames of torch",
+        '    File "/job/model.py", line 41, in step',
+        "      raise KeyError('labels')",
+        "  KeyError: 'labels'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exception", "lines"),
+    [
+        (
+            ExceptionInfo("OSError", "full", frames=_FRAMES[:3]),
+            ["    ... 2 frames of torch, the last is linear.py:2 in forward"],
+        ),
+        (ExceptionInfo("OSError", "full", frames=_FRAMES[1:2]), ["      return call()"]),
+        (ExceptionInfo("OSError", "full", frames=_FRAMES, frames_omitted=96), ["    ... 96 frames left out"]),
+        (
+            ExceptionInfo(
+                "OSError", "full", frames=_FRAMES, causes=(ExceptionInfo("KeyError", "'a'", relation="cause"),)
+            ),
+            ["  KeyError: 'a'", "", "  The above exception was the direct cause of the following exception:", ""],
+        ),
+        (
+            ExceptionInfo("ExceptionGroup", "two", frames=_FRAMES, members=(ExceptionInfo("OSError", "disk"),)),
+            ["    ---- member 1 ----", "    OSError: disk"],
+        ),
+        (ExceptionInfo("OSError", "full", frames=_FRAMES, notes=("of node 7",)), ["  OSError: full", "  of node 7"]),
+    ],
+    ids=["innermost", "all of a library", "left out", "cause", "group", "notes"],
+)
+def test_tracebacks(exception: ExceptionInfo, lines: list[str]) -> None:
+    """Where a library raised, what was left out, causes, members and notes are said; if none is ours, all of it."""
+    assert "\n".join(lines) in _printed(_usual(exception=exception), verbose=True)
+
+
+def test_the_suspects_stacks() -> None:
+    """Where nobody is named, -v shows where those stood who may be it."""
+    hung = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "timeout"),)}
+    job = make_job(make_error(0, pid=7, stack_dumps=(StackDump(7, 0, "in recv"),), **hung))
+    verdict = replace(
+        run_strategy(get_strategy("evidence"), job), scope=Scope.UNDETERMINED, root=None, suspects=(Suspect("so", 0),)
+    )
+    report = report_of(job, verdict, decide(verdict))
+    assert "Where it stood: rank 0, pid 7\n  in recv\n" in _printed(report, verbose=True)
+    assert "in recv" not in _printed(report)
+
+
+# --- any width ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+@pytest.mark.parametrize("width", [20, 40, 49, 50, 80, 200])
+def test_any_width(width: int, verbose: bool) -> None:
+    """No row is longer than the terminal is wide, and what is folded is not lost."""
+    report = _usual(node="a-very-long-execution-name-n0-0-worker-1" * 2)
+    text = _printed(report, width, verbose=verbose)
+    assert max(map(len, text.splitlines())) <= width
+    answers = report.answers
+    for said in (answers.what, answers.where, answers.code, report.followers, report.coverage):
+        assert _packed(said) in _packed(text)
+
+
+def test_a_narrow_terminal_has_no_column_of_labels() -> None:
+    """On 40 columns a label stands before its value, and rows that follow are indented by two."""
+    lines = _printed(_usual(), 40).splitlines()
+    assert "What: KeyError: 'labels'" in lines
+    assert "Where: rank 3 (local_rank 1) on w-1," in lines
+    assert lines[lines.index("Where: rank 3 (local_rank 1) on w-1,") + 1] == "  model.py:41 in step"
+
+
+def test_a_command_can_be_copied() -> None:
+    """A command that does not fit stands from the first column, and a shell takes its rows for one line."""
+    pod = "a-very-long-execution-name-n0-0-worker-1"
+    lines = _printed(_usual(node=pod), 40).splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("kubectl"))
+    rows = [*itertools.takewhile(lambda line: line.endswith("\\"), lines[start:])]
+    assert len(rows) == 1
+    assert rows[0][:-1] + lines[start + 1] == f"kubectl logs {pod} -n <namespace>"
+
+
+# --- colours and encodings ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "colour", "bold"),
+    [
+        ({}, {}, False, False),
+        ({"force_terminal": True}, {}, True, True),
+        ({"force_terminal": True}, {"NO_COLOR": "1"}, False, True),
+        ({"force_terminal": True}, {"TERM": "dumb"}, False, False),
+        ({}, {"FORCE_COLOR": "1"}, True, True),
+    ],
+    ids=["no terminal", "terminal", "NO_COLOR", "dumb", "FORCE_COLOR"],
+)
+def test_colours(options: dict[str, Any], environment: dict[str, str], colour: bool, bold: bool) -> None:
+    """There is colour on a terminal only, and less where less is asked for; the words are the same."""
+    environment = {"TERM": "xterm-256color", **environment}
+    text = _printed(_usual(), _environ=environment, **options)
+    assert ("\x1b[1;31mX 1 root cause" in text) is colour
+    assert ("\x1b[1m" in text) is bold
+    assert re.sub(r"\x1b\[[0-9;]*m", "", text) == _printed(_usual())
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+def test_any_encoding(encoding: str) -> None:
+    """What the terminal's encoding does not have is shown by its escape, and nothing fails."""
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding)
+    report = _usual(exception=ExceptionInfo("KeyError", "caf\u00e9 \U0001f525 \udc80", frames=_FRAMES))
+    print_report(report, Console(file=out, width=80), verbose=True)
+    out.flush()
+    text = raw.getvalue().decode(encoding)
+    assert ("caf\u00e9" in text) is (encoding != "ascii")
+    assert ("\U0001f525" if encoding == "utf-8" else "\\U0001f525") in text
+    assert "\\udc80" in text
+
+
+def test_our_own_words_are_ascii() -> None:
+    """Without texts of others there is nothing but ASCII, for terminals that have no more."""
+    assert _printed(_usual(), verbose=True).isascii()
+    assert terminal_text(_usual(), verbose=True).isascii()
+
+
+def test_encodable() -> None:
+    """A text is what it was where it can be, and has escapes where it cannot."""
+    assert encodable("caf\u00e9", "utf-8") == "caf\u00e9"
+    assert encodable("caf\u00e9", "ascii") == "caf\\xe9"
+
+
+# --- texts of others ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_markup_is_text(verbose: bool) -> None:
+    """What looks like rich's markup, an emoji's name or a link is shown as it is."""
+    said = "[red]x[/red] :fire: [link=http://x]y[/link] [/]"
+    report = _usual(exception=ExceptionInfo("KeyError", said, frames=_FRAMES), node="[bold]w-1")
+    text = _printed(report, 200, verbose=verbose)
+    assert said in text
+    assert "[bold]w-1" in text
+    assert said in terminal_text(report)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_nobody_steers_the_terminal(verbose: bool) -> None:
+    """Escape sequences, carriage returns and direction marks of documents are dropped, wherever they stand."""
+    hostile = "\x1b[2J\x1b]0;title\x07red\r\u202e\x9b31m"
+    frames = (FrameInfo(hostile, 1, hostile, hostile),)
+    report = _usual(
+        exception=ExceptionInfo(hostile, f"{hostile}\n{hostile}", frames=frames, notes=(hostile,)),
+        node=hostile,
+        host=hostile,
+        signal=hostile,
+        exit_code=1,
+        log_tail=hostile,
+        stack_dumps=(StackDump(99, 3, hostile),),
+        versions=((hostile, hostile),),
+    )
+    for text in (_printed(report, verbose=verbose), terminal_text(report, verbose=verbose)):
+        assert "red" in text
+        assert not {"\x1b", "\x07", "\r", "\u202e", "\x9b"} & set(text)
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+def _node_only() -> Report:
+    verdict = Verdict(Scope.NODE, "", "unknown", "w-1", "", "a strategy", node="w-1")
+    return report_of(JobErrors(), verdict, decide(verdict))
+
+
+def _nothing_at_all() -> Report:
+    verdict = Verdict(Scope.UNDETERMINED, "", "", "", "", "")
+    return report_of(JobErrors(), verdict, decide(verdict))
+
+
+def _unreadable_attempt() -> Report:
+    one = _usual()
+    own = summary_of(2, one.job, one.verdict, one.decision)
+    attempts = (replace(own, number=0), AttemptSummary(1, note="could not be read: refused"), own)
+    return report_of(one.job, one.verdict, one.decision, attempts=attempts)
+
+
+def _words(number: int) -> str:
+    """A text that no other number has, without digits, which fingerprints leave out."""
+    return "".join(chr(97 + int(digit)) for digit in str(number))
+
+
+_BAD = {
+    "a node and no more": _node_only,
+    "nothing at all": _nothing_at_all,
+    "10,000 messages": lambda: _report(
+        *(make_error(rank, node=f"w-{rank % 9}", at_ms=rank, message=_words(rank)) for rank in range(10_000))
+    ),
+    "a line of 1 MB": lambda: _usual(exception=ExceptionInfo("KeyError", "x" * 1_000_000, frames=_FRAMES)),
+    "a message of 1 MB": lambda: _usual(exception=None, message="x " * 500_000, log_tail="y" * 1_000_000),
+    "code of 1 MB": lambda: _usual(
+        exception=ExceptionInfo("KeyError", "", frames=(FrameInfo("t.py", 1, "f", "x" * 1_000_000),))
+    ),
+    "no times": lambda: _report(*(make_error(rank, node="w-0", at_ms=None) for rank in range(4))),
+    "an unreadable attempt": _unreadable_attempt,
+    "deep code": lambda: _usual(
+        exception=ExceptionInfo("KeyError", " " * 500 + "x", frames=_FRAMES, notes=(" " * 500 + "y", "\t" * 99 + "z")),
+        log_tail=" " * 500 + "step",
+    ),
+    "no frames": lambda: _usual(exception=ExceptionInfo("KeyError", "")),
+    "an agent": lambda: _report(make_error(None, node="", exception=None)),
+    "a silent node": lambda: _report(
+        roster=(make_presence(Phase.JOINED, node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2))
+    ),
+    "another's retryable": lambda: _usual(kind=Kind.RECOVERABLE, category="a category of somebody else's"),
+}
+
+
+@pytest.mark.parametrize("name", _BAD)
+def test_bad_input_is_a_useful_screen(name: str) -> None:
+    """Whatever is missing or too much, each form begins with the answer, and one screen is about one screen."""
+    report = _BAD[name]()
+    line = first_line(report.verdict, report.decision)
+    for width, rows in ((80, 30), (40, 60)):
+        text = _printed(report, width)
+        assert _packed(text).startswith(_packed(line))
+        assert max(map(len, text.splitlines())) <= width
+        assert len(text.splitlines()) <= rows
+        assert _packed("Retry") in text
+    assert terminal_text(report).splitlines()[0] == line
+    assert terminal_text(report, verbose=True).splitlines()[0] == line
+
+
+@pytest.mark.parametrize("name", _BAD)
+def test_bad_input_has_its_details(name: str) -> None:
+    """Also with -v every one of these is printed to its end, and folded."""
+    text = _printed(_BAD[name](), 80, verbose=True)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "Facts" in text
+
+
+def test_an_attempt_that_could_not_be_read_is_said() -> None:
+    """Between those that could be read stands the one that could not, with the reason."""
+    assert "attempt 0 to 1: attempt 1 could not be read: refused" in " ".join(_printed(_unreadable_attempt()).split())
+    assert "attempt: 1: could not be read: refused" in terminal_text(_unreadable_attempt()).splitlines()
+
+
+# --- plain lines ----------------------------------------------------------------------------------------------------
+
+
+def test_plain_lines() -> None:
+    """In a pipe there is one fact a line, the answer first, the documents last, so that each can be found by grep."""
+    lines = terminal_text(_usual()).splitlines()
+    assert lines[0] == first_line(_usual().verdict, _usual().decision)
+    assert lines[-1] == f"documents: {_URI}/firstfault/errors"
+    for line in (
+        "what: KeyError: 'labels'",
+        "where: rank 3 (local_rank 1) on w-1",
+        "root cause: KeyError, rank 3 on w-1: 'labels'",
+        "enforced by Flyte: yes",
+        "category: user_code",
+        "rank: 3 (local_rank 1)",
+        "host: node-7",
+        "next: kubectl logs w-1 -n <namespace>",
+        f"next: firstfault show {_URI}",
+        "group: s 2 stopped by its agent, ranks 1-2: SIGTERM: rank 3 failed",
+        "nodes heard: 2 of 2",
+        "why: rank 3 on w-1 raised an exception of its own",
+    ):
+        assert line in lines, line
+    assert any(line.startswith("retry: no, ") for line in lines)
+
+
+def test_every_reason_and_suspect_is_a_line() -> None:
+    """No sentence is left out, and the message is there from its first to its last line, in its own letters."""
+    report = _usual()
+    verdict = replace(
+        report.verdict,
+        message="caf\u00e9\n" * 5_000,
+        why=tuple(f"reason {number}" for number in range(20)),
+        sources=(("e1.pb",),),
+        suspects=(Suspect("it is near", rank=4), Suspect("it is silent", node="w-2")),
+    )
+    report = replace(report, verdict=verdict)
+    text = terminal_text(report)
+    assert [f"why: reason {number}" for number in range(20)] == [
+        line for line in text.splitlines() if line.startswith("why: ")
+    ]
+    assert "suspect: rank 4, it is near" in text
+    assert "suspect: w-2, it is silent" in text
+    assert text.count("caf\u00e9\n") == 5_000
+    assert "source: " not in text
+    assert "why: reason 0\nsource: e1.pb\nwhy: reason 1\n" in terminal_text(report, verbose=True)
+
+
+def test_the_blocks_of_plain_lines() -> None:
+    """The stack of a root without a traceback, and the end of its log, are blocks; longer ones with -v."""
+    own = "\n".join(f"frame {number}" for number in range(50))
+    log = "\n".join(f"step {number}" for number in range(50))
+    report = _usual(exception=None, exit_code=1, stack_dumps=(StackDump(99, 3, own),), log_tail=log)
+    text = terminal_text(report)
+    assert "\nwhere it stood:\n  frame 0\n" in text
+    assert "\n  frame 29\n  ... 20 more lines\n" in text
+    assert "\nlast lines of its log:\n  step 30\n" in text
+    more = terminal_text(report, verbose=True)
+    assert "\n  frame 49\n" in more
+    assert "\nlast lines of its log:\n  step 0\n" in more
+
+
+def test_many_groups_in_plain_lines() -> None:
+    """Twenty groups are lines of their own and the others are counted; with -v all of them are."""
+    report = _BAD["10,000 messages"]()
+    groups = [line for line in terminal_text(report).splitlines() if line.startswith("group: ")]
+    assert len(groups) == 21
+    assert re.fullmatch(r"group: and \d+ more", groups[-1])
+    assert len(report.cascade.groups) > 1_000
+    assert terminal_text(report, verbose=True).count("\ngroup: ") == len(report.cascade.groups)
+
+
+def test_ranks_by_node_in_plain_lines() -> None:
+    """With -v each node has a line, and each node's ranks have one."""
+    lines = terminal_text(_usual(), verbose=True).splitlines()
+    assert "node: w-1 (group rank 1)" in lines
+    assert "ranks: w-1: s 2 stopped by its agent; X 3 root cause" in lines
+
+
+def test_a_report_without_a_uri_names_no_documents() -> None:
+    """Who made the report from memory is not sent to a place."""
+    report = replace(_usual(), uri="")
+    assert "documents: " not in terminal_text(report)
+    assert "firstfault show" not in _printed(report)

@@ -1,0 +1,165 @@
+"""The other attempts of a task, read beside the one that is asked about."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.errors import AccessDeniedError
+from firstfault.keys import error_key_for, roster_key_for
+from firstfault.model import JobErrors, Kind, Phase
+from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.siblings import attempt_of, sibling_attempts
+from firstfault.testing import make_error, make_presence
+from firstfault.wire import encode, encode_presence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from firstfault.report.attempts import AttemptSummary
+
+
+def _fails(folder: Path, number: int, rank: int = 3) -> None:
+    error = make_error(rank, node=f"w-{rank}", attempt=number, kind=Kind.RECOVERABLE)
+    _put(folder / str(number) / "firstfault" / "errors" / error_key_for(error), encode(error))
+
+
+def _put(path: Path, data: bytes = b"") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _siblings(folder: Path, number: int, below: str = "", **options: float) -> tuple[AttemptSummary, ...]:
+    uri = f"{folder}/{number}{below}"
+    conclusion = MultiErrorFileOutputReader(uri).conclude()
+    assert conclusion is not None
+    return sibling_attempts(uri, conclusion, **options)
+
+
+@pytest.mark.parametrize(
+    ("uri", "found"),
+    [
+        ("s3://bucket/f00/n0/data/2", ("s3://bucket/f00/n0/data", 2)),
+        ("s3://bucket/f00/n0/data/2/", ("s3://bucket/f00/n0/data", 2)),
+        ("s3://bucket/f00/n0/data/12/firstfault/errors", ("s3://bucket/f00/n0/data", 12)),
+        ("s3://bucket/f00/n0/data/12/error.pb", ("s3://bucket/f00/n0/data", 12)),
+        ("runs/0", ("runs", 0)),
+        ("0", (".", 0)),
+        ("runs/00", None),
+        ("runs/a2", None),
+        ("runs/-1", None),
+        ("runs/\u0663", None),
+        ("runs", None),
+        ("s3://bucket", None),
+    ],
+)
+def test_the_number_of_an_attempt(uri: str, found: tuple[str, int] | None) -> None:
+    """The last part of an output prefix is the attempt's number, if it is one."""
+    assert attempt_of(uri) == found
+
+
+def test_three_attempts_of_which_one_cannot_be_read(tmp_path: Path) -> None:
+    """One that cannot be read stands between the others with the reason, and harms neither."""
+    _fails(tmp_path, 0, rank=3)
+    (tmp_path / "1").symlink_to(tmp_path / "1")
+    _fails(tmp_path, 2, rank=1)
+    for number in (0, 2):
+        first, second, third = _siblings(tmp_path, number)
+        assert [item.number for item in (first, second, third)] == [0, 1, 2]
+        assert first.outcome == "ValueError, rank 3 on w-3: boom"
+        assert first.decision is not None
+        assert first.decision.retry
+        assert first.nodes == ("w-3",)
+        assert second.verdict is None
+        assert second.note.startswith("could not be read: cannot list ")
+        assert third.outcome == "ValueError, rank 1 on w-1: boom"
+
+
+def test_an_attempt_of_which_every_document_is_damaged(tmp_path: Path) -> None:
+    """Documents that nobody can decode make an attempt that failed for reasons that nobody knows."""
+    _fails(tmp_path, 0)
+    _put(tmp_path / "1" / "firstfault" / "errors" / "e1-damaged.pb", b"\xff\xff")
+    _, second = _siblings(tmp_path, 0)
+    assert second.outcome == "undetermined: none of 1 error documents could be read"
+
+
+def test_what_became_of_the_others(tmp_path: Path) -> None:
+    """One that left outputs succeeded; one that has begun, and no more, is said to have left nothing yet."""
+    _fails(tmp_path, 0)
+    _put(tmp_path / "1" / "outputs.pb")
+    entry = make_presence(Phase.JOINED, node="w-1")
+    _put(tmp_path / "2" / "firstfault" / "roster" / roster_key_for(entry), encode_presence(entry))
+    notes = [item.note for item in _siblings(tmp_path, 0, below="/firstfault/errors")]
+    assert notes == ["", "succeeded", "left neither an error nor outputs; it may still run"]
+
+
+@pytest.mark.parametrize("below", ["", "/", "/firstfault/errors"])
+def test_an_only_attempt_has_no_siblings(tmp_path: Path, below: str) -> None:
+    """Where there is nothing to compare, nothing is compared."""
+    _fails(tmp_path, 0)
+    assert _siblings(tmp_path, 0, below) == ()
+
+
+def test_a_folder_without_a_number_has_no_siblings(tmp_path: Path) -> None:
+    """Of a prefix that is no attempt's, nobody looks beside it."""
+    _fails(tmp_path, 0)
+    (tmp_path / "0").rename(tmp_path / "here")
+    _fails(tmp_path, 1)
+    conclusion = MultiErrorFileOutputReader(f"{tmp_path}/here").conclude()
+    assert conclusion is not None
+    assert sibling_attempts(f"{tmp_path}/here", conclusion) == ()
+
+
+def test_ten_others_at_most(tmp_path: Path) -> None:
+    """Of many attempts the ten that are nearest before it are read, and those after it where there is room."""
+    for number in range(20):
+        _fails(tmp_path, number)
+    assert [item.number for item in _siblings(tmp_path, 15)] == list(range(5, 16))
+    assert [item.number for item in _siblings(tmp_path, 4)] == list(range(11))
+
+
+def test_the_first_that_is_missing_ends_it(tmp_path: Path) -> None:
+    """An attempt behind a gap belongs to somebody else."""
+    for number in (0, 1, 3):
+        _fails(tmp_path, number)
+    assert [item.number for item in _siblings(tmp_path, 0)] == [0, 1]
+
+
+def test_storage_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for attempts that were not asked about, however many they are."""
+    for number in range(5):
+        _fails(tmp_path, number)
+    answers = MultiErrorFileOutputReader.job_async
+
+    async def hang(self: MultiErrorFileOutputReader) -> JobErrors:
+        if not self.errors_uri.startswith(f"{tmp_path}/2/"):
+            await asyncio.Event().wait()
+        return await answers(self)
+
+    monkeypatch.setattr(MultiErrorFileOutputReader, "job_async", hang)
+    began = time.monotonic()
+    found = _siblings(tmp_path, 2, seconds=0.2)
+    assert time.monotonic() - began < 5
+    assert [item.number for item in found] == [0, 1, 2, 3]
+    assert [item.note for item in found][:2] == ["could not be read: no answer within 0.2 s"] * 2
+    assert found[3].note.startswith("could not be read: no answer within ")
+
+
+def test_storage_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal is told in the storage's words, and is none of the asked attempt's concern."""
+    _fails(tmp_path, 0)
+    _fails(tmp_path, 1)
+    answers = MultiErrorFileOutputReader.job_async
+
+    async def refuse(self: MultiErrorFileOutputReader) -> JobErrors:
+        if self.errors_uri.startswith(f"{tmp_path}/0/"):
+            raise AccessDeniedError("cannot list it: refused")
+        return await answers(self)
+
+    monkeypatch.setattr(MultiErrorFileOutputReader, "job_async", refuse)
+    first, second = _siblings(tmp_path, 1)
+    assert first.note == "could not be read: cannot list it: refused"
+    assert second.verdict is not None
