@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo, Place, Unopened
 
-__all__ = ["Findings", "Unreadable", "assemble", "digest_of", "name_hash", "nodes_done", "silent_nodes"]
+__all__ = ["Findings", "Unreadable", "assemble", "digest_of", "name_hash", "nodes_done", "pods_live", "silent_nodes"]
 
 _FINAL = {Phase.FAILED, Phase.SUCCEEDED}
 _MAX_NAMED = 5
@@ -252,6 +252,16 @@ def silent_nodes(job: JobErrors) -> tuple[str, ...]:
     done = _done(job.roster)
     silent = {_node_key(entry.place.node, entry.place.group_rank) for entry in job.roster} - done
     return tuple(_named(key) for key in sorted(silent, key=_order_of))
+
+
+def pods_live(job: JobErrors) -> bool:
+    """Whether every pod lived to say that it is done, as far as was read; else Flyte reads no file of the attempt.
+
+    A node that joined and fell silent may have died as a whole pod. So has one whose agent is gone, which was the
+    container's main process; the node's recorder speaks for it, but cannot let the pod succeed.
+    """
+    is_lost = any(failure.subject is Subject.AGENT and failure.category == "node_lost" for failure in job.failures)
+    return not is_lost and not silent_nodes(job)
 
 
 _NodeKey = tuple[str, "int | None"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.aio import run_sync
-from firstfault.assemble import Findings, assemble, nodes_done, silent_nodes
+from firstfault.assemble import Findings, assemble, nodes_done, pods_live
 from firstfault.errors import (
     FirstFaultError,
     ObjectNotFoundError,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import Decision
     from firstfault.report import Report
+    from firstfault.report.attempts import AttemptSummary
     from firstfault.retry import RetryPolicy
     from firstfault.store import Store
     from firstfault.strategies import AggregationStrategy
@@ -223,7 +224,7 @@ class MultiErrorFileOutputReader:
             verdict = _verdict_of_seal(sealed, job)
         else:
             verdict = run_strategy(self._strategy or _strategy_of(job.seals), job)
-        context = context or RetryContext(pods_alive=not silent_nodes(job))
+        context = context or RetryContext(pods_alive=pods_live(job))
         decision = None
         if self._retry_policy is None and sealed is not None and _agrees(sealed, verdict):
             # sealed under the task's own policy, which may be anything; it holds as long as the verdict is the same
@@ -239,9 +240,16 @@ class MultiErrorFileOutputReader:
         same_strategy = self._strategy is None or self._strategy_name == seal.strategy
         return same_strategy and seal.count > job.document_count
 
-    def report(self, conclusion: Conclusion) -> Report:
-        """Return what a report on a conclusion of this reader says."""
-        return report_of(conclusion.job, conclusion.verdict, conclusion.decision, uri=self._uri)
+    def report(
+        self,
+        conclusion: Conclusion,
+        *,
+        attempts: Sequence[AttemptSummary] = (),
+        logs: Mapping[str, str] | None = None,
+    ) -> Report:
+        """Return what a report on a conclusion of this reader says; see `firstfault.report.report_of`."""
+        job, verdict, decision = conclusion.job, conclusion.verdict, conclusion.decision
+        return report_of(job, verdict, decision, uri=self._uri, attempts=attempts, logs=logs)
 
     def verdict(self) -> Verdict | None:
         """Return the verdict, None if there is no error."""

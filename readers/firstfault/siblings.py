@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.aio import gathered, run_sync
@@ -11,14 +12,14 @@ from firstfault.errors import FirstFaultError
 from firstfault.places import OUTPUTS, Layout
 from firstfault.reader import MultiErrorFileOutputReader
 from firstfault.report.attempts import AttemptSummary, summary_of
-from firstfault.store import join, open_store, split_name
+from firstfault.store import is_remote, join, open_store, split_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault.reader import Conclusion
 
-__all__ = ["attempt_of", "sibling_attempts"]
+__all__ = ["attempt_of", "logs_of_run", "sibling_attempts"]
 
 _AROUND = 10
 """Attempts that are read beside one: those before it that are nearest, then those after it."""
@@ -34,6 +35,15 @@ def attempt_of(uri: str) -> tuple[str, int] | None:
     if name == "firstfault":
         folder, name = split_name(folder)
     return (folder, int(name)) if name.isdecimal() and str(int(name)) == name else None
+
+
+def logs_of_run(uri: str) -> dict[str, str]:
+    """Return the logs of an attempt that ``firstfault run`` made on this machine, by pod; empty if it did not."""
+    here = attempt_of(uri)
+    if here is None or is_remote(uri):
+        return {}
+    folder = Path(here[0].removeprefix("file://")) / "logs" / f"attempt-{here[1]}"
+    return {log.stem: str(log) for log in sorted(folder.glob("*.log"))}
 
 
 def sibling_attempts(

@@ -308,7 +308,7 @@ def test_a_rank_that_left_a_collective_out() -> None:
     apart = {"collectives": (CollectiveProgress("default_pg", "barrier", 7, None),)}
     verdict = evidence(done(*(waited(rank, **_count(7)) for rank in (0, 1, 2)), waited(3, **apart)))
     assert names(verdict) == ("rank", (3,), "medium")
-    assert "it had barrier, the others allreduce" in verdict.headline
+    assert "it called barrier, the others allreduce" in verdict.headline
 
 
 def test_a_thread_that_died() -> None:

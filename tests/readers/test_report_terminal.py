@@ -93,7 +93,7 @@ def test_the_usual_case_is_one_screen() -> None:
     assert [line.split()[0] for line in lines[1:] if line and not line.startswith(" ")] == _LABELS
     assert "Where    rank 3 (local_rank 1) on w-1, model.py:41 in step" in lines
     assert "         host node-7, pid 99, time 2023-11-14T22:13:20.000Z" in lines
-    assert "         kubectl logs w-1 -n <namespace>" in lines
+    assert "         kubectl logs w-1" in lines
     assert f"         firstfault show -v {_URI}" in lines
     assert "Code     train.py:90 in main: train(7)" in lines
     assert "         model.py:41 in step: raise KeyError('labels')" in lines
@@ -264,7 +264,7 @@ def test_a_command_can_be_copied() -> None:
     start = next(index for index, line in enumerate(lines) if line.startswith("kubectl"))
     rows = [*itertools.takewhile(lambda line: line.endswith("\\"), lines[start:])]
     assert len(rows) == 1
-    assert rows[0][:-1] + lines[start + 1] == f"kubectl logs {pod} -n <namespace>"
+    assert rows[0][:-1] + lines[start + 1] == f"kubectl logs {pod}"
 
 
 # --- colours and encodings ------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def test_plain_lines() -> None:
         "category: user_code",
         "rank: 3 (local_rank 1)",
         "host: node-7",
-        "next: kubectl logs w-1 -n <namespace>",
+        "next: kubectl logs w-1",
         f"next: firstfault show {_URI}",
         "group: s 2 stopped by its agent, ranks 1-2: SIGTERM: rank 3 failed",
         "nodes heard: 2 of 2",

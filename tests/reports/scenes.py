@@ -175,9 +175,8 @@ def _cascade(root: WorkerError) -> JobErrors:
     return job_of(root, victim(2, 31), stopped(0, 420, told), stopped(1, 433, told))
 
 
-def _of_text(kind: str, message: str, **fields: Any) -> Callable[[], Report]:
+def _of_text(kind: str, message: str, *, recoverable: bool = False, **fields: Any) -> Callable[[], Report]:
     def scene() -> Report:
-        recoverable = fields.pop("recoverable", False)
         values = {"kind": Kind.RECOVERABLE if recoverable else Kind.NON_RECOVERABLE, "category": "user_code", **fields}
         return report_on(_cascade(process(3, 0, raised(kind, message), **values)))
 

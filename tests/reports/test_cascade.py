@@ -73,7 +73,6 @@ def test_every_rank_has_a_state() -> None:
         ("w-1", None),
         ("w-2", State.FINISHED),
     ]
-    assert cascade.world_size == 8
 
 
 @pytest.mark.parametrize(
@@ -151,8 +150,8 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
     cascade = _cascade(replace(job, unopened=unopened))
     group = next(group for group in cascade.groups if group.what == "RuntimeError")
     assert (group.count, group.opened, len(group.ranks)) == (92, 2, 92)
-    assert [(other.count, other.opened) for other in cascade.groups if other.what == "not opened"] == [(4, 0)]
-    assert cascade.count(State.VICTIM) == 94
+    assert [(other.count, other.opened) for other in cascade.groups if other.what == "not opened"] == [(2, 0)]
+    assert (cascade.count(State.VICTIM), cascade.count(State.UNCLEAR)) == (92, 2)
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -325,22 +324,16 @@ def _attempt(number: int, **fields: Any) -> AttemptSummary:
 @pytest.mark.parametrize(
     ("before", "after", "change"),
     [
-        (_attempt(0), _attempt(1), "the same fault again, on the same rank, on f-n0-1-worker-1 after f-n0-0-worker-1"),
+        (_attempt(0), _attempt(1), "the same fault again, on the same rank"),
         (
             _attempt(0, host="a"),
             _attempt(1, rank=5, host="b", exception="KeyError"),
-            (
-                "another fault of the same category (user_code), on rank 5 after rank 3, "
-                "on f-n0-1-worker-1 after f-n0-0-worker-1, on host b after a"
-            ),
+            ("another fault of the same category (user_code), on rank 5 after 3, on host b after a"),
         ),
         (
             _attempt(0, versions=(("torch", "2.12"),)),
             _attempt(1, exception=None, signal="SIGSEGV", versions=(("torch", "2.13"),)),
-            (
-                "another fault: signal after user_code, on the same rank, "
-                "on f-n0-1-worker-1 after f-n0-0-worker-1, torch 2.13 after 2.12"
-            ),
+            ("another fault: signal after user_code, on the same rank, torch 2.13 after 2.12"),
         ),
         (
             _attempt(0),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.aio import run_sync
-from firstfault.assemble import Findings, assemble, silent_nodes
+from firstfault.assemble import Findings, assemble, pods_live
 from firstfault.errors import BadDocumentError, StoreError
 from firstfault.model import DocumentRef, Phase, Seal, WorkerError
 from firstfault.reader import Conclusion, MultiErrorFileOutputReader
@@ -102,8 +102,7 @@ def settle(  # noqa: PLR0913 - keywords
     context = RetryContext(
         attempt=attempt,
         retries=retries,
-        # a node that joined and fell silent may have died as a whole pod; then the job fails and Flyte reads no file
-        pods_alive=not silent_nodes(job),
+        pods_alive=pods_live(job),
         previous_fingerprint=previous.fingerprint if previous is not None else "",
     )
     conclusion, before = None, ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,13 +62,21 @@ def _obstacle(target: Path) -> str:
         return "it is a folder; name a file in it"
     if not target.parent.is_dir():
         return f"there is no folder {str(target.parent)!r}; make it first"
-    if not os.access(target if target.exists() else target.parent, os.W_OK):
+    is_file = target.is_file() or not target.exists()
+    if (not os.access(target, os.W_OK) and target.exists()) or (is_file and not os.access(target.parent, os.W_OK)):
         return "permission denied; name a file where you may write"
     return ""
 
 
 def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _readable() -> int:
+    """The mode that this process gives new files."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def write_file(path: str | Path, text: str) -> None:
@@ -83,13 +92,15 @@ def write_file(path: str | Path, text: str) -> None:
             target.write_bytes(data)  # a device or a pipe, which nothing may replace
             return
         whole = target.resolve()
-        beside = whole.with_name(f".firstfault-{os.getpid()}.tmp")
+        handle, beside = tempfile.mkstemp(dir=whole.parent, prefix=".firstfault-")
         try:
-            beside.write_bytes(data)
-            beside.replace(whole)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            os.chmod(beside, _readable())  # noqa: PTH101 - as any other new file, not for this user alone
+            Path(beside).replace(whole)
         except OSError:
             with contextlib.suppress(OSError):
-                beside.unlink(missing_ok=True)
+                Path(beside).unlink(missing_ok=True)
             raise
     except OSError as error:
         raise UsageError(f"cannot write {str(path)!r}: {_reason(error)}; name another file") from error

@@ -79,15 +79,15 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         fail(str(error))
         return EXIT.NOTHING_FOUND
     if conclusion is None:
-        return _nothing(reader, job, succeeded=succeeded, as_json=as_json, quiet=html == _STDOUT)
+        return _nothing(reader, uri, job, succeeded=succeeded, as_json=as_json, quiet=html == _STDOUT)
     beside = bool(html) or as_markdown or (not as_json and (verbose or on_terminal()))
-    report = _report(uri, conclusion, strategy, beside=beside)
+    report = _report(reader, uri, conclusion, strategy, beside=beside)
     if html:
         _write_page(report, html, quiet=bool(on_stdout))
     if as_json:
         from firstfault.report import to_json  # noqa: PLC0415 - as above
 
-        click.echo(to_json(conclusion.verdict, conclusion.decision))
+        click.echo(to_json(report.verdict, report.decision))
     elif as_markdown:
         from firstfault.report import markdown  # noqa: PLC0415 - as above
 
@@ -97,13 +97,14 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     return EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else EXIT.ROOT_CAUSE
 
 
-def _report(uri: str, conclusion: Conclusion, strategy: str | None, *, beside: bool) -> Report:
+def _report(
+    reader: MultiErrorFileOutputReader, uri: str, conclusion: Conclusion, strategy: str | None, *, beside: bool
+) -> Report:
     """The report, with the attempts beside this one if they are wanted: each of them is a look at the storage."""
-    from firstfault.report import report_of  # noqa: PLC0415 - as above
-    from firstfault.siblings import sibling_attempts  # noqa: PLC0415
+    from firstfault.siblings import logs_of_run, sibling_attempts  # noqa: PLC0415 - as above
 
     attempts = sibling_attempts(uri, conclusion, strategy=strategy) if beside else ()
-    return report_of(conclusion.job, conclusion.verdict, conclusion.decision, uri=uri, attempts=attempts)
+    return reader.report(conclusion, attempts=attempts, logs=logs_of_run(uri))
 
 
 def _write_page(report: Report, file: str, *, quiet: bool) -> None:
@@ -116,7 +117,24 @@ def _write_page(report: Report, file: str, *, quiet: bool) -> None:
     click.echo(f"report: {file}", err=quiet)
 
 
-def _nothing(reader: MultiErrorFileOutputReader, job: JobErrors, *, succeeded: bool, as_json: bool, quiet: bool) -> int:
+def _below(uri: str) -> str:
+    """Where attempts lie, if `uri` is the folder of a whole run."""
+    from firstfault.errors import FirstFaultError  # noqa: PLC0415 - as above
+    from firstfault.reader import MultiErrorFileOutputReader  # noqa: PLC0415
+    from firstfault.store import join  # noqa: PLC0415
+
+    first = join(uri, "0")
+    try:
+        reader = MultiErrorFileOutputReader(first)
+        is_attempt = reader.is_error() or reader.exists()
+    except FirstFaultError:
+        return ""
+    return f"attempts lie below it, the first in {first}" if is_attempt else ""
+
+
+def _nothing(  # noqa: PLR0913 - what was found, and how to say it
+    reader: MultiErrorFileOutputReader, uri: str, job: JobErrors, *, succeeded: bool, as_json: bool, quiet: bool
+) -> int:
     """Say that there is no error."""
     if as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
@@ -127,6 +145,6 @@ def _nothing(reader: MultiErrorFileOutputReader, job: JobErrors, *, succeeded: b
     hints = [*job.coverage.notes]
     if job.history:
         hints.append(f"{len(job.history)} failures of earlier rounds were recovered from")
-    known = "; ".join(hints) or "is this the attempt's output prefix?"
+    known = "; ".join(hints) or _below(uri) or "is this the attempt's output prefix?"
     fail(f"no error document in {reader.errors_uri}, and no outputs beside it; {known}")
     return EXIT.NOTHING_FOUND

@@ -77,7 +77,6 @@ class _Told:
 
     def __init__(self, uri: str, reader: MultiErrorFileOutputReader, *, as_json: bool) -> None:
         self.last: Conclusion | None = None
-        self._uri = uri
         self._reader = reader
         self._as_json = as_json
         self._nodes = ""
@@ -104,13 +103,13 @@ class _Told:
             self._note("every node has reported")
 
     def _print(self, conclusion: Conclusion) -> None:
-        from firstfault.report import report_of, to_json  # noqa: PLC0415 - as above
+        from firstfault.report import to_json  # noqa: PLC0415 - as above
 
-        verdict, decision = conclusion.verdict, conclusion.decision
+        report = self._reader.report(conclusion)
         if self._as_json:
-            click.echo(json.dumps(json.loads(to_json(verdict, decision))))
+            click.echo(json.dumps(json.loads(to_json(report.verdict, report.decision))))
         else:
-            show_report(report_of(conclusion.job, verdict, decision, uri=self._uri))
+            show_report(report)
 
     def _say_nodes(self, job: JobErrors) -> None:
         expected = job.coverage.expected

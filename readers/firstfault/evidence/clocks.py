@@ -97,7 +97,7 @@ class Clocks:
         if first.timestamp_ns is None or second.timestamp_ns is None:
             return None
         apart = second.timestamp_ns - first.timestamp_ns
-        if first.node == second.node and first.boot_id == second.boot_id:
+        if first.node and first.node == second.node and first.boot_id == second.boot_id:
             return Interval(apart, apart)
         one, other = self.offset(first.node), self.offset(second.node)
         if not (one.is_known and other.is_known):

@@ -74,7 +74,7 @@ def _behind(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
         late = {rank: count for rank, count in counts.items() if count < most}
         if len(late) * 2 <= len(counts):
             found += [
-                (rank, f"it had been given {count} collectives of group {group}, the others {most}")
+                (rank, f"it had called {count} collectives of group {group}, the others {most}")
                 for rank, count in sorted(late.items())
             ]
     return found
@@ -93,11 +93,16 @@ def _apart(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
         if members * 2 <= len(operations):
             continue  # nobody stands out
         found += [
-            (rank, f"as collective {number} of group {group} it had {operation}, the others {usual}")
+            (rank, f"as collective {number} of group {group} it called {_plain(operation)}, the others {_plain(usual)}")
             for rank, operation in sorted(operations.items())
             if operation != usual
         ]
     return found
+
+
+def _plain(operation: str) -> str:
+    """An operation without its backend: "all_reduce" of "gloo:all_reduce"."""
+    return operation.rpartition(":")[2]
 
 
 def _elsewhere(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:

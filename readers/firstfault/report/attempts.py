@@ -6,10 +6,15 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.report.words import ranks_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from firstfault.model import Decision, JobErrors, Verdict
+
+_RANKS = 40
+"""Characters."""
 
 __all__ = ["AttemptSummary", "changes_between", "summary_of"]
 
@@ -55,17 +60,21 @@ def _changes(before: AttemptSummary, after: AttemptSummary) -> list[str]:
         unread = [attempt for attempt in (before, after) if attempt.verdict is None]
         return [f"attempt {attempt.number} {attempt.note}" for attempt in unread]
     found = []
-    if one.fingerprint and one.fingerprint == other.fingerprint:
+    if not (one.fingerprint and other.fingerprint):
+        found.append(
+            f"{other.category} after {one.category}" if one.category != other.category else "not to be compared"
+        )
+    elif one.fingerprint == other.fingerprint:
         found.append("the same fault again")
     elif one.category == other.category:
         found.append(f"another fault of the same category ({other.category})")
     else:
         found.append(f"another fault: {other.category} after {one.category}")
     if one.ranks and other.ranks:
-        same = one.ranks == other.ranks
-        found.append("on the same rank" if same else f"on rank {other.ranks[0]} after rank {one.ranks[0]}")
-    if one.node and other.node and one.node != other.node:
-        found.append(f"on {other.node} after {one.node}")
+        same, ranks = one.ranks == other.ranks, "rank" if len(other.ranks) == 1 else "ranks"
+        again, now = f"on the same {ranks}", f"on {ranks} {ranks_text(other.ranks, _RANKS)}"
+        found.append(again if same else f"{now} after {ranks_text(one.ranks, _RANKS)}")
+    # not the pods' names: Flyte puts the attempt's number into them
     hosts = [verdict.root.place.host if verdict.root is not None else "" for verdict in (one, other)]
     if all(hosts):
         found.append("on the same host" if hosts[0] == hosts[1] else f"on host {hosts[1]} after {hosts[0]}")

@@ -13,6 +13,7 @@ from firstfault.assemble import silent_nodes
 from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.evidence.standing import Standing, findings_of
 from firstfault.model import Phase, Scope, Subject
+from firstfault.report.answers import headline_parts
 from firstfault.report.words import State, duration
 from firstfault.text import one_line, printable, sentence_of
 
@@ -25,6 +26,8 @@ __all__ = ["Cascade", "Event", "Group", "NodeState", "RankState", "cascade_of", 
 
 _LINE = 200
 _TENTH = 10
+_LARGEST_WORLD = 100_000
+"""A number of ranks beyond it is taken for a damaged document's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +135,12 @@ class Cascade:
     """By rank; all that anybody has spoken of."""
     nodes: tuple[NodeState, ...] = ()
     """By group rank and name."""
-    world_size: int = 0
-    """0: nobody said."""
     from_root: bool = True
     """Whether times are counted from the root cause; else from the first failure, since nobody saw the root's begin."""
 
     def count(self, state: State) -> int:
         """Return how many ranks are in a state."""
         return sum(item.state is state for item in self.ranks)
-
-    def group(self, number: int | None) -> Group | None:
-        """Return a group by its number, None if there is none."""
-        return self.groups[number - 1] if number is not None and 0 < number <= len(self.groups) else None
 
 
 def cascade_of(job: JobErrors, verdict: Verdict) -> Cascade:
@@ -154,16 +151,19 @@ def cascade_of(job: JobErrors, verdict: Verdict) -> Cascade:
     events = [_event(failure, state, origin, clocks) for failure, state in zip(job.failures, states, strict=True)]
     events.sort(key=_order)
     groups = _groups(job, verdict, events)
-    nodes = _nodes(job, verdict)
-    ranks = _ranks(job, verdict, events, groups)
-    return Cascade(tuple(events), groups, ranks, nodes, _world_size(job, ranks), origin is verdict.root)
+    groups_and_silence = _with_the_silent(groups, _ranks(job, verdict, events, groups), verdict)
+    ranks = _ranks(job, verdict, events, groups_and_silence)
+    from_root = origin is not None and origin is verdict.root
+    return Cascade(tuple(events), groups_and_silence, ranks, _nodes(job, verdict), from_root)
 
 
 def line_of(failure: WorkerError) -> str:
     """Return what a failure says, in a line, without who it was."""
-    if failure.stopped_by_agent:
+    if failure.stopped_by_agent and failure.signal in {"", *(sent.signal for sent in failure.sent_signals)}:
         sent = failure.sent_signals[0]
-        return one_line(f"{sent.signal}: {sent.reason}", _LINE)
+        return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
+    if failure.subject is Subject.AGENT and failure.exception is None:
+        return one_line(failure.message, _LINE) or failure.code
     if failure.exception is not None:
         name = failure.exception.type.rsplit(".", 1)[-1]
         text = sentence_of(failure.exception.message)
@@ -172,40 +172,38 @@ def line_of(failure: WorkerError) -> str:
         return one_line(f"{failure.signal}, which its agent had not sent", _LINE)
     if failure.exit_code is not None:
         return f"exit code {failure.exit_code}, without an exception"
-    return one_line(failure.message, _LINE) or failure.code
+    # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``
+    _, found, tail = failure.message.rpartition("\nMessage:")
+    return one_line(tail if found else failure.message, _LINE) or failure.code
 
 
 # --- states ---------------------------------------------------------------------------------------------------------
 
+_STATES = {Standing.CONSEQUENCE: State.VICTIM, Standing.UNCLEAR: State.UNCLEAR}
+
 
 def _states(job: JobErrors, verdict: Verdict) -> list[State]:
-    """The state of each failure, in their order."""
-    if verdict.scope is not Scope.UNDETERMINED:
-        return [_state(failure, verdict) for failure in job.failures]
-    unclear = [finding.standing is not Standing.CONSEQUENCE for finding in findings_of(job)]
-    found = [_state(failure, verdict) for failure in job.failures]
-    return [
-        State.UNCLEAR if state is State.VICTIM and may_be else state
-        for state, may_be in zip(found, unclear, strict=True)
-    ]
+    """The state of each failure, in their order: what the verdict says of it, else what it says of itself."""
+    return [_state(finding.failure, finding.standing, verdict) for finding in findings_of(job)]
 
 
-def _state(failure: WorkerError, verdict: Verdict) -> State:
-    if failure is verdict.root or _is_of_the_root(failure, verdict):
+def _state(failure: WorkerError, standing: Standing, verdict: Verdict) -> State:
+    if verdict.scope is not Scope.UNDETERMINED and (failure is verdict.root or _is_of_the_root(failure, verdict)):
         return State.ROOT
     if any(_is_suspect(failure, suspect.rank, suspect.node) for suspect in verdict.suspects):
         return State.SUSPECT
-    return State.STOPPED if failure.stopped_by_agent else State.VICTIM
+    if failure.stopped_by_agent:
+        return State.STOPPED if standing is Standing.CONSEQUENCE else State.UNCLEAR
+    # whoever failed by itself, and is not the root cause, may have been it
+    return _STATES.get(standing, State.UNCLEAR if verdict.scope is Scope.UNDETERMINED else State.SUSPECT)
 
 
 def _is_of_the_root(failure: WorkerError, verdict: Verdict) -> bool:
-    """Whether it is one of several ranks with the root cause's fault, or told of by its node's other document."""
+    """Whether it has the root cause's fault, or is told of by its node's other document."""
     if verdict.scope in {Scope.RANK, Scope.RANKS}:
-        is_alike = failure.fingerprint == verdict.fingerprint or verdict.root is None
-        is_there = len(verdict.ranks) > 1 or not verdict.node or failure.node == verdict.node
-        return failure.rank in verdict.ranks and is_alike and is_there
-    if verdict.scope is Scope.UNDETERMINED:
-        return False
+        if verdict.root is None:
+            return failure.rank in verdict.ranks and failure.node == (verdict.node or failure.node)
+        return bool(verdict.fingerprint) and failure.fingerprint == verdict.fingerprint
     return failure.subject is Subject.AGENT and failure.node == verdict.node
 
 
@@ -224,7 +222,8 @@ def _origin(job: JobErrors, verdict: Verdict) -> WorkerError | None:
     Of a rank that hung it tells when its agent stopped it; then the first who could wait no longer has to do.
     """
     root = verdict.root
-    if root is not None and root.timestamp_ns is not None and not root.stopped_by_agent:
+    is_timed = root is not None and root.timestamp_ns is not None
+    if root is not None and is_timed and not root.stopped_by_agent and verdict.category != "hang":
         return root
     timed = [failure for failure in job.failures if failure.timestamp_ns is not None and failure is not root]
     return timed[0] if timed else root
@@ -270,35 +269,53 @@ def _moved(nanoseconds: int) -> str:
 # --- groups ---------------------------------------------------------------------------------------------------------
 
 
-def _groups(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> tuple[Group, ...]:
+def _groups(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> list[Group]:
     found: dict[tuple[str, State], list[Event]] = defaultdict(list)
     states: dict[str, set[State]] = defaultdict(set)
     for event in events:
-        print_, state = event.key
-        found[print_, state].append(event)
-        states[print_].add(state)
-    # ranks of which no document was opened belong to their fault's group, if there is one
-    unopened = {group.fingerprint for group in job.unopened}
-    alike = {print_: job.unopened_like(print_) for print_ in unopened if len(states.get(print_, ())) == 1}
-    groups = [_group(of_one, alike.get(print_, ())) for (print_, _), of_one in found.items()]
-    others = State.UNCLEAR if verdict.scope is Scope.UNDETERMINED else State.VICTIM
-    groups += [
-        Group(0, others, "not opened", "", unknown.ranks, (), max(unknown.count, len(unknown.ranks)), 0, None)
-        for unknown in job.unopened
-        if unknown.fingerprint not in states
-    ]
-    groups.sort(key=lambda group: (group.state is not State.ROOT, -group.count, group.ranks[:1], group.what))
-    return tuple(replace(group, number=number) for number, group in enumerate(groups, 1))
+        found[event.key].append(event)
+        states[event.key[0]].add(event.state)
+    unopened = _unopened(job)
+    groups = []
+    for (print_, _), of_one in found.items():
+        # ranks of which no document was opened are in their fault's state, if it has one only
+        alike = unopened.pop(print_, ((), 0))[0] if len(states[print_]) == 1 else ()
+        groups.append(_group(of_one, alike, verdict))
+    for ranks, count in unopened.values():
+        groups.append(Group(0, State.UNCLEAR, "not opened", _NOT_OPENED, ranks, (), max(count, len(ranks)), 0, None))
+    return groups
 
 
-def _group(events: Sequence[Event], unopened: tuple[int, ...]) -> Group:
+_NOT_OPENED = "its documents were listed and not opened"
+
+
+def _unopened(job: JobErrors) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Ranks, and the number of documents, that were not opened, by fault."""
+    opened = {failure.rank for failure in job.failures}
+    ranks: dict[str, set[int]] = defaultdict(set)
+    counts: dict[str, int] = defaultdict(int)
+    for group in job.unopened:
+        ranks[group.fingerprint] |= set(group.ranks) - opened
+        counts[group.fingerprint] += group.count if not group.ranks else 0
+    return {
+        print_: (tuple(sorted(ranks[print_])), counts[print_]) for print_ in counts if ranks[print_] or counts[print_]
+    }
+
+
+def _group(events: Sequence[Event], unopened: tuple[int, ...], verdict: Verdict) -> Group:
     first = events[0]
     ranks = {event.failure.rank for event in events if event.failure.rank is not None} | set(unopened)
+    what, line = printable(first.failure.what), line_of(first.failure)
+    if first.state is State.ROOT and first.failure.stopped_by_agent:
+        # what it was stopped for is not what it did
+        what, line = headline_parts(verdict)
+    elif first.state is State.STOPPED and len({line_of(event.failure) for event in events}) > 1:
+        line = f"{first.failure.what}, sent by their agents after the failure"
     return Group(
         number=0,
         state=first.state,
-        what=printable(first.failure.what),
-        line=line_of(first.failure),
+        what=what,
+        line=line,
         ranks=tuple(sorted(ranks)),
         nodes=tuple(sorted({event.failure.node for event in events if event.failure.node})),
         count=len(events) + len(unopened),
@@ -307,48 +324,66 @@ def _group(events: Sequence[Event], unopened: tuple[int, ...]) -> Group:
     )
 
 
+def _with_the_silent(groups: list[Group], ranks: Sequence[RankState], verdict: Verdict) -> tuple[Group, ...]:
+    """The groups with those that left no error, numbered: the root cause's first, then by size."""
+    for state in (State.ROOT, State.SUSPECT, State.SILENT):
+        mute = tuple(item.rank for item in ranks if item.state is state and item.group is None)
+        if mute and state is State.ROOT:
+            groups.append(Group(0, state, *headline_parts(verdict), mute, (), len(mute), 0, None))
+        elif mute:
+            groups.append(Group(0, state, "no report", "it left no error document", mute, (), len(mute), 0, None))
+    groups.sort(key=lambda group: (group.state is not State.ROOT, -group.count, group.ranks[:1], group.what))
+    return tuple(replace(group, number=number) for number, group in enumerate(groups, 1))
+
+
 # --- ranks and nodes ------------------------------------------------------------------------------------------------
 
 
 def _ranks(job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Sequence[Group]) -> tuple[RankState, ...]:
     places = _places(job.roster)
-    known: dict[int, RankState] = {}
-    for rank, line in verdict.victims.by_rank:
-        # of a verdict without its documents this is all there is
-        known[rank] = RankState(rank, State.VICTIM, *places.get(rank, ("", None)), line=line)
-    for rank in verdict.ranks:
-        known[rank] = RankState(rank, State.ROOT, *places.get(rank, (verdict.node or "", None)), line=verdict.headline)
-    for suspect in verdict.suspects:
-        if suspect.rank is not None:
-            where = places.get(suspect.rank, (suspect.node or "", None))
-            known[suspect.rank] = RankState(suspect.rank, State.SUSPECT, *where, line=suspect.why)
-    for group in groups:
-        for rank in group.ranks:
-            known[rank] = RankState(
-                rank, group.state, *places.get(rank, ("", None)), group=group.number, line=group.line
-            )
+    known = _spoken_of(verdict, groups, places)
     numbers = {group.first.key: group.number for group in groups if group.first is not None}
     for event in reversed(events):  # where two nodes claim one rank, the first of them is shown
         failure = event.failure
         if failure.rank is None:
             continue
+        local = failure.place.local_rank
         known[failure.rank] = RankState(
-            failure.rank,
-            event.state,
-            failure.node,
-            failure.place.local_rank
-            if failure.place.local_rank is not None
-            else places.get(failure.rank, ("", None))[1],
-            numbers.get(event.key, known[failure.rank].group if failure.rank in known else None),
-            event.later,
-            line_of(failure),
+            rank=failure.rank,
+            state=event.state,
+            node=failure.node,
+            local_rank=local if local is not None else places.get(failure.rank, ("", None))[1],
+            group=numbers[event.key],
+            later=event.later,
+            line=line_of(failure),
         )
     finished = {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
-    silent = set(places) | set(range(_told_world_size(job)))
-    for rank in sorted(silent - set(known)):
+    for rank in {*places, *range(_world_size(job))} - set(known):
         state = State.FINISHED if rank in finished else State.SILENT
-        known[rank] = RankState(rank, state, *places.get(rank, ("", None)))
+        # a group of the silent ones is made of these
+        number = next((group.number for group in groups if group.state is state and not group.opened), None)
+        known[rank] = RankState(rank, state, *places.get(rank, ("", None)), group=number)
     return tuple(known[rank] for rank in sorted(known))
+
+
+def _spoken_of(
+    verdict: Verdict, groups: Sequence[Group], places: dict[int, tuple[str, int | None]]
+) -> dict[int, RankState]:
+    """The ranks of which the verdict, or a group, says something; of a verdict without its documents that is all."""
+    is_sure = verdict.scope is not Scope.UNDETERMINED
+    said = [(rank, State.VICTIM if is_sure else State.UNCLEAR, line, "") for rank, line in verdict.victims.by_rank]
+    said += [(rank, State.ROOT, verdict.headline, verdict.node or "") for rank in verdict.ranks if is_sure]
+    said += [
+        (item.rank, State.SUSPECT, item.why, item.node or "") for item in verdict.suspects if item.rank is not None
+    ]
+    known = {
+        rank: RankState(rank, state, *places.get(rank, (node, None)), line=line) for rank, state, line, node in said
+    }
+    for group in groups:
+        for rank in group.ranks:
+            where = places.get(rank, (known[rank].node if rank in known else "", None))
+            known[rank] = RankState(rank, group.state, *where, group=group.number or None, line=group.line)
+    return known
 
 
 def _places(roster: Iterable[NodePresence]) -> dict[int, tuple[str, int | None]]:
@@ -356,43 +391,44 @@ def _places(roster: Iterable[NodePresence]) -> dict[int, tuple[str, int | None]]
     return {rank: (entry.place.node, index) for entry in roster for index, rank in enumerate(sorted(entry.ranks))}
 
 
-def _told_world_size(job: JobErrors) -> int:
-    """How many ranks the round has, as the documents say; 0: they do not."""
-    return max((failure.place.world_size for failure in job.failures), default=0)
-
-
-def _world_size(job: JobErrors, ranks: Sequence[RankState]) -> int:
-    return max(_told_world_size(job), len(ranks))
+def _world_size(job: JobErrors) -> int:
+    """How many ranks the round has, as the documents say; 0 if they do not, or say what cannot be."""
+    told = max((failure.place.world_size for failure in job.failures), default=0)
+    return told if told <= _LARGEST_WORLD else 0
 
 
 def _nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
     silent = set(silent_nodes(job))
-    entries: dict[str, list[NodePresence]] = defaultdict(list)
+    entries: dict[tuple[str, int | None], list[NodePresence]] = defaultdict(list)
+    ranks: dict[tuple[str, int | None], set[int]] = defaultdict(set)
     for entry in job.roster:
-        entries[entry.place.node].append(entry)
-    names = dict.fromkeys(entries)
-    names.update(dict.fromkeys(failure.node for failure in job.failures if failure.node))
-    if verdict.node:
-        names.setdefault(verdict.node)
+        key = (entry.place.node, entry.place.group_rank)
+        entries[key].append(entry)
+        ranks[key] |= set(entry.ranks)
+    known = {name: group_rank for name, group_rank in entries if name}
+    for failure in job.failures:
+        if failure.node:
+            key = (failure.node, failure.place.group_rank)
+            key = key if key in entries else (failure.node, known.get(failure.node, failure.place.group_rank))
+            ranks[key] |= set() if failure.rank is None else {failure.rank}
+    if verdict.node and not any(name == verdict.node for name, _ in ranks):
+        ranks[verdict.node, None] = set()
     suspects = {suspect.node for suspect in verdict.suspects if suspect.rank is None}
     root = verdict.node if verdict.scope in {Scope.NODE, Scope.EXTERNAL} else None
-    ranks: dict[str, set[int]] = defaultdict(set)
-    for failure in job.failures:
-        if failure.rank is not None:
-            ranks[failure.node].add(failure.rank)
     found = []
-    for name in names:
-        told = next((entry.first_failure_reason for entry in entries[name] if entry.first_failure_reason), "")
-        state, note = _state_of_node(entries[name]), told
-        if name in silent:
+    for (name, group_rank), own in ranks.items():
+        said = entries.get((name, group_rank), [])
+        state, note = (
+            _state_of_node(said),
+            next((item.first_failure_reason for item in said if item.first_failure_reason), ""),
+        )
+        if (name or f"group rank {group_rank}") in silent:
             state, note = State.SILENT, "it took part, and never said that it was done"
-        if name in suspects:
+        if name and name in suspects:
             state = State.SUSPECT
-        if name == root:
+        if name and name == root:
             state = State.ROOT
-        numbers = [entry.place.group_rank for entry in entries[name] if entry.place.group_rank is not None]
-        all_ranks = ranks[name].union(*(entry.ranks for entry in entries[name]))
-        found.append(NodeState(name, state, min(numbers, default=None), tuple(sorted(all_ranks)), note))
+        found.append(NodeState(name, state, group_rank, tuple(sorted(own)), note))
     return tuple(sorted(found, key=lambda node: (node.group_rank is None, node.group_rank or 0, node.name)))
 
 

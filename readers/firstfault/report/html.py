@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault.report.cascade import line_of
 from firstfault.report.json import format_timestamp, to_json
 from firstfault.report.markdown import markdown
-from firstfault.report.message import first_line, log_lines
+from firstfault.report.message import first_line, log_lines, said
 from firstfault.report.timeline import timeline_of
 from firstfault.report.words import State, ranks_text, short_names, size
 from firstfault.stacks import where_it_stood
@@ -43,6 +44,7 @@ _EXAMPLES = 8
 _OTHERS = 16
 """Processes beside the root cause whose stacks or logs are shown."""
 _TEXT = 64_000
+_LOG_LINES = 200
 _LINE = 200
 _OF_MANY_LINE = 80
 
@@ -73,6 +75,7 @@ def _rendered(template: str, report: Report, *, is_deck: bool) -> str:
             cascade=report.cascade,
             view=_View(report),
             is_deck=is_deck,
+            page_size=PAGE_SIZE,
             style=style,
             script=script,
             style_hash=_hash(style),
@@ -124,6 +127,7 @@ class _Quoted:
     name: str
     text: str
     note: str = ""
+    is_root: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +263,7 @@ class _View:
     @property
     def message(self) -> str:
         """The verdict's own text, bounded."""
-        return elide(self._report.verdict.message.strip(), _TEXT)
+        return elide(said(self._report.verdict), _TEXT)
 
     def examples(self) -> list[tuple[int, _Quoted]]:
         """The first failure of each of the largest groups but the root cause's, by the group's number."""
@@ -284,15 +288,21 @@ class _View:
                     continue
                 name = f"rank {dump.rank} (pid {dump.pid})" if dump.rank is not None else f"pid {dump.pid}"
                 note = f"{stood.stood.value}: {stood.frame}" if is_own and stood.frame else ""
-                dumps[key] = _Quoted(name, elide(dump.text.strip(), _TEXT // 4), note)
+                is_root = is_own and failure is self._report.verdict.root
+                dumps[key] = _Quoted(name, elide(dump.text.strip(), _TEXT // 4), note, is_root)
             if len(dumps) >= _OTHERS:
                 break
         return list(dumps.values())[:_OTHERS]
 
     def logs(self) -> list[_Quoted]:
         """What processes printed last, the root cause first, then the suspects."""
-        found = [_Quoted(who(failure), "\n".join(log_lines(failure)[-200:])) for failure in self._in_order()]
-        return [quoted for quoted in found if quoted.text][:_OTHERS]
+        root = self._report.verdict.root
+        found = (
+            _Quoted(who(failure), "\n".join(log_lines(failure)[-_LOG_LINES:]), is_root=failure is root)
+            for failure in self._in_order()
+            if failure.log_tail.strip()
+        )
+        return list(itertools.islice((quoted for quoted in found if quoted.text), _OTHERS))
 
     def _in_order(self) -> list[WorkerError]:
         root = self._report.verdict.root
@@ -334,7 +344,7 @@ class _View:
 
 
 def _marked(node: NodeState | None, states: list[State]) -> list[Any]:
-    """What the script knows of a node: its own state, and a note."""
+    """What the script knows of a node's own state: its number, if it has one."""
     if node is None or node.state is None:
         return []
     return [states.index(node.state)]

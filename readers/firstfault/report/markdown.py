@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.report.message import ascii_line, fact_lines, first_line, log_lines, stack_lines
+from firstfault.report.message import log_lines, said, stack_lines
 from firstfault.report.words import ranks_text
-from firstfault.text import elide, printable, redact
+from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,43 +17,53 @@ if TYPE_CHECKING:
 __all__ = ["markdown"]
 
 _GROUPS = 20
-_TRACEBACK = 20_000
+_TEXT = 20_000
 _LINES = 60
 _CELL = 160
+_LINE = 500
 _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~"})
 
 
 def markdown(report: Report) -> str:
-    """Return the report as Markdown: the answers, who followed, the evidence, the traceback, stack and log.
+    """Return the report as Markdown: the answers, who failed, the evidence, the traceback, stack, log and facts.
 
-    Texts of others are escaped, or stand in code blocks that they cannot end; credentials are left out.
+    Texts of others are escaped, or stand in code blocks that they cannot end.
     """
-    return redact("\n".join(_parts(report)) + "\n")
+    return "\n".join(_parts(report)) + "\n"
 
 
 def _parts(report: Report) -> Iterator[str]:
-    verdict, answers = report.verdict, report.answers
-    yield f"## {_plain(first_line(verdict, report.decision))}"
-    yield ""
-    yield f"- **What failed:** {_plain(answers.what)}"
-    yield f"- **Whose fault:** {answers.blame.value}; {_plain(answers.category)}"
-    yield f"- **Where:** {_plain(answers.where)}" + (f", {_plain(answers.code)}" if answers.code else "")
-    yield f"- **Retried:** {_plain(answers.fate)}: {_plain(answers.fate_reason)}"
-    unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing (nodes heard: {report.coverage})"
-    yield f"- **Unknown:** {_plain(unknown)}"
+    verdict, root = report.verdict, report.verdict.root
+    yield from (f"## {_plain(report.answers.what)}", "", *_answers(report))
     yield from _groups(report.cascade.groups)
     if verdict.why:
         yield from ("", "### Evidence", "", *(f"- {_plain(sentence)}" for sentence in verdict.why[:_GROUPS]))
-    if verdict.message.strip():
-        yield from ("", "### Traceback", "", *_fenced(elide(verdict.message.strip(), _TRACEBACK)))
-    root = verdict.root
+    if text := said(verdict):
+        is_traceback = root is not None and root.exception is not None and root.exception.frames
+        yield from ("", "### Traceback" if is_traceback else "### Message", "", *_fenced(elide(text, _TEXT)))
     if root is not None and (stack := stack_lines(root)):
         yield from ("", "### Where it stood", "", *_fenced("\n".join(stack[:_LINES])))
     if root is not None and (log := log_lines(root)):
         yield from ("", "### Last lines of its log", "", *_fenced("\n".join(log[-_LINES:])))
     if report.changes:
         yield from ("", "### Attempts", "", *(f"- {_plain(change)}" for change in report.changes))
-    yield from ("", "### Facts", "", *(f"- {_plain(fact)}" for fact in fact_lines(report)))
+    facts = [(fact.name, fact.value) for fact in report.facts]
+    facts += [("nodes heard", report.coverage), ("clocks", report.clocks), ("victims", report.followers)]
+    facts += [("confidence", f"{verdict.confidence} (strategy {verdict.strategy})"), ("read from", report.uri)]
+    yield from ("", "### Facts", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in facts if value))
+
+
+def _answers(report: Report) -> Iterator[str]:
+    answers = report.answers
+    yield f"- **Where:** {_plain(answers.where)}" + (f", {_plain(answers.code)}" if answers.code else "")
+    yield f"- **Retried:** it {_plain(answers.fate)}. {_plain(answers.fate_reason)}"
+    yield f"- **Kind:** {answers.blame.value}; {_plain(answers.category)}"
+    yield f"- **Look at next:** {_plain(answers.steps[0].text)}" if answers.steps else "- **Look at next:** the log"
+    unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing (nodes heard: {report.coverage})"
+    yield f"- **Not known:** {_plain(unknown)}"
+    commands = [printable(step.command) for step in answers.steps if step.command]
+    if commands:
+        yield from ("", *_fenced("\n".join(commands), "console"))
 
 
 def _groups(groups: tuple[Group, ...]) -> Iterator[str]:
@@ -62,19 +72,19 @@ def _groups(groups: tuple[Group, ...]) -> Iterator[str]:
     yield from ("", "### Who failed", "", "| State | Processes | Ranks | What it said |", "|---|---|---|---|")
     for group in groups[:_GROUPS]:
         ranks = ranks_text(group.ranks, 60)
-        yield f"| {group.state.value} | {group.count} | {ranks} | {_plain(group.line or group.what)[:_CELL]} |"
+        yield f"| {group.state.value} | {group.count} | {ranks} | {_plain((group.line or group.what)[:_CELL])} |"
     if len(groups) > _GROUPS:
         yield f"| | | | and {len(groups) - _GROUPS} more groups |"
 
 
-def _fenced(text: str) -> Iterator[str]:
+def _fenced(text: str, language: str = "text") -> Iterator[str]:
     """A code block with a fence longer than any run of backquotes in it."""
     text, fence = printable(text), "```"
     while fence in text:
         fence += "`"
-    yield from (f"{fence}text", text, fence)
+    yield from (f"{fence}{language}", text, fence)
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown, and HTML within it, takes for text."""
-    return ascii_line(text, 500).translate(_ESCAPED)
+    """One line that Markdown, and HTML within it, takes for text."""
+    return " ".join(elide(printable(text), _LINE).split()).translate(_ESCAPED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from firstfault.model import Scope
+from firstfault.report.answers import headline_parts
 from firstfault.report.words import explain_signal
 from firstfault.text import elide, one_line, printable, sentence_of
 from firstfault.tracebacks import own_frames, place_of
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from firstfault.model import Decision, Verdict, WorkerError
     from firstfault.report.content import Report
 
-__all__ = ["ascii_line", "fact_lines", "first_line", "flyte_message", "log_lines", "stack_lines"]
+__all__ = ["fact_lines", "first_line", "flyte_message", "log_lines", "said", "stack_lines"]
 
 _LIST_WIDTH = 55
 _FIRST_LINE = 89
@@ -38,10 +39,7 @@ _NODE_TAIL = 10
 
 def first_line(verdict: Verdict, decision: Decision) -> str:
     """One line of less than 90 characters whose first 55 say what, which rank, which node, and retry or not."""
-    root = verdict.root
-    # a rank that hung was stopped in the end, which is not what went wrong
-    is_itself = root is not None and not root.stopped_by_agent
-    what = root.what if root is not None and is_itself else verdict.headline.split(":", 1)[0].split(",", 1)[0]
+    what = headline_parts(verdict)[0]
     fate = "retry" if decision.retry else "no retry"
     subject = _subject(verdict)
     node = _spaced(verdict.node or "")
@@ -58,32 +56,41 @@ def flyte_message(report: Report) -> str:
     verdict, root = report.verdict, report.verdict.root
     line = first_line(verdict, report.decision)
     tail = ["", *_last(report), "", line]
-    facts = [line, "", *fact_lines(report), *_own_code(root)]
+    facts = [line, "", *(_bounded(fact) for fact in fact_lines(report)), *_own_code(root)]
     room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *tail]) - 2
     blocks = [elide(_ascii(block), max(room // 3, 200)) for block in _blocks(verdict)]
     room -= sum(len(block) + 2 for block in blocks)
-    body = elide(printable(_ascii(verdict.message.strip())), max(room, 200))
+    body = elide(printable(_ascii(said(verdict))), max(room, 200))
     return elide("\n".join([*facts, "", body, *_apart(blocks), *tail]), _MESSAGE)
 
 
 def fact_lines(report: Report) -> list[str]:
-    """Return what is known, one fact a line: what, retry, where, when, who followed, who was heard, what to do."""
-    return [ascii_line(line, _FACT) for line in _facts(report)]
+    """Return what is known, one fact a line: what, retry, where, when, who followed, who was heard, what to do.
+
+    They may quote documents that somebody else wrote: what would steer a terminal, or begin a line, is left out.
+    """
+    return [printable(line).replace("\n", " ").replace("\t", " ") for line in _facts(report)]
 
 
-def ascii_line(text: str, limit: int) -> str:
-    """One line of ASCII, bounded, that steers no terminal: it may quote a document that somebody else wrote."""
-    return elide(printable(_ascii(text)).replace("\n", " ").replace("\t", " "), limit).replace("\n", " ")
+def said(verdict: Verdict) -> str:
+    """Return the verdict's text without the stack that `stack_lines` has, which the text of a hang ends with."""
+    text = verdict.message.strip()
+    own = _own_stack(verdict.root).strip() if verdict.root is not None else ""
+    return text.removesuffix(own).rstrip() if own else text
 
 
 def stack_lines(root: WorkerError) -> list[str]:
     """Return where the root stood, if no traceback says it; from its own stack among those of its node."""
     if root.exception is not None and root.exception.frames:
         return []
+    return _lines(_own_stack(root))
+
+
+def _own_stack(root: WorkerError) -> str:
     place = root.place
     own = [dump.text for dump in root.stack_dumps if place.pid and dump.pid == place.pid]
     own += [dump.text for dump in root.stack_dumps if place.rank is not None and dump.rank == place.rank]
-    return _lines(own[0]) if own else []
+    return next(iter(own), "")
 
 
 def log_lines(root: WorkerError) -> list[str]:
@@ -110,12 +117,12 @@ def _facts(report: Report) -> Iterator[str]:
     yield f"nodes heard: {report.coverage}"
     if report.clocks:
         yield f"clocks: {report.clocks}"
-    yield f"confidence: {verdict.confidence}, by the strategy {verdict.strategy}"
+    yield f"confidence: {verdict.confidence} (strategy {verdict.strategy})"
     yield from _first_of("unknown", answers.unknown)
     if answers.steps:
         yield f"next: {answers.steps[0].text}"
-    if report.changes:
-        yield f"since the attempt before: {report.changes[-1]}"
+    if report.change:
+        yield f"since the attempt before: {report.change}"
 
 
 def _victims(report: Report) -> Iterator[str]:
@@ -139,7 +146,7 @@ def _own_code(root: WorkerError | None) -> Iterator[str]:
     if len(frames) > _FRAMES:
         yield f"  ... {len(frames) - _FRAMES} more frames"
     for frame in frames[-_FRAMES:]:
-        yield "  " + ascii_line(f"{place_of(frame)}: {frame.code}" if frame.code else place_of(frame), _LINE)
+        yield "  " + _bounded(f"{place_of(frame)}: {frame.code}" if frame.code else place_of(frame), _LINE)
 
 
 def _blocks(verdict: Verdict) -> Iterator[str]:
@@ -148,8 +155,7 @@ def _blocks(verdict: Verdict) -> Iterator[str]:
     if root is None:
         return
     stack = stack_lines(root)
-    # of a rank that hung the verdict's own text has it
-    if stack and stack[-1].strip() not in verdict.message:
+    if stack:
         more = len(stack) - _STACK_LINES
         rest = [f"... {more} more lines"] if more > 0 else []
         yield "\n  ".join(["where it stood:", *stack[:_STACK_LINES], *rest])
@@ -170,7 +176,7 @@ def _apart(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def _last(report: Report) -> Iterator[str]:
-    yield from (ascii_line(line, _FACT) for line in _first_of("why", report.verdict.why))
+    yield from map(_bounded, _first_of("why", report.verdict.why))
     commands = [step.command for step in report.answers.steps if step.command]
     if commands:
         yield from ("", "to copy:", *(one_line(_ascii(command), 2_000) for command in commands))
@@ -195,15 +201,15 @@ def _subject(verdict: Verdict) -> str:
 
 def _detail(verdict: Verdict) -> str:
     root = verdict.root
-    if root is not None and root.exception is not None:
+    name, text = headline_parts(verdict)
+    if root is not None and root.exception is not None and name == root.what:
         return sentence_of(root.exception.message)
     if root is not None and root.signal and not root.sent_signals:
         explained = explain_signal(root.signal, root.resources)
         if explained:
             # who did it says more than that somebody did
             return explained.rpartition("; ")[2] if root.resources.oom_kill else explained.partition("; ")[0]
-    _, found, text = verdict.headline.partition(": ")
-    return text if found else ""
+    return text
 
 
 def _fit_node(node: str, room: int) -> str:
@@ -211,6 +217,12 @@ def _fit_node(node: str, room: int) -> str:
     if len(node) <= room:
         return node
     return ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less tells nothing
+
+
+def _bounded(text: str, limit: int = _FACT) -> str:
+    """One line of printable ASCII, the middle of a long one left out."""
+    line = printable(_ascii(text)).replace("\n", " ").replace("\t", " ")
+    return elide(line, limit).replace("\n", " ")
 
 
 def _spaced(text: str) -> str:

@@ -1,27 +1,62 @@
-"""A verdict without credentials: what it quotes may come from a file of Flyte's own, which nobody has redacted."""
+"""What was read and concluded, without credentials: a file of Flyte's own has been through nobody's hands.
+
+It comes before anything is cut to a line: a credential whose end is cut off is no longer known for one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from firstfault.model import WorkerError
 from firstfault.text import redact
 
 if TYPE_CHECKING:
-    from firstfault.model import Verdict
+    from firstfault.model import JobErrors, Verdict
 
-__all__ = ["redacted"]
+__all__ = ["redacted", "redacted_verdict"]
+
+_LEFT_ALONE = {"documents", "fingerprint", "boot_id", "receipts"}
+"""Names of objects and of boots: what leads somewhere has to lead there."""
 
 
-def redacted(verdict: Verdict) -> Verdict:
-    """Return the verdict with ``***`` for what looks like a credential; its root, for who needs it, is unchanged."""
-    victims, coverage = verdict.victims, verdict.coverage
-    return replace(
-        verdict,
-        headline=redact(verdict.headline),
-        message=redact(verdict.message),
-        why=tuple(redact(sentence) for sentence in verdict.why),
-        suspects=tuple(replace(suspect, why=redact(suspect.why)) for suspect in verdict.suspects),
-        victims=replace(victims, by_rank=tuple((rank, redact(line)) for rank, line in victims.by_rank)),
-        coverage=replace(coverage, notes=tuple(redact(note) for note in coverage.notes)),
-    )
+def redacted(job: JobErrors, verdict: Verdict) -> tuple[JobErrors, Verdict]:
+    """Return both with ``***`` for what looks like a credential; what has none is the same object."""
+    failures = tuple(map(_clean, job.failures))
+    roots = {id(before): after for before, after in zip(job.failures, failures, strict=True)}
+    verdict = redacted_verdict(verdict)
+    if verdict.root is not None:
+        verdict = replace(verdict, root=roots.get(id(verdict.root)) or _clean(verdict.root))
+    history = tuple(map(_clean, job.history))
+    return replace(job, failures=failures, history=history, coverage=_clean(job.coverage)), verdict
+
+
+def redacted_verdict(verdict: Verdict) -> Verdict:
+    """Return a verdict alone without credentials; its root, for who needs it, is unchanged."""
+    bare: Verdict = _clean(replace(verdict, root=None))
+    return replace(bare, root=verdict.root, sources=verdict.sources)
+
+
+def _clean(value: Any) -> Any:
+    """Return a dataclass with its texts redacted; itself if there was nothing to redact."""
+    changed: dict[str, Any] = {}
+    for field in fields(value):
+        if field.name in _LEFT_ALONE:
+            continue
+        before = getattr(value, field.name)
+        after = _cleaned(before)
+        if after is not before:
+            changed[field.name] = after
+    return replace(value, **changed) if changed else value
+
+
+def _cleaned(value: Any) -> Any:
+    if isinstance(value, str) and type(value) is str:
+        text = redact(value)
+        return value if text == value else text
+    if isinstance(value, tuple):
+        parts = tuple(map(_cleaned, value))
+        return value if all(one is other for one, other in zip(parts, value, strict=True)) else parts
+    if is_dataclass(value) and not isinstance(value, type) and not isinstance(value, WorkerError):
+        return _clean(value)
+    return value

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from firstfault.model import Scope
 from firstfault.places import Layout
-from firstfault.report.message import ascii_line, fact_lines, first_line, log_lines, stack_lines
+from firstfault.report.message import fact_lines, first_line, log_lines, said, stack_lines
 from firstfault.report.words import State, ranks_text
-from firstfault.text import one_line, printable
+from firstfault.text import elide, one_line, printable
 from firstfault.tracebacks import chain, own_frames, place_of, runs
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
         yield from (_fact("changed", change) for change in report.changes)
     yield ""
     yield from _plain_evidence(report, verbose=verbose)
-    yield from ("", printable(verdict.message.strip()))
+    yield from ("", printable(said(verdict)))
     for told in _told(report, verbose=verbose):
         yield from _plain_block("where it stood:", stack_lines(told), None if verbose else _PLAIN_STACK)
         log = log_lines(told)
@@ -131,7 +131,8 @@ def _plain_evidence(report: Report, *, verbose: bool) -> Iterator[str]:
 
 
 def _fact(name: str, value: str) -> str:
-    return ascii_line(f"{name}: {value}", _PLAIN_FACT)
+    line = _one_row(f"{name}: {value}").replace("\t", " ")
+    return elide(line, _PLAIN_FACT).replace("\n", " ")
 
 
 def _one_row(text: str) -> str:
@@ -259,7 +260,7 @@ def _print_nodes(printer: _Printer, report: Report) -> None:
 
 
 def _print_traceback(printer: _Printer, report: Report) -> None:
-    root, message = report.verdict.root, report.verdict.message.strip()
+    root, message = report.verdict.root, said(report.verdict)
     if root is not None and root.exception is not None and root.exception.frames:
         printer.section("Traceback", "\n".join(_folded(root.exception)).split("\n"))
     elif message:

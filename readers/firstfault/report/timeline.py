@@ -80,7 +80,7 @@ class Timeline:
     lanes: tuple[Lane, ...]
     ticks: tuple[Tick, ...]
     zero: float
-    """Where the root cause stands."""
+    """Where times are counted from."""
     left_out: int
     """How many lanes more there would be."""
     untimed: int
@@ -157,17 +157,20 @@ def _bounds(event: Event) -> tuple[int, int]:
 
 def _lane(index: int, row: Sequence[Event], cascade: Cascade, scale: _Scale) -> Lane:
     name, label = _names(row, cascade)
+    is_open = not cascade.from_root and row[0].state is State.ROOT
     low, high = min(_bounds(event)[0] for event in row), max(_bounds(event)[1] for event in row)
-    places = sorted({(scale.x(event.at_ns or 0), event.bounds is not None) for event in row})
+    # of one that hung, its end says nothing
+    places = sorted({(scale.x(event.at_ns or 0), event.bounds is not None) for event in row if not is_open})
     step = max(len(places) // _POINTS, 1)
-    band = Band(scale.x(low), round(scale.x(high) - scale.x(low), 1))
-    last = row[-1].brief
+    left = _LEFT if is_open else scale.x(low)
+    band = Band(left, round(scale.x(high) - left, 1))
+    last = "since before that" if is_open else row[-1].brief
     return Lane(
         y=_TOP + (index + 0.5) * _LANE_HEIGHT,
         label=label if len(label) <= _LABEL else f"..{label[-(_LABEL - 2) :]}",
         name=name,
         state=row[0].state,
-        points=tuple(Point(x, sure) for x, sure in places[::step]),
+        points=tuple(Point(x, sure) for x, sure in {*places[::step], *places[-1:]}),
         band=band if band.width >= 1 else None,
         later=last if len(row) == 1 else f"until {last}",
         is_origin=len(row) == 1 and row[0].at_ns == 0,

@@ -67,6 +67,7 @@ class Blame(str, enum.Enum):
 
     CODE = "failed (your code)"
     INFRASTRUCTURE = "crashed (infrastructure)"
+    EITHER = "your code or infrastructure"
     UNKNOWN = "not known whose fault"
 
 
@@ -81,23 +82,21 @@ _CODE = {
     "cuda_oom",
     "gpu_kernel",
     "auth",
-    "hang",
     "exit",
 }
 _INFRASTRUCTURE = {
     "gpu_hardware",
-    "host_oom",
-    "disk_full",
     "storage",
     "network",
     "external_service",
     "rendezvous",
-    "signal",
     "preemption",
     "node_lost",
     "platform",
     "infrastructure",
 }
+_EITHER = {"host_oom", "disk_full", "signal", "hang"}
+"""Memory, disk, native code and waiting are both: what the code takes, and what it is given."""
 
 CATEGORY_ADVICE: dict[str, str] = {
     "recoverable": "see what the code waited for; it asked for another attempt itself",
@@ -122,15 +121,15 @@ CATEGORY_ADVICE: dict[str, str] = {
     "signal": "read the last lines of its log; core dumps and the kernel's log say more",
     "exit": "read the last lines of its log: something called exit",
     "stopped": "look for the failure that made its agent stop it",
-    "preemption": "nothing to fix: the node was taken away; train from a checkpoint",
-    "node_lost": "look at the node's events in the cluster: eviction, reboot, out of memory",
+    "preemption": "see in its pod's events why it was told to go; go on from a checkpoint",
+    "node_lost": "see in its pod's events what became of it: eviction, reboot, out of memory",
     "platform": "read the agent's log; the error is torch elastic's or firstfault's own",
     "infrastructure": "read the pod's events and its log",
     "unknown": "read the pod's log",
 }
 """What to do first about a root cause, for each category; one line for the imperative."""
 
-UNDETERMINED_ADVICE = "compare what the suspects did last: their stacks, counters and logs"
+UNDETERMINED_ADVICE = "compare where all stood, and what they logged last"
 
 SIGNALS: dict[str, str] = {
     "SIGABRT": "it aborted itself: a failed check in native code, or a watchdog's",
@@ -163,9 +162,8 @@ def blame_of_category(verdict: Verdict) -> Blame:
     """Return whose fault a verdict's root cause is; unknown if it is undetermined."""
     if verdict.scope is Scope.UNDETERMINED:
         return Blame.UNKNOWN
-    if verdict.category in _CODE:
-        return Blame.CODE
-    return Blame.INFRASTRUCTURE if verdict.category in _INFRASTRUCTURE else Blame.UNKNOWN
+    whose = {Blame.CODE: _CODE, Blame.INFRASTRUCTURE: _INFRASTRUCTURE, Blame.EITHER: _EITHER}
+    return next((blame for blame, categories in whose.items() if verdict.category in categories), Blame.UNKNOWN)
 
 
 def about_category(category: str) -> str:
@@ -180,7 +178,7 @@ def explain_signal(signal: str, resources: Resources) -> str:
     if signal == "SIGKILL" and resources.oom_kill:
         return f"{said}; the kernel's OOM killer did it: oom_kill rose by {resources.oom_kill}"
     if signal == "SIGKILL" and resources.oom_kill == 0:
-        return f"{said}; not by the kernel for want of memory: oom_kill did not rise"
+        return f"{said}; no OOM kill was counted"
     return said
 
 

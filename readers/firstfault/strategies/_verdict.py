@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.fingerprint import fingerprint_of
 from firstfault.model import Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
-from firstfault.text import one_line, sentence_of
+from firstfault.text import one_line, redact, sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -161,7 +161,8 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     subject = f"ranks {_listed(ranks)}" if len(ranks) > 1 else who(root)
     text = _sentence(root)
     headline = f"{root.what}, {subject}" + (f": {text}" if text and text != root.what else "")
-    return one_line(headline, _HEADLINE)
+    # before it is cut: a credential without its end is no longer known for one
+    return one_line(redact(headline), _HEADLINE)
 
 
 def _sentence(root: WorkerError) -> str:
@@ -219,5 +220,5 @@ def _line(failure: WorkerError) -> str:
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
         return one_line(f"stopped by its agent ({sent.signal}): {sent.reason}")
-    text = one_line(failure.exception.message if failure.exception is not None else failure.message, 120)
+    text = one_line(redact(failure.exception.message if failure.exception is not None else failure.message), 120)
     return one_line(f"{failure.what}: {text}" if text else failure.what)

@@ -389,7 +389,7 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
     waiting = {finding.failure.fingerprint for finding in findings if finding.waited}
     waited = sum(finding.waited for finding in findings) + sum(map(len, map(job.unopened_like, waiting)))
     own = (silent.failure,) if silent.failure is not None else ()
-    why = [Reason(f"{_name(silent)}: {silent.why}", own), Reason("nobody failed by itself")]
+    why = [Reason(f"{_name(silent)}: {silent.why}", own), Reason("nobody raised a fault of its own")]
     if waited:
         waiters = (finding for finding in findings if finding.waited)
         why.append(Reason(f"{waited} timed out waiting", _failures(waiters)))
@@ -465,7 +465,8 @@ def _undetermined(
     ).failure
     unclear = _count(findings, job, Standing.UNCLEAR)
     count = len(findings) + job.unopened_elsewhere()
-    told = f"{unclear} of {count} failures can be read in both ways, the others name somebody else"
+    told = f"{unclear} of {count} failures can be read in both ways" if unclear else "all failures name somebody else"
+    told += ", the others name somebody else" if 0 < unclear < count else ""
     both_ways = _failures(finding for finding in findings if finding.standing is Standing.UNCLEAR)
     why = [Reason("nobody failed by itself, and nobody stands out"), Reason(told, both_ways), *map(Reason, more)]
     hint = "; suspects: " + ", ".join(_suspected(item) for item in suspects[:3]) if suspects else ""

@@ -49,9 +49,18 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
 @click.option("--store", default=".firstfault/runs", show_default=True, metavar="URI", help="Where outputs go.")
 @click.option("--env", "environment", multiple=True, callback=_environment, metavar="K=V", help="Set in every pod.")
 @click.option("--retries", type=click.IntRange(min=0), metavar="R", help="Overrides the task's retries.")
-@click.option("--system-retries", type=click.IntRange(min=0), default=3, show_default=True, metavar="R")
+@click.option(
+    "--system-retries",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    metavar="R",
+    help="Retries on the system's budget, as for a lost node.",
+)
 @click.option("--strategy", metavar="S", help="How the root cause is found; overrides the task's.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of each attempt.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of an attempt."
+)
 @click.option("--json", "as_json", is_flag=True, help="Last line of stdout: one object (firstfault.run/v1).")
 @debug_option
 def run(as_json: bool, timeout: float | None, **options: Any) -> int:

@@ -236,7 +236,7 @@ def _attempt(
         seen = error_seen(prefix, state, multi_file=multi) if state is not None else None
         ended = time.monotonic() - started
         if state is not None:
-            tell(f"attempt {number}: job {state.value} after {ended:.1f} s")
+            tell(f"attempt {number}: ended after {ended:.1f} s, to Kubernetes the job {state.value.lower()}")
             pods_ended_ns = _linger(pods, plan)
         else:
             tell(f"attempt {number}: not done after {plan.settings.timeout_seconds:g} s, ending it")

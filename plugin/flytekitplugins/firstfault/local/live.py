@@ -176,7 +176,7 @@ class LiveView:
         lines = node_lines(running.pods, self._cascade)
         alive = sum(pod.exit_code is None for pod in running.pods)
         seconds = time.monotonic() - running.started
-        head = f"attempt {running.number}, {seconds:.0f} s, {alive} of {len(lines)} pods run"
+        head = f"attempt {running.number}, {seconds:.0f} s, {alive} of {len(lines)} pods running"
         shown, more = shown_lines(lines)
         rows = [
             Text(head, style="bold"),

@@ -13,7 +13,9 @@
   };
 
   // --- copying and downloading
-  const copied = async (text) => {
+  const copy = async (text) => {
+    const before = document.activeElement;
+    let done = true;
     try {
       await navigator.clipboard.writeText(text);
     } catch {
@@ -22,14 +24,15 @@
       area.value = text;
       top.append(area);
       area.select();
-      document.execCommand("copy");
+      done = document.execCommand("copy");
       area.remove();
+      before.focus();
     }
+    said.textContent = done ? "copied" : "this browser does not let it be copied";
   };
   find(".ff-tools").hidden = false;
   find("#ff-copy").addEventListener("click", async () => {
-    await copied(find("#ff-markdown").value);
-    said.textContent = "copied";
+    await copy(find("#ff-markdown").value);
   });
   find("#ff-download").addEventListener("click", () => {
     const link = make("a");
@@ -38,13 +41,12 @@
     top.append(link);
     link.click();
     link.remove();
-    said.textContent = "saved as firstfault.json";
+    said.textContent = "firstfault.json is on its way to your downloads";
   });
   for (const button of top.querySelectorAll(".ff-copy-one")) {
     button.hidden = false;
     button.addEventListener("click", async () => {
-      await copied(button.previousElementSibling.textContent);
-      said.textContent = "copied";
+      await copy(button.previousElementSibling.textContent);
     });
   }
 
@@ -59,8 +61,13 @@
     target.focus();
     target.scrollIntoView();
   });
+  let opened = [];
   addEventListener("beforeprint", () => {
-    for (const part of top.querySelectorAll("details")) part.open = true;
+    opened = [...top.querySelectorAll("details:not([open])")];
+    for (const part of opened) part.open = true;
+  });
+  addEventListener("afterprint", () => {
+    for (const part of opened) part.open = false;
   });
 
   // --- the grid of ranks: pages, filters, arrow keys
@@ -131,6 +138,7 @@
         pages.querySelector('[data-to="1"]').disabled = end >= shown.length;
         find("#ff-shown").textContent = `${start + 1} to ${end} of ${shown.length}`;
       }
+      detail.hidden = true;
       form.querySelector("output").textContent = `${shown.length} of ${data.ranks.length} ranks`;
     };
     if (pages) {
@@ -200,7 +208,7 @@
         row.id = `ff-group-${number}`;
         const sign = make("span", `ff-mark ff-is-${slug}`, mark);
         sign.setAttribute("aria-hidden", "true");
-        const stateCell = make("td");
+        const stateCell = make("td", "ff-state");
         stateCell.append(sign, ` ${name}`);
         const text = make("td", "ff-text", `${line || what} `);
         if (later && slug !== "root") text.append(make("span", "ff-when", later));
