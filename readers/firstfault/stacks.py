@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.tracebacks import is_library
+
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
 
@@ -54,7 +56,7 @@ def _where(text: str) -> Where:
     frames = [match.groupdict() for match in _FRAME.finditer(parts[-1])]
     if not frames:
         return Where(Stood.UNKNOWN)
-    own = next((frame for frame in frames if not _is_library(frame["file"])), frames[0])
+    own = next((frame for frame in frames if not is_library(frame["file"])), frames[0])
     name = f"{own['file'].rsplit('/', 1)[-1]}:{own['line']} in {own['function']}"
     inner = [frame["file"] for frame in frames[:_DEPTH] if not _OURS.search(frame["file"])]
     if any(_COLLECTIVE.search(file) for file in inner):
@@ -62,7 +64,3 @@ def _where(text: str) -> Where:
     if any(_WAITING.search(file) for file in inner[:2]):
         return Where(Stood.TORCH, name)
     return Where(Stood.ELSEWHERE, name)
-
-
-def _is_library(file: str) -> bool:
-    return "/site-packages/" in file or "/lib/python3" in file or file.startswith("<")

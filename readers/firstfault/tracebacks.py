@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo, FrameInfo
 
-__all__ = ["FrameRun", "Link", "chain", "format_exception", "is_own", "own_frames", "place_of", "runs"]
+__all__ = ["FrameRun", "Link", "chain", "format_exception", "is_library", "own_frames", "place_of", "runs"]
 
 _LIBRARY = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|flytekitplugins/firstfault)/|^<")
 _PACKAGE = re.compile(r"(?:site-packages|dist-packages)/(?P<name>[^/]+)")
+_FRAMEWORKS = {"Python", "torch", "flytekit", "firstfault", "numpy"}
 _BETWEEN = {
     "cause": "The above exception was the direct cause of the following exception:",
     "context": "During handling of the above exception, another exception occurred:",
@@ -40,17 +41,22 @@ class Link:
     """How it hangs on the one before it, as Python says it; empty for the first."""
 
 
-def is_own(frame: FrameInfo) -> bool:
-    """Whether a frame is the program's own: not of an installed package, of Python, or of firstfault."""
-    return not _LIBRARY.search(frame.file)
+def is_library(file: str) -> bool:
+    """Whether a file is none of the program's own: of an installed package, of Python, or of firstfault."""
+    return _LIBRARY.search(file) is not None
 
 
 def own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
-    """Return the program's own frames, outermost first; of its deepest cause that has any, if it has none itself."""
-    for link in (exception, *exception.causes):
-        found = tuple(frame for frame in link.frames if is_own(frame))
-        if found:
-            return found
+    """Return the program's own frames, outermost first; of its nearest cause that has any, if it has none itself.
+
+    A program may be installed as a package: where nothing else is its own, frames of packages count that are none of
+    the frameworks'.
+    """
+    for belongs in (_is_own, lambda frame: _library_of(frame) not in _FRAMEWORKS):
+        for link in (exception, *exception.causes):
+            found = tuple(frame for frame in link.frames if belongs(frame))
+            if found:
+                return found
     return ()
 
 
@@ -81,8 +87,12 @@ def format_exception(exception: ExceptionInfo) -> str:
     return "\n".join(parts).rstrip("\n")
 
 
+def _is_own(frame: FrameInfo) -> bool:
+    return not is_library(frame.file)
+
+
 def _library_of(frame: FrameInfo) -> str:
-    if is_own(frame):
+    if _is_own(frame):
         return ""
     package = _PACKAGE.search(frame.file)
     if package:

@@ -165,7 +165,8 @@ def screen() -> _Screen:
 
 
 def _threads() -> set[str]:
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("firstfault-")}
+    names = {"firstfault-live", "firstfault-follow"}
+    return names & {thread.name for thread in threading.enumerate()}
 
 
 def test_the_view_follows_an_attempt(pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen) -> None:

@@ -97,7 +97,10 @@ def test_only_the_suites_know_pytest() -> None:
     assert {name for name in _importing(_READERS, "firstfault.testing") if not name.startswith("testing/")} == set()
 
 
-@pytest.mark.parametrize("library", ["click", "rich", "rich_click"])
-def test_only_the_command_line_knows_the_terminal(library: str) -> None:
-    """What parses arguments is imported by the command line alone."""
-    assert {name for name in _importing(_READERS, library) if not name.startswith("cli/")} == set()
+@pytest.mark.parametrize(
+    ("library", "report"),
+    [("click", set()), ("rich_click", set()), ("rich", {"report/terminal.py"}), ("jinja2", {"report/html.py"})],
+)
+def test_who_knows_the_terminal_and_the_page(library: str, report: set[str]) -> None:
+    """What parses arguments is imported by the command line alone; what draws, by the one module that draws with it."""
+    assert {name for name in _importing(_READERS, library) if not name.startswith("cli/")} == report

@@ -20,10 +20,13 @@ SCREENSHOTS = Path("build/screenshots")
 """What CI keeps."""
 
 
-@pytest.fixture(scope="session")
+# not for the whole session: while playwright runs, its event loop is the main thread's, and nobody else can run one
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Start chromium once; a machine without one says what to install."""
+    """Start chromium for a module; a machine without one says what to install."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None and os.environ.get("CI"):
+        pytest.fail("there is no chromium, and in CI nothing of this may be left out")
     if path is None:
         pytest.skip("needs a browser: apt-get install chromium, or say where one is in CHROMIUM")
     with sync_playwright() as playwright:

@@ -54,7 +54,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     from firstfault.reader import MultiErrorFileOutputReader  # noqa: PLC0415 - `--help` needs none of it
 
     reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
-    told = _Told(uri, reader, as_json=as_json)
+    told = _Told(reader, as_json=as_json)
     click.echo(f"firstfault: watching {reader.errors_uri}", err=True)
     try:
         asyncio.run(asyncio.wait_for(_follow(reader, told, interval), timeout))
@@ -75,7 +75,7 @@ async def _follow(reader: MultiErrorFileOutputReader, told: _Told, interval: flo
 class _Told:
     """What was said so far, and what is new about each look."""
 
-    def __init__(self, uri: str, reader: MultiErrorFileOutputReader, *, as_json: bool) -> None:
+    def __init__(self, reader: MultiErrorFileOutputReader, *, as_json: bool) -> None:
         self.last: Conclusion | None = None
         self._reader = reader
         self._as_json = as_json

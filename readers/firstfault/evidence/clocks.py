@@ -23,6 +23,8 @@ _LOST_NS = 2 * _S
 """How long others may take to notice an agent's."""
 _WHOLE_S = _S
 """The storage's times are often whole seconds."""
+_COPIED_S = 60
+"""Seconds; documents that were stored so much later than they were recorded, on all nodes, are copies."""
 _NAMED = 3
 """Nodes whose clocks are spoken of."""
 _UNKNOWN_NS = 3600 * _S
@@ -142,6 +144,9 @@ class Clocks:
 
         Those that are wrong by most, and how many more there are.
         """
+        moved = self._stored_later()
+        if moved is not None:
+            return [f"all documents were stored some {moved} s after they were recorded: copied, or all clocks behind"]
         wrong = sorted(
             (-max(offset.low, -offset.high), node, offset)
             for node, offset in self._offsets.items()
@@ -153,7 +158,18 @@ class Clocks:
             for _, node, offset in wrong[:_NAMED]
         ]
         more = len(wrong) - len(said)
-        return [*said, f"so are those of {more} more nodes, by less"] if more > 0 else said
+        others = "so is that of one more node" if more == 1 else f"so are those of {more} more nodes"
+        return [*said, f"{others}, by less"] if more > 0 else said
+
+    def _stored_later(self) -> int | None:
+        """By how many seconds the storage's times are later than all nodes' own, if by the same: a copy has new ones.
+
+        It says nothing about one node's clock beside another's.
+        """
+        behind = [-offset.low // _S for offset in self._offsets.values()]
+        if len(behind) < 2 or min(behind) < _COPIED_S or max(behind) - min(behind) > _COPIED_S:  # noqa: PLR2004 - nodes
+            return None
+        return min(behind)
 
 
 def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:

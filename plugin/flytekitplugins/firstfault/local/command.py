@@ -58,9 +58,7 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
     help="Retries on the system's budget, as for a lost node.",
 )
 @click.option("--strategy", metavar="S", help="How the root cause is found; overrides the task's.")
-@click.option(
-    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of an attempt."
-)
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of an attempt.")
 @click.option("--json", "as_json", is_flag=True, help="Last line of stdout: one object (firstfault.run/v1).")
 @debug_option
 def run(as_json: bool, timeout: float | None, **options: Any) -> int:
