@@ -96,6 +96,17 @@ def test_a_node_can_be_the_root_cause(name: str, node: str) -> None:
     assert [item.name for item in SCOPE_SCENES[name]().cascade.nodes if item.state is State.ROOT] == [node]
 
 
+def test_a_node_has_no_place_in_the_program() -> None:
+    """Where its victims stood says nothing about it."""
+    assert SCOPE_SCENES["node"]().answers.code == ""
+
+
+def test_who_waited_in_vain_is_a_victim_of_the_one_that_hung() -> None:
+    """Alone its timeout could be read in both ways; the verdict says whom it waited for."""
+    cascade = CATEGORY_SCENES["hang"]().cascade
+    assert [item.state for item in cascade.ranks] == [State.VICTIM, State.VICTIM, State.STOPPED, State.ROOT]
+
+
 def test_suspects_are_marked() -> None:
     """Who may be it instead is neither root cause nor victim."""
     job = make_job(make_error(3), make_error(5, at_ms=4, exception="KeyError"))

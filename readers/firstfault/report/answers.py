@@ -159,6 +159,8 @@ def _code(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
     """Where in the program it was, and the line there; of an undetermined verdict, where all were."""
     if verdict.root is not None:
         return _code_of(verdict.root)
+    if verdict.scope is not Scope.UNDETERMINED:
+        return "", ""  # a node has no place in the program
     places = {_code_of(failure) for failure in job.failures}
     return places.pop() if len(places) == 1 else ("", "")
 

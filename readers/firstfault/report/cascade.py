@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.assemble import silent_nodes
 from firstfault.evidence.clocks import Clocks, Interval
-from firstfault.evidence.standing import Standing, findings_of
+from firstfault.evidence.standing import Finding, Standing, findings_of
 from firstfault.model import Phase, Scope, Subject
 from firstfault.report.answers import headline_parts
 from firstfault.report.words import State, duration
@@ -184,16 +184,19 @@ _STATES = {Standing.CONSEQUENCE: State.VICTIM, Standing.UNCLEAR: State.UNCLEAR}
 
 def _states(job: JobErrors, verdict: Verdict) -> list[State]:
     """The state of each failure, in their order: what the verdict says of it, else what it says of itself."""
-    return [_state(finding.failure, finding.standing, verdict) for finding in findings_of(job)]
+    return [_state(finding, verdict) for finding in findings_of(job)]
 
 
-def _state(failure: WorkerError, standing: Standing, verdict: Verdict) -> State:
+def _state(finding: Finding, verdict: Verdict) -> State:
+    failure, standing = finding.failure, finding.standing
     if verdict.scope is not Scope.UNDETERMINED and (failure is verdict.root or _is_of_the_root(failure, verdict)):
         return State.ROOT
     if any(_is_suspect(failure, suspect.rank, suspect.node) for suspect in verdict.suspects):
         return State.SUSPECT
     if failure.stopped_by_agent:
         return State.STOPPED if standing is Standing.CONSEQUENCE else State.UNCLEAR
+    if finding.waited and verdict.category == "hang" and verdict.scope is not Scope.UNDETERMINED:
+        return State.VICTIM  # of the one that it waited for
     # whoever failed by itself, and is not the root cause, may have been it
     return _STATES.get(standing, State.UNCLEAR if verdict.scope is Scope.UNDETERMINED else State.SUSPECT)
 
