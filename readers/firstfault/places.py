@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from firstfault.store._uri import join, split_name
 
-__all__ = ["ERRORS", "ROSTER", "Layout", "is_error_file", "is_stock_error_file", "join_name"]
+__all__ = ["ERRORS", "ROSTER", "Layout", "attempt_of", "is_error_file", "is_stock_error_file", "join_name"]
 
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.
@@ -63,3 +63,14 @@ def is_stock_error_file(name: str) -> bool:
 def join_name(folder: str, name: str) -> str:
     """Path of an object relative to the store's root."""
     return f"{folder}/{name}" if folder else name
+
+
+def attempt_of(uri: str) -> tuple[str, int] | None:
+    """Return the folder that holds all attempts and this one's number; None if no number ends the output prefix.
+
+    Flyte's output prefix of an attempt is ``<...>/data/<number>``; what lies below it will do as well.
+    """
+    folder, name = split_name(Layout.of(uri).root)
+    if name == "firstfault":
+        folder, name = split_name(folder)
+    return (folder, int(name)) if name.isdecimal() and str(int(name)) == name else None

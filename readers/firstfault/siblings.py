@@ -9,32 +9,21 @@ from typing import TYPE_CHECKING
 
 from firstfault.aio import gathered, run_sync
 from firstfault.errors import FirstFaultError
-from firstfault.places import OUTPUTS, Layout
+from firstfault.places import OUTPUTS, attempt_of
 from firstfault.reader import MultiErrorFileOutputReader
 from firstfault.report.attempts import AttemptSummary, summary_of
-from firstfault.store import is_remote, join, open_store, split_name
+from firstfault.store import is_remote, join, open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault.reader import Conclusion
 
-__all__ = ["attempt_of", "logs_of_run", "sibling_attempts"]
+__all__ = ["logs_of_run", "sibling_attempts"]
 
 _AROUND = 10
 """Attempts that are read beside one: those before it that are nearest, then those after it."""
 _SECONDS = 5.0
-
-
-def attempt_of(uri: str) -> tuple[str, int] | None:
-    """Return the folder that holds all attempts and this one's number; None if no number ends the output prefix.
-
-    Flyte's output prefix of an attempt is ``<...>/data/<number>``; what lies below it will do as well.
-    """
-    folder, name = split_name(Layout.of(uri).root)
-    if name == "firstfault":
-        folder, name = split_name(folder)
-    return (folder, int(name)) if name.isdecimal() and str(int(name)) == name else None
 
 
 def logs_of_run(uri: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.assemble import Findings, Unreadable, assemble, digest_of, nodes_done
+from firstfault.assemble import Findings, Unreadable, assemble, digest_of, nodes_done, pods_live
 from firstfault.keys import ErrorKey
 from firstfault.model import (
     CausedBy,
@@ -665,3 +665,19 @@ def test_the_members_of_a_merge_are_not_changed() -> None:
     inner = ExceptionInfo("OSError", "disk full", notes=("on /data",))
     (failure,) = _job(make_error(3, exception=None), make_error(3, exception=inner, writer=Writer.AGENT)).failures
     assert failure.exception == inner
+
+
+@pytest.mark.parametrize(
+    ("failures", "roster", "live"),
+    [
+        ([make_error(0)], [make_presence(nodes=1)], True),
+        ([make_error(0)], [make_presence(Phase.JOINED, nodes=1)], False),
+        ([make_error(None, subject=Subject.AGENT, category="platform")], [make_presence(nodes=1)], True),
+        ([make_error(None, subject=Subject.AGENT, category="node_lost")], [make_presence(nodes=1)], False),
+        ([make_error(0)], [], True),
+    ],
+    ids=["done", "silent", "its agent failed", "its agent is gone", "nobody said"],
+)
+def test_whether_the_pods_live(failures: list[WorkerError], roster: list[NodePresence], live: bool) -> None:
+    """A node that never said that it is done, or whose agent is gone, may have taken its pod along."""
+    assert pods_live(assemble(Findings(documents=tuple(failures), roster=tuple(roster)))) is live

@@ -192,6 +192,15 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FsspecStore, "list", listing)
 
 
+def test_the_folder_of_a_run_leads_to_its_attempts(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
+    """A folder that holds attempts is none itself: where the first lies is said."""
+    attempt.write(make_error(3))
+    Path(attempt.uri).rename(tmp_path / "0")
+    ran = run("show", str(tmp_path))
+    assert ran.code == EXIT.NOTHING_FOUND
+    assert f"attempts lie below it, the first in {tmp_path}/0" in ran.err
+
+
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_a_storage_error_is_one_line(attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...]) -> None:

@@ -11,8 +11,9 @@ import pytest
 from firstfault.errors import AccessDeniedError
 from firstfault.keys import error_key_for, roster_key_for
 from firstfault.model import JobErrors, Kind, Phase
+from firstfault.places import attempt_of
 from firstfault.reader import MultiErrorFileOutputReader
-from firstfault.siblings import attempt_of, sibling_attempts
+from firstfault.siblings import logs_of_run, sibling_attempts
 from firstfault.testing import make_error, make_presence
 from firstfault.wire import encode, encode_presence
 
@@ -163,3 +164,13 @@ def test_storage_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     first, second = _siblings(tmp_path, 1)
     assert first.note == "could not be read: cannot list it: refused"
     assert second.verdict is not None
+
+
+def test_logs_of_a_run_on_this_machine(tmp_path: Path) -> None:
+    """What ``firstfault run`` printed is found beside an attempt, by pod; of any other attempt nothing is."""
+    log = tmp_path / "logs" / "attempt-1" / "f00-n0-0-worker-1.log"
+    _put(log)
+    assert logs_of_run(f"{tmp_path}/1") == {"f00-n0-0-worker-1": str(log)}
+    assert logs_of_run(f"{tmp_path}/0") == {}
+    assert logs_of_run(f"{tmp_path}/x") == {}
+    assert logs_of_run("s3://bucket/data/1") == {}

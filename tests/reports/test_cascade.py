@@ -132,6 +132,12 @@ def test_two_nodes_that_claim_one_rank() -> None:
     assert sum(group.count for group in cascade.groups) == 2
 
 
+def test_a_number_of_ranks_that_cannot_be_is_not_believed() -> None:
+    """One damaged document does not make a report of four billion silent ranks."""
+    cascade = _cascade(make_job(make_error(3, world_size=2**32 - 1)))
+    assert [item.rank for item in cascade.ranks] == [3]
+
+
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from firstfault.model import (
 from firstfault.report import flyte_message, markdown, report_of
 from firstfault.report.html import page
 from firstfault.report.message import first_line
+from firstfault.report.terminal import terminal_text
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
@@ -474,13 +475,19 @@ def test_the_scope_undetermined_is_in_the_answer() -> None:
 
 
 def test_no_form_tells_a_credential() -> None:
-    """A stock file's text has been through nobody's hands: message, page, Markdown and JSON leave credentials out."""
+    """A stock file's text has been through nobody's hands: message, page, Markdown and terminal leave credentials out."""
     secret = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105 - the example of AWS's own documentation
-    stock = make_error(None, node="w-0", writer=Writer.STOCK, exception=None, message=f"denied for {secret}")
+    stock = make_error(
+        None,
+        node="w-0",
+        writer=Writer.STOCK,
+        exception=None,
+        message=f"{'x' * 140} denied for https://user:{secret}@hub/",
+    )
     other = make_error(3, at_ms=4, exception="OSError", message=f"https://user:{secret}@hub/", log_tail=f"key {secret}")
     job = make_job(stock, other)
     verdict = run_strategy(get_strategy("earliest"), job)
     report = report_of(job, verdict, _NO, uri=_URI)
-    for text in (flyte_message(report), markdown(report), page(report)):
+    for text in (flyte_message(report), markdown(report), page(report), terminal_text(report)):
         assert "w-0" in text
         assert secret not in text

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.model import Scope
+from firstfault.places import attempt_of
 from firstfault.report.answers import answers_on
 from firstfault.report.attempts import changes_between
 from firstfault.report.cascade import cascade_of
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["Fact", "Report", "report_of"]
 
 _FEW = 5
-_ATTEMPT = re.compile(r"/(\d+)(?:/firstfault)?(?:/errors)?/?$")
-"""How the output prefix of an attempt ends, or a folder below it."""
 _MS = 1_000_000
 
 
@@ -121,9 +119,9 @@ def _change(attempts: Sequence[AttemptSummary], number: int | None) -> str:
 
 def _number(job: JobErrors, uri: str) -> int | None:
     """This attempt's number: Flyte's output prefix ends with it, and its documents have it; None if neither says."""
-    found = _ATTEMPT.search(uri)
+    found = attempt_of(uri) if uri else None
     if found is not None:
-        return int(found[1])
+        return found[1]
     places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
     return max((place.attempt for place in places if place.incarnation), default=None)
 
