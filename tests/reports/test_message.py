@@ -475,7 +475,7 @@ def test_the_scope_undetermined_is_in_the_answer() -> None:
 
 
 def test_no_form_tells_a_credential() -> None:
-    """A stock file's text has been through nobody's hands: message, page, Markdown and terminal leave credentials out."""
+    """A stock file's text has been through nobody's hands: all forms leave credentials out."""
     secret = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105 - the example of AWS's own documentation
     stock = make_error(
         None,

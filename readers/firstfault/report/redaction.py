@@ -6,6 +6,7 @@ It comes before anything is cut to a line: a credential whose end is cut off is 
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import WorkerError
@@ -52,7 +53,7 @@ def _clean(value: Any) -> Any:
 
 def _cleaned(value: Any) -> Any:
     if isinstance(value, str) and type(value) is str:
-        text = redact(value)
+        text = _redacted(value)
         return value if text == value else text
     if isinstance(value, tuple):
         parts = tuple(map(_cleaned, value))
@@ -60,3 +61,9 @@ def _cleaned(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type) and not isinstance(value, WorkerError):
         return _clean(value)
     return value
+
+
+@lru_cache(maxsize=4096)
+def _redacted(text: str) -> str:
+    """Frames, nodes and reasons are the same in thousands of documents."""
+    return redact(text)
