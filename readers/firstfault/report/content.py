@@ -230,7 +230,8 @@ def _followers(verdict: Verdict, cascade: Cascade) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return ""  # nobody is a victim for sure
     stopped, victims = cascade.count(State.STOPPED), cascade.count(State.VICTIM)
-    parts = [f"{victims} lost a peer"] if victims else []
+    became = "waited in vain" if verdict.category == "hang" else "lost a peer"
+    parts = [f"{victims} {became}"] if victims else []
     parts += [f"{stopped} stopped by {'its agent' if stopped == 1 else 'their agents'}"] if stopped else []
     if not parts or not cascade.events:
         return str(verdict.victims.count or "")

@@ -23,7 +23,7 @@ from firstfault.report.words import State, ranks_text, short_names, size
 from firstfault.stacks import where_it_stood
 from firstfault.strategies import who
 from firstfault.text import elide, printable, redact
-from firstfault.tracebacks import chain, format_exception, place_of, runs
+from firstfault.tracebacks import chain, format_exception, runs
 
 if TYPE_CHECKING:
     import jinja2
@@ -98,13 +98,18 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters.update(ranks=ranks_text, time=format_timestamp, size=size, who=who, place=place_of)
+    environment.filters.update(ranks=ranks_text, time=format_timestamp, size=size, who=who, sentence=_sentence)
     return environment
 
 
 def _shown(value: Any) -> Any:
     """Credentials, and what steers a terminal or turns text around, are left out; markup of our own is left alone."""
     return _safe(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _sentence(text: str) -> str:
+    """A sentence begins with a capital letter, unless its first word is a name of ours: "node_lost"."""
+    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
 def _safe(text: str) -> str:
