@@ -19,7 +19,7 @@ from firstfault.report.json import format_timestamp, to_json
 from firstfault.report.markdown import markdown
 from firstfault.report.message import first_line, log_lines, said
 from firstfault.report.timeline import timeline_of
-from firstfault.report.words import State, ranks_text, short_names, size
+from firstfault.report.words import State, ranks_text, short_names
 from firstfault.stacks import where_it_stood
 from firstfault.strategies import who
 from firstfault.text import elide, printable, redact
@@ -98,7 +98,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters.update(ranks=ranks_text, time=format_timestamp, size=size, who=who, sentence=_sentence)
+    environment.filters.update(ranks=ranks_text, time=format_timestamp, who=who, sentence=_sentence)
     return environment
 
 
