@@ -481,6 +481,11 @@ class Suspect:
     rank: int | None = None
     node: str | None = None
 
+    @property
+    def name(self) -> str:
+        """Whom it names: "rank 3", or the node's name."""
+        return f"rank {self.rank}" if self.rank is not None else str(self.node)
+
 
 @dataclass(frozen=True, slots=True)
 class Victims:
@@ -521,6 +526,12 @@ class Verdict:
     document_count: int = 0
     root: WorkerError | None = None
     """The failure the verdict rests on, None if there is no single one."""
+
+    @property
+    def reasons(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Each sentence of `why` with the names of the documents it rests on."""
+        sources = (*self.sources, *(() for _ in self.why))
+        return tuple(zip(self.why, sources, strict=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,17 @@ def test_who_waited_in_vain_is_a_victim_of_the_one_that_hung() -> None:
     assert [item.state for item in cascade.ranks] == [State.VICTIM, State.VICTIM, State.STOPPED, State.ROOT]
 
 
+def test_a_later_death_by_the_same_signal_is_no_root_cause() -> None:
+    """The verdict names the first; the other may have been it, and is no second root cause."""
+    death = {"exception": None, "signal": "SIGKILL", "exit_code": -9, "writer": Writer.AGENT, "boot_id": "b"}
+    job = make_job(
+        make_error(3, monotonic_ns=10**12, **death),
+        make_error(5, at_ms=60_000, monotonic_ns=10**12 + 60_000 * _MS, **death),
+    )
+    assert _verdict(job).ranks == (3,)
+    assert [(item.rank, item.state) for item in _cascade(job).ranks] == [(3, State.ROOT), (5, State.SUSPECT)]
+
+
 def test_suspects_are_marked() -> None:
     """Who may be it instead is neither root cause nor victim."""
     job = make_job(make_error(3), make_error(5, at_ms=4, exception="KeyError"))

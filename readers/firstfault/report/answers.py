@@ -142,7 +142,7 @@ def _deeper(root: WorkerError) -> str:
 
 def _where(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
-        suspects = [f"rank {item.rank}" if item.rank is not None else str(item.node) for item in verdict.suspects]
+        suspects = [suspect.name for suspect in verdict.suspects]
         more = f" and {len(suspects) - _FEW} more" if len(suspects) > _FEW else ""
         return f"one of: {', '.join(suspects[:_FEW])}{more}" if suspects else "nobody stands out"
     on = f" on {verdict.node}" if verdict.node else ""
@@ -243,8 +243,7 @@ def _unknown(job: JobErrors, verdict: Verdict, cascade: Cascade) -> Iterator[str
     elif verdict.confidence != "high":
         yield f"whether it was really this one: confidence is {verdict.confidence}, see the evidence"
     for suspect in verdict.suspects[:_FEW]:
-        name = f"rank {suspect.rank}" if suspect.rank is not None else str(suspect.node)
-        yield f"whether it was {name}: {suspect.why}"
+        yield f"whether it was {suspect.name}: {suspect.why}"
     if len(verdict.suspects) > _FEW:
         yield f"and {len(verdict.suspects) - _FEW} more suspects"
     if not verdict.settled:

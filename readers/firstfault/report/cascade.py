@@ -202,11 +202,14 @@ def _state(finding: Finding, verdict: Verdict) -> State:
 
 
 def _is_of_the_root(failure: WorkerError, verdict: Verdict) -> bool:
-    """Whether it has the root cause's fault, or is told of by its node's other document."""
+    """Whether it is of one of the ranks that the verdict names, with their fault, or of the node's agent.
+
+    Not everybody with that fault: of deaths by one signal the verdict may name the first alone.
+    """
     if verdict.scope in {Scope.RANK, Scope.RANKS}:
-        if verdict.root is None:
-            return failure.rank in verdict.ranks and failure.node == (verdict.node or failure.node)
-        return bool(verdict.fingerprint) and failure.fingerprint == verdict.fingerprint
+        is_alike = verdict.root is None or failure.fingerprint == verdict.fingerprint
+        is_there = len(verdict.ranks) > 1 or not verdict.node or failure.node == verdict.node
+        return failure.rank in verdict.ranks and is_alike and is_there
     return failure.subject is Subject.AGENT and failure.node == verdict.node
 
 

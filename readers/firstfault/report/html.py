@@ -185,11 +185,9 @@ class _View:
 
     def evidence(self) -> list[tuple[str, list[_Document]]]:
         """Each sentence of the verdict with the documents it rests on."""
-        verdict = self._report.verdict
-        sources = [*verdict.sources, *[()] * len(verdict.why)]
         return [
             (sentence, [self._by_name[name] for name in names if name in self._by_name])
-            for sentence, names in zip(verdict.why, sources, strict=False)
+            for sentence, names in self._report.verdict.reasons
         ]
 
     # --- ranks ---------------------------------------------------------------------------------------------------

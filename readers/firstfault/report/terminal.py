@@ -121,13 +121,12 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
 
 
 def _plain_evidence(report: Report, *, verbose: bool) -> Iterator[str]:
-    for sentence, names in _reasons(report):
+    for sentence, names in report.verdict.reasons:
         yield _fact("why", sentence)
         if verbose:
             yield from (_fact("source", name) for name in names)
     for suspect in report.verdict.suspects:
-        name = f"rank {suspect.rank}" if suspect.rank is not None else str(suspect.node)
-        yield _fact("suspect", f"{name}, {suspect.why}")
+        yield _fact("suspect", f"{suspect.name}, {suspect.why}")
 
 
 def _fact(name: str, value: str) -> str:
@@ -239,7 +238,7 @@ def _print_more(printer: _Printer, report: Report) -> None:
     if len(report.attempts) > 1:
         printer.section("Attempts side by side", [f"attempt {_attempt_text(attempt)}" for attempt in report.attempts])
     printer.section("Facts", fact_lines(report))
-    evidence = [[sentence, *(f"  {name}" for name in names)] for sentence, names in _reasons(report)]
+    evidence = [[sentence, *(f"  {name}" for name in names)] for sentence, names in report.verdict.reasons]
     printer.section("Evidence", itertools.chain.from_iterable(evidence))
     _print_nodes(printer, report)
     _print_traceback(printer, report)
@@ -273,13 +272,6 @@ def _print_stacks_and_log(printer: _Printer, failure: WorkerError) -> None:
         of = f"rank {dump.rank}, pid {dump.pid}" if dump.rank is not None else f"pid {dump.pid}"
         printer.section(f"Where it stood: {of}", dump.text.strip("\n").split("\n"))
     printer.section(f"Last lines of the log of {name}", log_lines(failure))
-
-
-def _reasons(report: Report) -> Iterator[tuple[str, Sequence[str]]]:
-    """Each sentence of the evidence with the names of the documents it rests on."""
-    sources = report.verdict.sources
-    for index, sentence in enumerate(report.verdict.why):
-        yield sentence, sources[index] if index < len(sources) else ()
 
 
 def _told(report: Report, *, verbose: bool) -> Iterator[WorkerError]:

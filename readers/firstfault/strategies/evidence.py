@@ -469,7 +469,7 @@ def _undetermined(
     told += ", the others name somebody else" if 0 < unclear < count else ""
     both_ways = _failures(finding for finding in findings if finding.standing is Standing.UNCLEAR)
     why = [Reason("nobody failed by itself, and nobody stands out"), Reason(told, both_ways), *map(Reason, more)]
-    hint = "; suspects: " + ", ".join(_suspected(item) for item in suspects[:3]) if suspects else ""
+    hint = "; suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
     return replace(
         undetermined(job, _NAME),
         code="USER:Undetermined",
@@ -481,7 +481,3 @@ def _undetermined(
         suspects=suspects,
         victims=victims_of(job, None),
     )
-
-
-def _suspected(item: Suspect) -> str:
-    return f"rank {item.rank}" if item.rank is not None else str(item.node)
