@@ -7,14 +7,14 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flytekitplugins.firstfault.guard import bounded, guarded
+from flytekitplugins.firstfault.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 class _HostileError(Exception):
@@ -131,3 +131,43 @@ def test_a_call_that_is_given_up() -> None:
     assert 0.2 <= time.monotonic() - began < 5
     assert bounded(lambda: 7, 30, "counting", over) == 7
     never.set()
+
+
+def _raise_told(*_: object) -> None:
+    raise InterruptedError("told to go")
+
+
+@pytest.fixture
+def handlers() -> Iterator[dict[signal.Signals, object]]:
+    """Give SIGINT a handler that raises, and SIGTERM none."""
+    set_: dict[signal.Signals, Any] = {signal.SIGINT: _raise_told, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in set_.items()}
+    yield set_
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("handled_only", [True, False])
+def test_undisturbed(handlers: dict[signal.Signals, object], handled_only: bool) -> None:
+    """A signal whose handler would raise does nothing; one that would end the process still does, if it shall."""
+    with undisturbed(WORKER_SIGNALS, handled_only=handled_only):
+        signal.raise_signal(signal.SIGINT)
+        inside = signal.getsignal(signal.SIGTERM)
+    assert inside is (signal.SIG_DFL if handled_only else signal.SIG_IGN)
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    with pytest.raises(InterruptedError):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
+    """A thread cannot change handlers, and does not try."""
+    inside = []
+
+    def look() -> None:
+        with undisturbed(WORKER_SIGNALS):
+            inside.append({number: signal.getsignal(number) for number in handlers})
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert inside == [handlers]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
+from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from firstfault.keys import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, Kind, Phase, Subject, WorkerError, Writer
@@ -404,6 +407,33 @@ def test_success_leaves_nothing(prefix: Prefix, as_worker: Callable[..., Path]) 
         pass
     assert prefix.failures() == []
     assert not error_file.exists()
+
+
+class _SignalledError(Exception):
+    """Its text is asked for when the agent's signal comes."""
+
+    def __str__(self) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.1)
+        return "bad batch"
+
+
+def test_a_signal_while_it_is_recorded(
+    prefix: Prefix, as_worker: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent that stops a forked worker, which has torch's handler, cuts nothing of what the worker had to say."""
+    as_worker()
+    before = signal.signal(signal.SIGTERM, _terminate_process_handler)
+    try:
+        left = _leaving(_SignalledError())
+        assert signal.getsignal(signal.SIGTERM) is _terminate_process_handler
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert type(left) is _SignalledError
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    assert failure.exception.message == "bad batch"
+    assert caplog.text == ""
 
 
 def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> None:

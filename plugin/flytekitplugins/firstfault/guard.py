@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
-__all__ = ["bounded", "guarded", "logger"]
+__all__ = ["WORKER_SIGNALS", "bounded", "guarded", "logger", "undisturbed"]
 
 logger = logging.getLogger("flytekitplugins.firstfault")
 
 T = TypeVar("T")
+WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+"""By which an agent, or the kernel when the agent has died, stops workers."""
 _HURRIED_S = 0.3
 """Longest wait for something that is not to be waited for any more, seconds."""
 _POLL_S = 0.05
@@ -74,6 +77,33 @@ def bounded(call: Callable[[], T], seconds: float, doing: str, give_up: threadin
             done.wait(max(min(deadline - time.monotonic(), _HURRIED_S), 0))
             raise
     return results[0] if results else None
+
+
+@contextlib.contextmanager
+def undisturbed(numbers: Collection[signal.Signals], *, handled_only: bool = False) -> Iterator[None]:
+    """Ignore signals until the block is left; outside of the main thread, which alone has handlers, change nothing.
+
+    Args:
+        numbers: the signals.
+        handled_only: let one that ends the process without a handler end it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    # None: not Python's, and Python cannot put it back
+    ignored = {
+        number: handler
+        for number, handler in handlers.items()
+        if callable(handler) or (handler is not None and not handled_only)
+    }
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in ignored.items():
+            signal.signal(number, handler)
 
 
 def _text(error: BaseException) -> str:

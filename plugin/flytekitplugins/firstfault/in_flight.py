@@ -15,7 +15,7 @@ import time
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flytekitplugins.firstfault.guard import guarded
+from flytekitplugins.firstfault.guard import WORKER_SIGNALS, guarded, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +136,7 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
     def noting(*args: Any, **kwargs: Any) -> Any:
         error = sys.exc_info()[1]
         if error is not None:
-            with guarded("noting an exception in flight"):
+            with guarded("noting an exception in flight"), undisturbed(WORKER_SIGNALS, handled_only=True):
                 in_flight.seen(error)
         return destroy(*args, **kwargs)
 

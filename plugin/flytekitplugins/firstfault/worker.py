@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from firstfault.tracebacks import format_exception
 from flytekitplugins.firstfault.agent_documents import lost_agent
 from flytekitplugins.firstfault.capture import bare, capture
 from flytekitplugins.firstfault.environment import Recording, boot_id, versions, worker_place
-from flytekitplugins.firstfault.guard import bounded, guarded
+from flytekitplugins.firstfault.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 from flytekitplugins.firstfault.in_flight import InFlight, Moment, is_clean_exit, moment_of, watch_process_groups
 from flytekitplugins.firstfault.intercom import WorkerLine
 from flytekitplugins.firstfault.kept_decks import DeckKeeper
@@ -122,21 +121,23 @@ def recorded() -> Iterator[Witness]:
     try:
         yield witness
     except BaseException as error:
-        with guarded("recording an exception"), _uninterrupted(error):
-            if is_clean_exit(error):
-                witness.exits(error)
-            elif _is_an_answer(error) and _has_died(agent):
-                # told to go by the death of the agent, which can say nothing any more
-                record_lost_agent(agent)
-            else:
-                witness.fails(error)
+        # a handler, like torch's in a forked worker, would raise in the middle of it; and the kernel sends the
+        # parent-death signal again for each thread of a killed agent
+        with undisturbed(WORKER_SIGNALS, handled_only=not _is_an_answer(error)):
+            with guarded("recording an exception"):
+                if is_clean_exit(error):
+                    witness.exits(error)
+                elif _is_an_answer(error) and _has_died(agent):
+                    # told to go by the death of the agent, which can say nothing any more
+                    record_lost_agent(agent)
+                else:
+                    witness.fails(error)
+            witness.close()
         raise
     else:
         with guarded("withdrawing what was handled"):
             witness.in_flight.settle(None)
-    finally:
-        with guarded("ceasing to record"):
-            witness.close()
+        witness.close()
 
 
 class Witness:
@@ -178,7 +179,8 @@ class Witness:
     def close(self) -> None:
         """Cease to watch. The line to the agent stays open: it may ask a process that ends slowly."""
         for undo in reversed(self._undo):
-            undo()
+            with guarded("ceasing to record"):
+                undo()
 
     def fails(self, error: BaseException) -> None:
         """Make a document about an exception that has left the task function durable, and tell the agent."""
@@ -219,24 +221,6 @@ class Witness:
         spool = spool_of(self._recording, place.local_rank, os.environ.get(ERROR_FILE_VARIABLE))
         if spool is not None:
             spool.withdraw(name)
-
-
-@contextlib.contextmanager
-def _uninterrupted(error: BaseException) -> Iterator[None]:
-    """Ignore more signals while what one of them raised is recorded; only the main thread has handlers.
-
-    The kernel sends the parent-death signal again for each thread of a killed agent, and flytekit's or torch's handler
-    turns each into another exception.
-    """
-    if not _is_an_answer(error) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _has_died(agent: int) -> bool:

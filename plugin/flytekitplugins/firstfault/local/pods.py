@@ -8,16 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
+from flytekitplugins.firstfault.guard import undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 __all__ = ["Pod", "end_all", "start_pod"]
 
@@ -90,22 +90,8 @@ def end_all(pods: Iterable[Pod], grace_seconds: float = _GRACE_S) -> None:
 
     A second Ctrl-C, or SIGTERM, does not interrupt it.
     """
-    with _uninterrupted():
+    with undisturbed(STOP_SIGNALS):
         _end_all(pods, grace_seconds)
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Ignore the signals by which a person or a supervisor stops this tool; only the main thread has handlers."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _end_all(pods: Iterable[Pod], grace_seconds: float) -> None:
