@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from firstfault.report.cascade import Cascade
 
 _MS = 1_000_000
+_CHARACTER = 7.4
+"""Width of a letter in the drawing."""
 _TOLD = (SentSignal("SIGTERM", "rank 3 failed"),)
 
 
@@ -194,7 +196,7 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
         (1_500, (1_480, 1_520), "1.5 s later", "+1.5 s"),
         (600, (200, 1_200), "200 ms to 1.2 s later", "+200 ms to +1.2 s"),
         (-600, (-1_200, -200), "200 ms to 1.2 s earlier", "-1.2 s to -200 ms"),
-        (10, (-200, 300), "at most 300 ms apart", "-200 ms to +300 ms"),
+        (10, (-200, 300), "between 200 ms earlier and 300 ms later", "-200 ms to +300 ms"),
         (42, None, "42 ms later by its own node's clock", "~ +42 ms"),
         (None, None, "", ""),
     ],
@@ -230,6 +232,70 @@ def test_a_death_may_have_been_before_it_was_noticed() -> None:
     assert event.bounds == Interval(-20 * _MS, 230 * _MS)
 
 
+def _killed(*victims: tuple[int, float]) -> Report:
+    """Return the report on rank 3's SIGKILL, noticed late, with victims at some milliseconds after that, on one clock."""
+    boot = {"boot_id": "b"}
+    root = make_error(
+        3, exception=None, signal="SIGKILL", exit_code=-9, writer=Writer.AGENT, monotonic_ns=10**12, **boot
+    )
+    peers = [
+        make_error(
+            rank, at_ms=at_ms, exception="RuntimeError", message="Connection closed by peer [10.0.0.8]:29500",
+            monotonic_ns=10**12 + int(at_ms * _MS), **boot,
+        )
+        for rank, at_ms in victims
+    ]  # fmt: skip
+    return _report(make_job(root, *peers))
+
+
+def test_an_order_that_nobody_knows_is_not_told() -> None:
+    """A victim is not drawn on one side of a death that may have been before it or after it, nor called earlier."""
+    report = _killed((0, -40), (1, 60), (2, 400))
+    assert report.followers == (
+        "3 lost a peer; the first was rank 0 on worker-0, between 40 ms earlier and 210 ms later; "
+        "the last 400 ms to 650 ms later"
+    )
+    timeline = timeline_of(report.cascade)
+    assert timeline is not None
+    points = {lane.name: (len(lane.points), lane.band is not None) for lane in timeline.lanes}
+    assert points == {"worker-0 rank 3": (1, True), "worker-0 rank 0": (0, True)} | {
+        f"worker-0 rank {rank}": (1, True) for rank in (1, 2)
+    }
+    late = _killed((0, 500), (1, 900))
+    assert late.followers.startswith(
+        "2 lost a peer; the first was rank 0 on worker-0, 500 ms to 750 ms later; the last "
+    )
+
+
+def test_a_group_says_until_when() -> None:
+    """Of many failures each group has a line, with the latest that any of them can have been."""
+    timeline = timeline_of(_killed(*((rank, 40.0 * rank) for rank in range(4, 20))).cascade)
+    assert timeline is not None
+    assert [lane.later for lane in timeline.lanes] == ["-250 ms to 0", "until +1.0 s"]
+    assert timeline.lanes[1].label == "RuntimeError, 16 processes"
+
+
+def test_times_of_a_hang_say_from_when_they_are_counted() -> None:
+    """Nobody saw the root cause begin, so a time alone would seem to be after it; the first failure has none."""
+    cascade = CATEGORY_SCENES["hang"]().cascade
+    later = [event.later for event in cascade.events if event.state is State.VICTIM]
+    assert later[0] == ""
+    assert later[1].endswith(" later, counted from the first failure")
+
+
+def test_a_lost_node_is_a_group_of_its_own() -> None:
+    """A node that is the root cause and left no document is among the failures, first."""
+    first = SCOPE_SCENES["node"]().cascade.groups[0]
+    assert (first.state, first.nodes, first.ranks, first.opened) == (State.ROOT, ("f3a9c2d4-n0-0-worker-1",), (), 0)
+
+
+def test_a_sentence_about_a_hang_is_whole() -> None:
+    """A headline is short; the report has room for what it was cut from."""
+    report = CATEGORY_SCENES["hang"]()
+    assert report.verdict.headline.endswith("...")
+    assert report.answers.what.endswith(" while the others waited for it")
+
+
 def test_a_hang_is_no_origin() -> None:
     """Nobody saw when it began: times are counted from the first who could wait no longer."""
     report = CATEGORY_SCENES["hang"]()
@@ -249,7 +315,9 @@ def test_the_time_line_is_within_its_drawing() -> None:
         places = [point.x for lane in timeline.lanes for point in lane.points]
         places += [end for lane in timeline.lanes if lane.band for end in (lane.band.x, lane.band.x + lane.band.width)]
         assert min(places) >= 222
-        assert max(places) <= 640.1
+        assert max(places) <= timeline.text
+        assert max(len(lane.later) for lane in timeline.lanes) * _CHARACTER <= timeline.width - timeline.text
+        assert max(len(lane.label) for lane in timeline.lanes) * _CHARACTER <= min(places)
         assert max(lane.y for lane in timeline.lanes) < timeline.height
 
 
@@ -303,6 +371,11 @@ def test_durations(nanoseconds: int, text: str) -> None:
         (["f3-n0-0-worker-0"], ["f3-n0-0-worker-0"]),
         (["a", "b"], ["a", "b"]),
         (["x-1", "x-1"], ["x-1"]),
+        (["gpu-1.rack7.example.com", "gpu-2.rack7.example.com"], ["gpu-1", "gpu-2"]),
+        (
+            ["gpu-1.rack7.example.com", "gpu-1.rack8.example.com"],
+            ["gpu-1.rack7.example.com", "gpu-1.rack8.example.com"],
+        ),
         ([], []),
     ],
 )
@@ -387,3 +460,11 @@ def test_attempts_stand_in_order() -> None:
     report = report_of(job, verdict, decide(verdict), uri=URI, attempts=(_attempt(2), _attempt(0), _attempt(1)))
     assert [attempt.number for attempt in report.attempts] == [0, 1, 2]
     assert verdict.scope is Scope.RANK
+
+
+def test_an_attempt_nobody_can_read_hides_no_change() -> None:
+    """The one after it is compared with the one before."""
+    attempts = (_attempt(0), AttemptSummary(1, note="could not be read: access denied"), _attempt(2))
+    changes = changes_between(attempts)
+    assert changes[0] == "attempt 0 to 1: attempt 1 could not be read: access denied"
+    assert changes[1].startswith("attempt 0 to 2: the same fault again")

@@ -33,6 +33,7 @@ __all__ = ["Answers", "Step", "answers_on", "headline_parts"]
 
 _FEW = 5
 _LINE = 200
+_LONG = 400
 _RANKS = 60
 """Characters."""
 _OF_EVENTS = {"node_lost", "preemption", "host_oom", "infrastructure"}
@@ -102,11 +103,18 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
 
 def headline_parts(verdict: Verdict) -> tuple[str, str]:
     """Return what a verdict's headline says: the fault in a word or two, and the sentence about it."""
-    root = verdict.root
-    if root is not None and verdict.headline.startswith(f"{root.what},"):
-        return root.what, verdict.headline[len(root.what) :].partition(": ")[2]
-    name, _, text = verdict.headline.partition(": ")
+    root, headline = verdict.root, _whole_headline(verdict)
+    if root is not None and headline.startswith(f"{root.what},"):
+        return root.what, headline[len(root.what) :].partition(": ")[2]
+    name, _, text = headline.partition(": ")
     return name.split(",", 1)[0], text
+
+
+def _whole_headline(verdict: Verdict) -> str:
+    """A headline as it was before it was cut, where the message begins with it."""
+    begin, cut, _ = verdict.headline.rpartition("...")
+    whole = one_line(verdict.message, _LONG)
+    return whole if cut and verdict.headline.endswith("...") and whole.startswith(begin) else verdict.headline
 
 
 # --- what and where ---------------------------------------------------------------------------------------------------
@@ -144,7 +152,9 @@ def _where(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         suspects = [suspect.name for suspect in verdict.suspects]
         more = f" and {len(suspects) - _FEW} more" if len(suspects) > _FEW else ""
-        return f"one of: {', '.join(suspects[:_FEW])}{more}" if suspects else "nobody stands out"
+        if suspects:
+            return f"one of: {', '.join(suspects[:_FEW])}{more}"
+        return f"no rank is known, on {verdict.node}" if verdict.node else "nobody stands out"
     on = f" on {verdict.node}" if verdict.node else ""
     if len(verdict.ranks) > 1:
         return f"{len(verdict.ranks)} ranks ({ranks_text(verdict.ranks, 60)}), the first{on}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -48,17 +47,19 @@ def summary_of(number: int, job: JobErrors, verdict: Verdict, decision: Decision
 
 def changes_between(attempts: Sequence[AttemptSummary]) -> tuple[str, ...]:
     """Return a sentence for each attempt and the one before it: whether it is the same fault, in the same place."""
-    return tuple(
-        f"attempt {before.number} to {after.number}: {', '.join(_changes(before, after))}"
-        for before, after in itertools.pairwise(attempts)
-    )
+    found = []
+    for index, after in enumerate(attempts[1:], 1):
+        # one of which nothing is known is passed over, after it was said
+        known = (item for item in reversed(attempts[:index]) if item.verdict is not None or after.verdict is None)
+        before = next(known, attempts[index - 1])
+        found.append(f"attempt {before.number} to {after.number}: {', '.join(_changes(before, after))}")
+    return tuple(found)
 
 
 def _changes(before: AttemptSummary, after: AttemptSummary) -> list[str]:
     one, other = before.verdict, after.verdict
     if one is None or other is None:
-        unread = [attempt for attempt in (before, after) if attempt.verdict is None]
-        return [f"attempt {attempt.number} {attempt.note}" for attempt in unread]
+        return [f"attempt {item.number} {item.note}" for item in (before, after) if item.verdict is None]
     found = []
     if not (one.fingerprint and other.fingerprint):
         found.append(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors, NodePresence, Verdict, WorkerError
 
-__all__ = ["Cascade", "Event", "Group", "NodeState", "RankState", "cascade_of", "line_of"]
+__all__ = ["Cascade", "Event", "Group", "NodeState", "RankState", "cascade_of", "later_text", "line_of"]
 
 _LINE = 200
 _TENTH = 10
@@ -40,6 +40,10 @@ class Event:
     """Nanoseconds after the origin, as well as that is known; negative: before. None: no time is known."""
     bounds: Interval | None
     """Between which times after the origin it certainly was; None: the clocks were never compared."""
+    is_origin: bool = False
+    """Times are counted from it."""
+    from_root: bool = True
+    """As `Cascade.from_root`."""
 
     @property
     def key(self) -> tuple[str, State]:
@@ -59,19 +63,23 @@ class Event:
 
     @property
     def later(self) -> str:
-        """How much later, in words; empty if nobody knows."""
-        if self.at_ns is None:
+        """How much later, in words; empty if nobody knows, and of the origin."""
+        if self.at_ns is None or self.is_origin:
             return ""
+        text = f"{_moved(self.at_ns)} by its own node's clock" if self.bounds is None else later_text(self.bounds)
+        return text if self.from_root else f"{text}, counted from the first failure"
+
+    @property
+    def until(self) -> str:
+        """When it was at the latest, as short as can be."""
         if self.bounds is None:
-            return f"{_moved(self.at_ns)} by its own node's clock"
-        width = self.bounds.high - self.bounds.low
-        if width * _TENTH <= abs(self.at_ns):
-            return _moved(self.at_ns)
-        if self.bounds.low >= 0:
-            return f"{duration(self.bounds.low)} to {duration(self.bounds.high)} later"
-        if self.bounds.high <= 0:
-            return f"{duration(self.bounds.high)} to {duration(self.bounds.low)} earlier"
-        return f"at most {duration(max(-self.bounds.low, self.bounds.high))} apart"
+            return self.brief
+        return _signed(self.bounds.high)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it is known that it was before the origin, or after it."""
+        return self.bounds is None or self.is_origin or self.bounds.low >= 0 or self.bounds.high <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +156,28 @@ def cascade_of(job: JobErrors, verdict: Verdict) -> Cascade:
     clocks = Clocks(job)
     states = _states(job, verdict)
     origin = _origin(job, verdict)
-    events = [_event(failure, state, origin, clocks) for failure, state in zip(job.failures, states, strict=True)]
+    from_root = origin is not None and origin is verdict.root
+    events = [
+        replace(_event(failure, state, origin, clocks), is_origin=failure is origin, from_root=from_root)
+        for failure, state in zip(job.failures, states, strict=True)
+    ]
     events.sort(key=_order)
     groups = _groups(job, verdict, events)
     groups_and_silence = _with_the_silent(groups, _ranks(job, verdict, events, groups), verdict)
     ranks = _ranks(job, verdict, events, groups_and_silence)
-    from_root = origin is not None and origin is verdict.root
     return Cascade(tuple(events), groups_and_silence, ranks, _nodes(job, verdict), from_root)
+
+
+def later_text(bounds: Interval) -> str:
+    """Return how much later something was that lies between bounds, nanoseconds, in words."""
+    low, high = bounds.low, bounds.high
+    if (high - low) * _TENTH <= abs(low + high) // 2:
+        return _moved((low + high) // 2)
+    if low >= 0:
+        return f"{duration(low)} to {duration(high)} later"
+    if high <= 0:
+        return f"{duration(high)} to {duration(low)} earlier"
+    return f"between {duration(low)} earlier and {duration(high)} later"
 
 
 def line_of(failure: WorkerError) -> str:
@@ -332,6 +355,9 @@ def _group(events: Sequence[Event], unopened: tuple[int, ...], verdict: Verdict)
 
 def _with_the_silent(groups: list[Group], ranks: Sequence[RankState], verdict: Verdict) -> tuple[Group, ...]:
     """The groups with those that left no error, numbered: the root cause's first, then by size."""
+    is_shown = any(group.state is State.ROOT for group in groups)
+    if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not is_shown:
+        groups.append(Group(0, State.ROOT, *headline_parts(verdict), (), (verdict.node,), 1, 0, None))
     for state in (State.ROOT, State.SUSPECT, State.SILENT):
         mute = tuple(item.rank for item in ranks if item.state is state and item.group is None)
         if mute and state is State.ROOT:

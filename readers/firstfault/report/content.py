@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.clocks import Clocks, Interval
 from firstfault.model import Scope
 from firstfault.places import attempt_of
 from firstfault.report.answers import answers_on
 from firstfault.report.attempts import changes_between
-from firstfault.report.cascade import cascade_of
+from firstfault.report.cascade import cascade_of, later_text
 from firstfault.report.json import format_timestamp
 from firstfault.report.redaction import redacted
 from firstfault.report.words import (
@@ -99,9 +100,9 @@ def report_of(  # noqa: PLR0913 - keywords
         verdict=verdict,
         decision=decision,
         answers=answers_on(job, verdict, decision, uri, logs or {}, ordered, number, cascade),
-        facts=tuple(_facts(verdict)),
+        facts=tuple(_facts(verdict, cascade)),
         cascade=cascade,
-        followers=_followers(verdict, cascade),
+        followers=_followers(verdict, cascade, Clocks(job)),
         clocks=_clocks(cascade),
         coverage=_coverage(verdict),
         attempts=ordered,
@@ -134,16 +135,17 @@ def _names(names: Sequence[str]) -> str:
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def _facts(verdict: Verdict) -> Iterator[Fact]:
+def _facts(verdict: Verdict, cascade: Cascade) -> Iterator[Fact]:
     root = verdict.root
+    time = Fact("time", format_timestamp(verdict.timestamp_ns) or _no_time(verdict, cascade))
     if root is None:
         if verdict.node:
             yield Fact("node", verdict.node)
-        yield Fact("time", format_timestamp(verdict.timestamp_ns) or "not recorded")
+        yield time
         return
     yield from _place_facts(root)
     yield from _end_facts(root)
-    yield Fact("time", format_timestamp(verdict.timestamp_ns) or "not recorded")
+    yield time
     if root.place.restart_count:
         yield Fact("restarts before", str(root.place.restart_count))
     if root.caused_by is not None:
@@ -155,6 +157,13 @@ def _facts(verdict: Verdict) -> Iterator[Fact]:
     yield from _few("last collective", [_collective(progress) for progress in root.collectives])
     if root.versions:
         yield Fact("versions", ", ".join(f"{name} {version}" for name, version in root.versions))
+
+
+def _no_time(verdict: Verdict, cascade: Cascade) -> str:
+    """Why there is none of the root cause, where others have theirs."""
+    if not any(event.failure.timestamp_ns is not None for event in cascade.events):
+        return "not recorded"
+    return "not known: nobody saw it begin" if verdict.category == "hang" else "not known"
 
 
 def _place_facts(root: WorkerError) -> Iterator[Fact]:
@@ -226,7 +235,7 @@ def _memory(root: WorkerError) -> Iterator[str]:
 # --- the others -----------------------------------------------------------------------------------------------------
 
 
-def _followers(verdict: Verdict, cascade: Cascade) -> str:
+def _followers(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return ""  # nobody is a victim for sure
     stopped, victims = cascade.count(State.STOPPED), cascade.count(State.VICTIM)
@@ -240,11 +249,23 @@ def _followers(verdict: Verdict, cascade: Cascade) -> str:
     timed = [event for event in after if event.at_ns is not None]
     if not timed:
         return text
-    first, last = timed[0], timed[-1]
+    first, *others = timed
+    bounds = [event.bounds for event in timed if event.bounds is not None]
     name = f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
     on = f" on {first.failure.node}" if first.failure.rank is not None and first.failure.node else ""
-    text = f"{text}; the first was {name}{on}" + (f", {first.later}" if cascade.from_root else "")
-    return f"{text}; the last {last.later}" if last is not first else text
+    if len(bounds) < len(timed):  # by clocks that nobody compared the order is a guess
+        said = f"; the first {first.later}" if first.later else ""
+        return f"{text}{said}" + (f"; the last {others[-1].later}" if others else "")
+    # of several whose order is not known, when the first and the last of them were is known nevertheless
+    start = Interval(min(item.low for item in bounds), min(item.high for item in bounds))
+    end = Interval(max(item.low for item in bounds), max(item.high for item in bounds))
+    is_first = all(clocks.before(first.failure, other.failure) for other in others)
+    who = f" was {name}{on}," if is_first else ""
+    if not cascade.from_root:
+        text = f"{text}; the first was {name}{on}" if is_first else text
+        return f"{text}; the last {later_text(end)} than the first" if end.low > 0 else text
+    text = f"{text}; the first{who} {later_text(start)}"
+    return f"{text}; the last {later_text(end)}" if others else text
 
 
 def _clocks(cascade: Cascade) -> str:

@@ -21,7 +21,7 @@ _TEXT = 20_000
 _LINES = 60
 _CELL = 160
 _LINE = 500
-_ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~"})
+_ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~&"})
 
 
 def markdown(report: Report) -> str:

@@ -21,10 +21,11 @@ _EACH = 14
 """So many failures have a lane each; of more, each group has one."""
 _LANES = 14
 _POINTS = 60
-_LABEL = 28
+_LABEL = 26
 _TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000)
-_LEFT, _RIGHT = 222.0, 640.0
+_LEFT, _RIGHT = 222.0, 622.0
 """Where the time begins and ends, in the drawing's own units; names stand left of it, times right."""
+_TEXT = _RIGHT + 10
 _WIDTH = 790
 _TOP, _LANE_HEIGHT, _BOTTOM = 24.0, 26.0, 8.0
 
@@ -77,6 +78,8 @@ class Timeline:
 
     width: int
     height: int
+    text: float
+    """Where the lanes' times begin."""
     lanes: tuple[Lane, ...]
     ticks: tuple[Tick, ...]
     zero: float
@@ -109,6 +112,7 @@ def timeline_of(cascade: Cascade) -> Timeline | None:
     return Timeline(
         width=_WIDTH,
         height=int(_TOP + len(lanes) * _LANE_HEIGHT + _BOTTOM),
+        text=_TEXT,
         lanes=tuple(lanes),
         ticks=tuple(scale.ticks()),
         zero=scale.x(0),
@@ -159,21 +163,24 @@ def _lane(index: int, row: Sequence[Event], cascade: Cascade, scale: _Scale) -> 
     name, label = _names(row, cascade)
     is_open = not cascade.from_root and row[0].state is State.ROOT
     low, high = min(_bounds(event)[0] for event in row), max(_bounds(event)[1] for event in row)
-    # of one that hung, its end says nothing
-    places = sorted({(scale.x(event.at_ns or 0), event.bounds is not None) for event in row if not is_open})
-    step = max(len(places) // _POINTS, 1)
     left = _LEFT if is_open else scale.x(low)
     band = Band(left, round(scale.x(high) - left, 1))
-    last = "since before that" if is_open else row[-1].brief
+    # of one that hung, its end says nothing; a point on one side of the root cause says more than is known of one that
+    # may have been on the other
+    known = [event for event in row if not is_open and (event.is_ordered or band.width < 1)]
+    places = sorted({(scale.x(event.at_ns or 0), event.bounds is not None) for event in known})
+    step = max(len(places) // _POINTS, 1)
+    latest = max(row, key=lambda event: _bounds(event)[1])
+    later = "since before that" if is_open else row[0].brief if len(row) == 1 else f"until {latest.until}"
     return Lane(
         y=_TOP + (index + 0.5) * _LANE_HEIGHT,
-        label=label if len(label) <= _LABEL else f"..{label[-(_LABEL - 2) :]}",
+        label=label,
         name=name,
         state=row[0].state,
         points=tuple(Point(x, sure) for x, sure in {*places[::step], *places[-1:]}),
         band=band if band.width >= 1 else None,
-        later=last if len(row) == 1 else f"until {last}",
-        is_origin=len(row) == 1 and row[0].at_ns == 0,
+        later=later,
+        is_origin=len(row) == 1 and row[0].is_origin,
     )
 
 
@@ -183,7 +190,15 @@ def _names(row: Sequence[Event], cascade: Cascade) -> tuple[str, str]:
     if len(row) == 1:
         who = f"rank {failure.rank}" if failure.rank is not None else "agent"
         short = short_names(node.name for node in cascade.nodes).get(failure.node, failure.node)
-        return f"{failure.node} {who}".strip(), f"{short} {who}".strip()
+        return f"{failure.node} {who}".strip(), f"{_cut(short, _LABEL - 1 - len(who))} {who}".strip()
     ranks = ranks_text(sorted({event.failure.rank for event in row if event.failure.rank is not None}), 60)
     count = f", {len(row)} processes"
-    return f"{failure.what}{count}, ranks {ranks}", f"{failure.what[: _LABEL - 2 - len(count)]}{count}"
+    return f"{failure.what}{count}, ranks {ranks}", f"{_cut(failure.what, _LABEL - len(count))}{count}"
+
+
+def _cut(name: str, room: int) -> str:
+    """A name without its middle, if it has to be: what tells names apart stands at their ends."""
+    if len(name) <= room:
+        return name
+    head = max(room - 2, 0) // 2
+    return f"{name[:head]}..{name[len(name) - max(room - 2, 0) + head :]}"

@@ -207,9 +207,13 @@ def ranks_text(ranks: tuple[int, ...] | list[int], limit: int = 0) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names without what all of them begin with, in whole parts between hyphens: "worker-2" of a long one."""
+    """Return names without what all begin and end with, in whole parts: "worker-2" of "job-worker-2.cluster.local"."""
     known = [name for name in dict.fromkeys(names) if name]
-    parts = [name.split("-") for name in known]
+    domains = [name.split(".")[1:] for name in known]
+    if len(known) > 1 and all(domain == domains[0] for domain in domains):  # a domain that all hosts share
+        parts = [name.split(".", 1)[0].split("-") for name in known]
+    else:
+        parts = [name.split("-") for name in known]
     shared = 0
     if len(known) > 1:
         alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))

@@ -394,7 +394,7 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
         waiters = (finding for finding in findings if finding.waited)
         why.append(Reason(f"{waited} timed out waiting", _failures(waiters)))
     what, code = _OF_SILENCE.get(silent.category, ("no word", "USER:NoWord"))
-    headline = one_line(f"{what}, {_name(silent)}: {silent.why}", 160)
+    sentence = f"{what}, {_name(silent)}: {silent.why}"
     return replace(
         undetermined(job, _NAME),
         scope=_scope_of(silent),
@@ -403,8 +403,8 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
         code=code,
         category=silent.category,
         fingerprint=_fingerprint(silent, code),
-        headline=headline,
-        message="\n".join([headline, *_stack_of(silent.failure)]),
+        headline=one_line(sentence, 160),
+        message="\n".join([sentence, *_stack_of(silent.failure)]),
         # who has not reported yet may do so
         confidence="medium" if job.settled or silent.failure is not None else "low",
         why=tuple(reason.text for reason in why),
