@@ -544,3 +544,10 @@ class Decision:
     enforced: bool
     """True: stock Flyte will do this. False: it is advice."""
     reason: str
+    retries_left: int | None = None
+    """Of the task's `retries`, before this decision; None: not known."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether it says retry, and the budget that would pay for it is used up: the task is not run again."""
+        return self.retry and self.origin is not Origin.SYSTEM and self.retries_left == 0

@@ -42,6 +42,8 @@ class RetryContext:
     attempt: int = 0
     retries: int | None = None
     """The task's `retries`; None: not known."""
+    retries_left: int | None = None
+    """How many of them no attempt before has used; None: not known, as attempts that the platform lost use none."""
     pods_alive: bool = True
     """Whether pods live to seal the verdict, so that stock Flyte reads it. False after a pod died as a whole."""
     previous_fingerprint: str = ""
@@ -326,7 +328,10 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     vote = as_policy(policy if policy is not None else default_policy())(verdict, context)
     if vote.retry:
         origin = vote.origin or Origin.USER
-        reason = f"{vote.reason}; the {'system' if origin is Origin.SYSTEM else 'user'}'s retry budget pays"
+        budget = "system" if origin is Origin.SYSTEM else "user"
+        is_spent = origin is not Origin.SYSTEM and context.retries_left == 0
+        paid = "pays" if not is_spent else f"is used up (retries={context.retries or 0})"
+        reason = f"{vote.reason}; the {budget}'s retry budget {paid}"
     else:
         origin = root.origin if root is not None else Origin.USER
         reason = vote.reason if policy is not None else _plain_no(verdict)
@@ -338,6 +343,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         origin=origin,
         enforced=context.pods_alive,
         reason=reason,
+        retries_left=context.retries_left,
     )
 
 

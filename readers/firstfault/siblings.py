@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING
 
 from firstfault.aio import gathered, run_sync
 from firstfault.errors import FirstFaultError
+from firstfault.model import Scope
 from firstfault.places import OUTPUTS, attempt_of
 from firstfault.reader import MultiErrorFileOutputReader
 from firstfault.report.attempts import AttemptSummary, summary_of
+from firstfault.report.words import counted
 from firstfault.store import is_remote, join, open_store
+from firstfault.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from firstfault.model import JobErrors
     from firstfault.reader import Conclusion
 
 __all__ = ["logs_of_run", "sibling_attempts"]
@@ -24,6 +28,8 @@ __all__ = ["logs_of_run", "sibling_attempts"]
 _AROUND = 10
 """Attempts that are read beside one: those before it that are nearest, then those after it."""
 _SECONDS = 5.0
+_NOT_READABLE = "not readable: "
+"""How a coverage's note about a document begins; its name and the reason follow."""
 
 
 def logs_of_run(uri: str) -> dict[str, str]:
@@ -41,7 +47,7 @@ def sibling_attempts(
     """Return summaries of an attempt and of those around it, by number; empty if there are no others.
 
     Ten others at most: those before it are read at once, those after it one by one until there is none. One that cannot
-    be read has a note that says why; one that does not exist is left out.
+    be read, or of which no document can, has a note that says why; one that does not exist is left out.
 
     Args:
         uri: of the attempt.
@@ -60,7 +66,7 @@ def sibling_attempts(
     others = run_sync(_around(folder, number, reader_of, seconds))
     if not others:
         return ()
-    own = summary_of(number, conclusion.job, conclusion.verdict, conclusion.decision)
+    own = _concluded(number, conclusion)
     return tuple(sorted((*others, own), key=lambda attempt: attempt.number))
 
 
@@ -103,10 +109,30 @@ async def _read(folder: str, number: int, reader: MultiErrorFileOutputReader) ->
     job = await reader.job_async()
     conclusion = reader.conclude_from(job)
     if conclusion is not None:
-        return summary_of(number, job, conclusion.verdict, conclusion.decision)
+        return _concluded(number, conclusion)
     async with open_store(folder) as store:
         if await store.exists(f"{number}/{OUTPUTS}"):
             return AttemptSummary(number, note="succeeded")
     if job.roster or job.history:
         return AttemptSummary(number, note="left neither an error nor outputs; it may still run")
     return None
+
+
+def _concluded(number: int, conclusion: Conclusion) -> AttemptSummary:
+    """What an attempt failed of; a note where no document says, so that nobody compares it with others."""
+    job, verdict = conclusion.job, conclusion.verdict
+    if job.failures or verdict.scope is not Scope.UNDETERMINED:
+        return summary_of(number, job, verdict, conclusion.decision)
+    return AttemptSummary(number, note=f"could not be read: {_why_unread(job)}")
+
+
+def _why_unread(job: JobErrors) -> str:
+    count = job.coverage.unreadable
+    if not count:
+        return "a node says that it failed, but its error documents are not there"
+    said = (note.removeprefix(_NOT_READABLE) for note in job.coverage.notes if note.startswith(_NOT_READABLE))
+    name, _, reason = next(said, "").partition(": ")
+    if not reason:
+        return counted(count, "document")
+    why = one_line(reason if reason.startswith(name) else f"{name}: {reason}")
+    return f"{why}, and {counted(count - 1, 'more document')}" if count > 1 else why

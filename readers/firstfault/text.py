@@ -57,11 +57,14 @@ def clean(text: str, limit: int) -> str:
     return elide(redact(text), limit)
 
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
-    """Drop what would steer a terminal (escape sequences, carriage returns, direction marks). Keeps newline and tab."""
+    """Drop what would steer a terminal: escape sequences, carriage returns, direction marks, and other ends of lines.
+
+    Keeps newline and tab.
+    """
     return _UNPRINTABLE.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text))
 
 

@@ -12,7 +12,17 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo, FrameInfo
 
-__all__ = ["FrameRun", "Link", "chain", "format_exception", "is_library", "own_frames", "place_of", "runs"]
+__all__ = [
+    "FrameRun",
+    "Link",
+    "chain",
+    "first_member",
+    "format_exception",
+    "is_library",
+    "own_frames",
+    "place_of",
+    "runs",
+]
 
 _LIBRARY = re.compile(r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|flytekitplugins/firstfault)/|^<")
 _PACKAGE = re.compile(r"(?:site-packages|dist-packages)/(?P<name>[^/]+)")
@@ -49,15 +59,26 @@ def is_library(file: str) -> bool:
 def own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
     """Return the program's own frames, outermost first; of its nearest cause that has any, if it has none itself.
 
+    Those of a group go on in its first member.
+
     A program may be installed as a package: where nothing else is its own, frames of packages count that are none of
     the frameworks'.
     """
     for belongs in (_is_own, lambda frame: _library_of(frame) not in _FRAMEWORKS):
         for link in (exception, *exception.causes):
             found = tuple(frame for frame in link.frames if belongs(frame))
+            found += own_frames(link.members[0]) if link.members else ()
             if found:
                 return found
     return ()
+
+
+def first_member(exception: ExceptionInfo) -> ExceptionInfo | None:
+    """Return the first exception in a group that is none itself; None if it is no group."""
+    found = None
+    while exception.members:
+        found = exception = exception.members[0]
+    return found
 
 
 def place_of(frame: FrameInfo) -> str:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault.model import Kind, Origin
 from firstfault.reader import Conclusion
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from flytekitplugins.firstfault.attempts import VERDICT, leave_verdict, previous_verdict
+from flytekitplugins.firstfault.attempts import VERDICT, Previous, leave_verdict, previous_attempt, retries_left
 from flytekitplugins.firstfault.environment import Recording
 from flytekitplugins.firstfault.settle import sealed, settle
 
@@ -43,13 +44,13 @@ def test_a_verdict_is_found_by_the_next_attempt(place: str, tmp_path: Path, requ
     second = Recording("earliest", f"{raw}/out/1", 5.0, raw_prefix=f"{raw}/1", previous_raw_prefix=f"{raw}/0")
 
     conclusion, document = _sealed(first, "the batch has no labels")
-    assert previous_verdict(second) is None
+    assert previous_attempt(second) is None
     leave_verdict(first, document)
 
-    found = previous_verdict(second)
+    found = previous_attempt(second)
     assert found is not None
-    assert found.fingerprint == conclusion.verdict.fingerprint
-    assert found.headline == conclusion.verdict.headline
+    assert found.verdict.fingerprint == conclusion.verdict.fingerprint
+    assert found.verdict.headline == conclusion.verdict.headline
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff not a message", None], ids=["empty", "rubbish", "a folder"])
@@ -83,6 +84,43 @@ def test_settling_compares(tmp_path: Path) -> None:
 
     assert same.decision.reason.endswith(AGAIN)
     assert AGAIN not in other.decision.reason
+
+
+@pytest.mark.parametrize(
+    ("attempt", "retries", "before", "left"),
+    [
+        (0, 3, None, 3),
+        (0, 0, None, 0),
+        (4, 0, None, 0),
+        (1, 3, {"origin": Origin.USER, "retries_left": 3}, 2),
+        (1, 3, {"origin": Origin.SYSTEM, "retries_left": 3}, 3),
+        (2, 1, {"origin": Origin.USER, "retries_left": 0}, 0),
+        (1, 3, {"origin": Origin.USER, "retries_left": None}, None),
+        (1, 3, {"origin": Origin.USER, "retries_left": 3, "enforced": False}, None),
+        (1, 3, None, None),
+        (1, None, None, None),
+    ],
+)
+def test_how_many_retries_are_left(
+    attempt: int, retries: int | None, before: dict[str, Any] | None, left: int | None
+) -> None:
+    """Each attempt counts from what the one before said; one that left no word makes it unknown."""
+    previous = None
+    if before is not None:
+        verdict = run_strategy(get_strategy("earliest"), make_job(make_error(3)))
+        previous = Previous(verdict, replace(decide(verdict), retry=True, **before))
+    assert retries_left(attempt, retries, previous) == left
+
+
+def test_the_last_attempt_knows_that_it_is(tmp_path: Path) -> None:
+    """Through the storage: attempt 1 of a task with one retry says that there will be no other."""
+    first = Recording("earliest", str(tmp_path / "out"), 5.0, raw_prefix=str(tmp_path / "0"))
+    second = replace(first, raw_prefix=str(tmp_path / "1"), previous_raw_prefix=first.raw_prefix)
+    error = make_error(3, kind=Kind.RECOVERABLE)
+    one = settle(first, [error], seconds=0, policy=None, attempt=0, retries=1)
+    leave_verdict(first, sealed(one, first, "node-0")[1])
+    other = settle(second, [error], seconds=0, policy=None, attempt=1, retries=1)
+    assert (one.decision.is_spent, other.decision.is_spent) == (False, True)
 
 
 def _run(task: str, kind: str, folder: Path) -> tuple[dict[str, Any], str]:

@@ -49,7 +49,7 @@ _VERDICT_KEYS = {
     "settled",
     "documents",
 }
-_DECISION_KEYS = {"retry", "kind", "origin", "enforced", "reason"}
+_DECISION_KEYS = {"retry", "kind", "origin", "enforced", "reason", "retries_left"}
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ def test_an_unreadable_document_is_a_root_cause_nobody_can_name(attempt: Attempt
     ("arguments", "reason"),
     [
         (("show",), "Missing argument 'URI'"),
+        (("show", ""), "URI is empty; name the attempt's output prefix"),
+        (("watch", " "), "URI is empty; name the attempt's output prefix"),
         (("show", "out", "--expected-nodes", "0"), "0 is not in the range"),
         (("show", "out", "--expected-nodes", "many"), "not a valid integer"),
         (("show", "out", "--colour"), "No such option"),
@@ -380,7 +382,7 @@ def test_markdown(attempt: Attempt, run: Callable[..., Ran]) -> None:
         ("nowhere/report.html", "there is no folder 'nowhere'; make it first"),
         ("file/report.html", "there is no folder 'file'; make it first"),
         (".", "it is a folder; name a file in it"),
-        ("", "it is a folder; name a file in it"),
+        ("", "the name is empty; name a file"),
         ("x" * 300, "File name too long; name another file"),
         pytest.param(
             "/proc/report.html",
@@ -594,6 +596,16 @@ def test_as_a_process(attempt: Attempt) -> None:
     assert ran.stdout.startswith(b"ValueError rank 3 w-1 retry: caf")
     assert ran.stderr == b""
     assert b"\x1b" not in ran.stdout
+
+
+@pytest.mark.parametrize("options", [(), ("-v",), ("--json",), ("--markdown",), ("--html", "-")])
+def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
+    """Whoever has closed stdout gets the exit code, and no complaint."""
+    attempt.write(make_error(3, node="w-1"))
+    program = [sys.executable, "-c", "from firstfault.cli import main; main()", "show", attempt.uri, *options]
+    closing = ["sh", "-c", f"{shlex.join(program)} >&-"]
+    ran = subprocess.run(closing, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
 
 
 @pytest.mark.parametrize("options", [(), ("-v",), ("--json",), ("--markdown",), ("--html", "-")])

@@ -237,7 +237,8 @@ def test_a_clock_that_is_wrong(wrong_s: int) -> None:
     verdict = evidence(replace(job, roster=tuple(receipts)))
     assert verdict.ranks == (0,)
     assert verdict.confidence == "medium", "known to be the first"
-    assert any(sentence.startswith("the clock of worker-1 is") for sentence in verdict.why)
+    (sources,) = [names for text, names in verdict.reasons if text.startswith("the clock of worker-1 is")]
+    assert sources == ("b.pb",)
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------
@@ -289,6 +290,64 @@ def test_a_rank_that_hangs() -> None:
     assert (names(verdict), verdict.category) == (("rank", (3,), "medium"), "hang")
     assert "train.py:12 in load" in verdict.headline
     assert "train.py" in verdict.message
+
+
+def _documented(failure: WorkerError) -> WorkerError:
+    """The failure, with a document of its own."""
+    return replace(failure, documents=(DocumentRef(f"{failure.node}-{failure.rank}.pb"),))
+
+
+def _hang() -> list[WorkerError]:
+    return [*(waited(rank, **_count(6)) for rank in (0, 1, 2)), stopped(3, IN_SLEEP, **_count(5))]
+
+
+def _told_of() -> list[WorkerError]:
+    sent = (SentSignal("SIGTERM", "rank 3 failed: KeyError"),)
+    return [
+        stopped(0),
+        *(replace(stopped(1 + at), caused_by=CausedBy(3, "worker-1", ""), sent_signals=sent) for at in (0, 1)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failures", "sentence", "sources"),
+    [
+        (
+            _hang(),
+            "nobody raised a fault of its own",
+            {"worker-0-0.pb", "worker-0-1.pb", "worker-1-2.pb", "worker-1-3.pb"},
+        ),
+        (_told_of(), "rank 3 on worker-1: its agent told the others", {"worker-0-1.pb", "worker-1-2.pb"}),
+        (
+            [replace(stopped(rank), sent_signals=(SentSignal("SIGTERM", TOLD_TO_GO),)) for rank in (2, 3)]
+            + [victim(0)],
+            "worker-1: 2 of its workers were stopped",
+            {"worker-1-2.pb", "worker-1-3.pb"},
+        ),
+        (
+            [waited(rank, 6000 + rank, **_count(7)) for rank in range(4)],
+            "nobody failed by itself, and nobody stands out",
+            {"worker-0-0.pb", "worker-0-1.pb", "worker-1-2.pb", "worker-1-3.pb"},
+        ),
+        (
+            [waited(3), stopped(0)],
+            "nobody else failed by itself",
+            {"worker-0-0.pb"},
+        ),
+    ],
+    ids=["nobody raised", "told of", "told to go", "nobody stands out", "by elimination"],
+)
+def test_what_a_sentence_about_silence_rests_on(failures: list[WorkerError], sentence: str, sources: set[str]) -> None:
+    """Who said nothing left no document, but those who tell of it, or were looked at, did."""
+    roster = (make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(2, 3)),)
+    verdict = evidence(done(*map(_documented, failures), roster=roster))
+    assert [set(names) for text, names in verdict.reasons if text.startswith(sentence)] == [sources]
+
+
+def test_what_is_counted_is_named_in_the_right_number() -> None:
+    """One other is one, several are several."""
+    assert "1 other was stopped, or names a peer that was gone" in evidence(done(own(3), victim(0))).why
+    assert "2 others were stopped, or name a peer that was gone" in evidence(done(own(3), victim(0), victim(1))).why
 
 
 def test_the_same_hang_has_the_same_fingerprint() -> None:

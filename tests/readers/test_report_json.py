@@ -125,6 +125,7 @@ def test_the_contract() -> None:
             "origin": "SYSTEM",
             "enforced": False,
             "reason": "because",
+            "retries_left": None,
         },
     }
 

@@ -23,10 +23,13 @@ from firstfault.model import (
     Suspect,
     Verdict,
 )
-from firstfault.report import report_of
+from firstfault.report import markdown, report_of
 from firstfault.report.attempts import AttemptSummary, summary_of
+from firstfault.report.cascade import cascade_of
 from firstfault.report.message import first_line
 from firstfault.report.terminal import encodable, print_report, terminal_text
+from firstfault.report.timeline import timeline_of
+from firstfault.report.words import counted, duration
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _URI = "s3://bucket/metadata/f00/n0/data/0"
-_LABELS = ["What", "Where", "Retry", "Next", "Unknown", "Code", "Failed", "Followed", "Heard"]
+_LABELS = ["What", "Where", "Retry", "Next", "Unknown", "Code", "Failed", "Followed", "Why", "Heard"]
 _FRAMES = (
     FrameInfo("/job/train.py", 90, "main", "train(7)"),
     FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/module.py", 1, "_call", "return call()"),
@@ -123,15 +126,50 @@ def test_many_groups_are_counted() -> None:
     """Beyond a few, groups of errors are counted, and -v shows them all."""
     failures = [make_error(rank, node="w-0", at_ms=rank, exception=f"{chr(65 + rank) * 5}Error") for rank in range(9)]
     report = _report(*failures)
-    assert "and 5 more groups, 5 failures (-v)" in _printed(report)
+    assert re.search(r"and (\d) more groups, \1 failures \(-v\)", _printed(report))
     assert "more groups" not in _printed(report, verbose=True)
 
 
 def test_advice_is_called_advice() -> None:
     """A decision that Flyte does not carry out is not told as if it did."""
+    one = _usual()
+    report = report_of(one.job, one.verdict, replace(one.decision, enforced=False))
+    assert "Retry    should not be retried; Flyte decides by itself, this is advice; " in _printed(report)
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_every_form_says_the_same_fate(verbose: bool) -> None:
+    """Whether it was retried is told as the page and Markdown tell it, with the reason."""
+    one = _usual()
+    own = summary_of(0, one.job, one.verdict, one.decision)
+    attempts = (own, AttemptSummary(1, note="succeeded"))
+    report = report_of(one.job, one.verdict, one.decision, uri=_URI, attempts=attempts)
+    fate = "was retried: attempt 1 succeeded"
+    assert report.answers.fate == fate
+    assert f"Retry    {fate}; {report.decision.reason}"[:79] in _printed(report, 200, verbose=verbose)
+    assert f"fate: {fate}" in terminal_text(report, verbose=verbose).splitlines()
+    assert f"it {fate}. " in markdown(report)
+
+
+def test_the_first_of_the_evidence() -> None:
+    """One screen has the first sentence of the evidence where there is room, all of them come with -v."""
     report = _usual()
-    report = replace(report, decision=replace(report.decision, enforced=False))
-    assert "Retry    no (advice: Flyte decides by itself), " in _printed(report)
+    assert f"Why      {report.verdict.why[0]}\n" in _printed(report)
+    assert "\nWhy " not in _printed(report, verbose=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["recoverable-from-rank5-of8", "agent-killed-rank2-of4", "disk-rank5-of8", "terminate-rank0-of4"]
+)
+def test_what_is_long_is_one_screen_too(name: str) -> None:
+    """Where much is to be said there is less of each list, and the root cause is still the first that failed."""
+    cascade = load(RECORDED / f"{name}.zip")
+    verdict = verdict_of(cascade, "evidence")
+    assert verdict is not None
+    text = _printed(report_of(cascade.job, verdict, decide(verdict), uri=f"{_URI}{'x' * 60}"))
+    assert len(text.splitlines()) <= 24
+    assert "Failed   X 1 root cause" in text
+    assert "\nWhy " not in text
 
 
 def test_what_changed_since_the_attempt_before() -> None:
@@ -234,6 +272,47 @@ def test_the_suspects_stacks() -> None:
     assert "in recv" not in _printed(report)
 
 
+@pytest.mark.parametrize(("count", "more"), [(1, ()), (20, ()), (23, ("and 3 more",))])
+def test_restarts_that_were_recovered_from(count: int, more: tuple[str, ...]) -> None:
+    """What the job recovered from is told with -v, in a pipe and in Markdown, as much as a person reads."""
+    history = tuple(make_error(rank, round=0, node="w-0", exception="OSError", message="full") for rank in range(count))
+    one = _usual()
+    report = report_of(replace(one.job, history=history), one.verdict, one.decision)
+    title, first = "Recovered from, by restarts within this attempt", "round 0: rank 0 on w-0: OSError: full"
+    lines = _printed(report, verbose=True).splitlines()
+    assert lines[lines.index(title) + 1] == f"  {first}"
+    assert [line for line in lines if line == "  and 3 more"] == [f"  {line}" for line in more]
+    plain = terminal_text(report, verbose=True).splitlines()
+    assert f"recovered: {first}" in plain
+    assert sum(line.startswith("recovered: ") for line in plain) == min(count, 20) + len(more)
+    assert f"### {title}\n\n- round 0: rank 0 on w-0: OSError: full\n" in markdown(report)
+    assert [line for line in markdown(report).splitlines() if line == "- and 3 more"] == [f"- {line}" for line in more]
+    assert "recovered" not in terminal_text(report)
+    assert title not in _printed(one, verbose=True)
+    assert title not in markdown(one)
+
+
+def test_a_terminal_has_room_for_so_much() -> None:
+    """Of a message of very many lines a terminal shows the head and the tail, a pipe all of it."""
+    message = "\n".join(f"line {number}" for number in range(300_000))
+    report = _usual(exception=None, exit_code=1, message=message)
+    text = _printed(report, verbose=True)
+    assert len(text.splitlines()) < 600
+    for line in ("line 0", "line 199", "... 299600 lines left out ...", "line 299999", "(a pipe (| less) shows all)"):
+        assert f"\n  {line}\n" in text
+    assert "\nline 150000\n" in terminal_text(report)
+
+
+def test_a_terminal_has_room_for_a_line() -> None:
+    """One line without an end is cut in its middle, and where all of it can be seen is said."""
+    report = _usual(exception=None, exit_code=1, message="x" * 1_000_000)
+    text = _printed(report, verbose=True)
+    assert len(text.splitlines()) < 200
+    assert "characters left out" in text
+    assert "\n  (a pipe (| less) shows all)\n" in text
+    assert "(a pipe" not in _printed(_usual(), verbose=True)
+
+
 # --- any width ------------------------------------------------------------------------------------------------------
 
 
@@ -308,6 +387,29 @@ def test_our_own_words_are_ascii() -> None:
     """Without texts of others there is nothing but ASCII, for terminals that have no more."""
     assert _printed(_usual(), verbose=True).isascii()
     assert terminal_text(_usual(), verbose=True).isascii()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (119, "119 s"),
+        (3600, "60 min"),
+        (7199, "120 min"),
+        (7200, "2 h"),
+        (10_800, "3 h"),
+        (172_799, "48 h"),
+        (172_800, "2 d"),
+        (260_000, "3 d"),
+    ],
+)
+def test_long_durations(seconds: int, text: str) -> None:
+    """From two of it a longer unit is taken, so that a clock that is days off is not told in minutes."""
+    assert duration(seconds * 10**9) == duration(-seconds * 10**9) == text
+
+
+def test_how_many_there_are() -> None:
+    """One of a thing is named as one."""
+    assert [counted(number, "document") for number in (0, 1, 2)] == ["0 documents", "1 document", "2 documents"]
 
 
 def test_encodable() -> None:
@@ -514,3 +616,19 @@ def test_a_report_without_a_uri_names_no_documents() -> None:
     report = replace(_usual(), uri="")
     assert "documents: " not in terminal_text(report)
     assert "firstfault show" not in _printed(report)
+
+
+# --- what all forms share -------------------------------------------------------------------------------------------
+
+
+def test_labels_of_a_time_line_stand_apart() -> None:
+    """The marks of the scale leave room for their labels, with a sign too, however long the cascade took."""
+    for last_ms in (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000):
+        others = [make_error(0, node="w-0", at_ms=-last_ms), make_error(1, node="w-0", at_ms=last_ms)]
+        report = _usual()
+        root = replace(report.verdict.root, timestamp_ns=make_error(3, at_ms=0).timestamp_ns)
+        job = make_job(root, *others)
+        drawn = timeline_of(cascade_of(job, replace(report.verdict, root=root)))
+        assert drawn is not None
+        places = [tick.x for tick in drawn.ticks]
+        assert min(after - before for before, after in itertools.pairwise(places)) > 50

@@ -439,6 +439,23 @@ def test_without_living_pods_it_is_advice(alive: bool) -> None:
     assert decide(_verdict(), None, RetryContext(pods_alive=alive)).enforced is alive
 
 
+@pytest.mark.parametrize(
+    ("left", "origin", "spent", "paid"),
+    [
+        (0, Origin.USER, True, "the user's retry budget is used up (retries=2)"),
+        (1, Origin.USER, False, "the user's retry budget pays"),
+        (None, Origin.USER, False, "the user's retry budget pays"),
+        (0, Origin.SYSTEM, False, "the system's retry budget pays"),
+    ],
+)
+def test_a_budget_that_is_used_up(left: int | None, origin: Origin, spent: bool, paid: str) -> None:
+    """It is still worth a retry, which is what Flyte is told; nobody is told that there will be one."""
+    policy = on_category("data", origin=origin)
+    decision = decide(_verdict(category="data"), policy, RetryContext(2, 2, retries_left=left))
+    assert (decision.kind, decision.is_spent) == (Kind.RECOVERABLE, spent)
+    assert decision.reason.endswith(paid)
+
+
 def test_the_default_is_the_default() -> None:
     """Without a policy the default one decides."""
     gone = _verdict(category="node_lost")

@@ -13,6 +13,7 @@ from firstfault.keys import error_key_for, roster_key_for
 from firstfault.model import JobErrors, Kind, Phase
 from firstfault.places import attempt_of
 from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.report.attempts import changes_between
 from firstfault.siblings import logs_of_run, sibling_attempts
 from firstfault.testing import make_error, make_presence
 from firstfault.wire import encode, encode_presence
@@ -79,12 +80,38 @@ def test_three_attempts_of_which_one_cannot_be_read(tmp_path: Path) -> None:
         assert third.outcome == "ValueError, rank 1 on w-1: boom"
 
 
-def test_an_attempt_of_which_every_document_is_damaged(tmp_path: Path) -> None:
-    """Documents that nobody can decode make an attempt that failed for reasons that nobody knows."""
+@pytest.mark.parametrize("number", [0, 1])
+def test_an_attempt_of_which_every_document_is_damaged(tmp_path: Path, number: int) -> None:
+    """What nobody can decode is not compared with what the others failed of, whichever of them is asked about."""
     _fails(tmp_path, 0)
-    _put(tmp_path / "1" / "firstfault" / "errors" / "e1-damaged.pb", b"\xff\xff")
+    _put(tmp_path / "1" / "error.pb", b"\xff\xff")
+    _fails(tmp_path, 2)
+    found = _siblings(tmp_path, number)
+    assert [item.verdict is None for item in found] == [False, True, False]
+    assert found[1].note.startswith("could not be read: error.pb is not an error document: ")
+    changes = changes_between(found)
+    assert not any("unknown" in change for change in changes)
+    assert changes[1] == "attempt 0 to 2: the same fault again, on the same rank"
+
+
+def test_an_attempt_with_several_damaged_documents(tmp_path: Path) -> None:
+    """One of them is told of, the others are counted."""
+    _fails(tmp_path, 0)
+    for number in range(3):
+        _put(tmp_path / "1" / "firstfault" / "errors" / f"e1-damaged-{number}.pb", b"\xff\xff")
     _, second = _siblings(tmp_path, 0)
-    assert second.outcome == "undetermined: none of 1 error documents could be read"
+    assert second.note.startswith("could not be read: e1-damaged-0.pb")
+    assert second.note.endswith(", and 2 more documents")
+
+
+def test_an_attempt_whose_documents_are_gone(tmp_path: Path) -> None:
+    """A node that says that it failed, with nothing else there, says nothing that could be compared."""
+    _fails(tmp_path, 0)
+    entry = make_presence(Phase.FAILED, node="w-1")
+    _put(tmp_path / "1" / "firstfault" / "roster" / roster_key_for(entry), encode_presence(entry))
+    _, second = _siblings(tmp_path, 0)
+    assert second.verdict is None
+    assert second.note.startswith("could not be read: a node says that it failed")
 
 
 def test_what_became_of_the_others(tmp_path: Path) -> None:

@@ -157,6 +157,8 @@ def test_whatever_is_cleaned_is_utf8(text: str) -> None:
         ("over\rwritten", "overwritten"),
         ("back\x08space \x07bell \x9b31mC1", "backspace bell 31mC1"),
         ("\u202eright to left\u2069", "right to left"),
+        ("\u061cof another script", "of another script"),
+        ("one\u2028line\u2029only", "onelineonly"),
         ("two\nlines\tand a tab", "two\nlines\tand a tab"),
         ("caf\u00e9 \u2192 \U0001f525", "caf\u00e9 \u2192 \U0001f525"),
     ],

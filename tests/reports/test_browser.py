@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
+from firstfault.model import Phase
 from firstfault.report import markdown, to_json
 from firstfault.report.html import deck_html, page
+from firstfault.retry import RetryContext
+from firstfault.testing import make_error, make_job, make_presence
 from tests.reports.conftest import SCREENSHOTS
-from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES
+from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, report_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +25,41 @@ if TYPE_CHECKING:
 
     from firstfault.report import Report
 
-SCENES = {**SCOPE_SCENES, **CATEGORY_SCENES, **HARD_SCENES}
+
+def _many(root: int | None, *, lost: int | None = None, name: str = "f3a9c2d4-n0-0-worker-{}") -> Report:
+    """64 nodes of 8 ranks: one rank fails by itself or a node is lost, every third rank says something of its own."""
+    failures = []
+    for rank in range(512):
+        here = {"node": name.format(rank // 8), "local_rank": rank % 8, "group_rank": rank // 8, "world_size": 512}
+        peer = "Connection closed by peer [10.0.0.8]:29500" + (" again" if rank % 3 else "")
+        kind, text = ("ValueError", "batch 17 has 3 columns") if rank == root else ("RuntimeError", peer)
+        at_ms = 0 if rank == root else 30 + rank / 11
+        if rank // 8 != lost:
+            failures.append(make_error(rank, at_ms=at_ms, exception=kind, message=text, **here))
+    roster = [
+        make_presence(
+            Phase.JOINED if node == lost else Phase.FAILED,
+            node=name.format(node),
+            group_rank=node,
+            nodes=64,
+            ranks=tuple(range(8 * node, 8 * node + 8)),
+        )
+        for node in range(64)
+    ]
+    context = RetryContext(pods_alive=False) if lost is not None else None
+    return report_on(make_job(*failures, roster=tuple(roster)), context=context)
+
+
+_HOST = "w{}.gpunode0123456789.rack17.datacenter3.research.examplecompany.internal"
+SCENES = {
+    **SCOPE_SCENES,
+    **CATEGORY_SCENES,
+    **HARD_SCENES,
+    "64x8": lambda: _many(307),
+    "lost-node": lambda: _many(None, lost=37),
+    "long-host": lambda: _many(307, name=_HOST),
+    "longest-host": lambda: _many(307, name="w{}" + "x" * 250),
+}
 _OPENS = "Callable[..., Page]"
 _ANSWERS = ("#ff-what", "#ff-where", "#ff-next", "#ff-retry", "#ff-unknown")
 """What failed, where, what to look at next, will it be retried and why, what is unknown."""
@@ -39,6 +76,17 @@ def _report(name: str) -> Report:
 @cache
 def _page(name: str) -> str:
     return page(_report(name))
+
+
+def _until(page: Page, condition: str) -> None:
+    """Wait for a condition; the page's own rules forbid the evaluation that `wait_for_function` repeats in it."""
+    page.evaluate(
+        f"""() => new Promise((done, fail) => {{
+          const look = async () => ((await ({condition})) ? done() : requestAnimationFrame(look));
+          setTimeout(fail, 5000);
+          look();
+        }})"""
+    )
 
 
 def _is_whole(page: Page, selector: str) -> bool:
@@ -157,11 +205,11 @@ def test_copy_and_download(open_page: Callable[..., Page]) -> None:
     report = _report("rank")
     opened = open_page(_page("rank"), permissions=["clipboard-read", "clipboard-write"])
     opened.click("#ff-copy")
-    opened.wait_for_function("document.querySelector('#ff-said').textContent === 'copied'")
+    _until(opened, "document.querySelector('#ff-said').textContent === 'copied'")
     assert opened.evaluate("navigator.clipboard.readText()") == markdown(report)
     opened.locator(".ff-copy-one").first.click()
     command = report.answers.steps[1].command
-    opened.wait_for_function("async text => (await navigator.clipboard.readText()) === text", arg=command)
+    _until(opened, f"navigator.clipboard.readText().then(text => text === {json.dumps(command)})")
     with opened.expect_download() as waiting:
         opened.click("#ff-download")
     assert waiting.value.suggested_filename == "firstfault.json"
@@ -178,6 +226,8 @@ def test_print(open_page: Callable[..., Page]) -> None:
     assert not opened.locator("nav").is_visible()
     assert not opened.locator("#ff-copy").is_visible()
     assert opened.evaluate("getComputedStyle(document.querySelector('h1')).color") == "rgb(0, 0, 0)"
+    mark = opened.locator(".ff-legend .ff-is-victim")
+    assert mark.evaluate("mark => getComputedStyle(mark).backgroundColor") == "rgb(255, 241, 214)"
 
 
 def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
@@ -197,13 +247,14 @@ def test_ten_thousand_ranks(open_page: Callable[..., Page]) -> None:
     text = _page("ten-thousand-ranks")
     assert len(text.encode()) < _LARGEST
     opened = open_page(text)
+    _until(opened, "performance.getEntriesByName('first-contentful-paint').length")
     painted = opened.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     assert painted < _AT_ONCE_MS
     cells = opened.locator(".ff-cell")
     assert cells.count() == 100
     assert opened.locator(".ff-cell.ff-is-root").inner_text().split() == ["4321", "X"]
     opened.click(".ff-pages [data-to='1']")
-    assert opened.locator("#ff-shown").inner_text() == "4401 to 4500 of 10000"
+    assert opened.locator("#ff-shown").inner_text() == "ranks 4400 to 4499; 100 of 10000"
     began = time.monotonic()
     opened.fill("[name=ranks]", "0-7, 9990-9999")
     assert (cells.count(), opened.locator(".ff-filter output").inner_text()) == (18, "18 of 10000 ranks")
@@ -227,6 +278,199 @@ def test_ten_thousand_messages(open_page: Callable[..., Page]) -> None:
     assert rows.count() == 50
     opened.click(".ff-group-pages [data-to='1']")
     assert (rows.count(), rows.first.locator("td").first.inner_text()) == (50, "51")
+    opened.select_option("[name=group]", "9876")
+    assert opened.locator(".ff-cell").count() == 1
+    for _ in range(2):
+        opened.focus(".ff-group-pages [data-to='-1']")
+        opened.keyboard.press("Enter")
+        assert opened.evaluate("document.activeElement.dataset.to") == "-1"
+    assert rows.first.locator("td").first.inner_text() == "1"
+
+
+@pytest.mark.parametrize("text", ["文件不存在" * 40, "<" * 200], ids=["three bytes", "escaped"])
+@pytest.mark.parametrize("one_fault", [True, False], ids=["one fault", "a fault each"])
+def test_no_letters_make_a_large_file(text: str, one_fault: bool) -> None:
+    """What a letter takes in a page is counted, not the letter."""
+    print_ = "1:{:012x}"
+    job = make_job(
+        *(make_error(n, message=f"{n} {text}", fingerprint=print_.format(0 if one_fault else n)) for n in range(10_000))
+    )
+    assert len(page(report_on(job, strategy="earliest")).encode()) < _LARGEST
+
+
+def test_a_megabyte_of_markup_is_bounded() -> None:
+    """In the text to read, and in the JSON to save."""
+    report = report_on(make_job(make_error(3, message="<" * 1_000_000)), strategy="earliest")
+    assert len(page(report).encode()) < _LARGEST
+
+
+# --- 64 nodes of 8 ranks ----------------------------------------------------------------------------------------------
+
+
+def test_a_lost_node_is_what_the_grid_opens_at(open_page: Callable[..., Page]) -> None:
+    """Where no rank is the root cause, the ranks of the node that is are there, and Tab leads to them."""
+    for scripts in (True, False):
+        opened = open_page(_page("lost-node"), java_script_enabled=scripts)
+        assert opened.locator("#ff-grid tr", has_text="worker-37").locator(".ff-cell").first.inner_text()[:3] == "296"
+        assert "root cause: node f3a9c2d4-n0-0-worker-37" in opened.locator(".ff-legend").inner_text()
+    assert open_page(_page("lost-node")).locator(".ff-cell[tabindex='0']").inner_text().split()[0] == "296"
+
+
+@pytest.mark.parametrize("height", [_HEIGHT, _HEIGHT // 2])
+def test_what_a_rank_said_is_seen_where_it_is_chosen(height: int, open_page: Callable[..., Page]) -> None:
+    """The line about a rank is above the grid from the start, stays in the window, and covers no cell in focus."""
+    opened = open_page(_page("64x8"), width=_WIDTH // 2, height=height)
+    detail = opened.locator("#ff-detail")
+    assert detail.inner_text() == "Choose a rank (arrows, Enter) to see what it said."
+    assert detail.evaluate("part => getComputedStyle(part).backgroundColor") == "rgb(244, 245, 247)"
+    cell = opened.locator(".ff-cell").last
+    assert cell.get_attribute("title") == "RuntimeError: Connection closed by peer [10.0.0.8]:29500"
+    cell.click()
+    box = detail.bounding_box()
+    assert box is not None
+    assert 0 <= box["y"] < box["y"] + box["height"] <= height
+    assert "rank 399 (local_rank 7) on f3a9c2d4-n0-0-worker-49; victim" in detail.inner_text()
+    opened.keyboard.press("Home")
+    for _ in range(12):
+        opened.keyboard.press("ArrowDown")
+    for _ in range(12):
+        opened.keyboard.press("ArrowUp")
+        covered = "document.activeElement.getBoundingClientRect().top - {}.getBoundingClientRect().bottom"
+        assert opened.evaluate(covered.format("document.querySelector('#ff-detail')")) >= 0
+
+
+_ALL = 512
+_RANGES = {
+    "0-63, 70": 65,
+    "0-7 16": 9,
+    "300\u2013309": 10,
+    "300 \u2014 309": 10,
+    "300:309": 10,
+    "300..309": 10,
+    "300 to 309": 10,
+    "309-300": 10,
+    "500-": 12,
+    "-20": 21,
+    "5, -2": 4,
+    "": _ALL,
+}
+
+
+def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> None:
+    """Ranges in every usual spelling are understood; what is none is said to be none, and hides nothing."""
+    opened = open_page(_page("64x8"))
+    said, field = opened.locator("#ff-count"), opened.locator("[name=ranks]")
+    for text, count in _RANGES.items():
+        field.fill(text)
+        found = (text, said.inner_text(), field.get_attribute("aria-invalid"))
+        assert found == (text, f"{count} of 512 ranks", "false")
+    for text in ("abc", "5, abc", "1-2-3", "-", "3.5", "0x1f"):
+        field.fill(text)
+        assert said.inner_text().startswith("not a range: "), text
+        assert said.inner_text().endswith("; 512 of 512 ranks"), text
+        assert field.get_attribute("aria-invalid") == "true"
+
+
+def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
+    """A node's name is that node alone, in full or as the grid shows it; another text is any part; all are offered."""
+    opened = open_page(_page("64x8"))
+    said = opened.locator("#ff-count")
+    for text, count in {"f3a9c2d4-n0-0-worker-3": 8, "worker-3": 8, "WORKER-3": 88, "nobody": 0, "": _ALL}.items():
+        opened.fill("[name=node]", text)
+        assert (text, said.inner_text()) == (text, f"{count} of 512 ranks")
+    assert opened.locator("#ff-nodes option").count() == 64
+
+
+def test_filters_forget_nothing(open_page: Callable[..., Page]) -> None:
+    """Clearing a filter shows the page that "Show all" shows, and what a browser fills in after Back is obeyed."""
+    opened = open_page(_page("64x8"))
+    first = opened.locator(".ff-cell").first
+    for clear in (lambda: opened.fill("[name=ranks]", ""), lambda: opened.click("[type=reset]")):
+        opened.fill("[name=ranks]", "0-200")
+        assert opened.locator("#ff-shown").inner_text() == "ranks 0 to 99; 100 of 201 that match"
+        clear()
+        _until(opened, "document.querySelector('#ff-count').textContent === '512 of 512 ranks'")
+        assert first.inner_text().split()[0] == "300"
+    assert opened.locator(".ff-filter").get_attribute("autocomplete") == "off"
+    opened.evaluate("document.querySelector('[name=state]').value = 'root'; dispatchEvent(new Event('pageshow'))")
+    assert opened.locator("#ff-count").inner_text() == "1 of 512 ranks"
+
+
+def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
+    """The button of the last page keeps the focus, does nothing, and says so; ranks are counted as they are named."""
+    opened = open_page(_page("64x8"))
+    button, shown = opened.locator(".ff-pages [data-to='1']"), opened.locator("#ff-shown")
+    assert shown.inner_text() == "ranks 300 to 399; 100 of 512"
+    opened.evaluate("document.querySelector('.ff-pages').scrollIntoView()")
+    button.focus()
+    above, below = opened.locator("#ff-detail").bounding_box(), button.bounding_box()
+    assert above is not None
+    assert below is not None
+    assert above["y"] + above["height"] <= below["y"]
+    for _ in range(3):
+        opened.keyboard.press("Enter")
+        assert opened.evaluate("document.activeElement.dataset.to") == "1"
+    assert (shown.inner_text(), button.get_attribute("aria-disabled")) == ("ranks 500 to 511; 12 of 512", "true")
+
+
+def test_links_leave_the_browser_its_own(open_page: Callable[..., Page]) -> None:
+    """Back returns to where the reader was, Ctrl opens a tab and moves nothing, a document leads to its evidence."""
+    opened = open_page(_page("64x8"))
+    source = opened.locator(".ff-source").first
+    source.scroll_into_view_if_needed()
+    before = opened.evaluate("scrollY")
+    source.click()
+    assert opened.evaluate("[location.hash, document.activeElement.id]") == ["#ff-doc-1", "ff-doc-1"]
+    opened.go_back()
+    _until(opened, f"!location.hash && Math.abs(scrollY - {before}) < 2")
+    with opened.context.expect_page():
+        source.click(modifiers=["Control"])
+    assert opened.evaluate("[location.hash, scrollY, document.activeElement.className]") == ["", before, "ff-source"]
+    opened.click("#ff-doc-1 .ff-back")
+    assert opened.evaluate("document.activeElement.id") == "ff-why-1"
+
+
+def test_tables_keep_words_whole(open_page: Callable[..., Page]) -> None:
+    """Ranks have room, all of them are there without scripts, and headings of rows stay in one line."""
+    opened = open_page(_page("64x8"), java_script_enabled=False)
+    box = opened.locator("#ff-group-table td:nth-child(4)", has_text="more").first.bounding_box()
+    assert box is not None
+    assert box["width"] >= 180
+    assert "listed with all their ranks" in opened.locator("noscript").first.inner_text()
+    opened.click(".ff-all summary")
+    assert "504, 507, 510" in opened.locator(".ff-all").inner_text()
+    heads = open_page(_page("three-attempts"), width=_WIDTH // 2).locator(".ff-side th[scope=row]")
+    assert max(head.bounding_box()["height"] for head in heads.all() if head.inner_text() == "category") < 150
+    assert heads.first.evaluate("head => getComputedStyle(head).whiteSpace") == "nowrap"
+
+
+def test_paper_says_what_it_leaves_out(open_page: Callable[..., Page]) -> None:
+    """On paper there are the filter and the range, folds are open without scripts, and the drawing is whole."""
+    opened = open_page(_page("64x8"))
+    opened.fill("[name=ranks]", "0-200")
+    opened.select_option("[name=state]", "victim")
+    opened.emulate_media(media="print")
+    assert opened.locator("#ff-shown").inner_text() == "ranks 0 to 99; 100 of 201 that match"
+    assert opened.locator("#ff-filtered").inner_text() == "Only ranks 0-200; victim: 201 of 512 ranks."
+    assert not opened.locator("#ff-detail").is_visible()
+    plain = open_page(_page("64x8"), java_script_enabled=False, width=400)
+    plain.emulate_media(media="print")
+    folded = "[...document.querySelectorAll('details:not([open]) > :not(summary)')].map(part => part.checkVisibility())"
+    assert set(plain.evaluate(folded)) == {True}
+    drawing = plain.locator("svg").bounding_box()
+    assert drawing is not None
+    assert drawing["x"] + drawing["width"] <= 400
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [("long-host", _WIDTH // 2), ("longest-host", _WIDTH), ("longest-host", 320)]
+)
+def test_long_names_never_scroll_the_page_sideways(name: str, width: int, open_page: Callable[..., Page]) -> None:
+    """However long a host's name is, a reader scrolls the page one way only."""
+    opened = open_page(_page(name), width=width)
+    opened.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
+    opened.locator(".ff-cell").first.click()
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
 
 
 # --- hostile text -----------------------------------------------------------------------------------------------------

@@ -233,7 +233,7 @@ def test_a_death_may_have_been_before_it_was_noticed() -> None:
 
 
 def _killed(*victims: tuple[int, float]) -> Report:
-    """Return the report on rank 3's SIGKILL, noticed late, with victims at some milliseconds after that, on one clock."""
+    """Return the report on rank 3's SIGKILL, noticed late, and victims at some milliseconds after that."""
     boot = {"boot_id": "b"}
     root = make_error(
         3, exception=None, signal="SIGKILL", exit_code=-9, writer=Writer.AGENT, monotonic_ns=10**12, **boot

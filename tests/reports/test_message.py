@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,7 @@ from firstfault.model import (
     Coverage,
     Decision,
     ExceptionInfo,
+    FrameInfo,
     Kind,
     Origin,
     Resources,
@@ -31,9 +32,15 @@ from firstfault.report import flyte_message, markdown, report_of
 from firstfault.report.html import page
 from firstfault.report.message import first_line
 from firstfault.report.terminal import terminal_text
+from firstfault.report.words import Blame, State
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
+from tests.cascades.replay import RECORDED, load
+from tests.reports import scenes
+
+if TYPE_CHECKING:
+    from firstfault.report import Report
 
 _LIST_WIDTH = 55
 _FIRST_LINE = 89
@@ -74,6 +81,11 @@ def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
             "EEEEEEEEEEEEEEEEEEEEEEEEE... rank 3 ..orker-12 no retry: it is bad",
         ),
         (_verdict(make_error(3, node="w-1", message="bad")), _YES, "ValueError rank 3 w-1 retry: bad"),
+        (
+            _verdict(make_error(3, node="w-1", message="bad")),
+            replace(_YES, origin=Origin.USER, retries_left=0),
+            "ValueError rank 3 w-1 no retry left: bad",
+        ),
         (_verdict(make_error(3, node="", message="bad")), _NO, "ValueError rank 3 no retry: bad"),
         (
             _verdict(make_error(12, node="w-1", exception=None, signal="SIGKILL", message="")),
@@ -491,3 +503,86 @@ def test_no_form_tells_a_credential() -> None:
     for text in (flyte_message(report), markdown(report), page(report), terminal_text(report)):
         assert "w-0" in text
         assert secret not in text
+
+
+# --- who followed, and who failed besides ---------------------------------------------------------------------------
+
+
+def _recorded(name: str) -> Report:
+    """The report on a cascade that the lab has recorded."""
+    return scenes.report_on(load(RECORDED / f"{name}.zip").job)
+
+
+def _named(report: Report, *names: str) -> list[str]:
+    return [line for line in flyte_message(report).splitlines() if line.startswith(names)]
+
+
+def test_who_was_stopped_by_the_roots_own_signal_is_a_victim() -> None:
+    """Agents that stop their workers by SIGKILL make these no root causes."""
+    report = _recorded("SIGKILL-earlyTrue-rank0-of4")
+    assert report.verdict.victims.count == 3
+    (line,) = _named(report, "victims: ")
+    assert line.startswith("victims: 3 stopped by their agents; ")
+
+
+def test_a_suspect_is_no_victim() -> None:
+    """Of two ranks that failed by themselves the second stands apart from those that followed."""
+    message = flyte_message(_recorded("two-ranks-rank0-of4")).splitlines()
+    victims, besides = (
+        next(i for i, line in enumerate(message) if line.startswith(name)) for name in ("vic", "failed t")
+    )
+    assert message[victims].startswith("victims: 1 lost a peer, 1 stopped by its agent; ")
+    assert [line[:9] for line in message[victims + 1 : besides]] == ["  rank 2:", "  rank 3:"]
+    assert message[besides : besides + 2] == [
+        "failed too: 1",
+        "  rank 1: ValueError: the batch of rank 1 has no labels",
+    ]
+
+
+def test_agents_that_failed_are_counted_apart() -> None:
+    """They are no ranks, and the times are theirs too."""
+    (line,) = _named(_recorded("SIGKILL-clock-600-rank0-of4"), "victims: ")
+    assert line.startswith("victims: 1 lost a peer, 1 agent failed after it; ")
+
+
+def test_a_sure_verdict_leaves_nobody_who_may_have_been_it() -> None:
+    """Who could be read in both ways is a victim once the root cause is known for sure."""
+    report = _recorded("sys.exit-0-rank0-of4")
+    assert report.verdict.confidence == "high"
+    assert report.followers.startswith("3 lost a peer; ")
+
+
+def test_a_clock_an_hour_off_is_known() -> None:
+    """How wrong it is was measured: times are corrected, and nothing says that they are not known."""
+    report = _recorded("raise-clock+3600-rank3-of4")
+    assert "60 min" not in report.followers
+    assert report.clocks.startswith("times are known to within ")
+    assert not any("clocks" in sentence for sentence in report.answers.unknown)
+
+
+def test_what_stopped_processes_is_the_signal_not_their_exit_code() -> None:
+    """A worker may answer SIGTERM by any exit code."""
+    group = next(group for group in _recorded("raise-rank0-of4").cascade.groups if group.state is State.STOPPED)
+    assert group.line == "SIGTERM, sent by their agents after the failure"
+
+
+def test_a_group_of_exceptions_says_what_is_in_it() -> None:
+    """What a task group says of itself is nothing that anybody looks for."""
+    leaf = ExceptionInfo("ValueError", "shard 3 is empty", frames=(FrameInfo("/root/data.py", 12, "load", "raise"),))
+    text = "unhandled errors in a TaskGroup (1 sub-exception)"
+    group = replace(scenes.raised("ExceptionGroup", text), members=(leaf,))
+    report = scenes.report_on(scenes.job_of(scenes.process(3, 0, group)))
+    assert first_line(report.verdict, report.decision).endswith(": ValueError: shard 3 is empty")
+    assert report.answers.what == f"ExceptionGroup: ValueError: shard 3 is empty; {text}"
+    assert report.answers.code == "data.py:12 in load"
+
+
+def test_one_document_that_names_nobody() -> None:
+    """A job without firstfault leaves one: what failed is known, and what to do about it, but not where."""
+    stock = make_error(
+        None, node="", writer=Writer.STOCK, exception=None, message="Trace:\n\nMessage:\n\nValueError: bad"
+    )
+    answers = scenes.report_on(make_job(stock)).answers
+    assert answers.where == "not known: its document names no rank and no node"
+    assert answers.blame is Blame.CODE
+    assert answers.steps[0].text.startswith("read the text below: ")

@@ -5,12 +5,13 @@ Flyte tells an attempt where the checkpoints of the one before lie, and nothing 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.aio import run_sync
 from firstfault.errors import ObjectNotFoundError
-from firstfault.model import DocumentRef, Seal
+from firstfault.model import DocumentRef, Origin, Seal
 from firstfault.report import verdict_from_json
+from firstfault.report.json import decision_from_json
 from firstfault.store import open_store
 from firstfault.wire import MAX_DOCUMENT_BYTES, decode
 from flytekitplugins.firstfault.guard import bounded
@@ -19,15 +20,22 @@ from flytekitplugins.firstfault.recorder import put_file
 if TYPE_CHECKING:
     import threading
 
-    from firstfault.model import Verdict
+    from firstfault.model import Decision, Verdict
     from flytekitplugins.firstfault.environment import Recording
 
-__all__ = ["VERDICT", "leave_verdict", "previous_verdict"]
+__all__ = ["VERDICT", "Previous", "leave_verdict", "previous_attempt", "retries_left"]
 
 VERDICT = "firstfault/verdict.pb"
 """Below an attempt's raw output prefix."""
 _LONGEST_S = 2.0
 """Longest wait for the storage, seconds: a verdict is worth more than what it is compared with."""
+
+
+class Previous(NamedTuple):
+    """How the attempt before ended."""
+
+    verdict: Verdict
+    decision: Decision
 
 
 def leave_verdict(recording: Recording, document: bytes, give_up: threading.Event | None = None) -> None:
@@ -44,10 +52,27 @@ def leave_verdict(recording: Recording, document: bytes, give_up: threading.Even
         bounded(lambda: put_file(where, VERDICT, document), _LONGEST_S, doing, give_up)
 
 
-def previous_verdict(
+def retries_left(attempt: int, retries: int | None, previous: Previous | None) -> int | None:
+    """Return how many of the task's retries no attempt has used yet; None if nobody knows.
+
+    An attempt's number alone does not tell: those that the platform lost were paid by the system.
+
+    Args:
+        attempt: number of this attempt, from 0.
+        retries: the task's.
+        previous: how the attempt before ended, as it said itself.
+    """
+    if not retries or attempt == 0:
+        return retries
+    if previous is None or previous.decision.retries_left is None or not previous.decision.enforced:
+        return None
+    return max(previous.decision.retries_left - (previous.decision.origin is not Origin.SYSTEM), 0)
+
+
+def previous_attempt(
     recording: Recording, seconds: float = _LONGEST_S, give_up: threading.Event | None = None
-) -> Verdict | None:
-    """Return the verdict on the attempt before; None if there is none, or none that can be read in time.
+) -> Previous | None:
+    """Return how the attempt before ended; None if it left no verdict, or none that can be read in time.
 
     Args:
         recording: where.
@@ -62,11 +87,14 @@ def previous_verdict(
         async with open_store(where) as store:
             return await store.get(VERDICT, limit=MAX_DOCUMENT_BYTES)
 
-    def read() -> Verdict | None:
+    def read() -> Previous | None:
         try:
             found = decode(run_sync(get()), DocumentRef(VERDICT))
         except ObjectNotFoundError:
             return None  # it ended without a verdict: its pods were lost, or it had no firstfault
-        return verdict_from_json(found.json) if isinstance(found, Seal) else None
+        if not isinstance(found, Seal):
+            return None
+        verdict, decision = verdict_from_json(found.json), decision_from_json(found.json)
+        return Previous(verdict, decision) if verdict is not None and decision is not None else None
 
     return bounded(read, min(seconds, _LONGEST_S), "reading the verdict on the attempt before", give_up)

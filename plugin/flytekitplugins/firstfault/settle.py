@@ -16,7 +16,7 @@ from firstfault.retry import RetryContext
 from firstfault.store import open_store
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault.wire import MAX_DOCUMENT_BYTES, decode, encode, encode_seal
-from flytekitplugins.firstfault.attempts import previous_verdict
+from flytekitplugins.firstfault.attempts import previous_attempt, retries_left
 from flytekitplugins.firstfault.guard import bounded, logger
 
 if TYPE_CHECKING:
@@ -98,12 +98,13 @@ def settle(  # noqa: PLR0913 - keywords
     if job is None:
         note = "own node only, the storage did not answer in time"
         job = assemble(replace(own, notes=(note,)), expected_nodes=expected_nodes, settled=False)
-    previous = previous_verdict(recording, max(seconds, _LEAST_S), give_up)
+    previous = previous_attempt(recording, max(seconds, _LEAST_S), give_up)
     context = RetryContext(
         attempt=attempt,
         retries=retries,
+        retries_left=retries_left(attempt, retries, previous),
         pods_alive=pods_live(job),
-        previous_fingerprint=previous.fingerprint if previous is not None else "",
+        previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
     )
     conclusion, before = None, ""
     for strategy, chosen in _alternatives(recording.strategy, policy):

@@ -20,7 +20,9 @@ __all__ = ["check_file", "echo", "on_terminal", "show_report", "write_file"]
 
 
 def on_terminal() -> bool:
-    """Whether stdout is a terminal, or is to be treated as one (FORCE_COLOR)."""
+    """Whether stdout is a terminal, or is to be treated as one (FORCE_COLOR); not if it is closed."""
+    if sys.stdout is None:
+        return False
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
@@ -37,7 +39,9 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
 
 
 def echo(text: str) -> None:
-    """Print on stdout, with escapes for what its encoding does not have."""
+    """Print on stdout, with escapes for what its encoding does not have; nothing if it is closed."""
+    if sys.stdout is None:
+        return
     from firstfault.report.terminal import encodable  # noqa: PLC0415 - as above
 
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
@@ -47,10 +51,10 @@ def check_file(path: str) -> None:
     """Check that a file can be written there, before it is worked for.
 
     Raises:
-        UsageError: it is a folder, or lies in none that can be written.
+        UsageError: it has no name, is a folder, or lies in none that can be written.
     """
     try:
-        obstacle = _obstacle(Path(path))
+        obstacle = _obstacle(Path(path)) if path else "the name is empty; name a file"
     except (OSError, ValueError) as error:  # no name of a file at all
         obstacle = f"{_reason(error)}; name another file"
     if obstacle:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from firstfault.cli._output import check_file, echo, on_terminal, show_report, write_file
-from firstfault.cli._support import EXIT, debug_option, fail
+from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors
@@ -28,7 +28,7 @@ def _html(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 @click.command()
-@click.argument("uri")
+@uri_argument
 @click.option("--strategy", help="How to find the root cause; by default the one the job was run with.")
 @click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help="How many nodes should have reported.")
 @click.option("-v", "--verbose", is_flag=True, help="Everything that is known, instead of one screen.")
@@ -136,6 +136,8 @@ def _nothing(  # noqa: PLR0913 - what was found, and how to say it
     reader: MultiErrorFileOutputReader, uri: str, job: JobErrors, *, succeeded: bool, as_json: bool, quiet: bool
 ) -> int:
     """Say that there is no error."""
+    from firstfault.report.words import counted  # noqa: PLC0415 - as above
+
     if as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
     if succeeded:
@@ -144,7 +146,8 @@ def _nothing(  # noqa: PLR0913 - what was found, and how to say it
         return EXIT.OK
     hints = [*job.coverage.notes]
     if job.history:
-        hints.append(f"{len(job.history)} failures of earlier rounds were recovered from")
+        was = "was" if len(job.history) == 1 else "were"
+        hints.append(f"{counted(len(job.history), 'failure')} of earlier rounds {was} recovered from")
     known = "; ".join(hints) or _below(uri) or "is this the attempt's output prefix?"
     fail(f"no error document in {reader.errors_uri}, and no outputs beside it; {known}")
     return EXIT.NOTHING_FOUND

@@ -10,7 +10,7 @@ import click
 
 from firstfault.text import printable
 
-__all__ = ["EXIT", "debug_option", "debugging", "fail"]
+__all__ = ["EXIT", "debug_option", "debugging", "fail", "uri_argument"]
 
 
 class EXIT(enum.IntEnum):
@@ -42,6 +42,17 @@ def debug_option(command: Any) -> Any:
     return click.option(
         "--debug", is_flag=True, expose_value=False, callback=_remember, help="Show a traceback when the tool fails."
     )(command)
+
+
+def _named(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if not value.strip():
+        raise click.UsageError(f"{parameter.human_readable_name} is empty; name the attempt's output prefix", context)
+    return value
+
+
+def uri_argument(command: Any) -> Any:
+    """Give a command the argument ``URI``, which may not be empty: as of a variable that is not set."""
+    return click.argument("uri", callback=_named)(command)
 
 
 def debugging() -> bool:

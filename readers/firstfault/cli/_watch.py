@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from firstfault.cli._output import show_report
-from firstfault.cli._support import EXIT, debug_option, fail
+from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors
@@ -20,7 +20,7 @@ __all__ = ["watch"]
 
 
 @click.command()
-@click.argument("uri")
+@uri_argument
 @click.option("--strategy", help="How to find the root cause; by default the one the job was run with.")
 @click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help="How many nodes should report.")
 @click.option(
@@ -112,9 +112,12 @@ class _Told:
             show_report(report)
 
     def _say_nodes(self, job: JobErrors) -> None:
+        from firstfault.report.words import counted  # noqa: PLC0415 - as above
+
         expected = job.coverage.expected
+        nodes = counted(expected, "node") if expected else "? nodes"
         heard = f"{job.coverage.reported} of {expected if expected is not None else '?'} nodes have reported"
-        said = heard if self.last is not None else f"round {job.round} runs on {expected or '?'} nodes"
+        said = heard if self.last is not None else f"round {job.round} runs on {nodes}"
         if said != self._nodes:
             self._note(said)
         self._nodes = said

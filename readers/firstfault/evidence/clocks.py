@@ -53,11 +53,8 @@ class Offset:
 
     low: int = -_UNKNOWN_NS
     high: int = _UNKNOWN_NS
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it is bounded on both sides by more than a guess."""
-        return self.low > -_UNKNOWN_NS and self.high < _UNKNOWN_NS
+    is_known: bool = False
+    """Whether it is bounded on both sides by more than a guess."""
 
 
 class Clocks:
@@ -139,27 +136,27 @@ class Clocks:
             found.append(not here and not elsewhere)
         return found
 
-    def sentences(self) -> list[str]:
-        """Return a sentence for each node whose clock is known to be wrong by more than the storage can tell.
+    def sentences(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return a sentence for each node whose clock is known to be wrong by more than the storage can tell, with it.
 
-        Those that are wrong by most, and how many more there are.
+        Those that are wrong by most, and how many more there are, with their names.
         """
         moved = self._stored_later()
         if moved is not None:
-            return [f"all documents were stored some {moved} s after they were recorded: copied, or all clocks behind"]
+            text = f"all documents were stored some {moved} s after they were recorded: copied, or all clocks behind"
+            return [(text, tuple(self._offsets))]
         wrong = sorted(
             (-max(offset.low, -offset.high), node, offset)
             for node, offset in self._offsets.items()
             if offset.low > _WHOLE_S or offset.high < -_WHOLE_S
         )
-        said = [
-            f"the clock of {node} is {'ahead of' if offset.low > 0 else 'behind'} the storage's by "
-            f"{_by_how_much(offset)} s; times are corrected"
+        said: list[tuple[str, tuple[str, ...]]] = [
+            (f"the clock of {node} is {_how_wrong(offset)}; times are corrected", (node,))
             for _, node, offset in wrong[:_NAMED]
         ]
-        more = len(wrong) - len(said)
-        others = "so is that of one more node" if more == 1 else f"so are those of {more} more nodes"
-        return [*said, f"{others}, by less"] if more > 0 else said
+        more = tuple(node for _, node, _ in wrong[_NAMED:])
+        others = "so is that of one more node" if len(more) == 1 else f"so are those of {len(more)} more nodes"
+        return [*said, (f"{others}, by less", more)] if more else said
 
     def _stored_later(self) -> int | None:
         """By how many seconds the storage's times are later than all nodes' own, if by the same: a copy has new ones.
@@ -178,10 +175,11 @@ def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
     return is_same and first.monotonic_ns is not None and second.monotonic_ns is not None
 
 
-def _by_how_much(offset: Offset) -> str:
+def _how_wrong(offset: Offset) -> str:
+    where = "ahead of" if offset.low > 0 else "behind"
     if offset.is_known:
-        return f"about {abs(offset.low + offset.high) / 2 / _S:.0f}"
-    return f"at least {max(offset.low, -offset.high) / _S:.0f}"
+        return f"{where} the storage's by about {abs(offset.low + offset.high) / 2 / _S:.0f} s"
+    return f"{where} the storage's by at least {max(offset.low, -offset.high) / _S:.0f} s"
 
 
 def _boot(failure: WorkerError, index: int) -> str:
@@ -231,4 +229,4 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
 
 def _between(low: int, high: int) -> Offset:
     """Where two bounds contradict each other, neither is believed more than the distance between them."""
-    return Offset(min(low, high), max(low, high))
+    return Offset(min(low, high), max(low, high), is_known=True)

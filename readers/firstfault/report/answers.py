@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.model import Scope, Subject
@@ -20,20 +20,21 @@ from firstfault.report.words import (
 )
 from firstfault.stacks import where_it_stood
 from firstfault.text import one_line, sentence_of
-from firstfault.tracebacks import own_frames, place_of
+from firstfault.tracebacks import first_member, own_frames, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from firstfault.model import Decision, JobErrors, Verdict, WorkerError
+    from firstfault.model import Decision, ExceptionInfo, JobErrors, Verdict, WorkerError
     from firstfault.report.attempts import AttemptSummary
     from firstfault.report.cascade import Cascade
 
-__all__ = ["Answers", "Step", "answers_on", "headline_parts"]
+__all__ = ["Answers", "Step", "answers_on", "described", "headline_parts"]
 
 _FEW = 5
 _LINE = 200
 _LONG = 400
+_NOWHERE = "not known: its document names no rank and no node"
 _RANKS = 60
 """Characters."""
 _OF_EVENTS = {"node_lost", "preemption", "host_oom", "infrastructure"}
@@ -89,9 +90,9 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
     code, source = _code(job, verdict)
     return Answers(
         what=_what(verdict),
-        blame=blame_of_category(verdict),
+        blame=blame_of_category(replace(verdict, scope=Scope.NODE) if _is_alone(job, verdict) else verdict),
         category=about_category(verdict.category),
-        where=_where(verdict),
+        where=_NOWHERE if _is_alone(job, verdict) else _where(verdict),
         code=code,
         source=source,
         fate=_fate(decision, number, attempts),
@@ -138,14 +139,27 @@ def _deeper(root: WorkerError) -> str:
     if raised is None:
         return ""
     text = sentence_of(raised.message)
+    leaf = first_member(raised)
+    if leaf is not None:
+        return f"{described(leaf)}; {text}"
     lines = raised.message.strip().splitlines()
     if text.startswith("Caught ") and "Original Traceback" in raised.message:  # torch, of a process of its own
         return f"{text} {lines[-1].strip()}"
     links = [link for link in raised.causes if link.relation == "cause"]
     if not links or links[-1] is not raised.causes[-1]:
         return ""
-    first = links[-1]
-    return f"{text}; caused by {first.type.rsplit('.', 1)[-1]}: {sentence_of(first.message)}"
+    return f"{text}; caused by {described(links[-1])}"
+
+
+def described(exception: ExceptionInfo) -> str:
+    """Return "ValueError: bad sample"."""
+    name, text = exception.type.rsplit(".", 1)[-1], sentence_of(exception.message)
+    return f"{name}: {text}" if text else name
+
+
+def _is_alone(job: JobErrors, verdict: Verdict) -> bool:
+    """Whether all there is is one document that names nobody: what failed is known, and not where."""
+    return verdict.scope is Scope.UNDETERMINED and len(job.failures) == 1 and verdict.node is None
 
 
 def _where(verdict: Verdict) -> str:
@@ -189,6 +203,8 @@ def _fate(decision: Decision, number: int | None, attempts: Sequence[AttemptSumm
         last = later[-1]
         ended = "failed too" if last.verdict is not None else last.note
         return f"was retried: attempt {last.number} {ended}"
+    if decision.is_spent:
+        return "will not be retried: no retries are left"
     if decision.enforced:
         return "will be retried" if decision.retry else "will not be retried"
     return f"{'should be' if decision.retry else 'should not be'} retried; Flyte decides by itself, this is advice"
@@ -198,7 +214,7 @@ def _fate(decision: Decision, number: int | None, attempts: Sequence[AttemptSumm
 
 
 def _steps(job: JobErrors, verdict: Verdict, code: str, uri: str, logs: Mapping[str, str]) -> Iterator[Step]:
-    advice = _advice(verdict, code)
+    advice = _advice(job, verdict, code)
     yield Step(f"{advice}{'' if advice.endswith(' at') else ':'} {code}" if code else advice)
     pod = _pod(job, verdict)
     namespace = _namespace(job, verdict)
@@ -213,8 +229,10 @@ def _steps(job: JobErrors, verdict: Verdict, code: str, uri: str, logs: Mapping[
         yield Step("more", f"firstfault show {shlex.quote(uri)}")
 
 
-def _advice(verdict: Verdict, code: str) -> str:
+def _advice(job: JobErrors, verdict: Verdict, code: str) -> str:
     root = verdict.root
+    if _is_alone(job, verdict):
+        return f"read the text below: {CATEGORY_ADVICE.get(verdict.category, CATEGORY_ADVICE['unknown'])}"
     if verdict.scope is Scope.UNDETERMINED and code:
         return f"{UNDETERMINED_ADVICE}; all were at"
     if verdict.scope is Scope.UNDETERMINED:
@@ -258,7 +276,7 @@ def _unknown(job: JobErrors, verdict: Verdict, cascade: Cascade) -> Iterator[str
         yield f"and {len(verdict.suspects) - _FEW} more suspects"
     if not verdict.settled:
         yield "not settled: the wait for the other nodes ran out"
-    yield from _unknown_of_nodes(job, verdict)
+    yield from _unknown_of_nodes(verdict)
     silent = [item.rank for item in cascade.ranks if item.state is State.SILENT]
     if silent:
         yield f"what became of {_ranks_named(silent)}: no report"
@@ -268,12 +286,12 @@ def _unknown(job: JobErrors, verdict: Verdict, cascade: Cascade) -> Iterator[str
         yield f"the order of times on {len(unclear)} {'node' if len(unclear) == 1 else 'nodes'}: clocks not compared"
 
 
-def _unknown_of_nodes(job: JobErrors, verdict: Verdict) -> Iterator[str]:
+def _unknown_of_nodes(verdict: Verdict) -> Iterator[str]:
     coverage = verdict.coverage
     if coverage.unreadable:
         yield f"what {coverage.unreadable} documents say that could not be read"
     yield from coverage.notes
-    if coverage.expected is None and not job.roster:
+    if coverage.expected is None:
         yield "how many nodes took part: nobody said"
     elif coverage.expected is not None and coverage.expected > coverage.reported and not coverage.notes:
         yield f"what {coverage.expected - coverage.reported} of {coverage.expected} nodes saw: they were not heard"

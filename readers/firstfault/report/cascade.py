@@ -220,6 +220,8 @@ def _state(finding: Finding, verdict: Verdict) -> State:
         return State.STOPPED if standing is Standing.CONSEQUENCE else State.UNCLEAR
     if finding.waited and verdict.category == "hang" and verdict.scope is not Scope.UNDETERMINED:
         return State.VICTIM  # of the one that it waited for
+    if standing is Standing.UNCLEAR and verdict.scope is not Scope.UNDETERMINED and verdict.confidence == "high":
+        return State.VICTIM  # alone it might have been either; the verdict leaves no doubt
     # whoever failed by itself, and is not the root cause, may have been it
     return _STATES.get(standing, State.UNCLEAR if verdict.scope is Scope.UNDETERMINED else State.SUSPECT)
 
@@ -339,7 +341,7 @@ def _group(events: Sequence[Event], unopened: tuple[int, ...], verdict: Verdict)
         # what it was stopped for is not what it did
         what, line = headline_parts(verdict)
     elif first.state is State.STOPPED and len({line_of(event.failure) for event in events}) > 1:
-        line = f"{first.failure.what}, sent by their agents after the failure"
+        line = f"{first.failure.sent_signals[0].signal}, sent by their agents after the failure"
     return Group(
         number=0,
         state=first.state,

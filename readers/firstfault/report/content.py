@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.clocks import Clocks, Interval
-from firstfault.model import Scope
+from firstfault.model import Scope, Subject
 from firstfault.places import attempt_of
 from firstfault.report.answers import answers_on
 from firstfault.report.attempts import changes_between
@@ -92,7 +92,7 @@ def report_of(  # noqa: PLR0913 - keywords
         attempts: summaries of other attempts, and of this one if there are any.
     """
     job, verdict = redacted(job, verdict)
-    cascade = cascade_of(job, verdict)
+    cascade, clocks = cascade_of(job, verdict), Clocks(job)
     number = _number(job, uri)
     ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
     return Report(
@@ -102,8 +102,8 @@ def report_of(  # noqa: PLR0913 - keywords
         answers=answers_on(job, verdict, decision, uri, logs or {}, ordered, number, cascade),
         facts=tuple(_facts(verdict, cascade)),
         cascade=cascade,
-        followers=_followers(verdict, cascade, Clocks(job)),
-        clocks=_clocks(cascade),
+        followers=_followers(verdict, cascade, clocks),
+        clocks=_clocks(cascade, clocks),
         coverage=_coverage(verdict),
         attempts=ordered,
         changes=changes_between(ordered),
@@ -238,16 +238,18 @@ def _memory(root: WorkerError) -> Iterator[str]:
 def _followers(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return ""  # nobody is a victim for sure
+    if not cascade.events:
+        return str(verdict.victims.count or "")
     stopped, victims = cascade.count(State.STOPPED), cascade.count(State.VICTIM)
+    after = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
+    agents = sum(event.failure.subject is Subject.AGENT for event in after)
     became = "waited in vain" if verdict.category == "hang" else "lost a peer"
     parts = [f"{victims} {became}"] if victims else []
     parts += [f"{stopped} stopped by {'its agent' if stopped == 1 else 'their agents'}"] if stopped else []
-    if not parts or not cascade.events:
-        return str(verdict.victims.count or "")
+    parts += [f"{agents} {'agent' if agents == 1 else 'agents'} failed after it"] if agents else []
     text = ", ".join(parts)
-    after = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
     timed = [event for event in after if event.at_ns is not None]
-    if not timed:
+    if not timed or not parts:
         return text
     first, *others = timed
     bounds = [event.bounds for event in timed if event.bounds is not None]
@@ -268,19 +270,23 @@ def _followers(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     return f"{text}; the last {later_text(end)}" if others else text
 
 
-def _clocks(cascade: Cascade) -> str:
+def _clocks(cascade: Cascade, clocks: Clocks) -> str:
     """How far times of different processes can be compared; empty if there is nothing to compare."""
     if len(cascade.events) < 2:  # noqa: PLR2004 - one moment
         return ""
     untimed = [event for event in cascade.events if event.at_ns is None]
     unknown = {event.failure.node for event in cascade.events if event.at_ns is not None and event.bounds is None}
+    if unknown:  # or it is the clock that all are compared with
+        timed = {event.failure.node for event in cascade.events if event.at_ns is not None}
+        unknown = {node for node in timed if not clocks.offset(node).is_known} or unknown
     widths = [event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None]
     said = []
     if untimed:
         said.append(f"{len(untimed)} of {len(cascade.events)} carry no time")
     if unknown:
         whose = _names(sorted(unknown)) if len(unknown) <= _FEW and "" not in unknown else f"{len(unknown)} nodes"
-        said.append(f"nobody knows how right the clocks of {whose} are")
+        verb = "clock of {} is" if len(unknown) == 1 else "clocks of {} are"
+        said.append(f"nobody knows how right the {verb.format(whose)}")
     if max(widths, default=0) > _MS:
         said.append(f"times are known to within {duration(max(widths))}")
     elif not said:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import jinja2
 
     from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
-    from firstfault.report.cascade import NodeState, RankState
+    from firstfault.report.cascade import Group, NodeState, RankState
     from firstfault.report.content import Report
     from firstfault.tracebacks import FrameRun
 
@@ -45,8 +46,13 @@ _OTHERS = 16
 """Processes beside the root cause whose stacks or logs are shown."""
 _TEXT = 64_000
 _LOG_LINES = 200
-_LINE = 200
-_OF_MANY_LINE = 80
+_RANKS = 120
+"""Characters of an error's ranks in the table."""
+_LINE = 300
+_SHORTEST_LINE = 48
+_LINES = 2_000_000
+"""Bytes of the lines that the script's data has, of all ranks and errors together."""
+_JSON_TEXT = 200_000
 
 
 def page(report: Report) -> str:
@@ -76,6 +82,7 @@ def _rendered(template: str, report: Report, *, is_deck: bool) -> str:
             view=_View(report),
             is_deck=is_deck,
             page_size=PAGE_SIZE,
+            ranks_width=_RANKS,
             style=style,
             script=script,
             style_hash=_hash(style),
@@ -143,6 +150,8 @@ class _Document:
     ref: DocumentRef
     failure: WorkerError
     line: str
+    reason: int
+    """Number of the first sentence of the evidence that rests on it, from 1; 0: none does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +184,9 @@ class _View:
 
     @property
     def json(self) -> str:
-        return to_json(self._report.verdict, self._report.decision)
+        """The verdict and the decision for programs; of a very long text the middle is left out."""
+        verdict = self._report.verdict
+        return _in_script(to_json(replace(verdict, message=elide(verdict.message, _JSON_TEXT)), self._report.decision))
 
     @property
     def counts(self) -> list[tuple[State, int]]:
@@ -193,11 +204,24 @@ class _View:
     # --- ranks ---------------------------------------------------------------------------------------------------
 
     @property
+    def root_nodes(self) -> list[str]:
+        """Names of nodes that are the root cause themselves."""
+        return [node.name for node in self._report.cascade.nodes if node.state is State.ROOT and node.name]
+
+    @property
+    def foremost(self) -> int:
+        """Index of the rank to look at first: the root cause, else one of its node, else a suspect."""
+        cascade = self._report.cascade
+        of_node = {node.name: node.state for node in cascade.nodes if node.name}
+        states = [(item.state, of_node.get(item.node)) for item in cascade.ranks]  # its own, its node's
+        wanted = ((0, State.ROOT), (1, State.ROOT), (1, State.SUSPECT), (0, State.SUSPECT))
+        found = (index for whose, state in wanted for index, pair in enumerate(states) if pair[whose] is state)
+        return next(found, 0)
+
+    @property
     def first_rank(self) -> int:
-        """Index of the first rank of the page that is shown first: the one with the root cause."""
-        ranks = self._report.cascade.ranks
-        index = next((index for index, item in enumerate(ranks) if item.state is State.ROOT), 0)
-        return index // PAGE_SIZE * PAGE_SIZE
+        """Index of the first rank of the page that is shown first."""
+        return self.foremost // PAGE_SIZE * PAGE_SIZE
 
     def rows(self) -> list[tuple[NodeState | None, str, list[RankState]]]:
         """The ranks of the first page by node: (the node, its name, its ranks)."""
@@ -207,17 +231,22 @@ class _View:
             found.setdefault(item.node, []).append(item)
         return [(nodes.get(name), name, ranks) for name, ranks in found.items()]
 
-    def data(self) -> dict[str, Any]:
-        """What the script pages through and filters: ranks by group, state and node."""
+    def data(self) -> str:
+        """What the script pages through and filters, as JSON that can stand in a page."""
+        return _in_script(json.dumps(self._data(), ensure_ascii=False, separators=(",", ":")))
+
+    def _data(self) -> dict[str, Any]:
+        """Ranks by group, state and node."""
         cascade = self._report.cascade
         states = list(State)
         names = list(dict.fromkeys([*(node.name for node in cascade.nodes), *(item.node for item in cascade.ranks)]))
         index = {name: number for number, name in enumerate(names)}
         lines = {group.number: group.line for group in cascade.groups}
-        width = _LINE if len(cascade.groups) <= PAGE_SIZE else _OF_MANY_LINE
+        own = sum(item.line != lines.get(item.group or 0) for item in cascade.ranks)
+        room = min(_LINE, max(_SHORTEST_LINE, _LINES // max(own + 2 * len(cascade.groups), 1)))
         return {
             "size": PAGE_SIZE,
-            "first": self.first_rank,
+            "foremost": self.foremost,
             "rows": _ROWS,
             "states": [[state.slug, state.value, state.mark] for state in states],
             "nodes": [
@@ -228,10 +257,10 @@ class _View:
                 [
                     group.number,
                     states.index(group.state),
-                    _safe(group.what)[:width],
-                    _safe(group.line)[:width],
+                    _within(_safe(group.what), room),
+                    _within(_safe(group.line), room),
                     group.count,
-                    ranks_text(group.ranks, 120),
+                    ranks_text(group.ranks, _RANKS),
                     group.first.later if group.first is not None else "",
                 ]
                 for group in cascade.groups
@@ -245,7 +274,7 @@ class _View:
                     item.group,
                     item.later,
                     # most say what their group says
-                    "" if item.line == lines.get(item.group or 0) else _safe(item.line)[:width],
+                    "" if item.line == lines.get(item.group or 0) else _within(_safe(item.line), room),
                 ]
                 for item in cascade.ranks
             ],
@@ -327,6 +356,11 @@ class _View:
         return list(self._report.cascade.groups[:_ROWS])
 
     @property
+    def shortened(self) -> list[Group]:
+        """Those of which the table cannot name all ranks."""
+        return [group for group in self.groups if len(ranks_text(group.ranks)) > _RANKS]
+
+    @property
     def nodes(self) -> list[NodeState]:
         """The nodes, those that are not fine first; as many as a person reads."""
         order = {State.ROOT: 0, State.SUSPECT: 1, State.SILENT: 2, None: 3, State.FINISHED: 4}
@@ -346,6 +380,20 @@ class _View:
         return line_of(failure)
 
 
+def _in_script(text: str) -> str:
+    """JSON that no page takes for the end of a script; only its strings have these characters."""
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _within(text: str, room: int) -> str:
+    """A line of which the page's data has at most so many bytes."""
+    while (size := len(_in_script(text).encode("utf-8", "backslashreplace"))) > room:
+        text = text[: min(len(text) - 1, len(text) * room // size)]
+    return text
+
+
 def _marked(node: NodeState | None, states: list[State]) -> list[Any]:
     """What the script knows of a node's own state: its number, if it has one."""
     if node is None or node.state is None:
@@ -358,8 +406,12 @@ def _documents(report: Report) -> tuple[_Document, ...]:
     named = [name for names in report.verdict.sources for name in names]
     by_name = {ref.name: (ref, event.failure) for event in report.cascade.events for ref in event.failure.documents}
     names = dict.fromkeys([*(name for name in named if name in by_name), *by_name])
+    reasons: dict[str, int] = {}
+    for number, (_, sources) in enumerate(report.verdict.reasons, 1):
+        for name in sources:
+            reasons.setdefault(name, number)
     return tuple(
-        _Document(number, *by_name[name], line=line_of(by_name[name][1]))
+        _Document(number, *by_name[name], line=line_of(by_name[name][1]), reason=reasons.get(name, 0))
         for number, name in enumerate(list(names)[: max(_ROWS, len(set(named)))], 1)
     )
 

@@ -71,6 +71,7 @@ def decision_to_dict(decision: Decision) -> dict[str, Any]:
         "origin": decision.origin.value,
         "enforced": decision.enforced,
         "reason": decision.reason,
+        "retries_left": decision.retries_left,
     }
 
 
@@ -98,6 +99,7 @@ def decision_from_json(text: str) -> Decision | None:
             origin=Origin(data["origin"]),
             enforced=bool(data["enforced"]),
             reason=str(data["reason"]),
+            retries_left=None if data.get("retries_left") is None else int(data["retries_left"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault.report.cascade import line_of
 from firstfault.report.message import log_lines, said, stack_lines
-from firstfault.report.words import ranks_text
+from firstfault.report.words import counted, ranks_text
+from firstfault.strategies import who
 from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from firstfault.model import JobErrors
     from firstfault.report.cascade import Group
     from firstfault.report.content import Report
 
-__all__ = ["markdown"]
+__all__ = ["markdown", "recovered_lines"]
 
 _GROUPS = 20
 _TEXT = 20_000
@@ -32,6 +35,12 @@ def markdown(report: Report) -> str:
     return "\n".join(_parts(report)) + "\n"
 
 
+def recovered_lines(job: JobErrors, limit: int = _GROUPS) -> list[str]:
+    """Return the failures of earlier rounds that the job recovered from, one a line; of more than `limit` the count."""
+    lines = [f"round {failure.place.round}: {who(failure)}: {line_of(failure)}" for failure in job.history[:limit]]
+    return [*lines, f"and {len(job.history) - limit} more"] if len(job.history) > limit else lines
+
+
 def _parts(report: Report) -> Iterator[str]:
     verdict, root = report.verdict, report.verdict.root
     yield from (f"## {_plain(report.answers.what)}", "", *_answers(report))
@@ -47,6 +56,9 @@ def _parts(report: Report) -> Iterator[str]:
         yield from ("", "### Last lines of its log", "", *_fenced("\n".join(log[-_LINES:])))
     if report.changes:
         yield from ("", "### Attempts", "", *(f"- {_plain(change)}" for change in report.changes))
+    if recovered := recovered_lines(report.job):
+        title = "### Recovered from, by restarts within this attempt"
+        yield from ("", title, "", *(f"- {_plain(line)}" for line in recovered))
     facts = [(fact.name, fact.value) for fact in report.facts]
     facts += [("nodes heard", report.coverage), ("clocks", report.clocks), ("victims", report.followers)]
     facts += [("confidence", f"{verdict.confidence} (strategy {verdict.strategy})"), ("read from", report.uri)]
@@ -74,7 +86,7 @@ def _groups(groups: tuple[Group, ...]) -> Iterator[str]:
         ranks = ranks_text(group.ranks, 60)
         yield f"| {group.state.value} | {group.count} | {ranks} | {_plain((group.line or group.what)[:_CELL])} |"
     if len(groups) > _GROUPS:
-        yield f"| | | | and {len(groups) - _GROUPS} more groups |"
+        yield f"| | | | and {counted(len(groups) - _GROUPS, 'more group')} |"
 
 
 def _fenced(text: str, language: str = "text") -> Iterator[str]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from firstfault.model import Scope
-from firstfault.report.answers import headline_parts
-from firstfault.report.words import explain_signal
+from firstfault.report.answers import described, headline_parts
+from firstfault.report.words import State, explain_signal, ranks_text
 from firstfault.text import elide, one_line, printable, sentence_of
-from firstfault.tracebacks import own_frames, place_of
+from firstfault.tracebacks import first_member, own_frames, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from firstfault.model import Decision, Verdict, WorkerError
     from firstfault.report.content import Report
@@ -40,7 +40,7 @@ _NODE_TAIL = 10
 def first_line(verdict: Verdict, decision: Decision) -> str:
     """One line of less than 90 characters whose first 55 say what, which rank, which node, and retry or not."""
     what = headline_parts(verdict)[0]
-    fate = "retry" if decision.retry else "no retry"
+    fate = "no retry left" if decision.is_spent else "retry" if decision.retry else "no retry"
     subject = _subject(verdict)
     node = _spaced(verdict.node or "")
     what = one_line(_spaced(what), _LIST_WIDTH - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
@@ -104,7 +104,7 @@ def log_lines(root: WorkerError) -> list[str]:
 def _facts(report: Report) -> Iterator[str]:
     verdict, decision, answers = report.verdict, report.decision, report.answers
     yield f"root cause: {verdict.headline}"
-    yield f"retry: {'yes' if decision.retry else 'no'}, {decision.reason}"
+    yield f"retry: {_fate(report)}, {decision.reason}"
     yield f"enforced by Flyte: {'yes' if decision.enforced else 'no, this is advice'}"
     yield f"fault: {answers.blame.value}"
     yield f"category: {verdict.category}"
@@ -125,17 +125,39 @@ def _facts(report: Report) -> Iterator[str]:
         yield f"since the attempt before: {report.change}"
 
 
+def _fate(report: Report) -> str:
+    """Yes or no, and what is known besides: that no retries are left, or what came of it."""
+    decision, fate = report.decision, report.answers.fate
+    if fate.startswith("was retried"):
+        return f"it {fate}"
+    if decision.is_spent:
+        return "no, no retries are left"
+    return "yes" if decision.retry else "no"
+
+
 def _victims(report: Report) -> Iterator[str]:
+    """Who followed, and who failed besides and may have been the cause too."""
     victims = report.verdict.victims
-    if not victims.count:
+    if report.verdict.scope is Scope.UNDETERMINED:
+        yield from _listed("failed", str(victims.count), victims.by_rank, victims.count) if victims.count else ()
         return
-    name = "failed" if report.verdict.scope is Scope.UNDETERMINED else "victims"
-    yield f"{name}: {report.followers or victims.count}"
-    shown = victims.by_rank[:_SHOWN]
-    for rank, line in shown:
-        yield f"  rank {rank}: {one_line(line, 100)}"
-    if shown and victims.count > len(shown):
-        yield f"  and {victims.count - len(shown)} more"
+    follows = {State.VICTIM, State.STOPPED}
+    states = {item.rank: item.state for item in report.cascade.ranks}
+    after = [item for item in victims.by_rank if states.get(item[0]) in follows]
+    if report.followers:
+        count = sum(state in follows for state in states.values()) if report.cascade.events else victims.count
+        yield from _listed("victims", report.followers, after, max(count, len(after)))
+    besides = [item for item in victims.by_rank if states.get(item[0]) in {State.SUSPECT, State.UNCLEAR}]
+    if besides:
+        yield from _listed("failed too", ranks_text([rank for rank, _ in besides], 60), besides, len(besides))
+
+
+def _listed(name: str, text: str, lines: Sequence[tuple[int, str]], count: int) -> Iterator[str]:
+    yield f"{name}: {text}"
+    shown = lines[:_SHOWN]
+    yield from (f"  rank {rank}: {one_line(line, 100)}" for rank, line in shown)
+    if shown and count > len(shown):
+        yield f"  and {count - len(shown)} more"
 
 
 def _own_code(root: WorkerError | None) -> Iterator[str]:
@@ -203,7 +225,8 @@ def _detail(verdict: Verdict) -> str:
     root = verdict.root
     name, text = headline_parts(verdict)
     if root is not None and root.exception is not None and name == root.what:
-        return sentence_of(root.exception.message)
+        leaf = first_member(root.exception)
+        return described(leaf) if leaf is not None else sentence_of(root.exception.message)
     if root is not None and root.signal and not root.sent_signals:
         explained = explain_signal(root.signal, root.resources)
         if explained:

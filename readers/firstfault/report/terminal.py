@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.model import Scope
 from firstfault.places import Layout
+from firstfault.report.markdown import recovered_lines
 from firstfault.report.message import fact_lines, first_line, log_lines, said, stack_lines
-from firstfault.report.words import State, ranks_text
+from firstfault.report.words import State, counted, ranks_text
 from firstfault.text import elide, one_line, printable
 from firstfault.tracebacks import chain, own_frames, place_of, runs
 
@@ -33,22 +35,52 @@ _NARROW = 50
 """Columns below which a label stands before its value instead of beside it."""
 _WIDTH = 80
 """Columns of the terminal for which lines are cut short where one screen has to do."""
-_FRAMES = 3
+_ROWS = 23
+"""Rows that one screen has room for, with the shell's own below it."""
 _LOG_LINES = 3
-_GROUPS = 4
 _RANKS = 40
 """Characters."""
-_SENTENCES = 3
+_CHANGES = 3
+_RECOVERED = 20
 _PLAIN_GROUPS = 20
 _PLAIN_STACK = 30
 _PLAIN_LOG = 20
 _PLAIN_FACT = 300
 _SUSPECTS = 5
+_TEXT_LINES = 400
+"""Lines of one text that a terminal shows."""
+_TEXT_LINE = 2_000
+"""Characters of one of them."""
+_ALL = "a pipe (| less) shows all"
 _SHOW = "firstfault show "
 _FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
 _STYLES = {State.ROOT: "bold red", State.SUSPECT: "yellow", State.UNCLEAR: "yellow"}
 _WITH_WHERE = ("host", "exit code", "pid", "time")
 _NANOSECONDS = re.compile(r"(?<=\.\d{3})\d{6}Z$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How much of each list is shown."""
+
+    why: int
+    """Sentences of the evidence."""
+    frames: int
+    groups: int
+    unknown: int = 3
+    is_least: bool = False
+    """Long answers are cut short as well."""
+
+
+_ROOMS = (
+    _Room(2, 3, 4),
+    _Room(1, 3, 4),
+    _Room(1, 2, 3),
+    _Room(0, 2, 3),
+    _Room(0, 1, 2),
+    _Room(0, 1, 2, 1, is_least=True),
+)
+"""What is tried, until it fits one screen."""
 
 
 def terminal_text(report: Report, *, verbose: bool = False) -> str:
@@ -65,17 +97,29 @@ def print_report(report: Report, console: Console, *, verbose: bool = False) -> 
         verbose: everything that is known instead of one screen.
     """
     printer = _Printer(console)
+    _print(printer, report, _ROOMS[0], verbose=verbose)
+    for room in _ROOMS[1:] if not verbose else ():
+        if len(printer.rows) <= _ROWS:
+            break
+        printer = _Printer(console)
+        _print(printer, report, room, verbose=verbose)
+    printer.flush()
+
+
+def _print(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
     printer.line(first_line(report.verdict, report.decision), style="bold")
     printer.gap()
-    _print_answers(printer, report, verbose=verbose)
+    _print_answers(printer, report, room, verbose=verbose)
     printer.gap()
-    _print_code(printer, report, verbose=verbose)
-    _print_groups(printer, report, verbose=verbose)
+    _print_code(printer, report, room, verbose=verbose)
+    _print_groups(printer, report, room, verbose=verbose)
     printer.labelled("Followed", [report.followers] if report.followers else [])
+    if not verbose:
+        printer.labelled("Why", report.verdict.why[: room.why])
     heard = f"{report.coverage} nodes" if report.verdict.coverage.complete else f"nodes: {report.coverage}"
     more = "-v shows more" if not verbose and not printer.fits(_more(report)) else ""
     printer.labelled("Heard", ["; ".join(filter(None, [heard, report.clocks, more]))])
-    printer.labelled("Attempts", _few(report.changes, verbose=verbose, last=True))
+    printer.labelled("Attempts", _few(report.changes, _CHANGES, verbose=verbose, last=True))
     if verbose:
         _print_more(printer, report)
 
@@ -94,6 +138,7 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
     yield ""
     yield _fact("what", answers.what)
     yield _fact("where", answers.where)
+    yield _fact("fate", answers.fate)
     yield from fact_lines(report)
     yield from (f"next: {_one_row(step.command)}" for step in answers.steps if step.command)
     groups = report.cascade.groups if verbose else report.cascade.groups[:_PLAIN_GROUPS]
@@ -109,6 +154,8 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
     if len(report.attempts) > 1:
         yield from (_fact("attempt", _attempt_text(attempt)) for attempt in report.attempts)
         yield from (_fact("changed", change) for change in report.changes)
+    if verbose:
+        yield from (_fact("recovered", line) for line in recovered_lines(report.job, _RECOVERED))
     yield ""
     yield from _plain_evidence(report, verbose=verbose)
     yield from ("", printable(said(verdict)))
@@ -144,24 +191,24 @@ def _plain_block(title: str, lines: Sequence[str], limit: int | None) -> Iterato
     yield from ("", title)
     yield from (f"  {line}" for line in lines[:limit])
     if limit is not None and len(lines) > limit:
-        yield f"  ... {len(lines) - limit} more lines"
+        yield f"  ... {counted(len(lines) - limit, 'more line')}"
 
 
 # --- one screen -----------------------------------------------------------------------------------------------------
 
 
-def _print_answers(printer: _Printer, report: Report, *, verbose: bool) -> None:
+def _print_answers(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
     answers = report.answers
     category = answers.category if verbose else report.verdict.category
     fault = f"{answers.blame.value}, {category}"
-    both = f"{answers.what}; {fault}"
-    printer.labelled("What", [both] if printer.fits(both) else [answers.what, fault])
+    what = printer.short(answers.what, rows=2) if room.is_least else answers.what
+    both = f"{what}; {fault}"
+    printer.labelled("What", [both] if printer.fits(both) else [what, fault])
     place = f"{answers.where}, {answers.code}" if answers.code else answers.where
     printer.labelled("Where", [place, *_known(report)])
     # what a category means is said at length in more than one place
     reason = answers.fate_reason if verbose else answers.fate_reason.replace(f" ({answers.category})", "")
-    advice = "" if report.decision.enforced else " (advice: Flyte decides by itself)"
-    printer.labelled("Retry", [f"{'yes' if report.decision.retry else 'no'}{advice}, {reason}"])
+    printer.labelled("Retry", [f"{answers.fate}; {reason}"])
     texts = [step.text for step in answers.steps if not step.command]
     printer.labelled("Next", texts if verbose else [text.removesuffix(f": {answers.code}") for text in texts])
     for step in answers.steps:
@@ -169,7 +216,7 @@ def _print_answers(printer: _Printer, report: Report, *, verbose: bool) -> None:
             printer.command(step.command)
     if report.uri and not verbose and printer.fits(_more(report)):
         printer.beside(_more(report))
-    printer.labelled("Unknown", _few(answers.unknown, verbose=verbose) or ["nothing"])
+    printer.labelled("Unknown", _few(answers.unknown, room.unknown, verbose=verbose) or ["nothing"])
 
 
 def _more(report: Report) -> str:
@@ -185,14 +232,14 @@ def _known(report: Report) -> Iterator[str]:
         yield ", ".join(f"{name} {value}" for name, value in values.items())
 
 
-def _few(sentences: Sequence[str], *, verbose: bool, last: bool = False) -> list[str]:
-    if verbose or len(sentences) <= _SENTENCES + 1:
+def _few(sentences: Sequence[str], limit: int, *, verbose: bool, last: bool = False) -> list[str]:
+    if verbose or len(sentences) <= limit + 1:
         return list(sentences)
-    shown = sentences[-_SENTENCES:] if last else sentences[:_SENTENCES]
-    return [*shown, f"and {len(sentences) - _SENTENCES} more (-v)"]
+    shown = sentences[-limit:] if last else sentences[:limit]
+    return [*shown, f"and {len(sentences) - limit} more (-v)"]
 
 
-def _print_code(printer: _Printer, report: Report, *, verbose: bool) -> None:
+def _print_code(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
     """The program's own frames; of a process that raised nothing what it printed last."""
     root = report.verdict.root
     if root is None:
@@ -200,14 +247,14 @@ def _print_code(printer: _Printer, report: Report, *, verbose: bool) -> None:
     frames = own_frames(root.exception) if root.exception is not None else ()
     if frames:
         lines = [f"{place_of(frame)}: {frame.code}" if frame.code else place_of(frame) for frame in frames]
-        printer.labelled("Code", lines if verbose else [printer.short(line) for line in lines[-_FRAMES:]])
+        printer.labelled("Code", lines if verbose else [printer.short(line) for line in lines[-room.frames :]])
     elif root.exception is None and not verbose:
         printer.labelled("Log", [printer.short(line) for line in log_lines(root)[-_LOG_LINES:]])
 
 
-def _print_groups(printer: _Printer, report: Report, *, verbose: bool) -> None:
+def _print_groups(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
     groups = report.cascade.groups
-    shown = groups if verbose or len(groups) <= _GROUPS + 1 else groups[:_GROUPS]
+    shown = groups if verbose or len(groups) <= room.groups + 1 else groups[: room.groups]
     lines, styles = [], []
     for group in shown:
         head, said = _group_head(group, verbose=verbose), group.line or group.what
@@ -237,6 +284,7 @@ def _group_head(group: Group, *, verbose: bool) -> str:
 def _print_more(printer: _Printer, report: Report) -> None:
     if len(report.attempts) > 1:
         printer.section("Attempts side by side", [f"attempt {_attempt_text(attempt)}" for attempt in report.attempts])
+    printer.section("Recovered from, by restarts within this attempt", recovered_lines(report.job, _RECOVERED))
     printer.section("Facts", fact_lines(report))
     evidence = [[sentence, *(f"  {name}" for name in names)] for sentence, names in report.verdict.reasons]
     printer.section("Evidence", itertools.chain.from_iterable(evidence))
@@ -261,17 +309,26 @@ def _print_nodes(printer: _Printer, report: Report) -> None:
 def _print_traceback(printer: _Printer, report: Report) -> None:
     root, message = report.verdict.root, said(report.verdict)
     if root is not None and root.exception is not None and root.exception.frames:
-        printer.section("Traceback", "\n".join(_folded(root.exception)).split("\n"))
+        printer.section("Traceback", _bounded("\n".join(_folded(root.exception)).split("\n")))
     elif message:
-        printer.section("What it said", message.split("\n"))
+        printer.section("What it said", _bounded(message.split("\n")))
 
 
 def _print_stacks_and_log(printer: _Printer, failure: WorkerError) -> None:
     name = f"rank {failure.rank}" if failure.rank is not None else failure.node or "the root cause"
     for dump in failure.stack_dumps:
         of = f"rank {dump.rank}, pid {dump.pid}" if dump.rank is not None else f"pid {dump.pid}"
-        printer.section(f"Where it stood: {of}", dump.text.strip("\n").split("\n"))
-    printer.section(f"Last lines of the log of {name}", log_lines(failure))
+        printer.section(f"Where it stood: {of}", _bounded(dump.text.strip("\n").split("\n")))
+    printer.section(f"Last lines of the log of {name}", _bounded(log_lines(failure)))
+
+
+def _bounded(lines: Sequence[str]) -> list[str]:
+    """The head and the tail of a text, and how much a terminal does not show of it."""
+    half = _TEXT_LINES // 2
+    left = len(lines) - 2 * half
+    shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines
+    found = [elide(line, _TEXT_LINE).replace("\n", " ") for line in shown]
+    return found if left <= 1 and found == list(lines) else [*found, f"({_ALL})"]
 
 
 def _told(report: Report, *, verbose: bool) -> Iterator[WorkerError]:
@@ -351,7 +408,7 @@ def _folded_frames(frames: Sequence[FrameInfo], *, fold: bool, innermost: bool) 
 
 
 class _Printer:
-    """Prints texts of others: printable, encodable, never markup, folded with a hanging indent, never cut."""
+    """Collects rows of others' texts: printable, encodable, never markup, folded with a hanging indent, never cut."""
 
     def __init__(self, console: Console) -> None:
         from rich.text import Text  # noqa: PLC0415 - plain lines need no rich
@@ -359,14 +416,20 @@ class _Printer:
         self._console = console
         self._text = Text
         self.width = console.width
+        self.rows: list[Text] = []
         self._hang = _LABEL if self.width >= _NARROW else 2
 
     def gap(self) -> None:
-        """Print an empty line."""
-        self._console.print()
+        """Add an empty row."""
+        self.rows.append(self._text())
+
+    def flush(self) -> None:
+        """Print what was collected."""
+        for row in self.rows:
+            self._console.print(row, soft_wrap=True)
 
     def section(self, title: str, lines: Iterable[str]) -> None:
-        """Print a heading and lines as they are, rows of one that is folded deeper than it; nothing without lines."""
+        """Add a heading and lines as they are, rows of one that is folded deeper than it; nothing without lines."""
         for index, line in enumerate(lines):
             if index == 0:
                 self.gap()
@@ -375,11 +438,11 @@ class _Printer:
             self._rows(" " * inner, " " * (inner + 2), line.lstrip(" "))
 
     def line(self, text: str, *, indent: int = 0, style: str = "") -> None:
-        """Print one line."""
+        """Add one line."""
         self._rows(" " * indent, " " * indent, text, style)
 
     def labelled(self, label: str, values: Sequence[str], styles: Sequence[str] = ()) -> None:
-        """Print values beside their label; on a narrow terminal the first of them behind it, the others below."""
+        """Add values beside their label; on a narrow terminal the first of them behind it, the others below."""
         hang = " " * self._hang
         for index, (value, style) in enumerate(itertools.zip_longest(values, styles, fillvalue="")):
             if index:
@@ -389,12 +452,12 @@ class _Printer:
             else:
                 self._rows("", hang, f"{label}: {value}", style)
 
-    def short(self, text: str) -> str:
-        """Return what of a line has room beside a label, on a narrow terminal in two rows or three."""
-        return one_line(text, max(self.width, _WIDTH) - _LABEL)
+    def short(self, text: str, rows: int = 1) -> str:
+        """Return what of a line has room beside a label in so many rows, on a narrow terminal in two or three each."""
+        return one_line(text, rows * (max(self.width, _WIDTH) - _LABEL))
 
     def beside(self, text: str) -> None:
-        """Print a line below the values of a label."""
+        """Add a line below the values of a label."""
         self.line(text, indent=self._hang)
 
     def fits(self, text: str) -> bool:
@@ -402,7 +465,7 @@ class _Printer:
         return self._hang + self._cells(text).cell_len <= self.width
 
     def command(self, command: str) -> None:
-        """Print what can be copied into a shell: below a label's values, or from the first column in several rows."""
+        """Add what can be copied into a shell: below a label's values, or from the first column in several rows."""
         if self.fits(command):
             self.beside(command)
             return
@@ -411,15 +474,14 @@ class _Printer:
             if self._cells(rows[-1] + character).cell_len >= self.width:
                 rows.append("")
             rows[-1] += character
-        for row in "\\\n".join(rows).split("\n"):
-            self._console.print(self._text(row), soft_wrap=True)
+        self.rows += map(self._text, "\\\n".join(rows).split("\n"))
 
     def _rows(self, head: str, hang: str, text: str, style: str = "", *, head_style: str = "") -> None:
         room = max(self.width - max(len(head), len(hang)), 1)
         for index, row in enumerate(self._cells(_one_row(text)).wrap(self._console, room, overflow="fold")):
             shown = self._text(hang) if index else self._text().append(head, head_style or None)
             shown.append(row.plain, style or None).rstrip()
-            self._console.print(shown, soft_wrap=True)
+            self.rows.append(shown)
 
     def _cells(self, text: str) -> Text:
         return self._text(self._clean(text))

@@ -134,7 +134,7 @@ class _Scale:
         found = [Tick(self.x(at), _tick(at)) for at in moments if self._low <= _log(at) <= self._high]
         kept: list[Tick] = []
         for tick in found:  # the root cause first, then what leaves room for the others' labels
-            if all(abs(tick.x - other.x) > 44 for other in kept):  # noqa: PLR2004 - the width of "100 ms"
+            if all(abs(tick.x - other.x) > 56 for other in kept):  # noqa: PLR2004 - the width of "-100 ms"
                 kept.append(tick)
         return sorted(kept, key=lambda tick: tick.x)
 

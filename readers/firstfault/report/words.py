@@ -21,6 +21,7 @@ __all__ = [
     "State",
     "about_category",
     "blame_of_category",
+    "counted",
     "duration",
     "explain_signal",
     "ranks_text",
@@ -155,7 +156,7 @@ SIGNALS: dict[str, str] = {
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _UNIT = 1024
 _US, _MS, _S = 1_000, 1_000_000, 1_000_000_000
-_MINUTES_FROM_NS = 120 * _S
+_MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
 
 
 def blame_of_category(verdict: Verdict) -> Blame:
@@ -223,11 +224,17 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
     return {name: "-".join(part[shared:]) for name, part in zip(known, parts, strict=True)}
 
 
+def counted(count: int, noun: str) -> str:
+    """Return how many there are: "1 document", "3 documents"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def duration(nanoseconds: int) -> str:
-    """Return a time for a person: "32 ms", "1.2 s", "4 min"."""
+    """Return a time for a person: "32 ms", "1.2 s", "4 min", "3 h", "5 d"."""
     size_ns = abs(nanoseconds)
-    if size_ns >= _MINUTES_FROM_NS:
-        return f"{size_ns / 60 / _S:.0f} min"
+    for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
+        if size_ns >= 2 * unit:
+            return f"{size_ns / unit:.0f} {name}"
     if size_ns >= 10 * _S:
         return f"{size_ns / _S:.0f} s"
     if size_ns >= _S:

@@ -199,13 +199,14 @@ def _scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
 
 
 def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerError] = ()) -> Victims:
-    """Everybody else, but those who failed in the same way by themselves."""
+    """Everybody else, but those who failed in the same way by themselves: nobody that its agent stopped."""
     fingerprint = root.fingerprint if root is not None else ""
     own = {id(root), *(id(failure) for failure in same)}
     victims = [
         failure
         for failure in job.failures
-        if id(failure) not in own and not (fingerprint and failure.fingerprint == fingerprint)
+        if id(failure) not in own
+        and (failure.stopped_by_agent or not fingerprint or failure.fingerprint != fingerprint)
     ]
     by_rank: dict[int, list[WorkerError]] = {}
     for failure in victims:

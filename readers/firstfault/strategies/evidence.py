@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.blame import blame_of
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from firstfault.evidence.blame import Blame
+    from firstfault.evidence.classify import Pointer
     from firstfault.evidence.silence import Silent
     from firstfault.model import JobErrors, WorkerError
 
@@ -35,6 +37,8 @@ _MAX_OF_INTEREST = 16
 """Ranks whose documents are opened because of one reason, of a large cascade."""
 _MAX_NAMED = 5
 """Ranks, and nodes, that are suspects for nothing but that others name them."""
+_MAX_LOOKED_AT = 8
+"""Failures that a sentence about all of them leads to."""
 _OF_SILENCE = {
     "hang": ("hang", "USER:Hang"),
     "node_lost": ("node lost", "SYSTEM:NodeLost"),
@@ -140,9 +144,14 @@ def _by_themselves(
     if named:
         ranks = {None, first.failure.rank}
         accusers = (item for item in findings if item.pointer is not None and item.pointer.rank in ranks)
-        why.append(Reason(f"{named} of the others name it", _failures(item for item in accusers if item is not first)))
+        why.append(
+            Reason(
+                f"{named} of the others {'names' if named == 1 else 'name'} it",
+                _failures(item for item in accusers if item is not first),
+            )
+        )
     why += _timeless([first, *rivals])
-    why += map(Reason, clocks.sentences())
+    why += _of_clocks(job, clocks)
     verdict = verdict_for(
         job,
         first.failure,
@@ -261,17 +270,30 @@ def _failures(findings: Iterable[Finding]) -> tuple[WorkerError, ...]:
     return tuple(finding.failure for finding in findings)
 
 
+def _some(findings: Iterable[Finding]) -> tuple[WorkerError, ...]:
+    """As many as a sentence about all of them leads to."""
+    return _failures(islice(findings, _MAX_LOOKED_AT))
+
+
+def _of_clocks(job: JobErrors, clocks: Clocks) -> list[Reason]:
+    """What is known of wrong clocks, with the failures of those nodes: their documents tell it."""
+    return [
+        Reason(text, tuple(islice((failure for failure in job.failures if failure.node in nodes), _MAX_LOOKED_AT)))
+        for text, nodes in ((text, set(names)) for text, names in clocks.sentences())
+    ]
+
+
 def _victims_sentence(findings: Sequence[Finding], job: JobErrors) -> list[Reason]:
     said = []
     texts = {
-        Standing.CONSEQUENCE: "others were stopped, or name a peer that was gone",
-        Standing.UNCLEAR: "others can be read in both ways",
+        Standing.CONSEQUENCE: ("other was stopped, or names", "others were stopped, or name", " a peer that was gone"),
+        Standing.UNCLEAR: ("other", "others", " can be read in both ways"),
     }
-    for standing, text in texts.items():
+    for standing, (one, several, text) in texts.items():
         count = _count(findings, job, standing)
         if count:
             these = (finding for finding in findings if finding.standing is standing)
-            said.append(Reason(f"{count} {text}", _failures(these)))
+            said.append(Reason(f"{count} {one if count == 1 else several}{text}", _failures(these)))
     return said
 
 
@@ -334,14 +356,14 @@ def _nobody_by_itself(job: JobErrors, findings: Sequence[Finding], clocks: Clock
         return _silent_verdict(job, (silent or lost)[0], findings)
     left_over = [] if silent or lost else _left_over(findings, unclear)
     if left_over:
-        return _by_elimination(job, left_over, clocks)
+        return _by_elimination(job, left_over, findings, clocks)
     suspects = [Suspect(item.why, item.rank, item.node or None) for item in silent or lost]
     suspects += sorted(
         (Suspect(f"{who(item.failure)} {item.why}", item.failure.rank, item.node) for item in deaths),
         key=lambda suspect: (suspect.rank or 0, suspect.node or "", suspect.why),
     )
     suspects = suspects[:_MAX_SUSPECTS] or _named(job, blame)
-    return _undetermined(job, findings, suspects, clocks.sentences())
+    return _undetermined(job, findings, suspects, clocks)
 
 
 def _left_over(findings: Sequence[Finding], unclear: Sequence[Finding]) -> list[Finding]:
@@ -359,12 +381,13 @@ def _left_over(findings: Sequence[Finding], unclear: Sequence[Finding]) -> list[
     return list(findings) if alone else []
 
 
-def _by_elimination(job: JobErrors, found: Sequence[Finding], clocks: Clocks) -> Verdict:
+def _by_elimination(job: JobErrors, found: Sequence[Finding], findings: Sequence[Finding], clocks: Clocks) -> Verdict:
     first = found[0]
+    others = (finding for finding in findings if not any(finding is item for item in found))
     why = [
         Reason(f"{who(first.failure)} {first.why}", (first.failure,)),
-        Reason("nobody else failed by itself"),
-        *map(Reason, clocks.sentences()),
+        Reason("nobody else failed by itself", _some(others)),
+        *_of_clocks(job, clocks),
     ]
     is_sure = job.coverage.complete and not first.waited and first.standing is Standing.UNCLEAR
     same = [item.failure for item in found] if len(found) > 1 else ()
@@ -388,8 +411,10 @@ def _heaviest(silent: Sequence[Silent], blame: Blame) -> list[Silent]:
 def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding]) -> Verdict:
     waiting = {finding.failure.fingerprint for finding in findings if finding.waited}
     waited = sum(finding.waited for finding in findings) + sum(map(len, map(job.unopened_like, waiting)))
-    own = (silent.failure,) if silent.failure is not None else ()
-    why = [Reason(f"{_name(silent)}: {silent.why}", own), Reason("nobody raised a fault of its own")]
+    why = [
+        Reason(f"{_name(silent)}: {silent.why}", _witnesses(silent, findings)),
+        Reason("nobody raised a fault of its own", _some(findings)),
+    ]
     if waited:
         waiters = (finding for finding in findings if finding.waited)
         why.append(Reason(f"{waited} timed out waiting", _failures(waiters)))
@@ -412,6 +437,24 @@ def _silent_verdict(job: JobErrors, silent: Silent, findings: Sequence[Finding])
         root=silent.failure,
         victims=victims_of(job, silent.failure),
     )
+
+
+def _witnesses(silent: Silent, findings: Sequence[Finding]) -> tuple[WorkerError, ...]:
+    """Who tells of somebody who said nothing: its agent, those that were told of it, its node's, or who names it."""
+    if silent.failure is not None:
+        return (silent.failure,)
+    who_failed = (silent.rank, silent.node)
+    causes = ((finding, finding.failure.caused_by) for finding in findings)
+    told = [item for item, cause in causes if cause is not None and (cause.rank, cause.node) == who_failed]
+    own = [finding for finding in findings if silent.rank is None and finding.failure.node == silent.node]
+    named = [item for item in findings if item.pointer is not None and _names(item.pointer, silent)]
+    return _some(told or own or named)
+
+
+def _names(pointer: Pointer, silent: Silent) -> bool:
+    if pointer.rank is not None and pointer.rank == silent.rank:
+        return True
+    return bool(silent.node) and silent.node in {pointer.host, pointer.host.partition(".")[0]}
 
 
 def _fingerprint(silent: Silent, code: str) -> str:
@@ -450,9 +493,7 @@ def _named(job: JobErrors, blame: Blame) -> list[Suspect]:
     return found + [Suspect(f"named by {count}", None, node) for node, count in names]
 
 
-def _undetermined(
-    job: JobErrors, findings: Sequence[Finding], suspects: Iterable[Suspect], more: Iterable[str]
-) -> Verdict:
+def _undetermined(job: JobErrors, findings: Sequence[Finding], suspects: Iterable[Suspect], clocks: Clocks) -> Verdict:
     suspects = tuple(suspects)
     first = min(
         findings,
@@ -468,7 +509,11 @@ def _undetermined(
     told = f"{unclear} of {count} failures can be read in both ways" if unclear else "all failures name somebody else"
     told += ", the others name somebody else" if 0 < unclear < count else ""
     both_ways = _failures(finding for finding in findings if finding.standing is Standing.UNCLEAR)
-    why = [Reason("nobody failed by itself, and nobody stands out"), Reason(told, both_ways), *map(Reason, more)]
+    why = [
+        Reason("nobody failed by itself, and nobody stands out", _some(findings)),
+        Reason(told, both_ways or _some(findings)),
+        *_of_clocks(job, clocks),
+    ]
     hint = "; suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
     return replace(
         undetermined(job, _NAME),

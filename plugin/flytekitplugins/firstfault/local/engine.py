@@ -155,7 +155,7 @@ def run_task(
     attempts: list[Attempt] = []
     used = {Origin.USER: 0, Origin.SYSTEM: 0}
     while True:
-        attempt = _attempt(plan, attempts, tell, look)
+        attempt = _attempt(plan, attempts, plan.retries - used[Origin.USER], tell, look)
         attempts.append(attempt)
         if attempt.status != "failed" or attempt.conclusion is None:
             break
@@ -222,6 +222,7 @@ def _outputs(plan: _Plan, attempt: Attempt) -> dict[str, Any]:
 def _attempt(
     plan: _Plan,
     before: Sequence[Attempt],
+    retries_left: int,
     tell: Callable[[str], None],
     look: Callable[[Running], AbstractContextManager[object]],
 ) -> Attempt:
@@ -245,6 +246,7 @@ def _attempt(
     context = RetryContext(
         attempt=number,
         retries=plan.retries,
+        retries_left=retries_left,
         pods_alive=state is JobState.SUCCEEDED,
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
     )

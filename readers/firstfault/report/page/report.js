@@ -50,15 +50,20 @@
     });
   }
 
-  // --- links within the report: in a frame of srcdoc an address with # leads nowhere
+  // --- links within the report
+  const withoutHash = (address) => address.split("#")[0];
   top.addEventListener("click", (event) => {
+    if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey) return;
     const link = event.target.closest('a[href^="#ff-"]');
     const target = link && find(link.getAttribute("href"));
     if (!target) return;
-    event.preventDefault();
     for (let part = target; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
     target.setAttribute("tabindex", "-1");
-    target.focus();
+    // scrolled by what follows: Back returns to where the page stands now
+    target.focus({ preventScroll: true });
+    // in a frame of srcdoc the link leads to another page
+    if (withoutHash(link.href) === withoutHash(location.href)) return;
+    event.preventDefault();
     target.scrollIntoView();
   });
   let opened = [];
@@ -70,6 +75,19 @@
     for (const part of opened) part.open = false;
   });
 
+  // --- pages; a button that leads nowhere keeps the focus
+  const isOff = (button) => button.getAttribute("aria-disabled") === "true";
+  const turnedBy = (pages, turn) => {
+    for (const button of pages.querySelectorAll("button")) {
+      button.addEventListener("click", () => isOff(button) || turn(Number(button.dataset.to)));
+    }
+  };
+  const markEnds = (pages, isFirst, isLast) => {
+    pages.querySelector('[data-to="-1"]').setAttribute("aria-disabled", String(isFirst));
+    pages.querySelector('[data-to="1"]').setAttribute("aria-disabled", String(isLast));
+  };
+  const cut = (text, width) => (text.length > width ? `${text.slice(0, width - 3)}...` : text);
+
   // --- the grid of ranks: pages, filters, arrow keys
   const grid = find("#ff-grid");
   const form = find(".ff-filter");
@@ -77,15 +95,24 @@
     const body = grid.tBodies[0];
     const detail = find("#ff-detail");
     const pages = find(".ff-pages");
-    let start = data.first;
+    const opening = data.foremost - (data.foremost % data.size);
+    let start = opening;
     let shown = data.ranks;
 
+    const isWhole = () => shown.length === data.ranks.length;
     const label = ([rank, state]) => `rank ${rank}, ${data.states[state][1]}`;
-    const explain = ([rank, state, node, local, group, later, line]) => {
-      const own = group === null ? null : data.groups[group - 1];
+    const groupOf = ([, , , , group]) => (group === null ? null : data.groups[group - 1]);
+    const lineOf = (item) => item[6] || (groupOf(item) || [])[3] || "";
+    const tell = (text) => {
+      detail.textContent = text;
+      top.style.setProperty("--ff-detail", `${detail.offsetHeight}px`);
+    };
+    const explain = (item) => {
+      const [rank, state, node, local, , later] = item;
+      const own = groupOf(item);
+      const text = lineOf(item);
       const words = [`rank ${rank}${local === null ? "" : ` (local_rank ${local})`} on ${data.nodes[node][0] || "a node not known"}`];
       words.push(data.states[state][1] + (later && data.states[state][0] !== "root" ? `, ${later}` : ""));
-      const text = line || (own && own[3]) || "";
       if (own) words.push(`error ${own[0]}`);
       return words.join("; ") + (text ? `: ${text}` : "");
     };
@@ -116,12 +143,13 @@
           button.tabIndex = -1;
           button.setAttribute("aria-label", label(item));
           button.setAttribute("aria-pressed", "false");
+          button.title = cut(lineOf(item), 120);
+          if (item === data.ranks[data.foremost]) button.dataset.foremost = "";
           button.append(make("b", "", mark));
           button.addEventListener("click", () => {
             for (const other of body.querySelectorAll('[aria-pressed="true"]')) other.setAttribute("aria-pressed", "false");
             button.setAttribute("aria-pressed", "true");
-            detail.hidden = false;
-            detail.textContent = explain(item);
+            tell(explain(item));
           });
           cells.append(button);
         }
@@ -129,25 +157,22 @@
         row.append(head, cell);
         body.append(row);
       }
-      const first = body.querySelector(".ff-is-root.ff-cell") || body.querySelector(".ff-cell");
+      const first = body.querySelector("[data-foremost]") || body.querySelector(".ff-cell");
       if (first) first.tabIndex = 0;
       if (pages) {
-        const end = Math.min(start + data.size, shown.length);
+        const seen = shown.slice(start, start + data.size);
         pages.hidden = shown.length <= data.size;
-        pages.querySelector('[data-to="-1"]').disabled = start === 0;
-        pages.querySelector('[data-to="1"]').disabled = end >= shown.length;
-        find("#ff-shown").textContent = `${start + 1} to ${end} of ${shown.length}`;
+        markEnds(pages, start === 0, start + data.size >= shown.length);
+        find("#ff-shown").textContent = pages.hidden ? ""
+          : `ranks ${seen[0][0]} to ${seen[seen.length - 1][0]}; ${seen.length} of ${shown.length}${isWhole() ? "" : " that match"}`;
       }
-      detail.hidden = true;
-      form.querySelector("output").textContent = `${shown.length} of ${data.ranks.length} ranks`;
+      tell("Choose a rank (arrows, Enter) to see what it said.");
     };
     if (pages) {
-      for (const button of pages.querySelectorAll("button")) {
-        button.addEventListener("click", () => {
-          start = Math.max(0, start + Number(button.dataset.to) * data.size);
-          draw();
-        });
-      }
+      turnedBy(pages, (by) => {
+        start += by * data.size;
+        draw();
+      });
     }
     grid.addEventListener("keydown", (event) => {
       const cells = [...body.querySelectorAll(".ff-cell")];
@@ -173,26 +198,49 @@
       to.tabIndex = 0;
       to.focus();
     });
-    const wanted = (text) => {
-      const ranges = [...text.matchAll(/(\d+)(?:\s*-\s*(\d+))?/g)].map(([, low, high]) => [Number(low), Number(high ?? low)]);
-      return (rank) => !ranges.length || ranges.some(([low, high]) => rank >= low && rank <= high);
+    // "0-63, 70", "307-", "-20", "5 to 9": [low, high] of each, or what is none of these
+    const rangesOf = (text) => {
+      const ranges = [];
+      for (const token of text.replace(/\s*(?:[-\u2010-\u2015\u2212:]|\.{2,3}|\bto\b)\s*/gi, "-").split(/[\s,;]+/)) {
+        const [, low, dash, high] = /^(\d*)(-?)(\d*)$/.exec(token) || [];
+        if (low === undefined || token === "-") return { ranges: [], wrong: token };
+        const ends = dash ? [Number(low), high ? Number(high) : Infinity] : [Number(low), Number(low)];
+        if (token) ranges.push([Math.min(...ends), Math.max(...ends)]);
+      }
+      return { ranges, wrong: "" };
+    };
+    // a whole name is that node's alone: worker-7 is not worker-70
+    const nodesOf = (text) => {
+      const exact = data.nodes.filter((node) => text === node[0] || text === node[1]);
+      const part = text.toLowerCase();
+      return new Set(text && exact.length ? exact : data.nodes.filter(([name]) => name.toLowerCase().includes(part)));
     };
     const filter = () => {
-      const fields = form.elements;
-      const isWanted = wanted(fields.ranks.value);
-      const state = data.states.findIndex(([slug]) => slug === fields.state.value);
-      const group = fields.group.value ? Number(fields.group.value) : null;
-      const node = fields.node.value.trim();
-      shown = data.ranks.filter((item) => isWanted(item[0]) && (state < 0 || item[1] === state)
-        && (group === null || item[4] === group) && (!node || data.nodes[item[2]][0].includes(node)));
-      start = 0;
+      const { ranks, state, group, node } = form.elements;
+      const { ranges, wrong } = rangesOf(ranks.value);
+      const nodes = nodesOf(node.value.trim());
+      shown = data.ranks.filter((item) => (!ranges.length || ranges.some(([low, high]) => item[0] >= low && item[0] <= high))
+        && (!state.value || data.states[item[1]][0] === state.value)
+        && (!group.value || item[4] === Number(group.value)) && nodes.has(data.nodes[item[2]]));
+      ranks.setAttribute("aria-invalid", String(Boolean(wrong)));
+      const count = `${shown.length} of ${data.ranks.length} ranks`;
+      find("#ff-count").textContent = wrong ? `not a range: ${wrong}; ${count}` : count;
+      const said = [ranges.length && `ranks ${ranks.value}`, state.value && state.selectedOptions[0].text,
+        group.value && `error ${group.value}`, node.value.trim() && `node ${node.value}`].filter(Boolean);
+      find("#ff-filtered").textContent = said.length ? `Only ${said.join("; ")}: ${count}.` : "";
+      start = isWhole() ? opening : 0;
       draw();
     };
+    form.elements.group.append(...data.groups.map(([number, , what]) => new Option(`${number}: ${cut(what, 40)}`, number)));
+    find("#ff-nodes").append(...data.nodes.map(([name]) => new Option("", name)));
     form.hidden = false;
+    detail.hidden = false;
     form.addEventListener("input", filter);
     form.addEventListener("submit", (event) => event.preventDefault());
-    form.addEventListener("reset", () => setTimeout(() => { filter(); start = data.first; draw(); }));
-    draw();
+    form.addEventListener("reset", () => setTimeout(filter));
+    // after Back some browsers fill in what was there
+    addEventListener("pageshow", filter);
+    filter();
   }
 
   // --- groups of identical errors: pages
@@ -216,17 +264,14 @@
         rows.append(row);
       }
       const end = Math.min(start + data.rows, data.groups.length);
-      paging.querySelector('[data-to="-1"]').disabled = start === 0;
-      paging.querySelector('[data-to="1"]').disabled = end >= data.groups.length;
-      paging.querySelector("span").textContent = `${start + 1} to ${end} of ${data.groups.length}`;
+      markEnds(paging, start === 0, end >= data.groups.length);
+      paging.querySelector("span").textContent = `errors ${start + 1} to ${end} of ${data.groups.length}`;
     };
     paging.hidden = false;
-    for (const button of paging.querySelectorAll("button")) {
-      button.addEventListener("click", () => {
-        start = Math.max(0, start + Number(button.dataset.to) * data.rows);
-        draw();
-      });
-    }
+    turnedBy(paging, (by) => {
+      start += by * data.rows;
+      draw();
+    });
     draw();
   }
 })();
