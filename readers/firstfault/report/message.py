@@ -104,7 +104,8 @@ def log_lines(root: WorkerError) -> list[str]:
 def _facts(report: Report) -> Iterator[str]:
     verdict, decision, answers = report.verdict, report.decision, report.answers
     yield f"root cause: {verdict.headline}"
-    yield f"retry: {_fate(report)}, {decision.reason}"
+    fate = "no, no retries are left" if decision.is_spent else "yes" if decision.retry else "no"
+    yield f"retry: {fate}, {decision.reason}"
     yield f"enforced by Flyte: {'yes' if decision.enforced else 'no, this is advice'}"
     yield f"fault: {answers.blame.value}"
     yield f"category: {verdict.category}"
@@ -123,16 +124,6 @@ def _facts(report: Report) -> Iterator[str]:
         yield f"next: {answers.steps[0].text}"
     if report.change:
         yield f"since the attempt before: {report.change}"
-
-
-def _fate(report: Report) -> str:
-    """Yes or no, and what is known besides: that no retries are left, or what came of it."""
-    decision, fate = report.decision, report.answers.fate
-    if fate.startswith("was retried"):
-        return f"it {fate}"
-    if decision.is_spent:
-        return "no, no retries are left"
-    return "yes" if decision.retry else "no"
 
 
 def _victims(report: Report) -> Iterator[str]:
