@@ -586,3 +586,14 @@ def test_one_document_that_names_nobody() -> None:
     assert answers.where == "not known: its document names no rank and no node"
     assert answers.blame is Blame.CODE
     assert answers.steps[0].text.startswith("read the text below: ")
+
+
+def test_restarts_that_were_recovered_from_are_counted() -> None:
+    """Every form that lists them says how many more there were; the page holds the Markdown to copy too."""
+    recovered = make_error(1, exception="OSError", message="the disk was slow", restart_count=0, round=0)
+    job = replace(make_job(make_error(3, round=1)), history=(recovered,) * 60)
+    report = scenes.report_on(job)
+    forms = ((page(report), 50 + 20, 10), (markdown(report), 20, 40), (terminal_text(report, verbose=True), 20, 40))
+    for text, shown, more in forms:
+        assert text.count("OSError: the disk was slow") == shown
+        assert f"and {more} more" in text

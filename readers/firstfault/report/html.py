@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault.report.cascade import line_of
 from firstfault.report.json import format_timestamp, to_json
 from firstfault.report.markdown import markdown
-from firstfault.report.message import first_line, log_lines, said
+from firstfault.report.message import first_line, log_lines, recovered_lines, said
 from firstfault.report.timeline import timeline_of
 from firstfault.report.words import State, ranks_text, short_names
 from firstfault.stacks import where_it_stood
@@ -367,9 +367,9 @@ class _View:
         return sorted(self._report.cascade.nodes, key=lambda node: order.get(node.state, 3))[:_ROWS]
 
     @property
-    def history(self) -> list[tuple[int, WorkerError]]:
-        """Failures that were recovered from: (round, failure)."""
-        return [(failure.place.round, failure) for failure in self._report.job.history[:_ROWS]]
+    def history(self) -> list[str]:
+        """Failures that were recovered from."""
+        return recovered_lines(self._report.job, _ROWS)
 
     def short(self, name: str) -> str:
         """A node's name without what all of them share."""

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.report.cascade import line_of
-from firstfault.report.message import log_lines, said, stack_lines
+from firstfault.report.message import log_lines, recovered_lines, said, stack_lines
 from firstfault.report.words import counted, ranks_text
-from firstfault.strategies import who
 from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from firstfault.model import JobErrors
     from firstfault.report.cascade import Group
     from firstfault.report.content import Report
 
-__all__ = ["markdown", "recovered_lines"]
+__all__ = ["markdown"]
 
 _GROUPS = 20
 _TEXT = 20_000
@@ -33,12 +30,6 @@ def markdown(report: Report) -> str:
     Texts of others are escaped, or stand in code blocks that they cannot end.
     """
     return "\n".join(_parts(report)) + "\n"
-
-
-def recovered_lines(job: JobErrors, limit: int = _GROUPS) -> list[str]:
-    """Return the failures of earlier rounds that the job recovered from, one a line; of more than `limit` the count."""
-    lines = [f"round {failure.place.round}: {who(failure)}: {line_of(failure)}" for failure in job.history[:limit]]
-    return [*lines, f"and {len(job.history) - limit} more"] if len(job.history) > limit else lines
 
 
 def _parts(report: Report) -> Iterator[str]:

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 
 from firstfault.model import Scope
 from firstfault.report.answers import described, headline_parts
+from firstfault.report.cascade import line_of
 from firstfault.report.words import State, explain_signal, ranks_text
+from firstfault.strategies import who
 from firstfault.text import elide, one_line, printable, sentence_of
 from firstfault.tracebacks import first_member, own_frames, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from firstfault.model import Decision, Verdict, WorkerError
+    from firstfault.model import Decision, JobErrors, Verdict, WorkerError
     from firstfault.report.content import Report
 
-__all__ = ["fact_lines", "first_line", "flyte_message", "log_lines", "said", "stack_lines"]
+__all__ = ["fact_lines", "first_line", "flyte_message", "log_lines", "recovered_lines", "said", "stack_lines"]
 
 _LIST_WIDTH = 55
 _FIRST_LINE = 89
@@ -30,6 +32,7 @@ _SHOWN = 8
 """Victims, notes and sentences that are listed; the rest is counted."""
 _FACT = 300
 _STACK_LINES = 30
+_RECOVERED = 20
 _LOG_LINES = 20
 _FRAMES = 12
 _LINE = 200
@@ -96,6 +99,12 @@ def _own_stack(root: WorkerError) -> str:
 def log_lines(root: WorkerError) -> list[str]:
     """Return what the root printed last, as a terminal would show it."""
     return _lines(root.log_tail)
+
+
+def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
+    """Return the failures of earlier rounds that the job recovered from, one a line; of more than `limit` the count."""
+    lines = [f"round {failure.place.round}: {who(failure)}: {line_of(failure)}" for failure in job.history[:limit]]
+    return [*lines, f"and {len(job.history) - limit} more"] if len(job.history) > limit else lines
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------

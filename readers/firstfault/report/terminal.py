@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.model import Scope
 from firstfault.places import Layout
-from firstfault.report.markdown import recovered_lines
-from firstfault.report.message import fact_lines, first_line, log_lines, said, stack_lines
+from firstfault.report.message import fact_lines, first_line, log_lines, recovered_lines, said, stack_lines
 from firstfault.report.words import State, counted, ranks_text
 from firstfault.text import elide, one_line, printable
 from firstfault.tracebacks import chain, own_frames, place_of, runs
@@ -41,7 +40,6 @@ _LOG_LINES = 3
 _RANKS = 40
 """Characters."""
 _CHANGES = 3
-_RECOVERED = 20
 _PLAIN_GROUPS = 20
 _PLAIN_STACK = 30
 _PLAIN_LOG = 20
@@ -155,7 +153,7 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
         yield from (_fact("attempt", _attempt_text(attempt)) for attempt in report.attempts)
         yield from (_fact("changed", change) for change in report.changes)
     if verbose:
-        yield from (_fact("recovered", line) for line in recovered_lines(report.job, _RECOVERED))
+        yield from (_fact("recovered", line) for line in recovered_lines(report.job))
     yield ""
     yield from _plain_evidence(report, verbose=verbose)
     yield from ("", printable(said(verdict)))
@@ -284,7 +282,7 @@ def _group_head(group: Group, *, verbose: bool) -> str:
 def _print_more(printer: _Printer, report: Report) -> None:
     if len(report.attempts) > 1:
         printer.section("Attempts side by side", [f"attempt {_attempt_text(attempt)}" for attempt in report.attempts])
-    printer.section("Recovered from, by restarts within this attempt", recovered_lines(report.job, _RECOVERED))
+    printer.section("Recovered from, by restarts within this attempt", recovered_lines(report.job))
     printer.section("Facts", fact_lines(report))
     evidence = [[sentence, *(f"  {name}" for name in names)] for sentence, names in report.verdict.reasons]
     printer.section("Evidence", itertools.chain.from_iterable(evidence))
