@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.model import Scope, Subject
@@ -90,7 +90,7 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
     code, source = _code(job, verdict)
     return Answers(
         what=_what(verdict),
-        blame=blame_of_category(replace(verdict, scope=Scope.NODE) if _is_alone(job, verdict) else verdict),
+        blame=_blame(job, verdict),
         category=about_category(verdict.category),
         where=_NOWHERE if _is_alone(job, verdict) else _where(verdict),
         code=code,
@@ -100,6 +100,12 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
         steps=tuple(_steps(job, verdict, code, uri, logs)),
         unknown=tuple(_unknown(job, verdict, cascade)),
     )
+
+
+def _blame(job: JobErrors, verdict: Verdict) -> Blame:
+    if verdict.scope is Scope.UNDETERMINED and not _is_alone(job, verdict):
+        return Blame.UNKNOWN
+    return blame_of_category(verdict.category)
 
 
 def headline_parts(verdict: Verdict) -> tuple[str, str]:

@@ -6,12 +6,12 @@ import enum
 import itertools
 from typing import TYPE_CHECKING
 
-from firstfault.model import CATEGORIES, Scope
+from firstfault.model import CATEGORIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from firstfault.model import Resources, Verdict
+    from firstfault.model import Resources
 
 __all__ = [
     "CATEGORY_ADVICE",
@@ -159,12 +159,10 @@ _US, _MS, _S = 1_000, 1_000_000, 1_000_000_000
 _MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
 
 
-def blame_of_category(verdict: Verdict) -> Blame:
-    """Return whose fault a verdict's root cause is; unknown if it is undetermined."""
-    if verdict.scope is Scope.UNDETERMINED:
-        return Blame.UNKNOWN
+def blame_of_category(category: str) -> Blame:
+    """Return whose fault a root cause of a category is."""
     whose = {Blame.CODE: _CODE, Blame.INFRASTRUCTURE: _INFRASTRUCTURE, Blame.EITHER: _EITHER}
-    return next((blame for blame, categories in whose.items() if verdict.category in categories), Blame.UNKNOWN)
+    return next((blame for blame, categories in whose.items() if category in categories), Blame.UNKNOWN)
 
 
 def about_category(category: str) -> str:
