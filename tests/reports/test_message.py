@@ -84,7 +84,7 @@ def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
         (
             _verdict(make_error(3, node="w-1", message="bad")),
             replace(_YES, origin=Origin.USER, retries_left=0),
-            "ValueError rank 3 w-1 no retry left: bad",
+            "ValueError rank 3 w-1 retry, none left: bad",
         ),
         (_verdict(make_error(3, node="", message="bad")), _NO, "ValueError rank 3 no retry: bad"),
         (
@@ -597,3 +597,11 @@ def test_restarts_that_were_recovered_from_are_counted() -> None:
     for text, shown, more in forms:
         assert text.count("OSError: the disk was slow") == shown
         assert f"and {more} more" in text
+
+
+def test_a_budget_that_is_used_up() -> None:
+    """The decision is what Flyte is told, and the person is told that nothing will come of it."""
+    decision = replace(_YES, origin=Origin.USER, enforced=True, retries_left=0)
+    report = report_of(make_job(), _verdict(make_error(3)), decision)
+    assert report.answers.fate == "will not be retried: no retries are left"
+    assert "retry: yes, but none is left, the node went" in flyte_message(report).splitlines()

@@ -43,7 +43,7 @@ _NODE_TAIL = 10
 def first_line(verdict: Verdict, decision: Decision) -> str:
     """One line of less than 90 characters whose first 55 say what, which rank, which node, and retry or not."""
     what = headline_parts(verdict)[0]
-    fate = "no retry left" if decision.is_spent else "retry" if decision.retry else "no retry"
+    fate = "retry, none left" if decision.is_spent else "retry" if decision.retry else "no retry"
     subject = _subject(verdict)
     node = _spaced(verdict.node or "")
     what = one_line(_spaced(what), _LIST_WIDTH - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
@@ -113,7 +113,7 @@ def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
 def _facts(report: Report) -> Iterator[str]:
     verdict, decision, answers = report.verdict, report.decision, report.answers
     yield f"root cause: {verdict.headline}"
-    fate = "no, no retries are left" if decision.is_spent else "yes" if decision.retry else "no"
+    fate = "yes, but none is left" if decision.is_spent else "yes" if decision.retry else "no"
     yield f"retry: {fate}, {decision.reason}"
     yield f"enforced by Flyte: {'yes' if decision.enforced else 'no, this is advice'}"
     yield f"fault: {answers.blame.value}"
