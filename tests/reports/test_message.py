@@ -84,7 +84,12 @@ def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
         (
             _verdict(make_error(3, node="w-1", message="bad")),
             replace(_YES, origin=Origin.USER, retries_left=0),
-            "ValueError rank 3 w-1 retry, none left: bad",
+            "ValueError rank 3 w-1 retry spent: bad",
+        ),
+        (
+            _verdict(make_error(3, node="a-long-name-n0-0-worker-1", exception="FlyteRecoverableException")),
+            replace(_YES, origin=Origin.USER, retries_left=0),
+            "FlyteRecoverableException rank 3 ..worker-1 retry spent: boom",
         ),
         (_verdict(make_error(3, node="", message="bad")), _NO, "ValueError rank 3 no retry: bad"),
         (

@@ -43,7 +43,7 @@ _NODE_TAIL = 10
 def first_line(verdict: Verdict, decision: Decision) -> str:
     """One line of less than 90 characters whose first 55 say what, which rank, which node, and retry or not."""
     what = headline_parts(verdict)[0]
-    fate = "retry, none left" if decision.is_spent else "retry" if decision.retry else "no retry"
+    fate = "retry spent" if decision.is_spent else "retry" if decision.retry else "no retry"
     subject = _subject(verdict)
     node = _spaced(verdict.node or "")
     what = one_line(_spaced(what), _LIST_WIDTH - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
