@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -124,6 +126,8 @@ def _explained(error: click.ClickException) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with one of `EXIT`."""
+    if sys.stdout is None:  # whoever has closed it wants the exit code alone
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("stamina").setLevel(logging.ERROR)
     try:

@@ -20,9 +20,7 @@ __all__ = ["check_file", "echo", "on_terminal", "show_report", "write_file"]
 
 
 def on_terminal() -> bool:
-    """Whether stdout is a terminal, or is to be treated as one (FORCE_COLOR); not if it is closed."""
-    if sys.stdout is None:
-        return False
+    """Whether stdout is a terminal, or is to be treated as one (FORCE_COLOR)."""
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
@@ -39,9 +37,7 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
 
 
 def echo(text: str) -> None:
-    """Print on stdout, with escapes for what its encoding does not have; nothing if it is closed."""
-    if sys.stdout is None:
-        return
+    """Print on stdout, with escapes for what its encoding does not have."""
     from firstfault.report.terminal import encodable  # noqa: PLC0415 - as above
 
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
