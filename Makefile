@@ -51,6 +51,7 @@ pictures: $(VENV) ## make README's pictures from a real failing job
 lint: $(VENV) ## check style and format
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+	@$(BIN)/lint-imports
 
 format: $(VENV) ## put every file into the format that lint checks
 	@$(BIN)/ruff format

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import zipfile
 
-PACKAGES = ("firstfault/", "firstfault_proto/", "flytekitplugins/firstfault/")
+PACKAGES = ("firstfault/", "firstfault_proto/", "firstfault_torch/", "flytekitplugins/firstfault/")
 REQUIRED = (
     *(f"{package}{name}" for package in PACKAGES for name in ("__init__.py", "py.typed")),
     "firstfault_proto/v1/errors.proto",
     "firstfault_proto/v1/errors_pb2.py",
     "firstfault_proto/v1/errors_pb2.pyi",
-    *(f"firstfault/report/page/{name}" for name in ("page.html.j2", "report.html.j2", "report.css", "report.js")),
+    *(f"firstfault/render/page/{name}" for name in ("page.html.j2", "report.html.j2", "report.css", "report.js")),
 )
 DIST_INFO_REQUIRED = ("METADATA", "entry_points.txt", "licenses/LICENSE")
 

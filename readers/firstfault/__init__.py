@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from firstfault.errors import FirstFaultError, StoreError, StrategyError
     from firstfault.model import Coverage, Decision, JobErrors, Verdict, WorkerError
-    from firstfault.reader import ExecutionError, MultiErrorFileOutputReader
+    from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
     from firstfault.retry import decide, default_policy
     from firstfault.strategies import AggregationStrategy, register_strategy, verdict_for
 
@@ -36,7 +36,7 @@ __all__ = [
 _HOMES = {
     "firstfault.errors": ("FirstFaultError", "StoreError", "StrategyError"),
     "firstfault.model": ("Coverage", "Decision", "JobErrors", "Verdict", "WorkerError"),
-    "firstfault.reader": ("ExecutionError", "MultiErrorFileOutputReader"),
+    "firstfault.output_reader": ("ExecutionError", "MultiErrorFileOutputReader"),
     "firstfault.retry": ("decide", "default_policy"),
     "firstfault.strategies": ("AggregationStrategy", "register_strategy", "verdict_for"),
 }

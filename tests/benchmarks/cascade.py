@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.fingerprint import fingerprint_of
-from firstfault.keys import error_key_for, roster_key_for
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout.paths import ERRORS, ROSTER
 from firstfault.model import ExceptionInfo, FrameInfo, Phase, Receipt
-from firstfault.places import ERRORS, ROSTER
 from firstfault.store import open_store
 from firstfault.testing import make_error, make_presence
-from firstfault.wire import encode, encode_presence
+from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from flyteidl.core.literals_pb2 import LiteralMap
 
-from firstfault.aio import run_sync
-from firstfault.places import ERRORS, is_stock_error_file
+from firstfault.layout.paths import ERRORS, is_stock_error_file
 from firstfault.store import is_remote, join, open_store
+from firstfault.sync import run_sync
 from flytekitplugins.firstfault.local.loading import serialized_command
 from flytekitplugins.firstfault.local.operator import JobState, elastic_environment, error_seen, free_port, job_state
 from flytekitplugins.firstfault.local.pods import end_all, start_pod

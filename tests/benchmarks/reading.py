@@ -19,7 +19,7 @@ from botocore.config import Config
 from obstore.store import S3Store
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault.places import ERRORS
+from firstfault.layout.paths import ERRORS
 from tests.benchmarks.cascade import Cascade, put_all
 from tests.benchmarks.latency_proxy import LatencyProxy, latency_proxy
 

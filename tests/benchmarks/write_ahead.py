@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstfault.keys import ErrorKey
-from firstfault.places import ERRORS, ROSTER
+from firstfault.layout.keys import ErrorKey
+from firstfault.layout.paths import ERRORS, ROSTER
 from firstfault.store import open_store
-from firstfault.wire import decode_presence
+from firstfault.wire.documents import decode_presence
 from tests.benchmarks.latency_proxy import latency_proxy
 
 if TYPE_CHECKING:

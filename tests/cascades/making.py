@@ -9,11 +9,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.assemble import Findings, Unreadable
-from firstfault.fingerprint import fingerprint_of
-from firstfault.keys import error_key_for
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.layout.keys import error_key_for
 from firstfault.model import CausedBy, DocumentRef, NodePresence, Phase, Place, Receipt, WorkerError
-from firstfault.wire import decode, decode_presence
+from firstfault.reading.assemble import Findings, Unreadable
+from firstfault.wire.documents import decode, decode_presence
 from tests.cascades.replay import RECORDED
 
 if TYPE_CHECKING:

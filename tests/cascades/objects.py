@@ -7,12 +7,12 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from firstfault.errors import ObjectNotFoundError
-from firstfault.keys import roster_key_for
-from firstfault.places import ERRORS, ROSTER, Layout
-from firstfault.reading import Wish, look
+from firstfault.layout.keys import roster_key_for
+from firstfault.layout.paths import ERRORS, ROSTER, Layout
+from firstfault.reading.fetch import Wish, look
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import get_strategy, reads_of
-from firstfault.wire import encode, encode_presence
+from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from firstfault.assemble import Findings
     from firstfault.model import JobErrors
+    from firstfault.reading.assemble import Findings
     from firstfault.strategies import AggregationStrategy
 
 __all__ = ["Objects", "looked_at"]

@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
-from firstfault.assemble import Findings, assemble  # noqa: E402 - only now all is found
-from firstfault.keys import roster_key_for  # noqa: E402
+from firstfault.layout.keys import roster_key_for  # noqa: E402
 from firstfault.model import DocumentRef, Scope, WorkerError  # noqa: E402
+from firstfault.reading.assemble import Findings, assemble  # noqa: E402 - only now all is found
 from firstfault.strategies import get_strategy, run_strategy  # noqa: E402
-from firstfault.wire import decode, decode_presence, encode, encode_presence  # noqa: E402
+from firstfault.wire.documents import decode, decode_presence, encode, encode_presence  # noqa: E402
 from tests.cascades.making import RANKS_PER_NODE, Cascade, Root, Rules, cascades  # noqa: E402
 from tests.cascades.objects import Objects, looked_at  # noqa: E402
 from tests.cascades.replay import TORCH, child_failed_error  # noqa: E402

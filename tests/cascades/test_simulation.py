@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from firstfault.assemble import assemble
+from firstfault.reading.assemble import assemble
 from firstfault.strategies import get_strategy, run_strategy
 from tests.cascades.making import Rules, cascades
 from tests.cascades.simulation import judge, measure, simulate

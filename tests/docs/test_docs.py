@@ -14,19 +14,20 @@ from typing import Any
 import click
 import pytest
 
-from firstfault import decide, errors, keys, retry
+from firstfault import decide, errors, retry
 from firstfault.cli import EXIT
 from firstfault.cli._main import group
+from firstfault.layout import keys
 from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault.report import verdict_to_dict
-from firstfault.report.json import decision_to_dict
 from firstfault.report.words import SIGNALS, State
 from firstfault.strategies import get_strategy, run_strategy, unregister_strategy
 from firstfault.strategies._registry import _BUILT_IN
 from firstfault.testing import make_error, make_job
-from firstfault.wire import MAX_DOCUMENT_BYTES
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES
+from firstfault.wire.verdict_json import decision_to_dict
 from firstfault_proto.v1 import errors_pb2
-from flytekitplugins.firstfault.taxonomy import CONSEQUENCES, Sort
+from firstfault_torch.error_classes import CONSEQUENCES, Sort
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])

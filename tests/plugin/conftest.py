@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.model import DocumentRef, NodePresence, WorkerError
-from firstfault.wire import decode, decode_presence
-from flytekitplugins.firstfault.environment import Recording
+from firstfault.wire.documents import decode, decode_presence
+from firstfault_torch.context import Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -24,8 +24,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
-from firstfault.assemble import Findings, assemble
-from firstfault.keys import error_key_for
+from firstfault.layout.keys import error_key_for
 from firstfault.model import (
     CausedBy,
     CollectiveProgress,
@@ -39,13 +38,14 @@ from firstfault.model import (
     Subject,
     Writer,
 )
+from firstfault.reading.assemble import Findings, assemble
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error
-from firstfault.wire import encode
-from flytekitplugins.firstfault import agent as agent_module
-from flytekitplugins.firstfault import launch as launch_module
-from flytekitplugins.firstfault.agent import PeerFailedError, ReportingAgent, _processes
-from flytekitplugins.firstfault.agent_documents import (
+from firstfault.wire.documents import encode
+from firstfault_torch.agent import agent as agent_module
+from firstfault_torch.agent import launch as launch_module
+from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent, _processes
+from firstfault_torch.agent.agent_failures import (
     LastWords,
     Observation,
     Stop,
@@ -53,14 +53,14 @@ from flytekitplugins.firstfault.agent_documents import (
     about_death,
     last_words,
 )
-from flytekitplugins.firstfault.deaths import Death
-from flytekitplugins.firstfault.in_flight import Moment
-from flytekitplugins.firstfault.launch import LaunchFailedError, launch
-from flytekitplugins.firstfault.lifelines import Lifelines
-from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch
-from flytekitplugins.firstfault.recorder import spool_of
-from flytekitplugins.firstfault.signals import SignalWatch
-from flytekitplugins.firstfault.taxonomy import Sort
+from firstfault_torch.agent.exits import Death
+from firstfault_torch.agent.failure_broadcast import FirstFailure, OutcomeWatch
+from firstfault_torch.agent.launch import LaunchFailedError, launch
+from firstfault_torch.agent.liveness import Lifelines
+from firstfault_torch.agent.signals import SignalWatch
+from firstfault_torch.error_classes import Sort
+from firstfault_torch.node.document_writer import spool_of
+from firstfault_torch.worker.in_flight import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.model import Kind, Origin
-from firstfault.reader import Conclusion
+from firstfault.output_reader import Conclusion
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from flytekitplugins.firstfault.attempts import VERDICT, Previous, leave_verdict, previous_attempt, retries_left
-from flytekitplugins.firstfault.environment import Recording
-from flytekitplugins.firstfault.settle import sealed, settle
+from firstfault_torch.context import Recording
+from firstfault_torch.verdict.node_verdict import sealed, settle
+from firstfault_torch.verdict.previous import VERDICT, Previous, leave_verdict, previous_attempt, retries_left
 
 if TYPE_CHECKING:
     from tests.s3_server import S3

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flytekitplugins.firstfault import worker
-from flytekitplugins.firstfault.capture import capture, qualified_name, safe_text
-from flytekitplugins.firstfault.guard import bounded
+import firstfault_torch
+from firstfault_torch.capture import capture, qualified_name, safe_text
+from firstfault_torch.guard import bounded
+from firstfault_torch.worker import recording as worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -402,7 +403,7 @@ def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_neighbours_frames_stay() -> None:
     """A package whose folder's name only begins like ours is the user's."""
-    file = str(Path(worker.__file__).parent) + "_models/train.py"
+    file = str(Path(firstfault_torch.__file__).parent) + "_models/train.py"
     code = compile("def train():\n    raise ValueError('boom')\n", file, "exec")
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - a frame with a file of this name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flytekitplugins.firstfault.deaths import DeathWatch, signal_name
+from firstfault_torch.agent.exits import DeathWatch, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

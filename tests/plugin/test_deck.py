@@ -20,16 +20,18 @@ from flytekit.core.mock_stats import MockStats
 from flytekit.deck.deck import TimeLineDeck
 
 from firstfault.errors import UsageError
-from firstfault.keys import error_key_for, roster_key_for
+from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import NodePresence, Phase, Subject, WorkerError, Writer
 from firstfault.testing import make_error, make_job, make_presence
-from firstfault.wire import encode, encode_presence
-from flytekitplugins.firstfault import Elastic, PyTorch, Worker, deck, kept_decks
-from flytekitplugins.firstfault.deck import elected, leave_deck
-from flytekitplugins.firstfault.environment import Recording
-from flytekitplugins.firstfault.kept_decks import DeckKeeper
+from firstfault.wire.documents import encode, encode_presence
+from firstfault_torch.context import Recording
+from firstfault_torch.worker.recording import Witness
+from flytekitplugins.firstfault import Elastic, PyTorch, Worker
+from flytekitplugins.firstfault.deck import keep as kept_decks
+from flytekitplugins.firstfault.deck import write as deck
+from flytekitplugins.firstfault.deck.keep import DeckKeeper
+from flytekitplugins.firstfault.deck.write import elected, leave_deck
 from flytekitplugins.firstfault.outputs import await_deck
-from flytekitplugins.firstfault.worker import Witness
 from tests.plugin.running import running
 
 if TYPE_CHECKING:
@@ -399,7 +401,7 @@ def test_a_report_that_cannot_be_drawn(
     def broken(_: object) -> str:
         raise ValueError("no template")
 
-    monkeypatch.setattr("firstfault.report.html.deck_html", broken)
+    monkeypatch.setattr("firstfault.render.html.deck_html", broken)
     pod.run()
     assert "firstfault failed while writing the deck (ValueError: no template)" in caplog.text
     assert (pod.prefix.folder / "error.pb").exists()

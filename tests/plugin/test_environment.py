@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from flytekitplugins.firstfault.environment import (
+from firstfault_torch.context import (
     STRATEGY_VARIABLE,
     Recording,
     attempt_number,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flytekitplugins.firstfault.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
+from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed import destroy_process_group as bound_before
 from torch.distributed import distributed_c10d as c10d
 
-from flytekitplugins.firstfault.in_flight import InFlight, Moment, moment_of, watch_process_groups
+from firstfault_torch.worker.in_flight import InFlight, Moment, moment_of, watch_process_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

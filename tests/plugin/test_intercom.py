@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flytekitplugins.firstfault.intercom import AgentLine, WorkerLine
+from firstfault_torch.node.channel import AgentLine, WorkerLine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

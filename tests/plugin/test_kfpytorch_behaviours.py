@@ -36,15 +36,16 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.nn.parallel import DistributedDataParallel
 
 from firstfault.model import Place
-from flytekitplugins.firstfault import Elastic, Master, PyTorch, Worker, execution
-from flytekitplugins.firstfault.agent_documents import about_agent
-from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE
-from flytekitplugins.firstfault.in_flight import Moment
-from flytekitplugins.firstfault.launch import LaunchFailedError
-from flytekitplugins.firstfault.node_report import NodeReport
+from firstfault_torch.agent.agent_failures import about_agent
+from firstfault_torch.agent.launch import LaunchFailedError
+from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.context import STRATEGY_VARIABLE
+from firstfault_torch.error_classes import Sort
+from firstfault_torch.worker.in_flight import Moment
+from firstfault_torch.worker.recording import WorkerResult
+from flytekitplugins.firstfault import Elastic, Master, PyTorch, Worker
+from flytekitplugins.firstfault import elastic as execution
 from flytekitplugins.firstfault.task import RecoverableVerdictSealedError
-from flytekitplugins.firstfault.taxonomy import Sort
-from flytekitplugins.firstfault.worker import WorkerResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

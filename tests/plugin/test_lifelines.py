@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from flytekitplugins.firstfault.lifelines import Lifelines
+from firstfault_torch.agent.liveness import Lifelines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -23,14 +23,14 @@ import pytest
 from rich.console import Console
 
 from firstfault.cli import EXIT
-from firstfault.keys import error_key_for, roster_key_for
+from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import Phase, SentSignal
-from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.testing import make_error, make_job, make_presence
-from firstfault.wire import encode, encode_presence
-from flytekitplugins.firstfault.local.engine import Running
+from firstfault.wire.documents import encode, encode_presence
 from flytekitplugins.firstfault.local.live import LiveView, NodeLine, node_lines, picture, shown_lines
 from flytekitplugins.firstfault.local.pods import Pod
+from flytekitplugins.firstfault.local.runner import Running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

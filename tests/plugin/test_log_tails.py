@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flytekitplugins.firstfault.log_tails import LogTails, offer_stderr
+from firstfault_torch.node.stderr_relay import LogTails, offer_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from flytekitplugins.firstfault import outcome as outcome_module
-from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch
+from firstfault_torch.agent import failure_broadcast as outcome_module
+from firstfault_torch.agent.failure_broadcast import FirstFailure, OutcomeWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.places import is_stock_error_file
+from firstfault.layout.paths import is_stock_error_file
 from flytekitplugins.firstfault import outputs
 from flytekitplugins.firstfault.outputs import await_outputs, sealed_name
 

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 
 from firstfault.model import CollectiveProgress, ThreadFailure
-from flytekitplugins.firstfault import process_state
-from flytekitplugins.firstfault.in_flight import Moment
-from flytekitplugins.firstfault.process_state import (
+from firstfault_torch.worker import introspection as process_state
+from firstfault_torch.worker.in_flight import Moment
+from firstfault_torch.worker.introspection import (
     as_message,
     collective_progress,
     collectives_from,

@@ -17,14 +17,14 @@ import pytest
 from flytekit.exceptions.user import FlyteRecoverableException
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
-from firstfault.keys import ErrorKey, error_key_for
+from firstfault.layout.keys import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, Kind, Phase, Subject, WorkerError, Writer
 from firstfault.recorder import Spool
 from firstfault.testing import make_error, make_presence
-from firstfault.wire import decode, encode
-from flytekitplugins.firstfault import recorder, worker
-from flytekitplugins.firstfault.environment import Recording
-from flytekitplugins.firstfault.recorder import (
+from firstfault.wire.documents import decode, encode
+from firstfault_torch.context import Recording
+from firstfault_torch.node import document_writer as recorder
+from firstfault_torch.node.document_writer import (
     end_node_recorder,
     node_recorder,
     put_entry,
@@ -32,7 +32,8 @@ from flytekitplugins.firstfault.recorder import (
     spool_for_agent,
     spool_of,
 )
-from flytekitplugins.firstfault.worker import recorded
+from firstfault_torch.worker import recording as worker
+from firstfault_torch.worker.recording import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,7 +146,7 @@ def test_a_store_that_fails(
     began = time.monotonic()
     receipt = record_error(_failure(), Recording("earliest", uri, 5.0), spool, 1)
     assert time.monotonic() - began < 1 + TOLERANCE_S
-    (line,) = [record for record in caplog.records if record.name.startswith("flytekitplugins")]
+    (line,) = [record for record in caplog.records if record.name.startswith("firstfault")]
     assert not receipt.durable
     assert receipt.fault_to_durable_ns is None
     assert line.getMessage() == (

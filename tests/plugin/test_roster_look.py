@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.keys import roster_key_for
+from firstfault.layout.keys import roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_presence
-from flytekitplugins.firstfault import roster_look
-from flytekitplugins.firstfault.recorder import node_recorder
-from flytekitplugins.firstfault.roster_look import RosterLook
+from firstfault_torch.agent import roster_poll as roster_look
+from firstfault_torch.agent.roster_poll import RosterLook
+from firstfault_torch.node.document_writer import node_recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

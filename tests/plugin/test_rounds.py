@@ -16,14 +16,14 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.utils.store import barrier
 
-from firstfault.keys import roster_key_for
+from firstfault.layout.keys import roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_presence
-from firstfault.wire import encode_presence
-from flytekitplugins.firstfault import rounds
-from flytekitplugins.firstfault.outcome import FirstFailure, OutcomeWatch, RoundOutcome
-from flytekitplugins.firstfault.recorder import put_file
-from flytekitplugins.firstfault.rounds import await_all, begin_round
+from firstfault.wire.documents import encode_presence
+from firstfault_torch.agent import rounds
+from firstfault_torch.agent.failure_broadcast import FirstFailure, OutcomeWatch, RoundOutcome
+from firstfault_torch.agent.rounds import await_all, begin_round
+from firstfault_torch.node.document_writer import put_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

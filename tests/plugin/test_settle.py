@@ -12,24 +12,24 @@ import pytest
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
 
-from firstfault.keys import roster_key_for
+from firstfault.layout.keys import roster_key_for
 from firstfault.model import DocumentRef, Kind, Origin, Phase, Seal, Verdict, WorkerError
-from firstfault.report.json import verdict_from_json
 from firstfault.retry import never
 from firstfault.strategies import register_strategy
 from firstfault.strategies._registry import unregister_strategy
 from firstfault.testing import make_error, make_presence
-from firstfault.wire import decode, encode_presence
-from flytekitplugins.firstfault.environment import Recording
-from flytekitplugins.firstfault.recorder import put_file, record_error
-from flytekitplugins.firstfault.settle import sealed, settle, torch_error_data
+from firstfault.wire.documents import decode, encode_presence
+from firstfault.wire.verdict_json import verdict_from_json
+from firstfault_torch.context import Recording
+from firstfault_torch.node.document_writer import put_file, record_error
+from firstfault_torch.verdict.node_verdict import sealed, settle, torch_error_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from conftest import Prefix
 
-    from firstfault.reader import Conclusion
+    from firstfault.output_reader import Conclusion
     from tests.s3_server import S3
 
 LONG_S = 60.0

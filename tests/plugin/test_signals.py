@@ -16,7 +16,7 @@ import pytest
 from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from flytekitplugins.firstfault.signals import HANDLED, SignalWatch, Told
+from firstfault_torch.agent.signals import HANDLED, SignalWatch, Told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

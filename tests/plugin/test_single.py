@@ -12,12 +12,12 @@ from flytekit.core.context_manager import ExecutionState, FlyteContextManager
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 
-from firstfault.keys import error_key_for, roster_key_for
+from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_error, make_presence
-from firstfault.wire import encode, encode_presence
+from firstfault.wire.documents import encode, encode_presence
+from firstfault_torch.context import STRATEGY_VARIABLE
 from flytekitplugins.firstfault import PyTorch, Worker
-from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.task import VerdictSealedError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def test_when_our_code_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("flytekitplugins.firstfault.single.settle", fail)
+    monkeypatch.setattr("flytekitplugins.firstfault.pytorch.settle", fail)
     error = ValueError("bad batch")
     with pytest.raises(ValueError, match="bad batch") as caught:
         _execute(_raiser(error))

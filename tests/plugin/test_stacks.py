@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flytekitplugins.firstfault.stacks import ask_for_stacks, fatal_stack, offer_stacks
+from firstfault_torch.node.stack_dumps import ask_for_stacks, fatal_stack, offer_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,9 +21,9 @@ from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.literals import LiteralMap
 from flytekitplugins import firstfault as plugin
 
+from firstfault_torch.context import STRATEGY_VARIABLE
 from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
 from flytekitplugins.firstfault import task as task_module
-from flytekitplugins.firstfault.environment import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.task import VerdictSealedError
 
 if TYPE_CHECKING:

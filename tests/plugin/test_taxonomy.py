@@ -10,8 +10,8 @@ from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserExcepti
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
 from firstfault.model import CATEGORIES, Kind, Origin
-from flytekitplugins.firstfault.capture import capture
-from flytekitplugins.firstfault.taxonomy import (
+from firstfault_torch.capture import capture
+from firstfault_torch.error_classes import (
     CONSEQUENCES,
     RECOVERABLE_TYPE,
     Sort,

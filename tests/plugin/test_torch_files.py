@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler, ProcessFailure
 
-from flytekitplugins.firstfault.torch_files import (
+from firstfault_torch.error_file import (
     error_file_data,
     read_error_file,
     read_traceback,

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """\
 import logging, sys
-from flytekitplugins.firstfault.torch_logs import format_exceptions_early
+from firstfault_torch.compat import format_exceptions_early
 import torch.distributed.elastic.multiprocessing.api as api
 
 before = "torch._dynamo" in sys.modules

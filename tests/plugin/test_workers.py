@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flytekitplugins.firstfault import workers
-from flytekitplugins.firstfault.workers import stop_processes, unfinished
+from firstfault_torch.agent import stopping as workers
+from firstfault_torch.agent.stopping import stop_processes, unfinished
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,9 +10,9 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
 from hypothesis import settings
 
-from firstfault.keys import error_key_for, roster_key_for
-from firstfault.reader import MultiErrorFileOutputReader
-from firstfault.wire import encode, encode_presence
+from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
     from pathlib import Path

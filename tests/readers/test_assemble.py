@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.assemble import Findings, Unreadable, assemble, digest_of, nodes_done, pods_live
-from firstfault.keys import ErrorKey
+from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
     CausedBy,
     CollectiveProgress,
@@ -29,6 +28,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.reading.assemble import Findings, Unreadable, assemble, digest_of, nodes_done, pods_live
 from firstfault.testing import START_NS, make_error, make_presence
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.assemble import Findings
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
-from firstfault.keys import ErrorKey
+from firstfault.layout.keys import ErrorKey
 from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope, SentSignal, Writer
-from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.reading.assemble import Findings
 from firstfault.store import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
-from firstfault.wire import MAX_DOCUMENT_BYTES, encode
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

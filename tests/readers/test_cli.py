@@ -19,11 +19,11 @@ import pytest
 from firstfault.cli import EXIT, main
 from firstfault.cli._main import group
 from firstfault.errors import AccessDeniedError
-from firstfault.keys import error_key_for
+from firstfault.layout.keys import error_key_for
 from firstfault.model import Kind
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
-from firstfault.wire import encode
+from firstfault.wire.documents import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -245,7 +245,7 @@ def test_an_interrupt(attempt: Attempt, run: Callable[..., Ran], monkeypatch: py
     def interrupt(self: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("firstfault.reader.MultiErrorFileOutputReader.job", interrupt)
+    monkeypatch.setattr("firstfault.output_reader.MultiErrorFileOutputReader.job", interrupt)
     ran = run("show", attempt.uri)
     assert ran.code == EXIT.INTERRUPTED
     assert ran.err.strip() == "firstfault: interrupted"

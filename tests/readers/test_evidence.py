@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.evidence.standing import Standing, findings_of
-from firstfault.keys import ErrorKey
+from firstfault.evidence.classification import Standing, findings_of
+from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
     TOLD_TO_GO,
     CausedBy,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from firstfault.fingerprint import fingerprint_of, normalized
+from firstfault.exceptions.fingerprint import fingerprint_of, normalized
 from firstfault.model import ExceptionInfo, FrameInfo, Subject
 from firstfault.testing import make_error
 

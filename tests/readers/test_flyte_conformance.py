@@ -9,8 +9,8 @@ from flyteidl.core.errors_pb2 import ContainerError
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 
 from firstfault.model import Origin, Scope
-from firstfault.reader import ExecutionError
-from firstfault.wire import MAX_DOCUMENT_BYTES
+from firstfault.output_reader import ExecutionError
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
     from conftest import Attempt

@@ -11,7 +11,6 @@ import pytest
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 from flyteidl.core.literals_pb2 import Literal, LiteralMap, Primitive, Scalar
 
-from firstfault.assemble import Findings
 from firstfault.errors import (
     BadDocumentError,
     ObjectNotFoundError,
@@ -19,20 +18,21 @@ from firstfault.errors import (
     UnknownStrategyError,
     UsageError,
 )
-from firstfault.keys import error_key_for
+from firstfault.layout.keys import error_key_for
 from firstfault.model import Decision, DocumentRef, JobErrors, Kind, Origin, Phase, Scope, Seal, Verdict, Writer
-from firstfault.reader import ExecutionError, MultiErrorFileOutputReader
+from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
+from firstfault.reading.assemble import Findings
 from firstfault.report import to_json
 from firstfault.retry import RetryContext, decide, never
 from firstfault.store import FsspecStore
 from firstfault.strategies import get_strategy
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.wire import MAX_DOCUMENT_BYTES, encode, encode_seal
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_seal
 
 if TYPE_CHECKING:
     from conftest import Attempt
 
-    from firstfault.reader import Conclusion
+    from firstfault.output_reader import Conclusion
 
 _OUTPUTS = LiteralMap(literals={"loss": Literal(scalar=Scalar(primitive=Primitive(integer=7)))})
 

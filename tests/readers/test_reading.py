@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.assemble import Findings, Unreadable, assemble
 from firstfault.errors import StoreUnavailableError
-from firstfault.fingerprint import fingerprint_of
-from firstfault.keys import ErrorKey, error_key_for
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.layout.keys import ErrorKey, error_key_for
+from firstfault.layout.paths import ERRORS
 from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
@@ -23,7 +23,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.places import ERRORS
+from firstfault.reading.assemble import Findings, Unreadable, assemble
 from firstfault.strategies import Reads, get_strategy, reads, run_strategy
 from firstfault.testing import START_NS, make_error, make_presence
 from tests.cascades.objects import Objects, looked_at

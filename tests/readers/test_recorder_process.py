@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.errors import StoreError, UsageError
-from firstfault.keys import error_key_for, roster_key_for
+from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError, Writer
 from firstfault.recorder import NodeFolder, Recorder, RecorderProcess, RecorderUnavailableError, Spool, start_recorder
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
 from firstfault.testing import make_error, make_presence
-from firstfault.wire import decode, decode_presence, encode, encode_presence
+from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -815,7 +815,12 @@ def test_an_end_is_not_a_death(agent: Callable[..., Agent], out: Out) -> None:
 def test_a_dying_process_imports_next_to_nothing(module: str) -> None:
     """What a worker needs to be recorded loads neither a storage, nor protobuf, nor an event loop, nor the server."""
     heavy = ("asyncio", "fsspec", "google.protobuf", "flyteidl", "stamina", "subprocess", "tempfile", "ssl")
-    heavy += ("firstfault.wire", "firstfault.store", "firstfault.recorder.process", "firstfault.recorder.server")
+    heavy += (
+        "firstfault.wire.documents",
+        "firstfault.store",
+        "firstfault.recorder.process",
+        "firstfault.recorder.server",
+    )
     code = f"import sys, firstfault.recorder.{module}; print([name for name in {heavy!r} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert ran.stdout.strip() == "[]"

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstfault.model import CATEGORIES, Coverage, Decision, Kind, Origin, Scope, Suspect, Verdict, Victims
-from firstfault.report.json import (
+from firstfault.testing import START_NS, make_error
+from firstfault.wire.verdict_json import (
     decision_from_json,
     format_timestamp,
     parse_timestamp,
@@ -19,7 +20,6 @@ from firstfault.report.json import (
     verdict_from_json,
     verdict_to_dict,
 )
-from firstfault.testing import START_NS, make_error
 
 _VERDICT_KEYS = [
     "scope",

@@ -23,11 +23,11 @@ from firstfault.model import (
     Suspect,
     Verdict,
 )
+from firstfault.render.message import first_line
+from firstfault.render.terminal import encodable, print_report, terminal_text
 from firstfault.report import markdown, report_of
-from firstfault.report.attempts import AttemptSummary, summary_of
+from firstfault.report.attempt_changes import AttemptSummary, summary_of
 from firstfault.report.cascade import cascade_of
-from firstfault.report.message import first_line
-from firstfault.report.terminal import encodable, print_report, terminal_text
 from firstfault.report.timeline import timeline_of
 from firstfault.report.words import counted, duration
 from firstfault.retry import decide

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from firstfault.attempts import logs_of_run, sibling_attempts
 from firstfault.errors import AccessDeniedError
-from firstfault.keys import error_key_for, roster_key_for
+from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout.paths import attempt_of
 from firstfault.model import JobErrors, Kind, Phase
-from firstfault.places import attempt_of
-from firstfault.reader import MultiErrorFileOutputReader
-from firstfault.report.attempts import changes_between
-from firstfault.siblings import logs_of_run, sibling_attempts
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.report.attempt_changes import changes_between
 from firstfault.testing import make_error, make_presence
-from firstfault.wire import encode, encode_presence
+from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from firstfault.report.attempts import AttemptSummary
+    from firstfault.report.attempt_changes import AttemptSummary
 
 
 def _fails(folder: Path, number: int, rank: int = 3) -> None:

@@ -13,7 +13,6 @@ import stamina
 from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from firstfault.aio import run_sync
 from firstfault.errors import (
     AccessDeniedError,
     ObjectNotFoundError,
@@ -21,9 +20,10 @@ from firstfault.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from firstfault.places import Layout, is_error_file, is_stock_error_file
+from firstfault.layout.paths import Layout, is_error_file, is_stock_error_file
 from firstfault.store import FsspecStore, _open, is_remote, join, open_store, split_name
 from firstfault.store._settings import storage_options
+from firstfault.sync import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

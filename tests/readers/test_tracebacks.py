@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from firstfault.exceptions.tracebacks import format_exception, own_frames, place_of, runs
 from firstfault.model import ExceptionInfo, FrameInfo
-from firstfault.tracebacks import format_exception, own_frames, place_of, runs
 
 
 def _raise_with_a_cause() -> None:

@@ -12,7 +12,7 @@ import pytest
 from firstfault.cli import EXIT, main
 from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
 from firstfault.model import Kind, Phase
-from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
 

@@ -37,7 +37,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.wire import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
 from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.report import Report, report_of
-from firstfault.report.attempts import AttemptSummary, summary_of
+from firstfault.report.attempt_changes import AttemptSummary, summary_of
 from firstfault.retry import RetryContext, decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import START_NS, make_error, make_job, make_presence

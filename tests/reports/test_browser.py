@@ -11,8 +11,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from firstfault.model import Phase
+from firstfault.render.html import deck_html, page
 from firstfault.report import markdown, to_json
-from firstfault.report.html import deck_html, page
 from firstfault.retry import RetryContext
 from firstfault.testing import make_error, make_job, make_presence
 from tests.reports.conftest import SCREENSHOTS

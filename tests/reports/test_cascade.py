@@ -10,7 +10,7 @@ import pytest
 from firstfault.evidence.clocks import Interval
 from firstfault.model import Phase, Scope, SentSignal, Subject, Suspect, Unopened, Victims, Writer
 from firstfault.report import report_of
-from firstfault.report.attempts import AttemptSummary, changes_between, summary_of
+from firstfault.report.attempt_changes import AttemptSummary, changes_between, summary_of
 from firstfault.report.cascade import Event, cascade_of
 from firstfault.report.timeline import timeline_of
 from firstfault.report.words import State, duration, explain_signal, ranks_text, short_names

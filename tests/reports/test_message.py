@@ -28,10 +28,10 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.render.html import page
+from firstfault.render.message import first_line
+from firstfault.render.terminal import terminal_text
 from firstfault.report import flyte_message, markdown, report_of
-from firstfault.report.html import page
-from firstfault.report.message import first_line
-from firstfault.report.terminal import terminal_text
 from firstfault.report.words import Blame, State
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined

@@ -17,11 +17,11 @@ from urllib.parse import urlsplit
 import pytest
 import stamina
 
-from firstfault.keys import error_key_for
-from firstfault.places import ERRORS
+from firstfault.layout.keys import error_key_for
+from firstfault.layout.paths import ERRORS
 from firstfault.store import Store, open_store
 from firstfault.testing import make_error
-from firstfault.wire import encode
+from firstfault.wire.documents import encode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

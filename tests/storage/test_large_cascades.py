@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault import reading
 from firstfault.errors import StoreUnavailableError
-from firstfault.keys import ErrorKey
-from firstfault.listing import list_everything
-from firstfault.places import ERRORS
-from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.layout.keys import ErrorKey
+from firstfault.layout.paths import ERRORS
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.reading import fetch as reading
+from firstfault.reading.listing import list_everything
 from firstfault.store._open import CLIENT_VARIABLE
 from tests.benchmarks.cascade import Cascade, put_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from firstfault.listing import Listing
+    from firstfault.reading.listing import Listing
     from firstfault.store import Store
     from tests.s3_server import S3
     from tests.storage.conftest import Crowd, FaultyProxy, Peer

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault import reading
-from firstfault.assemble import Findings
 from firstfault.cli import main
 from firstfault.errors import AccessDeniedError, ObjectTooLargeError, StoreUnavailableError
-from firstfault.keys import error_key_for, roster_key_for
+from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout.paths import ERRORS, ROSTER
 from firstfault.model import Phase
-from firstfault.places import ERRORS, ROSTER
-from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.reading import fetch as reading
+from firstfault.reading.assemble import Findings
 from firstfault.store import Store, open_store
 from firstfault.testing import make_error, make_presence
-from firstfault.wire import MAX_DOCUMENT_BYTES, encode_presence
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode_presence
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import fsspec
 import pytest
 
-from firstfault.aio import run_sync
 from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
-from firstfault.places import ERRORS
+from firstfault.layout.paths import ERRORS
 from firstfault.store import Store, open_store
 from firstfault.store._open import CLIENT_VARIABLE
+from firstfault.sync import run_sync
 from firstfault.testing import StoreTests
-from firstfault.wire import MAX_DOCUMENT_BYTES
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -248,7 +248,7 @@ def test_inside_a_running_event_loop(s3_environ: S3, peer: Peer) -> None:
 FORK = """
 import os, sys
 import fsspec
-from firstfault.aio import run_sync
+from firstfault.sync import run_sync
 from firstfault.store import open_store
 
 uri, key, secret, endpoint = sys.argv[1:]

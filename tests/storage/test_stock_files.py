@@ -15,7 +15,7 @@ import pytest
 from flyteidl.core.errors_pb2 import ErrorDocument
 
 from firstfault.model import Kind, Origin, WorkerError, Writer
-from firstfault.reader import MultiErrorFileOutputReader
+from firstfault.output_reader import MultiErrorFileOutputReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,12 +7,12 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from firstfault.aio import run_sync
 from firstfault.errors import StoreError
-from firstfault.places import DECK, OUTPUTS, is_stock_error_file
+from firstfault.layout.paths import DECK, OUTPUTS, is_stock_error_file
 from firstfault.store import open_store
-from flytekitplugins.firstfault.environment import multi_error_files
-from flytekitplugins.firstfault.guard import logger
+from firstfault.sync import run_sync
+from firstfault_torch.context import multi_error_files
+from firstfault_torch.guard import logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable

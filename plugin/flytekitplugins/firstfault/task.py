@@ -20,6 +20,13 @@ from flytekit.models.literals import LiteralMap
 from google.protobuf.json_format import MessageToDict
 
 from firstfault.errors import UsageError
+from firstfault_torch.context import (
+    STRATEGY_VARIABLE,
+    Recording,
+    new_incarnation,
+    node_address,
+)
+from firstfault_torch.guard import bounded
 from flytekitplugins.firstfault.config import (
     CleanPodPolicy,
     Elastic,
@@ -30,13 +37,6 @@ from flytekitplugins.firstfault.config import (
     Worker,
     parse_nnodes,
 )
-from flytekitplugins.firstfault.environment import (
-    STRATEGY_VARIABLE,
-    Recording,
-    new_incarnation,
-    node_address,
-)
-from flytekitplugins.firstfault.guard import bounded
 from flytekitplugins.firstfault.outputs import sealed_name
 from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template, warn_of_older_way
 
@@ -204,7 +204,7 @@ class ElasticFunctionTask(_ReportingTask):
             FlyteRecoverableException: in a local call, if the root cause is recoverable.
             FlyteUserRuntimeException: in a local call, if it is not; also a RuntimeError.
         """
-        from flytekitplugins.firstfault.execution import execute_elastic  # noqa: PLC0415 - it imports torch
+        from flytekitplugins.firstfault.elastic import execute_elastic  # noqa: PLC0415 - it imports torch
 
         return execute_elastic(self, kwargs)
 
@@ -245,7 +245,7 @@ class PyTorchFunctionTask(_ReportingTask):
             VerdictSealedError: it raised, in a pod; the verdict on the whole job is in it.
             Exception: it raised, in a local call; unchanged.
         """
-        from flytekitplugins.firstfault.single import execute_single  # noqa: PLC0415 - only when it runs
+        from flytekitplugins.firstfault.pytorch import execute_single  # noqa: PLC0415 - only when it runs
 
         return execute_single(self, kwargs)
 

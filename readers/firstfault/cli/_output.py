@@ -26,7 +26,7 @@ def on_terminal() -> bool:
 
 def show_report(report: Report, *, verbose: bool = False) -> None:
     """Print a report: folded and with colours on a terminal, else one fact a line."""
-    from firstfault.report.terminal import print_report, terminal_text  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.render.terminal import print_report, terminal_text  # noqa: PLC0415 - `--help` needs none of it
 
     if not on_terminal():
         echo(terminal_text(report, verbose=verbose))
@@ -38,7 +38,7 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
 
 def echo(text: str) -> None:
     """Print on stdout, with escapes for what its encoding does not have."""
-    from firstfault.report.terminal import encodable  # noqa: PLC0415 - as above
+    from firstfault.render.terminal import encodable  # noqa: PLC0415 - as above
 
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
 

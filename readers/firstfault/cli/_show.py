@@ -12,7 +12,7 @@ from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors
-    from firstfault.reader import Conclusion, MultiErrorFileOutputReader
+    from firstfault.output_reader import Conclusion, MultiErrorFileOutputReader
     from firstfault.report import Report
 
 __all__ = ["show"]
@@ -68,7 +68,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     if len(on_stdout) > 1:
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
     from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415 - `--help` needs none of these
-    from firstfault.reader import MultiErrorFileOutputReader  # noqa: PLC0415
+    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
 
     reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
     try:
@@ -85,11 +85,11 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     if html:
         _write_page(report, html, quiet=bool(on_stdout))
     if as_json:
-        from firstfault.report import to_json  # noqa: PLC0415 - as above
+        from firstfault.wire.verdict_json import to_json  # noqa: PLC0415 - as above
 
         click.echo(to_json(report.verdict, report.decision))
     elif as_markdown:
-        from firstfault.report import markdown  # noqa: PLC0415 - as above
+        from firstfault.render.markdown import markdown  # noqa: PLC0415 - as above
 
         echo(markdown(report).rstrip("\n"))
     elif not html:
@@ -101,14 +101,14 @@ def _report(
     reader: MultiErrorFileOutputReader, uri: str, conclusion: Conclusion, strategy: str | None, *, beside: bool
 ) -> Report:
     """The report, with the attempts beside this one if they are wanted: each of them is a look at the storage."""
-    from firstfault.siblings import logs_of_run, sibling_attempts  # noqa: PLC0415 - as above
+    from firstfault.attempts import logs_of_run, sibling_attempts  # noqa: PLC0415 - as above
 
     attempts = sibling_attempts(uri, conclusion, strategy=strategy) if beside else ()
     return reader.report(conclusion, attempts=attempts, logs=logs_of_run(uri))
 
 
 def _write_page(report: Report, file: str, *, quiet: bool) -> None:
-    from firstfault.report.html import page  # noqa: PLC0415 - as above
+    from firstfault.render.html import page  # noqa: PLC0415 - as above
 
     if file == _STDOUT:
         click.echo(page(report).encode("utf-8", "backslashreplace"))
@@ -120,7 +120,7 @@ def _write_page(report: Report, file: str, *, quiet: bool) -> None:
 def _below(uri: str) -> str:
     """Where attempts lie, if `uri` is the folder of a whole run."""
     from firstfault.errors import FirstFaultError  # noqa: PLC0415 - as above
-    from firstfault.reader import MultiErrorFileOutputReader  # noqa: PLC0415
+    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
     from firstfault.store import join  # noqa: PLC0415
 
     first = join(uri, "0")

@@ -14,7 +14,7 @@ from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors
-    from firstfault.reader import Conclusion, MultiErrorFileOutputReader
+    from firstfault.output_reader import Conclusion, MultiErrorFileOutputReader
 
 __all__ = ["watch"]
 
@@ -51,7 +51,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
       firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault watch --timeout 3600 --json s3://bucket/metadata/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.reader import MultiErrorFileOutputReader  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - `--help` needs none of it
 
     reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
     told = _Told(reader, as_json=as_json)
@@ -103,7 +103,7 @@ class _Told:
             self._note("every node has reported")
 
     def _print(self, conclusion: Conclusion) -> None:
-        from firstfault.report import to_json  # noqa: PLC0415 - as above
+        from firstfault.wire.verdict_json import to_json  # noqa: PLC0415 - as above
 
         report = self._reader.report(conclusion)
         if self._as_json:

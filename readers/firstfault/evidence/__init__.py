@@ -5,8 +5,8 @@ Knows nothing of storage. `classify` reads one text; the strategy ``evidence`` w
 
 from __future__ import annotations
 
-from firstfault.evidence.classify import Classification, Pointer, classify
 from firstfault.evidence.signatures import Role, Signatures, built_in_signatures, load_signatures
+from firstfault.evidence.texts import Classification, Pointer, classify
 
 __all__ = [
     "Classification",

@@ -2,7 +2,7 @@
 
 import sys
 
-from firstfault.recorder.signals import ignore
+from firstfault.recorder.signal_mask import ignore
 
 ignore()
 if not getattr(sys.flags, "safe_path", False):

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.keys import RosterKey, error_key_for, roster_key_for
+from firstfault.layout.keys import RosterKey, error_key_for, roster_key_for
+from firstfault.layout.paths import ERRORS, ROSTER
 from firstfault.model import DocumentRef, Receipt, Resources, WorkerError, Writer
-from firstfault.places import ERRORS, ROSTER
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
 from firstfault.recorder.uploads import say
 
@@ -53,7 +53,7 @@ class LastWords:
         data = _read(self.folder, DOCUMENT)
         if data is None:
             return []
-        from firstfault.wire import decode, encode  # noqa: PLC0415 - heavy, and most runs never need it
+        from firstfault.wire.documents import decode, encode  # noqa: PLC0415 - heavy, and most runs never need it
 
         failure = decode(data, DocumentRef(DOCUMENT))
         if not isinstance(failure, WorkerError):
@@ -81,7 +81,7 @@ class LastWords:
         data = _read(self.folder, PRESENCE)
         if data is None:
             return
-        from firstfault.wire import decode_presence, encode_presence  # noqa: PLC0415 - as above
+        from firstfault.wire.documents import decode_presence, encode_presence  # noqa: PLC0415 - as above
 
         presence = _with_receipts(decode_presence(data, PRESENCE), told)
         name = roster_key_for(presence)
@@ -140,7 +140,7 @@ def _with_receipts(presence: NodePresence, told: list[_Told]) -> NodePresence:
 def _failure(document: SpooledDocument) -> WorkerError | None:
     """Return what a document says; None if nothing that can be read: it is uploaded all the same."""
     from firstfault.errors import BadDocumentError  # noqa: PLC0415
-    from firstfault.wire import decode  # noqa: PLC0415 - heavy, and most runs never need it
+    from firstfault.wire.documents import decode  # noqa: PLC0415 - heavy, and most runs never need it
 
     try:
         failure = decode(document.path.read_bytes(), DocumentRef(document.name))

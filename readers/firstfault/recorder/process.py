@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from firstfault.errors import RecorderUnavailableError, UsageError
 from firstfault.recorder.client import Recorder
 from firstfault.recorder.folder import SOCKET, NodeFolder, Settings
-from firstfault.recorder.signals import held_back
+from firstfault.recorder.signal_mask import held_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstfault.places import ROSTER
+from firstfault.layout.paths import ROSTER
 from firstfault.recorder.last_words import LastWords, speak_for_agent
 from firstfault.recorder.memory import MemoryWatch
 from firstfault.recorder.spool import Spool
@@ -161,4 +161,4 @@ class _Server:
 
 
 def _load_wire() -> None:
-    import firstfault.wire  # noqa: F401, PLC0415 - so that it is there when the agent dies
+    import firstfault.wire.documents  # noqa: F401, PLC0415 - so that it is there when the agent dies

@@ -130,8 +130,8 @@ def say(text: str) -> None:
 
 def _load(output_prefix: str) -> None:
     """Import what the storage needs, by opening it once."""
-    from firstfault.aio import run_sync  # noqa: PLC0415 - heavy: only after the recorder listens
     from firstfault.store import open_store  # noqa: PLC0415
+    from firstfault.sync import run_sync  # noqa: PLC0415 - heavy: only after the recorder listens
 
     async def look() -> None:
         async with open_store(output_prefix):

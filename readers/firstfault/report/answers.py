@@ -7,6 +7,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.tracebacks import first_member, own_frames, place_of
 from firstfault.model import Scope, Subject
 from firstfault.report.words import (
     CATEGORY_ADVICE,
@@ -18,15 +20,13 @@ from firstfault.report.words import (
     explain_signal,
     ranks_text,
 )
-from firstfault.stacks import where_it_stood
 from firstfault.text import one_line, sentence_of
-from firstfault.tracebacks import first_member, own_frames, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from firstfault.model import Decision, ExceptionInfo, JobErrors, Verdict, WorkerError
-    from firstfault.report.attempts import AttemptSummary
+    from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.report.cascade import Cascade
 
 __all__ = ["Answers", "Step", "answers_on", "described", "headline_parts"]

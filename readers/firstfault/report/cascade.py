@@ -9,10 +9,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.assemble import silent_nodes
+from firstfault.evidence.classification import Finding, Standing, findings_of
 from firstfault.evidence.clocks import Clocks, Interval
-from firstfault.evidence.standing import Finding, Standing, findings_of
 from firstfault.model import Phase, Scope, Subject
+from firstfault.reading.assemble import silent_nodes
 from firstfault.report.answers import headline_parts
 from firstfault.report.words import State, duration
 from firstfault.text import one_line, printable, sentence_of

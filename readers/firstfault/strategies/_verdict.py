@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.fingerprint import fingerprint_of
+from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.model import Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
 from firstfault.text import one_line, redact, sentence_of
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.blame import blame_of
+from firstfault.evidence.accusations import blame_of
+from firstfault.evidence.classification import Finding, Standing, findings_of
 from firstfault.evidence.clocks import Clocks
-from firstfault.evidence.silence import hung, lost_documents, silent_nodes_of, told_of, told_to_go
-from firstfault.evidence.standing import Finding, Standing, findings_of
-from firstfault.fingerprint import fingerprint_of
+from firstfault.evidence.hangs import hung, lost_documents, silent_nodes_of, told_of, told_to_go
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Reason, Scope, Subject, Suspect, Verdict, Writer
-from firstfault.stacks import where_it_stood
 from firstfault.strategies._registry import Reads, reads
 from firstfault.strategies._verdict import sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
@@ -20,9 +20,9 @@ from firstfault.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from firstfault.evidence.blame import Blame
-    from firstfault.evidence.classify import Pointer
-    from firstfault.evidence.silence import Silent
+    from firstfault.evidence.accusations import Blame
+    from firstfault.evidence.hangs import Silent
+    from firstfault.evidence.texts import Pointer
     from firstfault.model import JobErrors, WorkerError
 
 __all__ = ["evidence"]

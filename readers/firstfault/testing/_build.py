@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from firstfault.assemble import Findings, assemble
-from firstfault.keys import error_key_for
+from firstfault.layout.keys import error_key_for
 from firstfault.model import (
     DocumentRef,
     ExceptionInfo,
@@ -20,6 +19,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.reading.assemble import Findings, assemble
 
 __all__ = ["START_NS", "make_error", "make_job", "make_presence"]
 

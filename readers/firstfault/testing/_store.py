@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.aio import run_sync
 from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
+from firstfault.sync import run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from firstfault.model import CATEGORIES, JobErrors, Kind, Scope, SentSignal, Subject, Verdict, Writer
-from firstfault.report import flyte_message, markdown, report_of
-from firstfault.report.json import to_json, verdict_from_json, verdict_to_dict
+from firstfault.render.markdown import markdown
+from firstfault.render.message import flyte_message
+from firstfault.report import report_of
 from firstfault.retry import decide
 from firstfault.strategies import AggregationStrategy, get_strategy, run_strategy
 from firstfault.testing._build import make_error, make_job, make_presence
+from firstfault.wire.verdict_json import to_json, verdict_from_json, verdict_to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,11 +14,11 @@ import click
 
 from firstfault.cli import EXIT, debug_option, show_report, write_file
 from firstfault.report import report_of
-from firstfault.report.attempts import AttemptSummary, summary_of
-from firstfault.report.json import decision_to_dict, format_timestamp, verdict_to_dict
-from flytekitplugins.firstfault.guard import guarded
-from flytekitplugins.firstfault.local.engine import Attempt, Running, RunResult, RunSettings, run_task, shown
+from firstfault.report.attempt_changes import AttemptSummary, summary_of
+from firstfault.wire.verdict_json import decision_to_dict, format_timestamp, verdict_to_dict
+from firstfault_torch.guard import guarded
 from flytekitplugins.firstfault.local.pods import STOP_SIGNALS
+from flytekitplugins.firstfault.local.runner import Attempt, Running, RunResult, RunSettings, run_task, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -174,7 +174,7 @@ def _write_report(result: RunResult) -> Path | None:
         return None
     # what the run came to is printed all the same
     with guarded("writing the report", through=(KeyboardInterrupt, SystemExit)):
-        from firstfault.report.html import page  # noqa: PLC0415 - a run that succeeds needs none of it
+        from firstfault.render.html import page  # noqa: PLC0415 - a run that succeeds needs none of it
 
         path = result.folder / "report.html"
         path.parent.mkdir(parents=True, exist_ok=True)

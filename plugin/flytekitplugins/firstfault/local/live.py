@@ -20,7 +20,7 @@ from firstfault.report.cascade import cascade_of
 from firstfault.report.words import State, ranks_text
 from firstfault.strategies import DEFAULT_STRATEGY, undetermined
 from firstfault.text import printable
-from flytekitplugins.firstfault.guard import guarded
+from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from firstfault.model import JobErrors
-    from firstfault.reader import MultiErrorFileOutputReader
+    from firstfault.output_reader import MultiErrorFileOutputReader
     from firstfault.report.cascade import Cascade, RankState
-    from flytekitplugins.firstfault.local.engine import Running
     from flytekitplugins.firstfault.local.pods import Pod
+    from flytekitplugins.firstfault.local.runner import Running
 
 __all__ = ["LiveView", "NodeLine", "node_lines", "picture", "shown_lines"]
 

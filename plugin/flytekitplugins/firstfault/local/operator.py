@@ -7,11 +7,11 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.aio import run_sync
+from firstfault.layout.paths import is_stock_error_file
 from firstfault.model import DocumentRef, Kind, Origin, Seal, WorkerError
-from firstfault.places import is_stock_error_file
 from firstfault.store import open_store
-from firstfault.wire import MAX_DOCUMENT_BYTES, decode
+from firstfault.sync import run_sync
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
-from flytekitplugins.firstfault.guard import undisturbed
+from firstfault_torch.guard import undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,0 +1,1 @@
+"""The elastic agent of one node."""

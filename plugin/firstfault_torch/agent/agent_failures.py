@@ -1,0 +1,232 @@
+"""What an agent says: about a worker that died without a document, and about itself."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.tracebacks import format_exception
+from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
+    ExceptionInfo,
+    Resources,
+    SentSignal,
+    StackDump,
+    Subject,
+    ThreadFailure,
+    WorkerError,
+    Writer,
+)
+from firstfault_torch.agent.exits import signal_name
+from firstfault_torch.capture import capture
+from firstfault_torch.context import boot_id, versions
+from firstfault_torch.error_classes import CONSEQUENCES, Sort
+from firstfault_torch.error_file import read_error_file, read_traceback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from firstfault.model import Place
+    from firstfault_torch.agent.exits import Death
+    from firstfault_torch.worker.in_flight import Moment
+
+__all__ = ["LastWords", "Observation", "Stop", "about_agent", "about_death", "last_words", "lost_agent"]
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What torch kept of an exception that our own recording did not see."""
+
+    exception: ExceptionInfo
+    traceback: str
+
+
+def last_words(error_file: str, traceback_file: str) -> LastWords | None:
+    """Return what a worker left in torch elastic's error.json, else in torch.multiprocessing's traceback file."""
+    word = read_error_file(error_file)
+    if word is not None:
+        extra = word.get("extraInfo")
+        text = str((extra.get("py_callstack") if isinstance(extra, dict) else "") or word.get("message", ""))
+        return LastWords(_exception_from(str(word.get("message", ""))), text)
+    text = read_traceback(traceback_file)
+    if not text:
+        return None
+    return LastWords(_exception_from(text.strip().splitlines()[-1]), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an agent learned about a worker before it stopped it."""
+
+    stack: str = ""
+    """Where all its threads stood."""
+    collectives: tuple[CollectiveProgress, ...] = ()
+    thread_failures: tuple[ThreadFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why an agent stopped its workers, and what it learned from them before."""
+
+    reason: str
+    began_ns: int
+    """By the monotonic clock."""
+    sent: str = "SIGTERM"
+    """The signal."""
+    first: frozenset[int] = frozenset()
+    """Local ranks of the workers because of which it did."""
+    caused_by: CausedBy | None = None
+    observations: Mapping[int, Observation] = field(default_factory=dict)
+    """By local rank."""
+    killed_ns: int | None = None
+    """From when on it sent SIGKILL; before, somebody else did. None: not known."""
+
+    def ended(self, death: Death) -> bool:
+        """Whether it was this stop that ended a worker: however close the first ones died to it, it did not.
+
+        A process may also answer the signal by an exit of its own, or crash in its clean-up.
+        """
+        by_us = True
+        if death.signal == "SIGKILL" and self.killed_ns is not None:
+            by_us = death.monotonic_ns >= self.killed_ns
+        return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
+
+    def sent_to(self, death: Death) -> str:
+        """Return the signal that ended a worker, or after which it ended in another way."""
+        return death.signal if death.signal in _TEARDOWN_SIGNALS else self.sent
+
+
+_ANSWERS = {"SignalException", "SystemExit", "KeyboardInterrupt"}
+"""What a signal's handler raises in a worker."""
+_TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
+"""What is sent to stop workers: the signal that the agent was sent itself, else SIGTERM, then SIGKILL."""
+
+
+def about_death(  # noqa: PLR0913 - keywords
+    death: Death,
+    place: Place,
+    *,
+    stop: Stop | None = None,
+    words: LastWords | None = None,
+    resources: Resources | None = None,
+    fatal_stack: str = "",
+    log_tail: str = "",
+) -> WorkerError:
+    """Return the failure that a worker's death is.
+
+    Args:
+        death: what the agent saw.
+        place: the worker's.
+        stop: the agent's stopping of its workers, None if it had not begun to.
+        words: what torch kept of its exception.
+        resources: the container's memory, None if nobody knows.
+        fatal_stack: what faulthandler wrote when a fatal signal came.
+        log_tail: the end of what the worker wrote to stderr.
+    """
+    consequence = CONSEQUENCES[Sort.WORKER_FAILURE]
+    stopped = stop is not None and stop.ended(death)
+    if stopped and words is not None and words.exception.type in _ANSWERS:
+        words = None
+    observed = stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
+    stack = fatal_stack or observed.stack
+    code, message = _said(death, place, stop.reason if stop is not None and stopped else "", words)
+    resources = resources or Resources()
+    failure = WorkerError(
+        code=code,
+        message=message,
+        kind=consequence.kind,
+        origin=consequence.origin,
+        timestamp_ns=death.wall_ns,
+        worker=place.node,
+        place=place,
+        writer=Writer.AGENT,
+        subject=Subject.WORKER,
+        exception=words.exception if words is not None else None,
+        exit_code=death.exit_code,
+        signal=death.signal,
+        sent_signals=(SentSignal(stop.sent_to(death), stop.reason),) if stop is not None and stopped else (),
+        category="host_oom" if death.signal == "SIGKILL" and not stopped and resources.oom_kill else "",
+        monotonic_ns=death.monotonic_ns,
+        boot_id=boot_id(),
+        upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
+        versions=versions(),
+        resources=resources,
+        log_tail=log_tail,
+        stack_dumps=(StackDump(death.pid, place.rank, stack),) if stack else (),
+        collectives=observed.collectives,
+        thread_failures=observed.thread_failures,
+        caused_by=stop.caused_by if stop is not None and stopped else None,
+    )
+    return replace(failure, fingerprint=fingerprint_of(failure))
+
+
+def _said(death: Death, place: Place, stopped: str, words: LastWords | None) -> tuple[str, str]:
+    """Return code and message."""
+    who = f"rank {place.rank} (pid {death.pid})"
+    if words is not None:
+        return CONSEQUENCES[Sort.WORKER_FAILURE].code, words.traceback
+    if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:
+        return "USER:Stopped", f"{who} was ended by {death.signal} while its agent stopped it: {stopped}"
+    if stopped:
+        return "USER:Stopped", f"{who} was stopped by its agent with {death.signal or 'a signal'}: {stopped}"
+    if death.signal:
+        text = f"{who} was ended by {death.signal}, which its agent had not sent; exit code {death.exit_code}"
+        return f"USER:{death.signal}", text
+    if death.exit_code == 0:
+        return "USER:ExitCode", f"{who} exited with code 0 before the task function had returned"
+    return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
+
+
+def about_agent(error: BaseException, sort: Sort, place: Place, moment: Moment) -> WorkerError:
+    """Return the failure that an error in the agent process is; a signal to the agent is an exit, not an exception."""
+    consequence = CONSEQUENCES[sort]
+    signal_number = getattr(error, "sigval", None) if sort is Sort.PREEMPTION else None
+    exception = capture(error) if signal_number is None else None
+    name = signal_name(signal_number) if signal_number is not None else ""
+    told = f"the agent of {place.node} was told to go by {name}: preemption, drain, a time limit, or a person"
+    failure = WorkerError(
+        code=consequence.code,
+        message=format_exception(exception) if exception is not None else told,
+        kind=consequence.kind,
+        origin=consequence.origin,
+        timestamp_ns=moment.wall_ns,
+        worker=place.node,
+        place=place,
+        writer=Writer.AGENT,
+        subject=Subject.AGENT,
+        exception=exception,
+        signal=name,
+        category=consequence.category,
+        monotonic_ns=moment.monotonic_ns,
+        boot_id=boot_id(),
+        versions=versions(),
+    )
+    return replace(failure, fingerprint=fingerprint_of(failure))
+
+
+def lost_agent(place: Place) -> WorkerError:
+    """Return the failure that an agent's sudden death is, as one of its workers saw it; without its time."""
+    consequence = CONSEQUENCES[Sort.LOST_AGENT]
+    failure = WorkerError(
+        code=consequence.code,
+        message=f"died without a word (pid {place.pid}); its workers were told to go",
+        kind=consequence.kind,
+        origin=consequence.origin,
+        worker=place.node,
+        place=place,
+        writer=Writer.WORKER,
+        subject=Subject.AGENT,
+        category=consequence.category,
+        boot_id=boot_id(),
+        versions=versions(),
+    )
+    return replace(failure, fingerprint=fingerprint_of(failure))
+
+
+def _exception_from(text: str) -> ExceptionInfo:
+    """Torch's texts are ``Type: message``."""
+    kind, _, message = text.partition(": ")
+    return ExceptionInfo(type=kind or "unknown", message=message)

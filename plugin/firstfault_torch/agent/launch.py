@@ -1,0 +1,213 @@
+"""Starting the agent over torch's public classes, and what comes of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.agent.server.api import WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+
+from firstfault.model import DocumentRef, NodePresence, Phase
+from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent
+from firstfault_torch.agent.agent_failures import about_agent
+from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.context import node_place
+from firstfault_torch.error_classes import Sort, sort_of_agent_error
+from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.node.document_writer import put_entry, record_error, spool_for_agent
+from firstfault_torch.worker.in_flight import Moment
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable
+
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from firstfault_torch.agent.signals import SignalWatch
+    from firstfault_torch.context import Recording
+
+__all__ = ["LaunchFailedError", "launch"]
+
+_OPTIONAL_SPEC = (
+    "local_addr",
+    "event_log_handler",
+    "numa_options",
+    "duplicate_stdout_filters",
+    "duplicate_stderr_filters",
+    "virtual_local_rank",
+)
+"""Fields of LaunchConfig that some versions of torch hand on to the WorkerSpec."""
+_CLOSING_S = 2.0
+"""Longest wait for the rendezvous to be closed."""
+_OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
+
+
+class LaunchFailedError(Exception):
+    """The training failed on this node.
+
+    Args:
+        error: what torch raised: ChildFailedError, SignalException, or an error of the agent itself; PeerFailedError
+            if it was another node that failed.
+        report: what this node has written about it.
+        recording: with the round it failed in.
+        heard_by: group ranks of the agents that know of the failure; None: nobody can say.
+    """
+
+    def __init__(
+        self,
+        error: Exception,
+        report: NodeReport,
+        recording: Recording,
+        heard_by: Callable[[], set[int] | None] = lambda: None,
+    ) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.report = report
+        self.recording = recording
+        self.heard_by = heard_by
+
+
+def launch(  # noqa: PLR0913 - keywords
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any],
+    args: tuple[Any, ...],
+    recording: Recording,
+    *,
+    stop_seconds: float,
+    signals: SignalWatch,
+    last_resort: Callable[[LaunchFailedError], None],
+) -> dict[int, Any]:
+    """Run the workers of this node to their end; return their results by global rank.
+
+    It does what ``torch.distributed.launcher.api.launch_agent`` does, with an agent of ours. A node that is not needed
+    (the job finished without it) returns nothing.
+
+    Args:
+        config: torch's.
+        entrypoint: what each worker runs.
+        args: its arguments.
+        recording: where and how to report.
+        stop_seconds: how long workers that are stopped may take before they are killed.
+        signals: hears the signals to this process.
+        last_resort: ends the pod from another thread, if the main thread does not come to hear a signal.
+
+    Raises:
+        LaunchFailedError: a worker failed, here or on another node, or the agent did or was told to go.
+    """
+    agent: ReportingAgent | None = None
+    shutdown: Callable[[], Any] | None = None
+    signals.as_last_resort(lambda number: last_resort(_concluded(agent, _told(number), recording)))
+    try:
+        handler = rendezvous_registry.get_rendezvous_handler(
+            RendezvousParameters(
+                backend=config.rdzv_backend,
+                endpoint=config.rdzv_endpoint,
+                run_id=config.run_id or uuid.uuid4().hex,
+                min_nodes=config.min_nodes,
+                max_nodes=config.max_nodes,
+                local_addr=config.local_addr,
+                **config.rdzv_configs,
+            )
+        )
+        shutdown = handler.shutdown
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(
+            config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+        )
+        agent = ReportingAgent(
+            recording=recording,
+            stop_seconds=stop_seconds,
+            min_nodes=config.min_nodes,
+            signals=signals,
+            spec=_spec(config, entrypoint, args, handler),
+            logs_specs=config.logs_specs or DefaultLogsSpecs(),
+            start_method=config.start_method,
+            **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
+        )
+        return _run(agent, entrypoint)
+    except Exception as error:  # noqa: BLE001 - whatever torch raises is reported and goes on
+        signals.notice()
+        failure = _concluded(agent, error, recording)
+        if isinstance(error, SignalException):
+            shutdown = None  # the rendezvous stays open: another pod may take this one's place
+        raise failure from failure.error
+    finally:
+        signals.settle()
+        if agent is not None:
+            with guarded("ending the report"):
+                agent.close()
+        if shutdown is not None:
+            # whoever hosts the store may be the one that is gone, or frozen
+            bounded(shutdown, _CLOSING_S, "closing the rendezvous", signals.gave_up)
+
+
+def _told(number: signal.Signals) -> SignalException:
+    return SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
+
+
+def _concluded(agent: ReportingAgent | None, error: Exception, recording: Recording) -> LaunchFailedError:
+    """Say what is left to say about a failed launch, and return it with all that was said."""
+    report = agent.report if agent is not None else NodeReport()
+    if agent is not None and isinstance(error, RendezvousClosedError):
+        # another node had failed for good while this one was on its way into the next round
+        error = agent.peer_failure() or error
+    # what a worker or another node did has been said where it was noticed
+    if not isinstance(error, ChildFailedError | PeerFailedError):
+        with guarded("reporting the agent's own failure"):
+            sort = Sort.PREEMPTION if isinstance(error, SignalException) else sort_of_agent_error(error)
+            _report_own_failure(agent, error, sort, recording, report)
+    if agent is None:
+        return LaunchFailedError(error, report, recording)
+    return LaunchFailedError(error, agent.report, agent.recording, agent.heard_by)
+
+
+def _run(agent: ReportingAgent, entrypoint: Callable[..., Any]) -> dict[int, Any]:
+    result = agent.run()
+    if result is None:
+        return {}  # torch logs "Rendezvous gracefully exited" and has no result
+    if result.is_failed():
+        raise ChildFailedError(name=getattr(entrypoint, "__name__", "worker"), failures=result.failures)
+    return dict(result.return_values)
+
+
+def _spec(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...], handler: Any) -> WorkerSpec:
+    known = {item.name for item in dataclasses.fields(WorkerSpec)}
+    optional = {name: getattr(config, name) for name in _OPTIONAL_SPEC if name in known and hasattr(config, name)}
+    return WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=args,
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        **optional,
+    )
+
+
+def _accepted(function: Callable[..., Any], config: LaunchConfig, names: tuple[str, ...]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    return {name: getattr(config, name) for name in names if name in parameters and hasattr(config, name)}
+
+
+def _report_own_failure(
+    agent: ReportingAgent | None, error: Exception, sort: Sort, recording: Recording, report: NodeReport
+) -> None:
+    if agent is not None:
+        agent.record_own_failure(error, sort)
+        return
+    # before there was an agent: no round, no ranks
+    place = replace(node_place(recording), incarnation=recording.incarnation)
+    failure = about_agent(error, sort, place, Moment.now())
+    receipt = record_error(failure, recording, spool_for_agent(recording), recording.upload_deadline_seconds)
+    report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
+    report.receipts.append(receipt)
+    put_entry(NodePresence(Phase.FAILED, place, receipts=(receipt,), timestamp_ns=failure.timestamp_ns), recording)

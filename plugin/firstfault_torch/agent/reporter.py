@@ -1,0 +1,236 @@
+"""What a node says: who takes part, what its processes died of, and that it has nothing more to say."""
+
+from __future__ import annotations
+
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError
+from firstfault.recorder import NodeFolder
+from firstfault.wire.documents import decode, encode, encode_presence
+from firstfault_torch.agent.agent_failures import about_death, last_words, lost_agent
+from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.node.document_writer import (
+    ask_recorder,
+    put_document,
+    put_entry,
+    record_error,
+    spool_for_agent,
+    spool_of,
+)
+from firstfault_torch.node.stack_dumps import fatal_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.model import Place, Resources
+    from firstfault.recorder import SpooledDocument
+    from firstfault_torch.agent.agent_failures import LastWords, Stop
+    from firstfault_torch.agent.exits import Death
+    from firstfault_torch.agent.failure_broadcast import FirstFailure
+    from firstfault_torch.context import Recording
+    from firstfault_torch.node.stderr_relay import LogTails
+
+__all__ = ["NodeReport", "Reporter"]
+
+_UPLOADS = 4
+"""Uploads of one node at a time."""
+_ASKING_S = 1.0
+"""Longest wait for the recorder's word on the container's memory."""
+_LAST_WORDS = "last-words"
+"""Folder of the spool that the recorder reads when the agent has died without a word."""
+
+
+@dataclass
+class NodeReport:
+    """What a node has written about one round."""
+
+    failures: list[WorkerError] = field(default_factory=list)
+    receipts: list[Receipt] = field(default_factory=list)
+    error_files: dict[int, str] = field(default_factory=dict)
+    """Local rank to torch's error.json, which need not exist."""
+
+
+class Reporter:
+    """Writes a node's documents and roster entries, in the background, and remembers what became of them.
+
+    Args:
+        recording: where and how; its round is set by `begin`.
+        place_of: place of the agent (None) or of the worker with a local rank.
+    """
+
+    def __init__(self, recording: Recording, place_of: Callable[[int | None], Place]) -> None:
+        self.recording = recording
+        self.report = NodeReport()
+        self._place_of = place_of
+        self._traceback_files: dict[int, str] = {}
+        self._log_tails: LogTails | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._entries: list[Future[Any]] = []
+        self._documented: dict[int, Future[Any]] = {}
+
+    # --- rounds -------------------------------------------------------------------------------------------------
+
+    def begin(self, number: int, nodes: int) -> None:
+        """Begin a round; what the last one left has been written by then."""
+        self.drain()
+        self.report = NodeReport()
+        self._documented = {}
+        self._log_tails = None
+        self.recording = replace(self.recording, round=number, group_world_size=nodes)
+
+    def started(
+        self,
+        error_files: dict[int, str],
+        traceback_files: dict[int, str],
+        ranks: tuple[int, ...],
+        log_tails: LogTails | None = None,
+    ) -> None:
+        """Say that this node's workers run, and leave what is to be said should the agent die."""
+        self.report.error_files = error_files
+        self._traceback_files = traceback_files
+        self._log_tails = log_tails
+        self.announce(Phase.JOINED, ranks)
+        with guarded("leaving last words"):
+            self._leave_last_words(ranks)
+
+    def drain(self) -> None:
+        """Wait for what runs in the background, each upload bounded by its deadline; leaves no thread behind."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+        for entry in self._entries:
+            with guarded("writing the roster"):
+                entry.result()
+        self._entries = []
+
+    # --- roster -------------------------------------------------------------------------------------------------
+
+    def announce(self, phase: Phase, ranks: tuple[int, ...], first: FirstFailure | None = None) -> None:
+        """Write a roster entry in the background; a failed node's holds the receipts of its documents."""
+        receipts = tuple(self.report.receipts) if phase is Phase.FAILED else ()
+        presence = NodePresence(phase, self._place_of(None), ranks, receipts, time.time_ns())
+        if first is not None:
+            presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
+        self._entries.append(self._submit(partial(put_entry, presence, self.recording)))
+
+    def _leave_last_words(self, ranks: tuple[int, ...]) -> None:
+        if not self.recording.node_folder:
+            return
+        place = self._place_of(None)
+        spool = NodeFolder(Path(self.recording.node_folder)).spool(_LAST_WORDS)
+        spool.add("document.pb", encode(lost_agent(place)))
+        spool.add("presence.pb", encode_presence(NodePresence(Phase.FAILED, place, ranks)))
+
+    # --- documents ----------------------------------------------------------------------------------------------
+
+    def write(self, failure: WorkerError) -> Receipt:
+        """Make a document of the agent's own durable, waiting at most the deadline."""
+        spool = spool_for_agent(self.recording)
+        receipt = record_error(failure, self.recording, spool, self.recording.upload_deadline_seconds)
+        self.report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
+        self.report.receipts.append(receipt)
+        return receipt
+
+    def write_later(self, failure: WorkerError) -> Future[Receipt]:
+        """Do so in the background."""
+        return self._submit(partial(self.write, failure))
+
+    def document(self, death: Death, stop: Stop | None) -> None:
+        """Write, in the background, what there is to say about one death; once."""
+        if death.local_rank not in self._documented:
+            self._documented[death.local_rank] = self._submit(partial(self._document, death, stop))
+
+    def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
+        """Say that this node has written all it will write, once it has.
+
+        Args:
+            ranks: its workers'.
+            first: the failure that ended the round, None if nobody has told of one.
+        """
+        for upload in self._documented.values():
+            with guarded("uploading a worker's document"):
+                upload.result()
+        self.announce(Phase.FAILED, ranks, first)
+
+    def _document(self, death: Death, stop: Stop | None) -> None:
+        """Write about one death what its worker has not said; runs in an upload thread."""
+        own = self._own_documents(death)
+        if any(not failure.in_flight for failure in own):
+            return
+        by_itself = stop is None or not stop.ended(death)
+        killed = death.signal == "SIGKILL" and by_itself
+        self.write(
+            about_death(
+                death,
+                self._place_of(death.local_rank),
+                stop=stop,
+                words=None if own else self._words_of(death),
+                resources=self._resources() if killed else None,
+                fatal_stack=self._fatal_stack(death.local_rank),
+                log_tail=self._log_tails.tail(death.local_rank) if by_itself and self._log_tails is not None else "",
+            )
+        )
+
+    def _own_documents(self, death: Death) -> list[WorkerError]:
+        """Return what the worker itself has said, made durable by now if it was not."""
+        spool = spool_of(self.recording, death.local_rank, self.report.error_files.get(death.local_rank))
+        if spool is None:
+            return []
+        failures = []
+        for document in spool.documents(held=True):
+            receipt, failure = self._take(document)
+            self.report.receipts.append(receipt)
+            if failure is not None:
+                failures.append(failure)
+        self.report.failures.extend(failures)
+        return failures
+
+    def _take(self, document: SpooledDocument) -> tuple[Receipt, WorkerError | None]:
+        data = document.path.read_bytes()
+        if document.withdrawn:
+            return Receipt(document.name, durable=document.is_durable, withdrawn=True), None
+        failure = _read(data, document.name)
+        if document.receipt is not None and document.receipt.durable:
+            return document.receipt, failure
+        deadline = self.recording.upload_deadline_seconds
+        receipt = put_document(document, self.recording, failure.monotonic_ns, failure.rank, deadline)
+        return receipt, failure
+
+    def _words_of(self, death: Death) -> LastWords | None:
+        return last_words(
+            self.report.error_files.get(death.local_rank, ""), self._traceback_files.get(death.local_rank, "")
+        )
+
+    def _fatal_stack(self, local_rank: int) -> str:
+        if not self.recording.node_folder:
+            return ""
+        stack = fatal_stack(Path(self.recording.node_folder), self.recording.round, local_rank)
+        if stack:
+            # where torch elastic would have it
+            sys.stderr.write(f"{stack}\n")
+            sys.stderr.flush()
+        return stack
+
+    def _resources(self) -> Resources | None:
+        """What the recorder knows of the container's memory; None without a recorder."""
+        if not self.recording.node_folder:
+            return None
+        return bounded(partial(ask_recorder, self.recording), _ASKING_S, "asking for the container's memory")
+
+    def _submit(self, call: Callable[[], Any]) -> Future[Any]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="firstfault-upload")
+        return self._pool.submit(call)
+
+
+def _read(data: bytes, name: str) -> WorkerError:
+    document = decode(data, DocumentRef(name))
+    if not isinstance(document, WorkerError):
+        raise TypeError(f"{name} in the node's spool is no error document")
+    return document

@@ -1,0 +1,86 @@
+"""A slow look at the roster in the storage: how an agent learns of a failure that nobody could tell it.
+
+Agents tell each other through the store they share. Its host may be frozen, or gone together with whoever failed; what
+a node has written into the storage is there all the same. The node's recorder asks, which has a connection to it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from firstfault.errors import FirstFaultError
+from firstfault.layout.keys import RosterKey
+from firstfault.model import Phase
+from firstfault.recorder import NodeFolder, Recorder
+from firstfault_torch.guard import guarded, logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault_torch.context import Recording
+
+__all__ = ["RosterLook"]
+
+_LOOKS_PER_S = 3.0
+"""Of all nodes of a job together: a large one looks less often."""
+_LEAST_S = 5.0
+_ANSWER_S = 10.0
+
+
+class RosterLook:
+    """Looks at the roster every few seconds. Begin it after the workers have been forked.
+
+    Args:
+        recording: where; its round is the one that is looked at.
+        group_rank: this node's.
+        nodes: of the round.
+        patience_seconds: how long another node's failure may stand there before it is believed not to have been told.
+        on_failure: called once, with a group rank, from a thread.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        group_rank: int,
+        nodes: int,
+        patience_seconds: float,
+        on_failure: Callable[[int], None],
+    ) -> None:
+        self._recorder = Recorder(NodeFolder(Path(recording.node_folder)))
+        self._round = recording.round
+        self._own = group_rank
+        self._every_s = max(_LEAST_S, nodes / _LOOKS_PER_S)
+        self._patience_s = patience_seconds
+        self._on_failure = on_failure
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="firstfault-look", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Look no more; leaves no thread behind but one that waits for a storage."""
+        self._ended.set()
+        self._thread.join(1)
+
+    def _look(self) -> None:
+        with guarded("looking at the roster"):
+            seen: dict[int, float] = {}
+            while not self._ended.wait(self._every_s):
+                now = time.monotonic()
+                for group_rank in self._failed():
+                    since = seen.setdefault(group_rank, now)
+                    if now - since >= self._patience_s and since < now:
+                        self._on_failure(group_rank)
+                        return
+
+    def _failed(self) -> list[int]:
+        try:
+            names = self._recorder.roster(_ANSWER_S)
+        except FirstFaultError as error:
+            logger.debug("the roster could not be looked at: %s", error)
+            return []
+        keys = [key for key in map(RosterKey.parse, names) if key is not None]
+        failed = {key.group_rank for key in keys if key.round == self._round and key.phase is Phase.FAILED}
+        return sorted(group_rank for group_rank in failed if group_rank is not None and group_rank != self._own)

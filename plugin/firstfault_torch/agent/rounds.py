@@ -1,0 +1,99 @@
+"""What the agents of a round agree on in the store they share: its number, and that everybody has finished."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from firstfault.model import Phase
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault_torch.guard import guarded, logger
+
+if TYPE_CHECKING:
+    import threading
+
+    from firstfault_torch.agent.failure_broadcast import OutcomeWatch
+    from firstfault_torch.context import Recording
+
+__all__ = ["await_all", "begin_round"]
+
+_TERMINAL = "torchelastic/agent/terminal_state"
+"""Torch's own keys: an agent without firstfault counts there too."""
+_MEMBERS = "/num_members"
+_LAST = "/last_member"
+_AGREEING = dt.timedelta(seconds=5)
+"""Longest wait for the number of the round; the first node may run without firstfault."""
+_LOOK_S = 1.0
+_TELLING_S = 60.0
+"""How often it is logged that this node waits."""
+
+
+def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
+    """Return the number of this rendezvous, the same on all nodes.
+
+    Each rendezvous has a store of its own below one that all rounds share: its first node counts there.
+
+    Args:
+        store: the round's own.
+        group_rank: this node's.
+        fallback: the number if the first node does not say one.
+    """
+    shared = getattr(store, "underlying_store", store)
+    if group_rank == 0:
+        number = int(shared.add("firstfault/rounds", 1)) - 1
+        store.set("firstfault/round", str(number))
+        return number
+    try:
+        store.wait(["firstfault/round"], _AGREEING)
+    except dist.DistStoreError:
+        logger.warning("the first node does not number the rounds; it seems to run without firstfault")
+        return fallback
+    return int(store.get("firstfault/round"))
+
+
+def await_all(store: Any, nodes: int, outcome: OutcomeWatch, wake: threading.Event, recording: Recording) -> bool:
+    """Wait until the workers of all nodes have succeeded; False if the round ended in another way.
+
+    The wait is the caller's thread's, in Python: signals and `wake` reach it. It has no limit of its own: as long as
+    the others train, this node has to stay.
+
+    Raises:
+        RendezvousConnectionError: the node that hosts the store is gone, and not because all have finished.
+    """
+    with guarded("entering the exit barrier"):
+        if store.add(_TERMINAL + _MEMBERS, 1) == nodes:
+            store.set(_TERMINAL + _LAST, "<val_ignored>")
+    waited = 0.0
+    while True:
+        ended = outcome.outcome
+        if ended is not None and ended.lost:
+            return _all_succeeded(recording, nodes, ended.lost)
+        if ended is not None:
+            return ended.finished
+        if _is_complete(store):
+            outcome.tell_finished()
+            return True
+        wake.wait(_LOOK_S)
+        wake.clear()
+        waited += _LOOK_S
+        if waited % _TELLING_S < _LOOK_S:
+            logger.info("this node's workers have finished; waiting for the other nodes'")
+
+
+def _is_complete(store: Any) -> bool:
+    try:
+        return bool(store.check([_TERMINAL + _LAST]))
+    except (dist.DistNetworkError, dist.DistStoreError):
+        return False  # the outcome watch says what that means
+
+
+def _all_succeeded(recording: Recording, nodes: int, why: str) -> bool:
+    """Whether the roster says that all nodes had finished before the store went away with one of them."""
+    roster = MultiErrorFileOutputReader(recording.output_prefix).job().roster
+    done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
+    if len(done) >= nodes:
+        return True
+    raise RendezvousConnectionError(f"the node that hosts the store is gone, and not all had finished: {why}")

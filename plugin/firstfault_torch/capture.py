@@ -1,0 +1,155 @@
+"""From a live exception to data. Survives a hostile ``__str__``, broken notes, cycles of causes and odd classes.
+
+Extraction only; how it is shown is `firstfault.report`'s business.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from firstfault.model import ExceptionInfo, FrameInfo
+
+__all__ = ["bare", "capture", "qualified_name", "safe_text"]
+
+_MAX_TEXT = 64 * 1024
+"""Characters of a message that are kept in memory."""
+_MAX_FRAMES = 200
+_MAX_CAUSES = 10
+_MAX_MEMBERS = 10
+_MAX_DEPTH = 3
+"""Nesting of exception groups."""
+_MAX_NOTES = 20
+_MAX_NOTE = 4096
+_OWN_FOLDERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}flytekitplugins{os.sep}firstfault{os.sep}")
+"""Of this package, and of the task plugin that calls it."""
+
+
+def capture(error: BaseException) -> ExceptionInfo:
+    """Return everything a reader will want to know about `error`."""
+    return _capture(error, depth=0)
+
+
+def bare(error: BaseException) -> ExceptionInfo:
+    """Return the type of `error` and its bases: what can be known without running the user's code."""
+    kind = type(error)
+    return ExceptionInfo(type=qualified_name(kind), message="", bases=_bases(kind))
+
+
+def safe_text(value: Any) -> str:
+    """``str(value)``, or a sentence about why there is none."""
+    try:
+        text = str(value)
+        # a subclass of str may override anything
+        return str.__str__(text)[:_MAX_TEXT]
+    except BaseException as error:  # noqa: BLE001 - user code runs in str(); whatever it raises ends here
+        return f"<no text: str() raised {type(error).__name__}>"
+
+
+def qualified_name(kind: type) -> str:
+    """Module and qualified name of a class; builtins without their module."""
+    try:
+        module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__qualname__")
+        return str(name) if module in {"builtins", None} else f"{module}.{name}"
+    except BaseException:  # noqa: BLE001 - a metaclass may do anything
+        return "unknown"
+
+
+def _attribute(error: BaseException, name: str, default: Any = None) -> Any:
+    """An attribute of an exception; a class with a ``__getattr__`` of its own may raise anything here."""
+    try:
+        return getattr(error, name, default)
+    except BaseException:  # noqa: BLE001 - user code runs in getattr(); whatever it raises ends here
+        return default
+
+
+def _is_exception(value: Any) -> bool:
+    """Whether `value` is an exception by its type; isinstance() would ask its ``__class__`` too."""
+    return issubclass(type(value), BaseException)
+
+
+def _capture(error: BaseException, depth: int) -> ExceptionInfo:
+    kind = type(error)
+    frames, omitted = _frames(_attribute(error, "__traceback__"))
+    return ExceptionInfo(
+        type=qualified_name(kind),
+        message=safe_text(error),
+        bases=_bases(kind),
+        frames=frames,
+        frames_omitted=omitted,
+        notes=_notes(error),
+        causes=_causes(error, depth) if depth == 0 else (),
+        members=_members(error, depth),
+    )
+
+
+def _bases(kind: type) -> tuple[str, ...]:
+    return tuple(qualified_name(base) for base in type.__getattribute__(kind, "__mro__")[1:-1])
+
+
+def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
+    """Outermost first, without our own frames at the top; the middle of a very deep stack is left out."""
+    entries: list[tuple[str, int, str]] = []
+    while isinstance(trace, TracebackType):
+        code = trace.tb_frame.f_code
+        if entries or not any(folder in code.co_filename for folder in _OWN_FOLDERS):
+            entries.append((code.co_filename, trace.tb_lineno or 0, code.co_name))
+        trace = trace.tb_next
+    omitted = max(len(entries) - _MAX_FRAMES, 0)
+    if omitted:
+        entries = entries[: _MAX_FRAMES // 2] + entries[-_MAX_FRAMES // 2 :]
+    return tuple(FrameInfo(file, line, name, _source(file, line)) for file, line, name in entries), omitted
+
+
+def _source(file: str, line: int) -> str:
+    try:
+        return linecache.getline(file, line).strip()
+    except Exception:  # noqa: BLE001 - linecache asks loaders, which are third-party code
+        return ""
+
+
+def _notes(error: BaseException) -> tuple[str, ...]:
+    notes = _attribute(error, "__notes__", ())
+    if not isinstance(notes, list | tuple):
+        return (safe_text(notes),)
+    return tuple(safe_text(note)[:_MAX_NOTE] for note in notes[:_MAX_NOTES])
+
+
+def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
+    """The chain as Python would print it: an explicit cause, else the context unless it was suppressed."""
+    seen = {id(error)}
+    chain: list[ExceptionInfo] = []
+    current = error
+    while len(chain) < _MAX_CAUSES:
+        following, relation = _attribute(current, "__cause__"), "cause"
+        if following is None and not _attribute(current, "__suppress_context__"):
+            following, relation = _attribute(current, "__context__"), "context"
+        if not _is_exception(following) or id(following) in seen:
+            break
+        seen.add(id(following))
+        info = _capture(following, depth + 1)
+        chain.append(
+            ExceptionInfo(
+                type=info.type,
+                message=info.message,
+                bases=info.bases,
+                frames=info.frames,
+                notes=info.notes,
+                relation=relation,
+                frames_omitted=info.frames_omitted,
+                members=info.members,
+            )
+        )
+        current = following
+    return tuple(chain)
+
+
+def _members(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
+    """Members of an exception group (Python 3.11, or the backport)."""
+    members = _attribute(error, "exceptions")
+    if depth >= _MAX_DEPTH or not isinstance(members, list | tuple):
+        return ()
+    return tuple(_capture(member, depth + 1) for member in members[:_MAX_MEMBERS] if _is_exception(member))

@@ -1,0 +1,1 @@
+"""What the agent and the workers of one node share."""

@@ -1,0 +1,162 @@
+"""Messages between an agent and its workers, over datagram sockets in the node's folder.
+
+A worker says that its exception has left the task function, seconds before its process has ended. Before the agent
+stops a worker it asks for what only the worker knows: an exception that is still inside the task function, how far its
+collectives are, which of its threads have died. A worker that does not answer in time is stopped all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from firstfault_torch.guard import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+__all__ = ["AgentLine", "WorkerLine"]
+
+_AGENT = "agent.line"
+_SENDING_S = 0.5
+_LARGEST = 128 * 1024
+"""Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
+
+
+class AgentLine:
+    """The agent's end.
+
+    Args:
+        folder: the node's.
+        wake: called from the listening thread when a worker has said that it failed.
+    """
+
+    def __init__(self, folder: Path, wake: Callable[[], None]) -> None:
+        self._folder = folder
+        self._wake = wake
+        self._failed: dict[tuple[int, int], dict[str, Any]] = {}
+        self._answers: dict[tuple[int, int], dict[str, Any]] = {}
+        self._news = threading.Condition()
+        self._closed = threading.Event()
+        self._socket = _bound(folder / _AGENT)
+        threading.Thread(target=self._listen, name="firstfault-line", daemon=True).start()
+
+    def failed(self, round_: int) -> dict[int, dict[str, Any]]:
+        """Return what failed workers of a round have said, by local rank."""
+        with self._news:
+            return {local: said for (number, local), said in self._failed.items() if number == round_}
+
+    def ask(self, round_: int, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
+        """Ask workers for what only they know; return the answers that come in time, by local rank."""
+        asked = {
+            (round_, local) for local in local_ranks if _send(_worker(self._folder, round_, local), {"ask": "state"})
+        }
+        deadline = time.monotonic() + seconds
+        with self._news:
+            while not asked <= self._answers.keys() and (left := deadline - time.monotonic()) > 0:
+                self._news.wait(left)
+            return {local: answer for (number, local), answer in self._answers.items() if number == round_}
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while (message := _receive(self._socket, self._closed)) is not None:
+            with guarded("hearing a worker"):
+                self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        worker = (int(message["round"]), int(message["local_rank"]))
+        with self._news:
+            (self._failed if message["says"] == "failed" else self._answers)[worker] = message
+            self._news.notify_all()
+        if message["says"] == "failed":
+            self._wake()
+
+
+class WorkerLine:
+    """A worker's end.
+
+    Args:
+        folder: the node's.
+        round_: the worker's.
+        local_rank: the worker's.
+        answer: called in a thread of its own when the agent asks; returns what is sent back.
+    """
+
+    def __init__(self, folder: Path, round_: int, local_rank: int, answer: Callable[[], dict[str, Any]]) -> None:
+        self._folder = folder
+        self._who = {"round": round_, "local_rank": local_rank}
+        self._answer = answer
+        self._owner = os.getpid()
+        self._path = _worker(folder, round_, local_rank)
+        self._closed = threading.Event()
+        self._socket = _bound(self._path)
+        threading.Thread(target=self._listen, name="firstfault-line", daemon=True).start()
+
+    def say_failed(self, content: dict[str, Any]) -> None:
+        """Tell the agent that this worker's exception has left the task function."""
+        _send(self._folder / _AGENT, {**self._who, **content, "says": "failed"})
+
+    def close(self) -> None:
+        """Stop listening."""
+        if os.getpid() != self._owner:
+            return
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._path.unlink(missing_ok=True)
+
+    def _listen(self) -> None:
+        while (message := _receive(self._socket, self._closed)) is not None:
+            answer: dict[str, Any] = {}
+            with guarded("answering the agent"):
+                if message.get("ask") == "state":
+                    answer = self._answer()
+            _send(self._folder / _AGENT, {**self._who, **answer, "says": "state"})
+
+
+def _worker(folder: Path, round_: int, local_rank: int) -> Path:
+    return folder / f"worker-{round_}-{local_rank}.line"
+
+
+def _bound(path: Path) -> socket.socket:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    line.bind(str(path))
+    return line
+
+
+def _send(path: Path, message: dict[str, Any]) -> bool:
+    """Whether there was somebody to take the message."""
+    data = json.dumps(message).encode()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
+        # the queue of a unix socket holds few datagrams: many may fail at once
+        line.settimeout(_SENDING_S)
+        line.sendto(data[:_LARGEST], str(path))
+        return True
+    return False
+
+
+def _receive(line: socket.socket, closed: threading.Event) -> dict[str, Any] | None:
+    """Return the next message, None when the line is closed. What is no message is left out."""
+    while not closed.is_set():
+        try:
+            data = line.recv(_LARGEST)
+        except OSError:
+            return None
+        with contextlib.suppress(ValueError):
+            message = json.loads(data)
+            if isinstance(message, dict):
+                return message
+    return None

@@ -1,0 +1,255 @@
+"""Making a document durable: into the node's spool, from there to the storage, and a receipt.
+
+The node's recorder uploads it; where there is none (a `PyTorch` pod), or it has died, this process does so itself. A
+document is in the spool before its upload begins: what the process that failed cannot bring to its end, its agent can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from firstfault.errors import FirstFaultError
+from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout.paths import ERRORS, ROSTER
+from firstfault.model import Receipt, Resources
+from firstfault.recorder import (
+    NodeFolder,
+    Recorder,
+    RecorderProcess,
+    RecorderUnavailableError,
+    Spool,
+    SpooledDocument,
+    start_recorder,
+)
+from firstfault.store import join, open_store
+from firstfault.sync import run_sync
+from firstfault.wire.documents import encode, encode_presence
+from firstfault_torch.guard import bounded, guarded, logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from firstfault.model import NodePresence, WorkerError
+    from firstfault_torch.context import Recording
+
+__all__ = [
+    "ask_recorder",
+    "end_node_recorder",
+    "node_recorder",
+    "put_document",
+    "put_entry",
+    "put_file",
+    "record_error",
+    "spool_for_agent",
+    "spool_of",
+]
+
+_SPOOL_S = 0.5
+"""Least time for writing into the spool, a local file."""
+_ENDING_S = 1.0
+"""Longest wait for the recorder to be done, where the pod has to go."""
+_NOTING_S = 0.5
+"""Longest wait for a receipt to be noted on the node's disk, seconds; without it the agent uploads once more."""
+
+
+@contextlib.contextmanager
+def node_recorder(recording: Recording) -> Iterator[Recording]:
+    """Run a recorder for the duration of the block; yield the recording through it, unchanged if there is none."""
+    process: RecorderProcess | None = None
+    with guarded("starting the recorder"):
+        process = start_recorder(recording.output_prefix, deadline_seconds=recording.upload_deadline_seconds)
+    try:
+        yield replace(recording, node_folder=str(process.folder.path)) if process is not None else recording
+    finally:
+        if process is not None:
+            with guarded("ending the recorder"):
+                process.end()
+
+
+def end_node_recorder(recording: Recording) -> None:
+    """Let the node's recorder end, from a thread that is about to end the process."""
+    if recording.node_folder:
+        with guarded("ending the recorder"):
+            Recorder(NodeFolder(Path(recording.node_folder))).end(_ENDING_S)
+
+
+def spool_of(recording: Recording, local_rank: int | None, error_file: str | None) -> Spool | None:
+    """Return a worker's spool: in the node's folder, else beside torch's error.json, None where no agent started it."""
+    if _has_folder(recording) and local_rank is not None:
+        return NodeFolder(Path(recording.node_folder)).spool(f"{recording.round}-{local_rank}")
+    if error_file and error_file != os.devnull:
+        return Spool(Path(error_file).parent / "firstfault")
+    return None
+
+
+def spool_for_agent(recording: Recording) -> Spool | None:
+    """Return the agent's own spool, None without a node's folder."""
+    return NodeFolder(Path(recording.node_folder)).spool("agent") if _has_folder(recording) else None
+
+
+def _has_folder(recording: Recording) -> bool:
+    """Whether there is a node's folder: it goes with the recorder, and whoever is late may not make it again."""
+    return bool(recording.node_folder) and Path(recording.node_folder).is_dir()
+
+
+def record_error(
+    error: WorkerError, recording: Recording, spool: Spool | None, deadline_seconds: float, *, held: bool = False
+) -> Receipt:
+    """Make a document durable, waiting at most `deadline_seconds`; never raises.
+
+    Args:
+        error: what to say; its `monotonic_ns` is the moment of the fault, from which the receipt counts.
+        recording: where, and through whom.
+        spool: where it waits meanwhile; None if there is nobody to pick it up.
+        deadline_seconds: counted from now.
+        held: only spool it; the agent uploads it should the node fail.
+    """
+    deadline = time.monotonic() + deadline_seconds
+    name, data = error_key_for(error), encode(error)
+    path = None
+    if spool is not None:
+        wait = max(deadline_seconds, _SPOOL_S)
+        path = bounded(lambda: spool.add(name, data, held=held), wait, "spooling an error document")
+    if held:
+        return Receipt(name, durable=False, error="held back until the node fails", rank=error.rank)
+    left = max(deadline - time.monotonic(), 0)
+    if path is not None:
+        receipt = _through_recorder(name, path, recording, error.monotonic_ns, error.rank, left)
+        if receipt is not None:
+            return receipt
+        left = max(deadline - time.monotonic(), 0)
+    receipt = _directly(name, data, recording.output_prefix, error.monotonic_ns, error.rank, left)
+    if spool is not None:
+        bounded(lambda: spool.add_receipt(receipt), _NOTING_S, "noting an upload")
+    return receipt
+
+
+def put_document(
+    document: SpooledDocument,
+    recording: Recording,
+    fault_monotonic_ns: int | None,
+    rank: int | None,
+    deadline_seconds: float,
+) -> Receipt:
+    """Upload what another process has spooled, within `deadline_seconds`; a loss is logged and said in the receipt."""
+    deadline = time.monotonic() + deadline_seconds
+    receipt = _through_recorder(document.name, document.path, recording, fault_monotonic_ns, rank, deadline_seconds)
+    if receipt is not None:
+        return receipt
+    data, left = document.path.read_bytes(), max(deadline - time.monotonic(), 0)
+    return _directly(document.name, data, recording.output_prefix, fault_monotonic_ns, rank, left)
+
+
+def put_entry(presence: NodePresence, recording: Recording) -> None:
+    """Write a roster entry, waiting at most the deadline; a loss is logged."""
+    path, data = f"{ROSTER}/{roster_key_for(presence)}", encode_presence(presence)
+    deadline = recording.upload_deadline_seconds
+    if _has_folder(recording):
+        # beside the spool: what lies there is taken for error documents
+        spool = Spool(Path(recording.node_folder) / "roster")
+        file = bounded(lambda: spool.add(path.rsplit("/", 1)[1], data), _SPOOL_S, "spooling a roster entry")
+        if file is not None and _asked(path, file, recording, deadline) is not None:
+            return
+    bounded(lambda: put_file(recording.output_prefix, path, data), deadline, "writing the roster")
+
+
+def ask_recorder(recording: Recording) -> Resources:
+    """Return what the node's recorder has seen of the container's memory.
+
+    Raises:
+        firstfault.recorder.RecorderUnavailableError: there is none.
+    """
+    seen = Recorder(NodeFolder(Path(recording.node_folder))).resources()
+    return Resources(
+        oom_kill=seen.get("oom_kill"),
+        memory_peak_bytes=seen.get("memory_peak_bytes"),
+        memory_limit_bytes=seen.get("memory_limit_bytes"),
+        memory_used_bytes=seen.get("memory_used_bytes"),
+        watermark_ns=seen.get("watermark_ns"),
+    )
+
+
+def put_file(output_prefix: str, path: str, data: bytes) -> None:
+    """Write one object below the output prefix.
+
+    Raises:
+        firstfault.errors.StoreError: it could not be written.
+    """
+
+    async def put() -> None:
+        # workers may be forked after this, and restarts fork again
+        async with open_store(output_prefix, may_fork=True) as store:
+            await store.put(path, data)
+
+    run_sync(put())
+
+
+def _through_recorder(  # noqa: PLR0913, PLR0917 - a document, its place and its clock
+    name: str,
+    path: Path,
+    recording: Recording,
+    fault_monotonic_ns: int | None,
+    rank: int | None,
+    deadline_seconds: float,
+) -> Receipt | None:
+    """Return the receipt, None if there is no recorder to ask."""
+    if not _has_folder(recording):
+        return None
+    receipt = _asked(f"{ERRORS}/{name}", path, recording, deadline_seconds, fault_monotonic_ns, rank)
+    if receipt is not None and not receipt.durable:
+        _log_loss(recording.output_prefix, name, receipt.error)
+    return receipt
+
+
+def _asked(  # noqa: PLR0913, PLR0917 - as above
+    target: str,
+    file: Path,
+    recording: Recording,
+    deadline_seconds: float,
+    fault_monotonic_ns: int | None = None,
+    rank: int | None = None,
+) -> Receipt | None:
+    recorder = Recorder(NodeFolder(Path(recording.node_folder)))
+    try:
+        return recorder.put(
+            target, file, deadline_seconds=deadline_seconds, fault_monotonic_ns=fault_monotonic_ns, rank=rank
+        )
+    except RecorderUnavailableError as error:
+        logger.debug("the node's recorder is not there, uploading without it: %s", error)
+        return None
+
+
+def _directly(  # noqa: PLR0913, PLR0917 - as above
+    name: str,
+    data: bytes,
+    output_prefix: str,
+    fault_monotonic_ns: int | None,
+    rank: int | None,
+    deadline_seconds: float,
+) -> Receipt:
+    failures: list[str] = []
+
+    def upload() -> int | None:
+        try:
+            put_file(output_prefix, f"{ERRORS}/{name}", data)
+        except Exception as error:  # noqa: BLE001 - a storage library may raise anything; it is why the document is lost
+            failures.append(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")
+            return None
+        return time.monotonic_ns()
+
+    done = bounded(upload, deadline_seconds, "uploading an error document")
+    if done is not None:
+        took = done - fault_monotonic_ns if fault_monotonic_ns else None
+        return Receipt(name, durable=True, fault_to_durable_ns=took, rank=rank)
+    reason = failures[0] if failures else f"the storage did not answer within {deadline_seconds:.1f} s"
+    _log_loss(output_prefix, name, reason)
+    return Receipt(name, durable=False, error=reason, rank=rank)
+
+
+def _log_loss(output_prefix: str, name: str, reason: str) -> None:
+    logger.warning("error document %s was not uploaded: %s", join(output_prefix, ERRORS, name), reason)

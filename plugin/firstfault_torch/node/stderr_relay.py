@@ -1,0 +1,195 @@
+"""The end of what each worker wrote to stderr: for deaths that leave nothing else.
+
+A C++ exception that nobody catches, a device-side assertion, an abort of the allocator: each says why on stderr and
+ends the process. A worker's stderr goes through a FIFO to its agent, which passes every byte on at once and remembers
+the last few KiB. If there is no agent to read, stderr is left as it is; a terminal is left as it is, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from firstfault_torch.guard import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+__all__ = ["LogTails", "offer_stderr"]
+
+_STDERR = 2
+_KEPT_BYTES = 8 * 1024
+_CHUNK_BYTES = 64 * 1024
+_AT_ONCE = 64
+"""Chunks that are read of one worker before another's turn: more than a FIFO holds."""
+_BUSY_S = 0.2
+"""Longest wait for a relay that is just passing on what somebody else reads slowly."""
+_CLOSING_S = 2.0
+"""Longest wait for all of it to be passed on."""
+
+
+def offer_stderr(folder: Path, round_: int, local_rank: int) -> None:
+    """Send this process's stderr, and that of its children, through its agent; without one it stays where it is."""
+    if os.isatty(_STDERR):
+        return
+    try:
+        # without a reader a FIFO cannot be opened in this way
+        descriptor = os.open(_fifo(folder, round_, local_rank), os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return
+    os.set_blocking(descriptor, True)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os.dup2(descriptor, _STDERR)
+    os.close(descriptor)
+
+
+class LogTails:
+    """The agent's end: the FIFOs of one round's workers.
+
+    Args:
+        folder: the node's.
+        round_: the workers'.
+        local_ranks: theirs.
+
+    Raises:
+        OSError: the FIFOs could not be made.
+    """
+
+    def __init__(self, folder: Path, round_: int, local_ranks: Iterable[int]) -> None:
+        self._tails: dict[int, bytearray] = {}
+        self._open: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stop_reader, self._stop_writer = os.pipe()
+        _living.add(self)
+        try:
+            for local_rank in local_ranks:
+                path = _fifo(folder, round_, local_rank)
+                os.mkfifo(path, 0o600)
+                self._open[local_rank] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+                self._tails[local_rank] = bytearray()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Begin to pass on; after the workers have been forked, which must not inherit the thread's locks."""
+        self._thread = threading.Thread(target=self._relay, name="firstfault-stderr", daemon=True)
+        self._thread.start()
+
+    def tail(self, local_rank: int) -> str:
+        """Return the end of what a worker has written, all of it included if the worker has ended.
+
+        Whole lines if there are any; empty if it wrote nothing.
+        """
+        if not self._lock.acquire(timeout=_BUSY_S):
+            return self._text(local_rank)
+        try:
+            self._drain(local_rank)
+            return self._text(local_rank)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Pass on what is there, then stop: whoever writes later finds nobody."""
+        if self not in _living:
+            return
+        _living.discard(self)
+        os.close(self._stop_writer)
+        if self._thread is not None:
+            self._thread.join(_CLOSING_S)
+        else:
+            self._end()
+
+    def forget(self) -> None:
+        """Close a forked child's copies: it must not look like a reader when the agent is gone."""
+        for descriptor in (*self._open.values(), self._stop_reader, self._stop_writer):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._open.clear()
+
+    def _relay(self) -> None:
+        try:
+            with guarded("passing on what the workers write to stderr"):
+                self._pass_on()
+        finally:
+            # closed whatever happens: a worker must not wait for a reader that is no more
+            self._end()
+
+    def _pass_on(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._stop_reader, selectors.EVENT_READ)
+            for local_rank, descriptor in self._open.items():
+                selector.register(descriptor, selectors.EVENT_READ, local_rank)
+            while True:
+                for key, _ in selector.select():
+                    if key.data is None:
+                        return
+                    with self._lock:
+                        if not self._drain(key.data):
+                            # its descriptor stays ours until the end
+                            selector.unregister(key.fileobj)
+
+    def _end(self) -> None:
+        with self._lock:
+            for local_rank, descriptor in self._open.items():
+                self._drain(local_rank)
+                os.close(descriptor)
+            self._open.clear()
+            os.close(self._stop_reader)
+
+    def _drain(self, local_rank: int) -> bool:
+        """Pass on what a worker has written; return False if it will write no more."""
+        descriptor = self._open.get(local_rank)
+        if descriptor is None:
+            return False
+        for _ in range(_AT_ONCE):
+            try:
+                data = os.read(descriptor, _CHUNK_BYTES)
+            except BlockingIOError:
+                break
+            if not data:
+                return False
+            kept = self._tails[local_rank]
+            kept += data
+            del kept[:-_KEPT_BYTES]
+            _write(data)
+        return True
+
+    def _text(self, local_rank: int) -> str:
+        kept = bytes(self._tails.get(local_rank, b""))
+        if len(kept) == _KEPT_BYTES:
+            first, found, rest = kept.partition(b"\n")
+            kept = rest if found else first
+        return kept.decode(errors="replace").strip()
+
+
+_living: weakref.WeakSet[LogTails] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for tails in list(_living):
+        tails.forget()
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _write(data: bytes) -> None:
+    """Write all of it to this process's stderr; if nobody reads that, it is lost as the worker's own would be."""
+    view = memoryview(data)
+    with contextlib.suppress(OSError):
+        while view:
+            view = view[os.write(_STDERR, view) :]
+
+
+def _fifo(folder: Path, round_: int, local_rank: int) -> Path:
+    return folder / f"stderr-{round_}-{local_rank}.fifo"

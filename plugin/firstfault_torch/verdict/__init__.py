@@ -1,0 +1,1 @@
+"""From a failed launch to a sealed verdict."""

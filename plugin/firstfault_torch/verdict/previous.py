@@ -1,0 +1,99 @@
+"""From one attempt to the next: one that is to be retried leaves its verdict beside its checkpoints.
+
+Flyte tells an attempt where the checkpoints of the one before lie, and nothing else about it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from firstfault.errors import ObjectNotFoundError
+from firstfault.model import DocumentRef, Origin, Seal
+from firstfault.store import open_store
+from firstfault.sync import run_sync
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
+from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
+from firstfault_torch.guard import bounded
+from firstfault_torch.node.document_writer import put_file
+
+if TYPE_CHECKING:
+    import threading
+
+    from firstfault.model import Decision, Verdict
+    from firstfault_torch.context import Recording
+
+__all__ = ["VERDICT", "Previous", "leave_verdict", "previous_attempt", "retries_left"]
+
+VERDICT = "firstfault/verdict.pb"
+"""Below an attempt's raw output prefix."""
+_LONGEST_S = 2.0
+"""Longest wait for the storage, seconds: a verdict is worth more than what it is compared with."""
+
+
+class Previous(NamedTuple):
+    """How the attempt before ended."""
+
+    verdict: Verdict
+    decision: Decision
+
+
+def leave_verdict(recording: Recording, document: bytes, give_up: threading.Event | None = None) -> None:
+    """Leave a sealed verdict for the next attempt; a failure to do so is logged, and nothing more.
+
+    Args:
+        recording: where.
+        document: the sealed verdict, as Flyte gets it.
+        give_up: once set, ends the wait.
+    """
+    where = recording.raw_prefix
+    if where and document:
+        doing = "leaving the verdict for the next attempt"
+        bounded(lambda: put_file(where, VERDICT, document), _LONGEST_S, doing, give_up)
+
+
+def retries_left(attempt: int, retries: int | None, previous: Previous | None) -> int | None:
+    """Return how many of the task's retries no attempt has used yet; None if nobody knows.
+
+    An attempt's number alone does not tell: those that the platform lost were paid by the system.
+
+    Args:
+        attempt: number of this attempt, from 0.
+        retries: the task's.
+        previous: how the attempt before ended, as it said itself.
+    """
+    if not retries or attempt == 0:
+        return retries
+    if previous is None or previous.decision.retries_left is None or not previous.decision.enforced:
+        return None
+    return max(previous.decision.retries_left - (previous.decision.origin is not Origin.SYSTEM), 0)
+
+
+def previous_attempt(
+    recording: Recording, seconds: float = _LONGEST_S, give_up: threading.Event | None = None
+) -> Previous | None:
+    """Return how the attempt before ended; None if it left no verdict, or none that can be read in time.
+
+    Args:
+        recording: where.
+        seconds: longest wait, at most a few.
+        give_up: once set, ends the wait.
+    """
+    where = recording.previous_raw_prefix
+    if not where:
+        return None
+
+    async def get() -> bytes:
+        async with open_store(where) as store:
+            return await store.get(VERDICT, limit=MAX_DOCUMENT_BYTES)
+
+    def read() -> Previous | None:
+        try:
+            found = decode(run_sync(get()), DocumentRef(VERDICT))
+        except ObjectNotFoundError:
+            return None  # it ended without a verdict: its pods were lost, or it had no firstfault
+        if not isinstance(found, Seal):
+            return None
+        verdict, decision = verdict_from_json(found.json), decision_from_json(found.json)
+        return Previous(verdict, decision) if verdict is not None and decision is not None else None
+
+    return bounded(read, min(seconds, _LONGEST_S), "reading the verdict on the attempt before", give_up)

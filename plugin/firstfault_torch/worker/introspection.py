@@ -1,0 +1,117 @@
+"""What a living worker knows and nobody else: how far its collectives are, and which of its threads have died."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from firstfault.model import CollectiveProgress, ThreadFailure
+from firstfault_torch.capture import capture
+from firstfault_torch.guard import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["collective_progress", "collectives_from", "thread_failures", "thread_failures_from", "watch_threads"]
+
+_MAX_THREADS = 10
+_NAMES = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+"""torch's flight recorder: the first for gloo and, in newer versions, all backends."""
+_failures: list[ThreadFailure] = []
+
+
+def watch_threads() -> Callable[[], None]:
+    """Remember exceptions that end a thread of this process, and let them be reported as before; returns the undoing.
+
+    They do not end the process, but may be why it waits for ever.
+    """
+    before = threading.excepthook
+
+    def remember(args: threading.ExceptHookArgs) -> None:
+        with guarded("remembering a thread's exception"):
+            # by which a thread ends itself; Python says nothing about it either
+            if args.exc_type is not SystemExit and args.exc_value is not None and len(_failures) < _MAX_THREADS:
+                name = args.thread.name if args.thread is not None else "unknown"
+                _failures.append(ThreadFailure(name, time.time_ns(), capture(args.exc_value)))
+        before(args)
+
+    threading.excepthook = remember
+
+    def undo() -> None:
+        if threading.excepthook is remember:
+            threading.excepthook = before
+
+    return undo
+
+
+def thread_failures() -> tuple[ThreadFailure, ...]:
+    """Return the exceptions that have ended threads of this process, at most 10."""
+    return tuple(_failures)
+
+
+def collective_progress() -> tuple[CollectiveProgress, ...]:
+    """Return each process group's last collectives, as torch's flight recorder has them; empty where it has none."""
+    try:
+        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - a worker has it loaded
+
+        dump = next((getattr(c10d, name) for name in _NAMES if hasattr(c10d, name)), None)
+        trace = json.loads(dump()) if dump is not None else {}
+    except (ImportError, RuntimeError, ValueError):
+        return ()
+    names = _last_operations(trace.get("entries") or ())
+    found = []
+    for group, status in sorted((trace.get("pg_status") or {}).items()):
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            enqueued, completed = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
+            if enqueued > 0:
+                description, operation = names.get(str(group), (str(group), ""))
+                found.append(CollectiveProgress(description, operation, enqueued, max(completed, 0)))
+    return tuple(found)
+
+
+def _last_operations(entries: Any) -> dict[str, tuple[str, str]]:
+    """Process group's number to its description and the last operation it was given."""
+    found: dict[str, tuple[str, str]] = {}
+    for entry in entries:
+        with contextlib.suppress(KeyError, TypeError, IndexError):
+            group = entry["process_group"]
+            found[str(entry["pg_id"])] = (str(group[1] or group[0]), str(entry["profiling_name"]))
+    return found
+
+
+def collectives_from(data: Any) -> tuple[CollectiveProgress, ...]:
+    """Return what a worker sent about its collectives."""
+    return tuple(CollectiveProgress(*item) for item in data or ())
+
+
+def thread_failures_from(data: Any) -> tuple[ThreadFailure, ...]:
+    """Return what a worker sent about its threads."""
+    from firstfault.model import ExceptionInfo, FrameInfo  # noqa: PLC0415 - rarely needed
+
+    found = []
+    for thread, when, kind, message, frames in data or ():
+        info = ExceptionInfo(type=kind, message=message, frames=tuple(FrameInfo(*frame) for frame in frames))
+        found.append(ThreadFailure(thread, when, info))
+    return tuple(found)
+
+
+def as_message() -> dict[str, Any]:
+    """Return all of it in a form that can be sent to the agent."""
+    return {
+        "collectives": [
+            (item.group, item.last_operation, item.enqueued, item.completed) for item in collective_progress()
+        ],
+        "thread_failures": [
+            (
+                item.thread,
+                item.timestamp_ns,
+                item.exception.type,
+                item.exception.message[:2000],
+                [(frame.file, frame.line, frame.function, frame.code) for frame in item.exception.frames[-20:]],
+            )
+            for item in thread_failures()
+        ],
+    }

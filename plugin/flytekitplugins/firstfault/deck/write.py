@@ -1,0 +1,148 @@
+"""The deck of an attempt that failed: one pod writes it, with the report as its first tab, and the others wait for it.
+
+With the first pod that exits 0 the job counts as succeeded, and Flyte shows a deck only if it is there at that moment.
+Every pod's entrypoint would write one of its own, over the others'.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flytekit import Deck
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.deck.deck import _output_deck
+
+from firstfault.attempts import sibling_attempts
+from firstfault.model import Phase, Subject, Writer
+from firstfault_torch.context import attempt_number, node_name
+from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.verdict.node_verdict import report_on
+from flytekitplugins.firstfault.deck.keep import kept_decks
+from flytekitplugins.firstfault.outputs import await_deck
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Collection, Sequence
+
+    from firstfault.model import JobErrors, NodePresence, Place
+    from firstfault.output_reader import Conclusion
+    from firstfault.report.attempt_changes import AttemptSummary
+    from firstfault_torch.context import Recording
+
+__all__ = ["TAB", "elected", "leave_deck"]
+
+TAB = "firstfault"
+"""The name of our tab."""
+_MARK = "<!-- firstfault: why this attempt failed -->"
+"""By which the other pods know the deck: a task may have published one before it failed."""
+_WRITING_S = 3.0
+"""Longest time for writing the deck, and longest wait of the other pods for it, seconds."""
+_BEFORE_S = 1.0
+"""Longest time for reading the attempts before this one, of that."""
+_ENDED = (Phase.FAILED, Phase.SUCCEEDED)
+
+
+def leave_deck(
+    conclusion: Conclusion,
+    recording: Recording,
+    task_name: str,
+    *,
+    staying: Collection[Phase] = _ENDED,
+    give_up: threading.Event | None = None,
+) -> bool:
+    """Write the deck, or wait until the pod that does so has; a few seconds at most, and nothing is raised.
+
+    Return whether this pod's entrypoint may write the deck too, as it does after a task: False where it is another's.
+
+    Args:
+        conclusion: on the failure.
+        recording: with the round that failed.
+        task_name: for flytekit's log.
+        staying: what a node has said that is still there to write.
+        give_up: once set, ends the wait.
+    """
+    if not recording.decks:
+        return True
+    with guarded("leaving the deck"):
+        place = elected(conclusion.job, staying)
+        if place is not None and (place.node, place.incarnation) != (node_name(), recording.incarnation):
+            wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, _WRITING_S)
+            bounded(wait, _WRITING_S, "waiting for the deck", give_up)
+            return False
+        # flytekit's context belongs to this thread
+        write = partial(contextvars.copy_context().run, _write, conclusion, recording, task_name)
+        bounded(write, _WRITING_S, "writing the deck", give_up)
+    return True
+
+
+def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None:
+    """Return the node that writes the deck: rank 0's, which has its decks, else the first one that failed.
+
+    All nodes that have read the same roster come to the same one. None: nobody has said that it is still there.
+
+    Args:
+        job: what was read.
+        staying: what a node has said that is still there to write.
+    """
+    lost = {(place.node, place.group_rank) for place in _lost_agents(job)}
+    living = [
+        entry
+        for entry in job.roster
+        if entry.phase in staying and (entry.place.node, entry.place.group_rank) not in lost
+    ]
+    of_rank_0 = [entry for entry in living if 0 in entry.ranks]
+    failed = [entry for entry in living if entry.phase is Phase.FAILED]
+    chosen = min(of_rank_0 or failed, key=_order_of, default=None)
+    return chosen.place if chosen is not None else None
+
+
+def _lost_agents(job: JobErrors) -> list[Place]:
+    """Agents of which somebody else had to say that they failed: their recorder speaks in the roster, too."""
+    return [
+        failure.place
+        for failure in job.failures
+        if failure.subject is Subject.AGENT and failure.writer in {Writer.WORKER, Writer.RECORDER}
+    ]
+
+
+def _order_of(entry: NodePresence) -> tuple[float, str, int]:
+    rank = entry.place.group_rank
+    return (float("inf") if rank is None else rank, entry.place.node, entry.place.incarnation)
+
+
+def _write(conclusion: Conclusion, recording: Recording, task_name: str) -> None:
+    """Put our tab and rank 0's into flytekit's list of decks, and write it where flytekit will, in its own way."""
+    from firstfault.render.html import deck_html  # noqa: PLC0415 - only a failure needs it
+
+    attempts = _attempts(conclusion, recording)
+    report = _deck(TAB, f"{_MARK}\n{deck_html(report_on(conclusion, recording, attempts))}")
+    children: list[Deck] = []
+    if recording.node_folder:
+        with guarded("reading rank 0's decks"):
+            kept = kept_decks(Path(recording.node_folder), recording.round)
+            children = [_deck(deck.name, deck.html) for deck in kept]
+    parameters = FlyteContextManager.current_context().user_space_params
+    parameters.decks[:] = _tabs(report, children, parameters.decks)
+    _output_deck(task_name.rpartition(".")[2], parameters)
+
+
+def _attempts(conclusion: Conclusion, recording: Recording) -> tuple[AttemptSummary, ...]:
+    """The attempts before this one, if they can be read in time."""
+    if attempt_number() == 0:
+        return ()
+    read = partial(sibling_attempts, recording.output_prefix, conclusion, seconds=_BEFORE_S)
+    return bounded(read, _BEFORE_S, "reading the attempts before") or ()
+
+
+def _tabs(report: Deck, children: Sequence[Deck], others: Sequence[Deck]) -> list[Deck]:
+    """Return all decks in the order of their tabs; of two with one name flytekit would show one only."""
+    names = {deck.name for deck in children}
+    tabs = [*children, *(deck for deck in others if deck.name not in names)]
+    return [report, *(_deck(f"{TAB} (task)", deck.html) if deck.name == TAB else deck for deck in tabs)]
+
+
+def _deck(name: str, html: str) -> Deck:
+    return Deck(name, html, auto_add_to_deck=False)

@@ -1,0 +1,420 @@
+"""Attempts: start the pods, watch the job as the operator does, read, decide, perhaps try again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from firstfault.errors import UsageError
+from firstfault.model import Origin
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.retry import RetryContext
+from firstfault.store import is_remote, join, open_store
+from firstfault.strategies import get_strategy
+from firstfault.sync import run_sync
+from firstfault_torch.context import STRATEGY_VARIABLE, multi_error_files
+from flytekitplugins.firstfault.config import PyTorch, parse_nnodes
+from flytekitplugins.firstfault.local.loading import load_task, read_inputs, serialized_command, show_outputs
+from flytekitplugins.firstfault.local.operator import (
+    ErrorSeen,
+    JobState,
+    elastic_environment,
+    error_seen,
+    free_port,
+    job_state,
+    master_environment,
+)
+from flytekitplugins.firstfault.local.pods import Pod, end_all, start_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from firstfault.model import JobErrors, WorkerError
+    from firstfault.output_reader import Conclusion
+    from flytekitplugins.firstfault.local.loading import Command, TrainingTask
+
+__all__ = ["Attempt", "RunResult", "RunSettings", "Running", "run_task", "shown"]
+
+_POLL_S = 0.02
+_ORPHANS_S = 5.0
+"""How long processes whose pod has ended may go on, seconds."""
+_LINGER_S = 20.0
+"""How long the other pods may go on after the job has ended, beyond the task's settle time."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What the user asked for. None: as the task says."""
+
+    file: Path
+    task: str
+    nodes: int | None = None
+    inputs: str | None = None
+    store: str = ".firstfault/runs"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    retries: int | None = None
+    system_retries: int = 3
+    strategy: str | None = None
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An attempt that goes on."""
+
+    number: int
+    pods: tuple[Pod, ...]
+    reader: MultiErrorFileOutputReader
+    """Of its output prefix, in which there may be nothing yet."""
+    started: float
+    """By `time.monotonic`, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt and what came of it."""
+
+    number: int
+    status: str
+    """"succeeded", "failed" or "timeout"."""
+    prefix: str
+    """The output prefix."""
+    errors_uri: str
+    conclusion: Conclusion | None
+    job: JobState | None
+    """None: it did not end within the timeout."""
+    seen: ErrorSeen | None
+    total_seconds: float
+    fault_to_durable_seconds: float | None
+    fault_to_verdict_seconds: float | None
+    fault_to_ended_seconds: float | None
+    """Until the last pod had ended by itself; None: one had to be ended."""
+    logs: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """All attempts of a run."""
+
+    status: str
+    attempts: tuple[Attempt, ...]
+    outputs: dict[str, Any]
+    folder: Path
+    """On this machine, for what is to be kept of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What all attempts of a run share."""
+
+    task: TrainingTask
+    command: Command
+    root: Path
+    name: str
+    base: str
+    folder: Path
+    """On this machine; the pods' logs lie in it, and what is kept of the run."""
+    nodes: str
+    pods: int
+    retries: int
+    settings: RunSettings
+
+    @property
+    def logs(self) -> Path:
+        return self.folder if is_remote(self.base) else self.folder / "logs"
+
+    @property
+    def has_master(self) -> bool:
+        return isinstance(self.task.task_config, PyTorch)
+
+
+def run_task(
+    settings: RunSettings,
+    tell: Callable[[str], None] = lambda _: None,
+    look: Callable[[Running], AbstractContextManager[object]] = contextlib.nullcontext,
+) -> RunResult:
+    """Run a task to its end and return what happened; every process it started has ended when it returns or raises.
+
+    Args:
+        settings: what the user asked for.
+        tell: called with a line about each step.
+        look: entered for as long as the pods of an attempt run.
+
+    Raises:
+        UsageError: something in the settings cannot be.
+        StoreError: the store cannot be written or read.
+    """
+    plan = _plan(settings)
+    tell(f"run {plan.name}: {plan.pods} pods, store {shown(plan.base)}, logs {shown(plan.logs)}")
+    attempts: list[Attempt] = []
+    used = {Origin.USER: 0, Origin.SYSTEM: 0}
+    while True:
+        attempt = _attempt(plan, attempts, plan.retries - used[Origin.USER], tell, look)
+        attempts.append(attempt)
+        if attempt.status != "failed" or attempt.conclusion is None:
+            break
+        decision = attempt.conclusion.decision
+        budget, limit = Origin.USER, plan.retries
+        if decision.origin is Origin.SYSTEM:
+            budget, limit = Origin.SYSTEM, settings.system_retries
+        if not decision.retry or used[budget] >= limit:
+            break
+        used[budget] += 1
+        tell(f"retry {used[budget]} of {limit} on the {budget.value.lower()}'s budget")
+    last = attempts[-1]
+    outputs = _outputs(plan, last) if last.status == "succeeded" else {}
+    return RunResult(last.status, tuple(attempts), outputs, plan.folder)
+
+
+def shown(place: str | Path) -> str:
+    """Return a path as the user would type it here: relative if it lies below the working folder."""
+    text = str(place)
+    return os.path.relpath(text) if Path(text).is_absolute() and Path(text).is_relative_to(Path.cwd()) else text
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------
+
+
+def _plan(settings: RunSettings) -> _Plan:
+    if settings.strategy is not None:
+        get_strategy(settings.strategy)
+    task, root = load_task(settings.file, settings.task)
+    config = task.task_config
+    if isinstance(config, PyTorch):
+        workers = config.num_workers or config.worker.replicas or 0
+        pods = settings.nodes or workers + 1
+        nodes = str(pods)
+    else:
+        nodes = str(settings.nodes) if settings.nodes is not None else str(config.nnodes)
+        pods = parse_nnodes(nodes)[1]
+    inputs = read_inputs(task, settings.inputs)
+    command = serialized_command(task)
+    name = f"f{uuid.uuid4().hex[:19]}"
+    store = settings.store if "://" in settings.store else str(Path(settings.store).resolve())
+    base = join(store, name)
+    run_sync(_put(base, "inputs.pb", inputs.SerializeToString()))
+    local = Path(".firstfault/logs").resolve() / name if is_remote(store) else Path(base.removeprefix("file://"))
+    retries = settings.retries if settings.retries is not None else task.metadata.retries
+    return _Plan(task, command, root, name, base, local, nodes, pods, retries, settings)
+
+
+async def _put(uri: str, path: str, data: bytes) -> None:
+    async with open_store(uri) as store:
+        await store.put(path, data)
+
+
+def _outputs(plan: _Plan, attempt: Attempt) -> dict[str, Any]:
+    outputs, error = _reader(plan, attempt.number).read()
+    if outputs is None:
+        raise UsageError(error.message if error else "the task left no outputs")
+    return show_outputs(plan.task, outputs)
+
+
+# --- one attempt ----------------------------------------------------------------------------------------------------
+
+
+def _attempt(
+    plan: _Plan,
+    before: Sequence[Attempt],
+    retries_left: int,
+    tell: Callable[[str], None],
+    look: Callable[[Running], AbstractContextManager[object]],
+) -> Attempt:
+    started = time.monotonic()
+    number = len(before)
+    prefix = join(plan.base, str(number))
+    tell(f"attempt {number}: starting {plan.pods} pods")
+    pods_ended_ns = None
+    with _pods(plan, number, prefix) as pods, look(Running(number, tuple(pods), _reader(plan, number), started)):
+        state = _watch(pods, plan, started)
+        multi = multi_error_files(_pod_environment(plan, number, 0, 0))
+        seen = error_seen(prefix, state, multi_file=multi) if state is not None else None
+        ended = time.monotonic() - started
+        if state is not None:
+            tell(f"attempt {number}: ended after {ended:.1f} s, to Kubernetes the job {state.value.lower()}")
+            pods_ended_ns = _linger(pods, plan)
+        else:
+            tell(f"attempt {number}: not done after {plan.settings.timeout_seconds:g} s, ending it")
+    reader = _reader(plan, number)
+    previous = before[-1].conclusion if before else None
+    context = RetryContext(
+        attempt=number,
+        retries=plan.retries,
+        retries_left=retries_left,
+        pods_alive=state is JobState.SUCCEEDED,
+        previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
+    )
+    conclusion = reader.conclude(context)
+    return Attempt(
+        number=number,
+        status=_status(plan, reader, state, conclusion),
+        prefix=prefix,
+        errors_uri=reader.errors_uri,
+        conclusion=conclusion,
+        job=state,
+        seen=seen,
+        total_seconds=ended,
+        fault_to_durable_seconds=_durable_seconds(conclusion),
+        fault_to_verdict_seconds=_seconds_after_fault(conclusion, seen.sealed_ns if seen is not None else None),
+        fault_to_ended_seconds=_seconds_after_fault(conclusion, pods_ended_ns),
+        logs=tuple(pod.log for pod in pods),
+    )
+
+
+@contextlib.contextmanager
+def _pods(plan: _Plan, number: int, prefix: str) -> Iterator[list[Pod]]:
+    """Start an attempt's pods; end whatever is left of them, however the block is left."""
+    pods: list[Pod] = []
+    port = free_port()
+    raw = join(plan.base, "raw", str(number))
+    values = {
+        "{{.input}}": join(plan.base, "inputs.pb"),
+        "{{.outputPrefix}}": prefix,
+        "{{.rawOutputDataPrefix}}": raw,
+        "{{.checkpointOutputPrefix}}": join(raw, "checkpoints"),
+        "{{.prevCheckpointPrefix}}": join(plan.base, "raw", str(number - 1), "checkpoints") if number else '""',
+    }
+    try:
+        for index in range(plan.pods):
+            pods.append(  # noqa: PERF401 - one by one: if the third cannot start, the first two must be ended
+                start_pod(
+                    _pod_name(plan, index),
+                    arguments=[values.get(argument, argument) for argument in plan.command.arguments],
+                    environment=_pod_environment(plan, number, index, port),
+                    folder=plan.root,
+                    log=plan.logs / f"attempt-{number}" / f"{_pod_name(plan, index)}.log",
+                    master=plan.has_master and index == 0,
+                )
+            )
+        yield pods
+    finally:
+        end_all(pods)
+
+
+def _pod_name(plan: _Plan, index: int) -> str:
+    job = f"{plan.name}-n0-0"
+    if plan.has_master:
+        return f"{job}-master-0" if index == 0 else f"{job}-worker-{index - 1}"
+    return job if plan.pods == 1 else f"{job}-worker-{index}"
+
+
+def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[str, str]:
+    """The pod's environment: this process's, what Flyte and the operator set, the task's own, the user's."""
+    config = plan.task.task_config
+    flyte = {
+        "FLYTE_INTERNAL_EXECUTION_ID": plan.name,
+        "FLYTE_INTERNAL_EXECUTION_PROJECT": "local",
+        "FLYTE_INTERNAL_EXECUTION_DOMAIN": "development",
+        "FLYTE_INTERNAL_TASK_NAME": plan.task.name,
+        "FLYTE_INTERNAL_TASK_VERSION": "local",
+        "FLYTE_ATTEMPT_NUMBER": str(number),
+        "HOSTNAME": _pod_name(plan, index),
+    }
+    if plan.has_master:
+        operator = master_environment(rank=index, world_size=plan.pods, port=port)
+    elif plan.nodes == "1" == str(config.nnodes):
+        operator = {}
+    else:
+        operator = elastic_environment(
+            nodes=plan.nodes,
+            processes=config.nproc_per_node,
+            max_restarts=config.max_restarts,
+            job=plan.name,
+            port=port,
+        )
+    if plan.pods > 1 and not (plan.has_master and index == 0):
+        flyte["_F_WN"] = _pod_name(plan, index)
+    strategy = {STRATEGY_VARIABLE: plan.settings.strategy} if plan.settings.strategy else {}
+    path = os.pathsep.join(filter(None, [str(plan.root), os.environ.get("PYTHONPATH", "")]))
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCHELASTIC_"))}
+    return {
+        **inherited,
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        **flyte,
+        **operator,
+        **plan.command.environment,
+        **strategy,
+        **plan.settings.environment,
+    }
+
+
+def _watch(pods: list[Pod], plan: _Plan, started: float) -> JobState | None:
+    """Wait until the operator would call the job ended; None if the attempt's time is up first."""
+    limit = plan.settings.timeout_seconds
+    while True:
+        state = job_state(pods)
+        if state is not None:
+            return state
+        if limit is not None and time.monotonic() - started > limit:
+            return None
+        time.sleep(_POLL_S)
+
+
+def _linger(pods: list[Pod], plan: _Plan) -> int | None:
+    """Let the other pods come to their own end: their documents are worth reading.
+
+    Returns:
+        When the last one had ended, nanoseconds since the Unix epoch; None if one went on.
+    """
+    deadline = time.monotonic() + plan.task.task_config.settle_seconds + _LINGER_S
+    while time.monotonic() < deadline and any(pod.exit_code is None for pod in pods):
+        time.sleep(_POLL_S)
+    ended_ns = None if any(pod.exit_code is None for pod in pods) else time.time_ns()
+    # workers whose agent has died are about to say so
+    deadline = time.monotonic() + _ORPHANS_S
+    while time.monotonic() < deadline and any(pod.has_processes() for pod in pods):
+        time.sleep(_POLL_S)
+    return ended_ns
+
+
+# --- after ----------------------------------------------------------------------------------------------------------
+
+
+def _reader(plan: _Plan, number: int) -> MultiErrorFileOutputReader:
+    return MultiErrorFileOutputReader(
+        join(plan.base, str(number)),
+        strategy=plan.settings.strategy or plan.task.task_config.strategy,
+        retry_policy=plan.task.task_config.retry_policy,
+    )
+
+
+def _status(
+    plan: _Plan, reader: MultiErrorFileOutputReader, state: JobState | None, conclusion: Conclusion | None
+) -> str:
+    if state is None:
+        return "timeout"
+    if conclusion is not None or state is JobState.FAILED:
+        return "failed"
+    return "succeeded" if reader.exists() or not plan.task.python_interface.outputs else "failed"
+
+
+def _durable_seconds(conclusion: Conclusion | None) -> float | None:
+    """Seconds from the root cause's fault to the storage's answer, as its node's receipt has it."""
+    if conclusion is None or conclusion.verdict.root is None:
+        return None
+    names = {document.name for document in conclusion.verdict.root.documents}
+    taken = [
+        receipt.fault_to_durable_ns
+        for receipt in _receipts(conclusion.job)
+        if receipt.name in names and receipt.fault_to_durable_ns is not None
+    ]
+    return min(taken) / 1e9 if taken else None
+
+
+def _receipts(job: JobErrors) -> list[Any]:
+    return [receipt for presence in job.roster for receipt in presence.receipts]
+
+
+def _seconds_after_fault(conclusion: Conclusion | None, moment_ns: int | None) -> float | None:
+    """Seconds from the root cause's fault to a moment by this machine's clock."""
+    root: WorkerError | None = conclusion.verdict.root if conclusion is not None else None
+    if root is None or root.timestamp_ns is None or moment_ns is None:
+        return None
+    return (moment_ns - root.timestamp_ns) / 1e9

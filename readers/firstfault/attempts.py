@@ -1,0 +1,138 @@
+"""The other attempts of a task, read beside the one that is asked about."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from firstfault.errors import FirstFaultError
+from firstfault.layout.paths import OUTPUTS, attempt_of
+from firstfault.model import Scope
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.report.attempt_changes import AttemptSummary, summary_of
+from firstfault.report.words import counted
+from firstfault.store import is_remote, join, open_store
+from firstfault.sync import gathered, run_sync
+from firstfault.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.model import JobErrors
+    from firstfault.output_reader import Conclusion
+
+__all__ = ["logs_of_run", "sibling_attempts"]
+
+_AROUND = 10
+"""Attempts that are read beside one: those before it that are nearest, then those after it."""
+_SECONDS = 5.0
+_NOT_READABLE = "not readable: "
+"""How a coverage's note about a document begins; its name and the reason follow."""
+
+
+def logs_of_run(uri: str) -> dict[str, str]:
+    """Return the logs of an attempt that ``firstfault run`` made on this machine, by pod; empty if it did not."""
+    here = attempt_of(uri)
+    if here is None or is_remote(uri):
+        return {}
+    folder = Path(here[0].removeprefix("file://")) / "logs" / f"attempt-{here[1]}"
+    return {log.stem: str(log) for log in sorted(folder.glob("*.log"))}
+
+
+def sibling_attempts(
+    uri: str, conclusion: Conclusion, *, strategy: str | None = None, seconds: float = _SECONDS
+) -> tuple[AttemptSummary, ...]:
+    """Return summaries of an attempt and of those around it, by number; empty if there are no others.
+
+    Ten others at most: those before it are read at once, those after it one by one until there is none. One that cannot
+    be read, or of which no document can, has a note that says why; one that does not exist is left out.
+
+    Args:
+        uri: of the attempt.
+        conclusion: on it.
+        strategy: for the others too; None takes the one that each was run with.
+        seconds: longest time for one of those before it, and for all of those after it.
+    """
+    here = attempt_of(uri)
+    if here is None:
+        return ()
+    folder, number = here
+
+    def reader_of(other: int) -> MultiErrorFileOutputReader:
+        return MultiErrorFileOutputReader(join(folder, str(other)), strategy=strategy)
+
+    others = run_sync(_around(folder, number, reader_of, seconds))
+    if not others:
+        return ()
+    own = _concluded(number, conclusion)
+    return tuple(sorted((*others, own), key=lambda attempt: attempt.number))
+
+
+async def _around(
+    folder: str, number: int, reader_of: Callable[[int], MultiErrorFileOutputReader], seconds: float
+) -> list[AttemptSummary]:
+    async def after() -> list[AttemptSummary]:
+        deadline = time.monotonic() + seconds
+        found: list[AttemptSummary] = []
+        for other in range(number + 1, number + 1 + _AROUND - len(before)):
+            left = deadline - time.monotonic()
+            summary = await _summary(folder, other, reader_of(other), left) if left > 0 else None
+            if summary is None:
+                break
+            found.append(summary)
+        return found
+
+    async def one(other: int) -> list[AttemptSummary]:
+        summary = await _summary(folder, other, reader_of(other), seconds)
+        return [summary] if summary is not None else []
+
+    before = range(max(number - _AROUND, 0), number)
+    found = await gathered(*(one(other) for other in before), after())
+    return [summary for part in found for summary in part]
+
+
+async def _summary(
+    folder: str, number: int, reader: MultiErrorFileOutputReader, seconds: float
+) -> AttemptSummary | None:
+    """What became of an attempt; None if there is no such attempt."""
+    try:
+        return await asyncio.wait_for(_read(folder, number, reader), seconds)
+    except asyncio.TimeoutError:
+        return AttemptSummary(number, note=f"could not be read: no answer within {seconds:.1f} s")
+    except FirstFaultError as error:
+        return AttemptSummary(number, note=f"could not be read: {error}")
+
+
+async def _read(folder: str, number: int, reader: MultiErrorFileOutputReader) -> AttemptSummary | None:
+    job = await reader.job_async()
+    conclusion = reader.conclude_from(job)
+    if conclusion is not None:
+        return _concluded(number, conclusion)
+    async with open_store(folder) as store:
+        if await store.exists(f"{number}/{OUTPUTS}"):
+            return AttemptSummary(number, note="succeeded")
+    if job.roster or job.history:
+        return AttemptSummary(number, note="left neither an error nor outputs; it may still run")
+    return None
+
+
+def _concluded(number: int, conclusion: Conclusion) -> AttemptSummary:
+    """What an attempt failed of; a note where no document says, so that nobody compares it with others."""
+    job, verdict = conclusion.job, conclusion.verdict
+    if job.failures or verdict.scope is not Scope.UNDETERMINED:
+        return summary_of(number, job, verdict, conclusion.decision)
+    return AttemptSummary(number, note=f"could not be read: {_why_unread(job)}")
+
+
+def _why_unread(job: JobErrors) -> str:
+    count = job.coverage.unreadable
+    if not count:
+        return "a node says that it failed, but its error documents are not there"
+    said = (note.removeprefix(_NOT_READABLE) for note in job.coverage.notes if note.startswith(_NOT_READABLE))
+    name, _, reason = next(said, "").partition(": ")
+    if not reason:
+        return counted(count, "document")
+    why = one_line(reason if reason.startswith(name) else f"{name}: {reason}")
+    return f"{why}, and {counted(count - 1, 'more document')}" if count > 1 else why

@@ -1,0 +1,1 @@
+"""Exceptions as data: tracebacks, fingerprints, and where a stopped process stood."""

@@ -1,0 +1,72 @@
+"""Fingerprints: equal for the same fault on another rank, host or attempt, different for another fault.
+
+Version 1 hashes the exception's qualified name, the innermost frames by base name and function (no line numbers: an
+edit above the fault keeps it), and the message with everything that varies taken out. A death without an exception
+hashes its signal or exit code; of a process that its agent stopped also where it stood and what its job's process group
+had been given, so that the one that hung is not taken for one of those that waited. Two versions are never comparable;
+the version is part of the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.stack_position import where_it_stood
+
+if TYPE_CHECKING:
+    from firstfault.model import ExceptionInfo, WorkerError
+
+__all__ = ["FINGERPRINT_VERSION", "fingerprint_of"]
+
+FINGERPRINT_VERSION = 1
+_DIGITS = 12
+_FRAMES = 5
+_MESSAGE = 400
+"""Characters of the normalized message; cut before that, a long path or number would move the cut."""
+_READ = 10 * _MESSAGE
+_DEFAULT_GROUP = "default_pg"
+"""torch's name for the process group of all ranks; of the others each rank has some."""
+_VARYING = (
+    (re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b"), "#"),
+    (re.compile(r"(?:/[^\s/'\":,)]+){2,}"), "<path>"),
+    (re.compile(r"\d+"), "#"),
+    (re.compile(r"\s+"), " "),
+)
+
+
+def fingerprint_of(error: WorkerError) -> str:
+    """Return ``"1:<12 hex digits>"`` for a failure; never empty."""
+    if error.exception is not None:
+        parts = _exception_parts(error.exception)
+    elif error.signal or error.exit_code is not None:
+        parts = [error.subject.value, error.signal, str(error.exit_code), *_when_stopped(error)]
+    else:
+        parts = [error.subject.value, error.code, normalized(error.message)]
+    digest = hashlib.sha256("\x1f".join(parts).encode("utf-8", "replace")).hexdigest()
+    return f"{FINGERPRINT_VERSION}:{digest[:_DIGITS]}"
+
+
+def _when_stopped(error: WorkerError) -> list[str]:
+    if not error.sent_signals:
+        return []
+    given = [
+        f"{progress.last_operation} {progress.enqueued}"
+        for progress in error.collectives
+        if progress.group == _DEFAULT_GROUP
+    ]
+    return ["stopped", where_it_stood(error).frame, *given]
+
+
+def _exception_parts(exception: ExceptionInfo) -> list[str]:
+    places = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}" for frame in exception.frames[-_FRAMES:]]
+    return [exception.type, normalized(exception.message), *places]
+
+
+def normalized(message: str) -> str:
+    """Return `message` without what varies between ranks and runs: numbers, addresses, paths, white space."""
+    text = message[:_READ]
+    for pattern, replacement in _VARYING:
+        text = pattern.sub(replacement, text)
+    return text.strip()[:_MESSAGE]

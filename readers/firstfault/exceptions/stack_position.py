@@ -1,0 +1,66 @@
+"""Where a stopped worker stood: in a collective with the others, in other waiting of torch's, or somewhere else."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.tracebacks import is_library
+
+if TYPE_CHECKING:
+    from firstfault.model import WorkerError
+
+__all__ = ["Stood", "Where", "where_it_stood"]
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+_COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
+_WAITING = re.compile(r"torch/(?:autograd/|cuda/|nn/parallel/|_tensor\.py|_ops\.py)")
+_OURS = re.compile(
+    r"(?:flytekitplugins/firstfault|firstfault|firstfault_torch)/|/flytekit/|torch/(?:distributed/elastic|multiprocessing)/"
+)
+_DEPTH = 12
+
+
+class Stood(enum.Enum):
+    """What a process was doing when its agent asked."""
+
+    COLLECTIVE = "in a collective"
+    TORCH = "inside of torch"
+    ELSEWHERE = "somewhere else"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A process's place in its program."""
+
+    stood: Stood
+    frame: str = ""
+    """The innermost frame of the program's own: "train.py:12 in step"."""
+
+
+def where_it_stood(failure: WorkerError) -> Where:
+    """Return where the main thread of a worker stood, from the stack that its agent took before it stopped it."""
+    for dump in failure.stack_dumps:
+        if dump.rank == failure.rank:
+            return _where(dump.text)
+    return Where(Stood.UNKNOWN)
+
+
+def _where(text: str) -> Where:
+    # faulthandler prints the main thread last, innermost frame first
+    parts = _THREAD.split(text)
+    frames = [match.groupdict() for match in _FRAME.finditer(parts[-1])]
+    if not frames:
+        return Where(Stood.UNKNOWN)
+    own = next((frame for frame in frames if not is_library(frame["file"])), frames[0])
+    name = f"{own['file'].rsplit('/', 1)[-1]}:{own['line']} in {own['function']}"
+    inner = [frame["file"] for frame in frames[:_DEPTH] if not _OURS.search(frame["file"])]
+    if any(_COLLECTIVE.search(file) for file in inner):
+        return Where(Stood.COLLECTIVE, name)
+    if any(_WAITING.search(file) for file in inner[:2]):
+        return Where(Stood.TORCH, name)
+    return Where(Stood.ELSEWHERE, name)

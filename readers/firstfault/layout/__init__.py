@@ -1,0 +1,1 @@
+"""Where files lie below an output prefix, and what their names say."""

@@ -1,0 +1,37 @@
+"""The categories of failures."""
+
+from __future__ import annotations
+
+__all__ = ["CATEGORIES"]
+
+
+CATEGORIES: dict[str, str] = {
+    "recoverable": "the user's code said so: FlyteRecoverableException or a subclass",
+    "user_code": "an exception of the training code without a more precise class",
+    "input": "the task was given or configured with something it cannot run with",
+    "config": "a configuration that no worker can run with",
+    "data": "malformed or missing training data",
+    "numerics": "NaN, overflow or another numerical fault",
+    "checkpoint": "a checkpoint is damaged, missing or does not fit the model",
+    "cuda_oom": "the GPU's memory is used up",
+    "gpu_kernel": "a CUDA kernel failed (illegal access, assert)",
+    "gpu_hardware": "a GPU, its memory or its links are faulty (ECC, NVLink, fell off the bus)",
+    "host_oom": "the host's or the container's memory is used up",
+    "disk_full": "no space is left",
+    "storage": "object storage or a file system failed",
+    "network": "the network failed, seen by a party that is not a victim",
+    "external_service": "a hub, a tracker or another service failed",
+    "auth": "credentials are missing, wrong or expired",
+    "collective": "a collective operation failed because of a peer",
+    "rendezvous": "the nodes did not come together, or lost their store",
+    "hang": "a worker stopped making progress",
+    "signal": "a process was ended by a signal that its agent did not send",
+    "exit": "a process exited by itself without an exception",
+    "stopped": "a process was stopped by its own agent",
+    "preemption": "the node was asked to go: preemption, drain, time limit",
+    "node_lost": "a node vanished",
+    "platform": "the elastic agent itself failed",
+    "infrastructure": "something outside of the agent and its workers failed",
+    "unknown": "nothing was said that allows a class",
+}
+"""The closed list of categories, each with its meaning."""

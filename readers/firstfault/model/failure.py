@@ -1,0 +1,279 @@
+"""What one process or one agent reports about one failure."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+__all__ = [
+    "DIED_UNHEARD",
+    "TOLD_TO_GO",
+    "TOLD_TO_GO_BY",
+    "CausedBy",
+    "CollectiveProgress",
+    "DocumentRef",
+    "ExceptionInfo",
+    "FrameInfo",
+    "Kind",
+    "Origin",
+    "Place",
+    "Resources",
+    "SentSignal",
+    "StackDump",
+    "Subject",
+    "ThreadFailure",
+    "WorkerError",
+    "Writer",
+]
+
+
+class Kind(str, enum.Enum):
+    """flyteidl.core.ContainerError.Kind: may the engine run the task again."""
+
+    NON_RECOVERABLE = "NON_RECOVERABLE"
+    RECOVERABLE = "RECOVERABLE"
+
+
+class Origin(str, enum.Enum):
+    """flyteidl.core.ExecutionError.ErrorKind: whose budget a retry is taken from."""
+
+    UNKNOWN = "UNKNOWN"
+    USER = "USER"
+    SYSTEM = "SYSTEM"
+
+
+class Writer(str, enum.Enum):
+    """Who wrote a document."""
+
+    WORKER = "worker"
+    AGENT = "agent"
+    RECORDER = "recorder"
+    STOCK = "stock"
+    """A file of Flyte's own: error.pb or error-<uuid>.pb of a pod without firstfault."""
+
+
+class Subject(str, enum.Enum):
+    """Whose failure a document is about."""
+
+    WORKER = "worker"
+    AGENT = "agent"
+
+
+@dataclass(frozen=True, slots=True)
+class FrameInfo:
+    """One frame of a traceback."""
+
+    file: str
+    line: int
+    function: str
+    code: str = ""
+    """The source line, stripped; empty if it could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExceptionInfo:
+    """An exception as it was found in the process that raised it."""
+
+    type: str
+    """Qualified name; builtins without their module."""
+    message: str
+    bases: tuple[str, ...] = ()
+    """Qualified names of all base classes, nearest first, without object."""
+    frames: tuple[FrameInfo, ...] = ()
+    """Outermost first."""
+    notes: tuple[str, ...] = ()
+    causes: tuple[ExceptionInfo, ...] = ()
+    """The chain of causes and contexts, nearest first, flattened."""
+    relation: str = ""
+    """"cause" or "context": how this one hangs on the one before it in `causes`."""
+    frames_omitted: int = 0
+    members: tuple[ExceptionInfo, ...] = ()
+    """Members of an exception group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process stood in the job. None: it had no such rank."""
+
+    attempt: int = 0
+    round: int = 0
+    incarnation: int = 0
+    """Milliseconds since the Unix epoch when the node's agent started."""
+    restart_count: int = 0
+    rank: int | None = None
+    local_rank: int | None = None
+    group_rank: int | None = None
+    world_size: int = 0
+    """0: not known."""
+    group_world_size: int = 0
+    """Number of nodes in the round; 0: not known."""
+    role: str = ""
+    node: str = ""
+    host: str = ""
+    ip: str = ""
+    pid: int = 0
+    namespace: str = ""
+    """Kubernetes' namespace of the pod; empty: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentSignal:
+    """A signal the agent sent to a process of its own."""
+
+    signal: str
+    reason: str
+    """For a person; of fixed texts, `TOLD_TO_GO`."""
+
+
+TOLD_TO_GO = "its agent was told to go"
+"""The reason of an agent that stops its workers because its pod has to end."""
+
+
+TOLD_TO_GO_BY = "told to go by"
+"""What such an agent tells the others begins so; the signal's name follows."""
+
+
+DIED_UNHEARD = "it died without a word"
+"""What agents tell each other of one that was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackDump:
+    """Where the threads of one process of the writer's node stood."""
+
+    pid: int
+    rank: int | None
+    text: str
+    """As the dumper printed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadFailure:
+    """An exception that ended a thread, which does not end its process."""
+
+    thread: str
+    """The thread's name."""
+    timestamp_ns: int | None
+    """Nanoseconds since the Unix epoch; None: not known."""
+    exception: ExceptionInfo
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveProgress:
+    """The last collective of one process group, by the sequence numbers of torch's flight recorder."""
+
+    group: str
+    last_operation: str
+    """Of the last one that was enqueued, "allreduce"."""
+    enqueued: int
+    completed: int | None
+    """None: the backend does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class CausedBy:
+    """Whose failure made an agent stop its workers, as it was told."""
+
+    rank: int | None
+    node: str
+    document: str
+    """Name of the object that says it; empty if it was not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the node's cgroup said. None: could not be read."""
+
+    oom_kill: int | None = None
+    """How often the kernel's OOM killer struck since the node's recorder started."""
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    watermark_ns: int | None = None
+    """When the highest use was seen, nanoseconds since the Unix epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentRef:
+    """The object a piece of knowledge comes from."""
+
+    name: str
+    """Name of the object within its folder."""
+    uri: str = ""
+    last_modified_ns: int | None = None
+    """When the storage says the upload ended; often whole seconds."""
+    size: int = 0
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerError:
+    """What is known about one failure of one process or agent; merged if several documents speak of it."""
+
+    code: str
+    message: str
+    kind: Kind
+    origin: Origin
+    timestamp_ns: int | None = None
+    """When it was recorded, nanoseconds since the Unix epoch by the writer's clock. None: the document does not say."""
+    worker: str = ""
+    """ContainerError.worker: the node's name."""
+    place: Place = field(default_factory=Place)
+    writer: Writer = Writer.STOCK
+    subject: Subject = Subject.WORKER
+    exception: ExceptionInfo | None = None
+    exit_code: int | None = None
+    signal: str = ""
+    sent_signals: tuple[SentSignal, ...] = ()
+    category: str = ""
+    fingerprint: str = ""
+    log_tail: str = ""
+    resources: Resources = field(default_factory=Resources)
+    monotonic_ns: int | None = None
+    boot_id: str = ""
+    upload_delay_ns: int | None = None
+    versions: tuple[tuple[str, str], ...] = ()
+    documents: tuple[DocumentRef, ...] = ()
+    """Every document that speaks of this failure."""
+    in_flight: bool = False
+    """Recorded while the exception was still inside the task function; nobody has said that it left it."""
+    stack_dumps: tuple[StackDump, ...] = ()
+    """Of this process, and of others of its node."""
+    thread_failures: tuple[ThreadFailure, ...] = ()
+    collectives: tuple[CollectiveProgress, ...] = ()
+    """One for each process group."""
+    caused_by: CausedBy | None = None
+    """Why the agent stopped this worker, if it was for a failure that it was told of."""
+
+    @property
+    def rank(self) -> int | None:
+        """Global rank, None for an agent or a stock file."""
+        return self.place.rank
+
+    @property
+    def node(self) -> str:
+        """The node's name: what the document says, else the host."""
+        return self.place.node or self.worker or self.place.host
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether the worker itself marked it so."""
+        return self.kind is Kind.RECOVERABLE
+
+    @property
+    def stopped_by_agent(self) -> bool:
+        """Whether the process ended because its own agent told it to: the mark of a victim without a word."""
+        return bool(self.sent_signals) and self.exception is None
+
+    @property
+    def what(self) -> str:
+        """The failure in one or two words: the exception's short name, the signal or the exit code."""
+        if self.exception is not None:
+            return self.exception.type.rsplit(".", 1)[-1]
+        if self.signal:
+            return self.signal
+        if self.exit_code is not None:
+            return f"exit code {self.exit_code}"
+        if self.writer is not Writer.STOCK:
+            return self.code.rsplit(":", 1)[-1] or "error"
+        return self.code or "error"

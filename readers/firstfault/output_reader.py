@@ -1,0 +1,428 @@
+"""Flyte's OutputReader for jobs in which several workers report errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from firstfault.errors import (
+    FirstFaultError,
+    ObjectNotFoundError,
+    StoreError,
+    StoreUnavailableError,
+    UsageError,
+)
+from firstfault.layout.paths import DECK, OUTPUTS, Layout, is_error_file
+from firstfault.model import (
+    JobErrors,
+    NodePresence,
+    Origin,
+    Phase,
+    Place,
+    Seal,
+    Verdict,
+    WorkerError,
+    Writer,
+)
+from firstfault.reading.assemble import Findings, assemble, nodes_done, pods_live
+from firstfault.reading.fetch import Wish, list_all, look, read_listed, read_roster
+from firstfault.render.message import flyte_message
+from firstfault.report.data import report_of
+from firstfault.retry import RetryContext, decide
+from firstfault.store import join, open_store
+from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, reads_of, run_strategy
+from firstfault.sync import run_sync
+from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from flyteidl.core.literals_pb2 import LiteralMap
+
+    from firstfault.model import Decision
+    from firstfault.report import Report
+    from firstfault.report.attempt_changes import AttemptSummary
+    from firstfault.retry import RetryPolicy
+    from firstfault.store import Store
+    from firstfault.strategies import AggregationStrategy
+
+__all__ = ["Conclusion", "ExecutionError", "MultiErrorFileOutputReader", "failed"]
+
+_PARALLEL_GETS = 32
+logger = logging.getLogger(__name__)
+
+_FIRST_POLL_S = 0.05
+_LONGEST_POLL_S = 1.0
+_LOOK_SHARE = 10
+"""Pauses between looks at a running attempt, as a multiple of what a look took."""
+_LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionError:
+    """What Flyte's ``io.ExecutionError`` carries, plus when and where."""
+
+    code: str
+    message: str
+    kind: Origin
+    recoverable: bool
+    timestamp_ns: int | None = None
+    worker: str = ""
+    error_uri: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What one look brought."""
+
+    job: JobErrors
+    verdict: Verdict
+    decision: Decision
+
+
+class MultiErrorFileOutputReader:
+    """Reads an attempt's outputs and the errors of all of its workers.
+
+    It mirrors Flyte's ``OutputReader`` (`is_error`, `read_error`, `exists`, `read`, `is_file`, `deck_exists`) and adds
+    what it concludes: `conclude`, `job`, `verdict`, `decision`. Three layouts are read together: firstfault's error
+    documents, Flyte's ``error-<uuid>.pb`` beside the outputs (flytekit 1.14 and later), and a plain ``error.pb``.
+
+    Every call looks afresh. Storage that cannot be listed raises `StoreError`; it never reads as "no error".
+
+    Args:
+        uri: an output prefix, an ``errors/`` folder, or a single document.
+        strategy: name of a registered strategy, or a callable; None takes the one the job was run with, else
+            `DEFAULT_STRATEGY`.
+        expected_nodes: how many nodes should report; overrides what the roster says.
+        settle_seconds: how long to wait for nodes that have not reported; 0 reads what is there.
+        retry_policy: None for firstfault's default.
+        storage_options: for fsspec; by default from flytekit's and the library's own settings.
+        own_findings: what this pod knows by itself: all there is for a pod that may write but not list, and
+            otherwise what it could not upload.
+        enough: asked with the roster at each look; true ends the wait as if every node had reported.
+        give_up: once set, ends the wait; what is there by then is read.
+    """
+
+    def __init__(  # noqa: PLR0913 - keyword options with defaults
+        self,
+        uri: str,
+        *,
+        strategy: str | AggregationStrategy | None = None,
+        expected_nodes: int | None = None,
+        settle_seconds: float = 0.0,
+        retry_policy: RetryPolicy | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        own_findings: Findings | None = None,
+        enough: Callable[[Sequence[NodePresence]], bool] | None = None,
+        give_up: threading.Event | None = None,
+    ) -> None:
+        if expected_nodes is not None and expected_nodes < 1:
+            raise UsageError(f"expected_nodes must be at least 1, not {expected_nodes}")
+        if settle_seconds < 0:
+            raise UsageError(f"settle_seconds must not be negative, not {settle_seconds}")
+        self._layout = Layout.of(uri)
+        self._uri = uri
+        self._strategy = get_strategy(strategy) if strategy is not None else None
+        self._strategy_name = strategy if isinstance(strategy, str) else ""
+        self._expected_nodes = expected_nodes
+        self._settle_seconds = settle_seconds
+        self._retry_policy = retry_policy
+        self._storage_options = storage_options
+        self._own_findings = own_findings
+        self._enough = enough
+        self._give_up = give_up
+
+    @property
+    def errors_uri(self) -> str:
+        """URI of the folder that holds the error documents."""
+        return self._layout.errors_uri()
+
+    # --- Flyte's OutputReader -----------------------------------------------------------------------------------
+
+    def is_error(self) -> bool:
+        """Whether the attempt failed. Errors beat outputs; failures that were recovered from are none."""
+        return failed(self.job())
+
+    def read_error(self) -> ExecutionError:
+        """Return the root cause as Flyte's error; ``ErrorFileNotFound`` (SYSTEM, recoverable) if there is none.
+
+        The message is the whole report; for a root cause that Flyte's own entrypoint wrote, its text unchanged.
+        """
+        conclusion = self.conclude()
+        if conclusion is None:
+            return ExecutionError(
+                code="ErrorFileNotFound",
+                message=f"no error document in {self.errors_uri}",
+                kind=Origin.SYSTEM,
+                recoverable=True,
+                error_uri=self.errors_uri,
+            )
+        verdict, decision = conclusion.verdict, conclusion.decision
+        root = verdict.root
+        stock = root is not None and root.writer is Writer.STOCK
+        return ExecutionError(
+            code=verdict.code,
+            message=verdict.message if stock else flyte_message(self.report(conclusion)),
+            kind=decision.origin,
+            recoverable=decision.retry,
+            timestamp_ns=verdict.timestamp_ns,
+            worker=verdict.node or "",
+            error_uri=self.errors_uri,
+        )
+
+    def exists(self) -> bool:
+        """Whether the attempt left outputs."""
+        return run_sync(self._exists(OUTPUTS))
+
+    def read(self) -> tuple[LiteralMap | None, ExecutionError | None]:
+        """Return (outputs, None), or (None, error) if there are none or they are not readable."""
+        from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - only this call needs it
+        from google.protobuf.message import DecodeError  # noqa: PLC0415
+
+        where = join(self._layout.root, OUTPUTS)
+        try:
+            data = run_sync(self._get(OUTPUTS))
+        except ObjectNotFoundError:
+            message = f"outputs not found at {where}"
+            return None, ExecutionError("OutputsNotFound", message, Origin.SYSTEM, recoverable=True)
+        outputs = LiteralMap()
+        try:
+            outputs.ParseFromString(data)
+        except DecodeError as error:
+            message = f"{where} holds no outputs: {error}"
+            return None, ExecutionError("OutputsBadFormat", message, Origin.SYSTEM, recoverable=True)
+        return outputs, None
+
+    def is_file(self) -> bool:
+        """Whether outputs are a file rather than held in memory: always."""
+        return True
+
+    def deck_exists(self) -> bool:
+        """Whether the attempt left a deck."""
+        return run_sync(self._exists(DECK))
+
+    # --- what firstfault adds -----------------------------------------------------------------------------------
+
+    def conclude(self, context: RetryContext | None = None) -> Conclusion | None:
+        """Return what was read, the verdict on it and the decision, all from one look; None if there is no error.
+
+        Raises:
+            StoreError: the storage could not be listed.
+        """
+        return self.conclude_from(self.job(), context)
+
+    def conclude_from(self, job: JobErrors, context: RetryContext | None = None) -> Conclusion | None:
+        """As `conclude`, from what has been read already."""
+        if not failed(job):
+            return None
+        sealed = job.seals[0] if job.seals else None
+        if sealed is not None and self._speaks(sealed, job):
+            verdict = _verdict_of_seal(sealed, job)
+        else:
+            verdict = run_strategy(self._strategy or _strategy_of(job.seals), job)
+        context = context or RetryContext(pods_alive=pods_live(job))
+        decision = None
+        if self._retry_policy is None and sealed is not None and _agrees(sealed, verdict):
+            # sealed under the task's own policy, which may be anything; it holds as long as the verdict is the same
+            decision = decision_from_json(sealed.json)
+            if decision is not None:
+                decision = replace(decision, enforced=context.pods_alive)
+        return Conclusion(job, verdict, decision or decide(verdict, self._retry_policy, context))
+
+    def _speaks(self, seal: Seal, job: JobErrors) -> bool:
+        """Whether the pods' own verdict is taken: the documents are gone, or it rests on some that were lost."""
+        if not job.failures:
+            return True
+        same_strategy = self._strategy is None or self._strategy_name == seal.strategy
+        return same_strategy and seal.count > job.document_count
+
+    def report(
+        self,
+        conclusion: Conclusion,
+        *,
+        attempts: Sequence[AttemptSummary] = (),
+        logs: Mapping[str, str] | None = None,
+    ) -> Report:
+        """Return what a report on a conclusion of this reader says; see `firstfault.report.report_of`."""
+        job, verdict, decision = conclusion.job, conclusion.verdict, conclusion.decision
+        return report_of(job, verdict, decision, uri=self._uri, attempts=attempts, logs=logs)
+
+    def verdict(self) -> Verdict | None:
+        """Return the verdict, None if there is no error."""
+        conclusion = self.conclude()
+        return conclusion.verdict if conclusion else None
+
+    def decision(self) -> Decision | None:
+        """Return whether to run the task again, None if there is no error."""
+        conclusion = self.conclude()
+        return conclusion.decision if conclusion else None
+
+    def job(self) -> JobErrors:
+        """Return everything that is known about the attempt.
+
+        Raises:
+            StoreError: the storage could not be listed.
+        """
+        return run_sync(self.job_async())
+
+    async def job_async(self) -> JobErrors:
+        """As `job`, for a caller with an event loop."""
+        async with open_store(self._layout.root, self._storage_options) as store:
+            try:
+                known, done = await self._settle(store)
+                settled = done or self._settle_seconds <= 0
+                findings = await look(store, self._layout, self._wish, self._job_of(settled), known)
+            except StoreError as error:
+                if self._own_findings is None:
+                    raise
+                note = f"own node only, the others' documents could not be looked at: {error}"
+                own = replace(self._own_findings, notes=(*self._own_findings.notes, note))
+                return assemble(own, expected_nodes=self._expected_nodes, settled=False)
+            return self._job_of(settled)(findings)
+
+    async def follow(self, interval_seconds: float = 1.0) -> AsyncIterator[JobErrors]:
+        """Yield what is known about a running attempt, now and whenever something has come, until its nodes are done.
+
+        Only names are listed while nothing changes, and rarely where that takes long: pauses are ten times as long as a
+        look, at most a minute. Whoever follows goes on through storage that does not answer for a while.
+
+        Args:
+            interval_seconds: the shortest pause between two looks.
+
+        Raises:
+            UsageError: a single document cannot be followed.
+            StoreError: the storage refuses.
+        """
+        if self._layout.document is not None:
+            raise UsageError(f"{self.errors_uri} is a single document; follow an output prefix or an errors/ folder")
+        known: dict[str, NodePresence] = {}
+        mark: tuple[object, ...] | None = None
+        async with open_store(self._layout.root, self._storage_options) as store:
+            while True:
+                began = time.monotonic()
+                try:
+                    listing = await list_all(store, self._layout)
+                    is_new = listing.mark() != mark
+                    if is_new:
+                        findings = await read_listed(
+                            store, self._layout, listing, self._wish, self._job_of(settled=False), known
+                        )
+                except StoreUnavailableError as error:
+                    logger.warning("the storage does not answer, looking again: %s", error)
+                    is_new = False
+                if is_new:
+                    mark = listing.mark()
+                    done = nodes_done(findings.roster, self._expected_nodes)
+                    yield self._job_of(settled=done)(findings)
+                    if done:
+                        return
+                took = time.monotonic() - began
+                await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
+
+    def _job_of(self, settled: bool) -> Callable[[Findings], JobErrors]:
+        return lambda findings: assemble(self._with_own(findings), expected_nodes=self._expected_nodes, settled=settled)
+
+    def _wish(self, seals: Sequence[Seal]) -> Wish:
+        """What the strategy wants to read: the caller's, else the one that the pods' own verdict names."""
+        strategy = self._strategy or _strategy_of(seals)
+        wanted, named = reads_of(strategy)
+        return Wish(wanted, named) if named is not None else Wish(wanted)
+
+    # --- one look -----------------------------------------------------------------------------------------------
+
+    async def _exists(self, name: str) -> bool:
+        async with open_store(self._layout.root, self._storage_options) as store:
+            return await store.exists(name)
+
+    async def _get(self, name: str) -> bytes:
+        async with open_store(self._layout.root, self._storage_options) as store:
+            return await store.get(name)
+
+    def _with_own(self, findings: Findings) -> Findings:
+        """Add what this pod knows and could not upload."""
+        if self._own_findings is None:
+            return findings
+        present = {ref.name for document in findings.documents for ref in document.documents}
+        lost = [
+            document
+            for document in self._own_findings.documents
+            if not any(ref.name in present for ref in document.documents)
+        ]
+        return replace(findings, documents=(*findings.documents, *lost))
+
+    async def _settle(self, store: Store) -> tuple[dict[str, NodePresence], bool]:
+        """Read the roster until every node is done or the time is up; return what was read, by name, and which."""
+        deadline = time.monotonic() + self._settle_seconds
+        pause = _FIRST_POLL_S
+        known: dict[str, NodePresence] = {}
+        unreadable: set[str] = set()
+        while self._settle_seconds > 0 and self._layout.roster is not None:
+            names = [item for item in await store.list(self._layout.roster) if is_error_file(item.name)]
+            # an entry never changes once it is there: each is read once, however often the folder is listed
+            new = [item for item in names if item.name not in known]
+            read, bad = await read_roster(store, self._layout.roster, new)
+            # one that could not be read counts by its name, and is tried once more by the look that follows
+            known.update(read)
+            unreadable.update(item.name for item in bad)
+            roster = list(known.values())
+            done = nodes_done(roster, self._expected_nodes)
+            left = deadline - time.monotonic()
+            if not done and left > 0 and self._enough is not None:
+                done = await asyncio.to_thread(self._enough, roster)
+            if done or left <= 0 or await self._pause(min(pause, left)):
+                return {name: entry for name, entry in known.items() if name not in unreadable}, done
+            pause = min(pause * 1.5, _LONGEST_POLL_S)
+        return known, False
+
+    async def _pause(self, seconds: float) -> bool:
+        """Wait; return at once, with True, when the caller gives up."""
+        if self._give_up is None:
+            await asyncio.sleep(seconds)
+            return False
+        return await asyncio.to_thread(self._give_up.wait, seconds)
+
+
+def failed(job: JobErrors) -> bool:
+    """Whether what was read means that the attempt failed.
+
+    An unreadable document, or a node that said it failed and left none, is a failure nobody can name.
+    """
+    said = any(presence.phase is Phase.FAILED for presence in job.roster)
+    return bool(job.failures or job.seals or job.coverage.unreadable or said)
+
+
+def _strategy_of(seals: Sequence[Seal]) -> AggregationStrategy:
+    """The strategy the job itself was sealed with, if it is known here."""
+    for seal in sorted(seals, key=lambda seal: (-seal.count, seal.name)):
+        try:
+            return get_strategy(seal.strategy)
+        except FirstFaultError:
+            continue  # of a plug-in that is not here, or broken here
+    return get_strategy(DEFAULT_STRATEGY)
+
+
+def _agrees(seal: Seal, verdict: Verdict) -> bool:
+    return seal.digest == verdict.digest and seal.strategy == verdict.strategy
+
+
+def _verdict_of_seal(seal: Seal, job: JobErrors) -> Verdict:
+    verdict = verdict_from_json(seal.json)
+    if verdict is None:
+        # sealed by another version; what it says to Flyte is readable all the same
+        spoken = WorkerError(
+            seal.code,
+            seal.message,
+            seal.kind,
+            seal.origin,
+            seal.fault_timestamp_ns,
+            seal.worker,
+            Place(node=seal.worker),
+        )
+        verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(spoken,)))
+    note = "no error documents were read; this is the verdict that the pods sealed"
+    notes = (*verdict.coverage.notes, *job.coverage.notes, note)
+    return replace(verdict, coverage=replace(verdict.coverage, notes=notes, complete=False))

@@ -1,0 +1,1 @@
+"""From an output prefix to `JobErrors`: list, choose, open, merge."""

@@ -1,0 +1,1 @@
+"""Draws a `Report`: Flyte's message, terminal, HTML page and deck, Markdown."""

@@ -1,0 +1,430 @@
+"""A report as one HTML file that needs nothing else, and as a tab of Flyte's deck.
+
+Every text in it may be anybody's: the template escapes all of them, and the file forbids itself every script but its
+own and every request.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.tracebacks import chain, format_exception, runs
+from firstfault.render.markdown import markdown
+from firstfault.render.message import first_line, log_lines, recovered_lines, said
+from firstfault.report.cascade import line_of
+from firstfault.report.timeline import timeline_of
+from firstfault.report.words import State, ranks_text, short_names
+from firstfault.strategies import who
+from firstfault.text import elide, printable, redact
+from firstfault.wire.verdict_json import format_timestamp, to_json
+
+if TYPE_CHECKING:
+    import jinja2
+
+    from firstfault.exceptions.tracebacks import FrameRun
+    from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
+    from firstfault.report.cascade import Group, NodeState, RankState
+    from firstfault.report.data import Report
+
+__all__ = ["PAGE_SIZE", "deck_html", "page"]
+
+PAGE_SIZE = 100
+"""Ranks that are shown at once."""
+_ROWS = 50
+"""Groups, events and documents that are shown at once."""
+_EXAMPLES = 8
+"""Groups whose first failure is shown whole."""
+_OTHERS = 16
+"""Processes beside the root cause whose stacks or logs are shown."""
+_TEXT = 64_000
+_LOG_LINES = 200
+_RANKS = 120
+"""Characters of an error's ranks in the table."""
+_LINE = 300
+_SHORTEST_LINE = 48
+_LINES = 2_000_000
+"""Bytes of the lines that the script's data has, of all ranks and errors together."""
+_JSON_TEXT = 200_000
+
+
+def page(report: Report) -> str:
+    """Return the report as one HTML file: it opens from a folder, without a network, and answers without scripts."""
+    return _rendered("page.html.j2", report, is_deck=False)
+
+
+def deck_html(report: Report) -> str:
+    """Return the report as the body of a tab of Flyte's deck; its rules touch nothing outside of it.
+
+    A deck's page is always light, so this is too.
+    """
+    return _rendered("report.html.j2", report, is_deck=True)
+
+
+def _rendered(template: str, report: Report, *, is_deck: bool) -> str:
+    style, script = _asset("report.css"), _asset("report.js")
+    text = (
+        _environment()
+        .get_template(template)
+        .render(
+            report=report,
+            verdict=report.verdict,
+            decision=report.decision,
+            answers=report.answers,
+            cascade=report.cascade,
+            view=_View(report),
+            is_deck=is_deck,
+            page_size=PAGE_SIZE,
+            ranks_width=_RANKS,
+            style=style,
+            script=script,
+            style_hash=_hash(style),
+            script_hash=_hash(script),
+        )
+    )
+    # a lone surrogate of somebody's text has no bytes
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+@lru_cache(maxsize=1)
+def _environment() -> jinja2.Environment:
+    import jinja2  # noqa: PLC0415 - a verdict's other forms need none of it
+
+    environment = jinja2.Environment(
+        autoescape=True,
+        loader=jinja2.PackageLoader("firstfault.render", "page"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_shown,
+    )
+    environment.filters.update(ranks=ranks_text, time=format_timestamp, who=who, sentence=_sentence)
+    return environment
+
+
+def _shown(value: Any) -> Any:
+    """Credentials, and what steers a terminal or turns text around, are left out; markup of our own is left alone."""
+    return _safe(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _sentence(text: str) -> str:
+    """A sentence begins with a capital letter, unless its first word is a name of ours: "node_lost"."""
+    return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
+
+
+def _safe(text: str) -> str:
+    return redact(printable(text))
+
+
+@lru_cache(maxsize=4)
+def _asset(name: str) -> str:
+    return (resources.files("firstfault.render") / "page" / name).read_text(encoding="utf-8").strip()
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Quoted:
+    """A text of a process, under the name of the process."""
+
+    name: str
+    text: str
+    note: str = ""
+    is_root: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A document that the page speaks of."""
+
+    number: int
+    ref: DocumentRef
+    failure: WorkerError
+    line: str
+    reason: int
+    """Number of the first sentence of the evidence that rests on it, from 1; 0: none does."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Folded:
+    """One exception of a chain, its frames by library."""
+
+    follows: str
+    exception: ExceptionInfo
+    runs: tuple[FrameRun | str, ...]
+    """Frames, or a sentence about those that were left out."""
+    members: tuple[str, ...]
+    message: str
+
+
+class _View:
+    """What the template asks for beyond the report: lists cut to what a person reads, and the script's data."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self.title = first_line(report.verdict, report.decision)
+        self.timeline = timeline_of(report.cascade)
+        self.states = tuple(State)
+        self.documents = _documents(report)
+        self._short = short_names(node.name for node in report.cascade.nodes)
+        self._by_name = {document.ref.name: document for document in self.documents}
+
+    @property
+    def markdown(self) -> str:
+        return markdown(self._report)
+
+    @property
+    def json(self) -> str:
+        """The verdict and the decision for programs; of a very long text the middle is left out."""
+        verdict = self._report.verdict
+        return _in_script(to_json(replace(verdict, message=elide(verdict.message, _JSON_TEXT)), self._report.decision))
+
+    @property
+    def counts(self) -> list[tuple[State, int]]:
+        """How many ranks are in each state that occurs."""
+        counted = [(state, self._report.cascade.count(state)) for state in State]
+        return [(state, count) for state, count in counted if count]
+
+    def evidence(self) -> list[tuple[str, list[_Document]]]:
+        """Each sentence of the verdict with the documents it rests on."""
+        return [
+            (sentence, [self._by_name[name] for name in names if name in self._by_name])
+            for sentence, names in self._report.verdict.reasons
+        ]
+
+    # --- ranks ---------------------------------------------------------------------------------------------------
+
+    @property
+    def root_nodes(self) -> list[str]:
+        """Names of nodes that are the root cause themselves."""
+        return [node.name for node in self._report.cascade.nodes if node.state is State.ROOT and node.name]
+
+    @property
+    def foremost(self) -> int:
+        """Index of the rank to look at first: the root cause, else one of its node, else a suspect."""
+        cascade = self._report.cascade
+        of_node = {node.name: node.state for node in cascade.nodes if node.name}
+        states = [(item.state, of_node.get(item.node)) for item in cascade.ranks]  # its own, its node's
+        wanted = ((0, State.ROOT), (1, State.ROOT), (1, State.SUSPECT), (0, State.SUSPECT))
+        found = (index for whose, state in wanted for index, pair in enumerate(states) if pair[whose] is state)
+        return next(found, 0)
+
+    @property
+    def first_rank(self) -> int:
+        """Index of the first rank of the page that is shown first."""
+        return self.foremost // PAGE_SIZE * PAGE_SIZE
+
+    def rows(self) -> list[tuple[NodeState | None, str, list[RankState]]]:
+        """The ranks of the first page by node: (the node, its name, its ranks)."""
+        nodes = {node.name: node for node in self._report.cascade.nodes}
+        found: dict[str, list[RankState]] = {}
+        for item in self._report.cascade.ranks[self.first_rank : self.first_rank + PAGE_SIZE]:
+            found.setdefault(item.node, []).append(item)
+        return [(nodes.get(name), name, ranks) for name, ranks in found.items()]
+
+    def data(self) -> str:
+        """What the script pages through and filters, as JSON that can stand in a page."""
+        return _in_script(json.dumps(self._data(), ensure_ascii=False, separators=(",", ":")))
+
+    def _data(self) -> dict[str, Any]:
+        """Ranks by group, state and node."""
+        cascade = self._report.cascade
+        states = list(State)
+        names = list(dict.fromkeys([*(node.name for node in cascade.nodes), *(item.node for item in cascade.ranks)]))
+        index = {name: number for number, name in enumerate(names)}
+        lines = {group.number: group.line for group in cascade.groups}
+        own = sum(item.line != lines.get(item.group or 0) for item in cascade.ranks)
+        room = min(_LINE, max(_SHORTEST_LINE, _LINES // max(own + 2 * len(cascade.groups), 1)))
+        return {
+            "size": PAGE_SIZE,
+            "foremost": self.foremost,
+            "rows": _ROWS,
+            "states": [[state.slug, state.value, state.mark] for state in states],
+            "nodes": [
+                [printable(name), printable(self.short(name)), *_marked(node, states)]
+                for name, node in self._by_node(names)
+            ],
+            "groups": [
+                [
+                    group.number,
+                    states.index(group.state),
+                    _within(_safe(group.what), room),
+                    _within(_safe(group.line), room),
+                    group.count,
+                    ranks_text(group.ranks, _RANKS),
+                    group.first.later if group.first is not None else "",
+                ]
+                for group in cascade.groups
+            ],
+            "ranks": [
+                [
+                    item.rank,
+                    states.index(item.state),
+                    index[item.node],
+                    item.local_rank,
+                    item.group,
+                    item.later,
+                    # most say what their group says
+                    "" if item.line == lines.get(item.group or 0) else _within(_safe(item.line), room),
+                ]
+                for item in cascade.ranks
+            ],
+        }
+
+    def _by_node(self, names: list[str]) -> list[tuple[str, NodeState | None]]:
+        nodes = {node.name: node for node in self._report.cascade.nodes}
+        return [(name, nodes.get(name)) for name in names]
+
+    # --- what is quoted ------------------------------------------------------------------------------------------
+
+    @property
+    def folded(self) -> list[_Folded]:
+        """The root cause's exception with its causes, the deepest first."""
+        root = self._report.verdict.root
+        return _folded(root.exception) if root is not None and root.exception is not None else []
+
+    @property
+    def message(self) -> str:
+        """The verdict's own text, bounded."""
+        return elide(said(self._report.verdict), _TEXT)
+
+    def examples(self) -> list[tuple[int, _Quoted]]:
+        """The first failure of each of the largest groups but the root cause's, by the group's number."""
+        found = []
+        for group in self._report.cascade.groups:
+            if group.first is None or group.state is State.ROOT:
+                continue
+            failure = group.first.failure
+            text = format_exception(failure.exception) if failure.exception is not None else failure.message
+            found.append((group.number, _Quoted(who(failure), elide(text.strip(), _TEXT // 4))))
+        return found[:_EXAMPLES]
+
+    def stacks(self) -> list[_Quoted]:
+        """Where processes stood, the root cause first, then the suspects."""
+        dumps: dict[tuple[int, int | None], _Quoted] = {}
+        for failure in self._in_order():
+            stood = where_it_stood(failure)
+            for dump in failure.stack_dumps:
+                key = (dump.pid, dump.rank)
+                is_own = dump.rank == failure.rank
+                if key in dumps and not is_own:
+                    continue
+                name = f"rank {dump.rank} (pid {dump.pid})" if dump.rank is not None else f"pid {dump.pid}"
+                note = f"{stood.stood.value}: {stood.frame}" if is_own and stood.frame else ""
+                is_root = is_own and failure is self._report.verdict.root
+                dumps[key] = _Quoted(name, elide(dump.text.strip(), _TEXT // 4), note, is_root)
+            if len(dumps) >= _OTHERS:
+                break
+        return list(dumps.values())[:_OTHERS]
+
+    def logs(self) -> list[_Quoted]:
+        """What processes printed last, the root cause first, then the suspects."""
+        root = self._report.verdict.root
+        found = (
+            _Quoted(who(failure), "\n".join(log_lines(failure)[-_LOG_LINES:]), is_root=failure is root)
+            for failure in self._in_order()
+            if failure.log_tail.strip()
+        )
+        return list(itertools.islice((quoted for quoted in found if quoted.text), _OTHERS))
+
+    def _in_order(self) -> list[WorkerError]:
+        root = self._report.verdict.root
+        failures = [event.failure for event in self._report.cascade.events]
+        suspects = [event.failure for event in self._report.cascade.events if event.state is State.SUSPECT]
+        ordered = [*([root] if root is not None else []), *suspects, *failures]
+        return list({id(failure): failure for failure in ordered}.values())
+
+    # --- lists ---------------------------------------------------------------------------------------------------
+
+    @property
+    def events(self) -> list[Any]:
+        """The first failures in time."""
+        return list(self._report.cascade.events[:_ROWS])
+
+    @property
+    def groups(self) -> list[Any]:
+        """The groups that are shown first."""
+        return list(self._report.cascade.groups[:_ROWS])
+
+    @property
+    def shortened(self) -> list[Group]:
+        """Those of which the table cannot name all ranks."""
+        return [group for group in self.groups if len(ranks_text(group.ranks)) > _RANKS]
+
+    @property
+    def nodes(self) -> list[NodeState]:
+        """The nodes, those that are not fine first; as many as a person reads."""
+        order = {State.ROOT: 0, State.SUSPECT: 1, State.SILENT: 2, None: 3, State.FINISHED: 4}
+        return sorted(self._report.cascade.nodes, key=lambda node: order.get(node.state, 3))[:_ROWS]
+
+    @property
+    def history(self) -> list[str]:
+        """Failures that were recovered from."""
+        return recovered_lines(self._report.job, _ROWS)
+
+    def short(self, name: str) -> str:
+        """A node's name without what all of them share."""
+        return self._short.get(name, name)
+
+    def line(self, failure: WorkerError) -> str:
+        """What a failure says, in a line."""
+        return line_of(failure)
+
+
+def _in_script(text: str) -> str:
+    """JSON that no page takes for the end of a script; only its strings have these characters."""
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _within(text: str, room: int) -> str:
+    """A line of which the page's data has at most so many bytes."""
+    while (size := len(_in_script(text).encode("utf-8", "backslashreplace"))) > room:
+        text = text[: min(len(text) - 1, len(text) * room // size)]
+    return text
+
+
+def _marked(node: NodeState | None, states: list[State]) -> list[Any]:
+    """What the script knows of a node's own state: its number, if it has one."""
+    if node is None or node.state is None:
+        return []
+    return [states.index(node.state)]
+
+
+def _documents(report: Report) -> tuple[_Document, ...]:
+    """The documents that the page speaks of: what the evidence rests on first, then by time."""
+    named = [name for names in report.verdict.sources for name in names]
+    by_name = {ref.name: (ref, event.failure) for event in report.cascade.events for ref in event.failure.documents}
+    names = dict.fromkeys([*(name for name in named if name in by_name), *by_name])
+    reasons: dict[str, int] = {}
+    for number, (_, sources) in enumerate(report.verdict.reasons, 1):
+        for name in sources:
+            reasons.setdefault(name, number)
+    return tuple(
+        _Document(number, *by_name[name], line=line_of(by_name[name][1]), reason=reasons.get(name, 0))
+        for number, name in enumerate(list(names)[: max(_ROWS, len(set(named)))], 1)
+    )
+
+
+def _folded(exception: ExceptionInfo) -> list[_Folded]:
+    found = []
+    for link in chain(exception):
+        raised = link.exception
+        half = len(raised.frames) // 2
+        parts: list[FrameRun | str] = [*runs(raised.frames)]
+        if raised.frames_omitted:
+            gap = f"{raised.frames_omitted} frames left out"
+            parts = [*runs(raised.frames[:half]), gap, *runs(raised.frames[half:])]
+        members = tuple(elide(format_exception(member), _TEXT // 4) for member in raised.members)
+        found.append(_Folded(link.follows, raised, tuple(parts), members, elide(raised.message, _TEXT // 4)))
+    return found

@@ -1,0 +1,257 @@
+"""A report as plain text: the message that Flyte shows.
+
+ASCII, one fact a line, no columns: Flyte's panel is about 40 characters wide, its lists keep 55 characters of the
+first line, and a text is cut in its middle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.tracebacks import first_member, own_frames, place_of
+from firstfault.model import Scope
+from firstfault.report.answers import described, headline_parts
+from firstfault.report.cascade import line_of
+from firstfault.report.words import State, explain_signal, ranks_text
+from firstfault.strategies import who
+from firstfault.text import elide, one_line, printable, sentence_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from firstfault.model import Decision, JobErrors, Verdict, WorkerError
+    from firstfault.report.data import Report
+
+__all__ = ["fact_lines", "first_line", "flyte_message", "log_lines", "recovered_lines", "said", "stack_lines"]
+
+_LIST_WIDTH = 55
+_FIRST_LINE = 89
+_MESSAGE = 16_000
+"""Characters; Flyte keeps the first and last 50 KB of a text."""
+_SHOWN = 8
+"""Victims, notes and sentences that are listed; the rest is counted."""
+_FACT = 300
+_STACK_LINES = 30
+_RECOVERED = 20
+_LOG_LINES = 20
+_FRAMES = 12
+_LINE = 200
+_NODE_TAIL = 10
+"""Characters of the node's name that the answer has room for, however long the rest is."""
+
+
+def first_line(verdict: Verdict, decision: Decision) -> str:
+    """One line of less than 90 characters whose first 55 say what, which rank, which node, and retry or not."""
+    what = headline_parts(verdict)[0]
+    fate = "retry spent" if decision.is_spent else "retry" if decision.retry else "no retry"
+    subject = _subject(verdict)
+    node = _spaced(verdict.node or "")
+    what = one_line(_spaced(what), _LIST_WIDTH - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
+    answer = " ".join(part for part in (what if what != subject else "", subject) if part)
+    node = _fit_node(node, _LIST_WIDTH - len(answer) - len(fate) - 2)
+    answer = " ".join(part for part in (answer, node, fate) if part)
+    detail = one_line(_spaced(_detail(verdict)), max(_FIRST_LINE - len(answer) - 2, 0))
+    return f"{answer}: {detail}" if detail else answer
+
+
+def flyte_message(report: Report) -> str:
+    """The text that Flyte shows for a failed attempt, under 16 KB; its first line stands again at its end."""
+    verdict, root = report.verdict, report.verdict.root
+    line = first_line(verdict, report.decision)
+    tail = ["", *_last(report), "", line]
+    facts = [line, "", *(_bounded(fact) for fact in fact_lines(report)), *_own_code(root)]
+    room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *tail]) - 2
+    blocks = [elide(_ascii(block), max(room // 3, 200)) for block in _blocks(verdict)]
+    room -= sum(len(block) + 2 for block in blocks)
+    body = elide(printable(_ascii(said(verdict))), max(room, 200))
+    return elide("\n".join([*facts, "", body, *_apart(blocks), *tail]), _MESSAGE)
+
+
+def fact_lines(report: Report) -> list[str]:
+    """Return what is known, one fact a line: what, retry, where, when, who followed, who was heard, what to do.
+
+    They may quote documents that somebody else wrote: what would steer a terminal, or begin a line, is left out.
+    """
+    return [printable(line).replace("\n", " ").replace("\t", " ") for line in _facts(report)]
+
+
+def said(verdict: Verdict) -> str:
+    """Return the verdict's text without the stack that `stack_lines` has, which the text of a hang ends with."""
+    text = verdict.message.strip()
+    own = _own_stack(verdict.root).strip() if verdict.root is not None else ""
+    return text.removesuffix(own).rstrip() if own else text
+
+
+def stack_lines(root: WorkerError) -> list[str]:
+    """Return where the root stood, if no traceback says it; from its own stack among those of its node."""
+    if root.exception is not None and root.exception.frames:
+        return []
+    return _lines(_own_stack(root))
+
+
+def _own_stack(root: WorkerError) -> str:
+    place = root.place
+    own = [dump.text for dump in root.stack_dumps if place.pid and dump.pid == place.pid]
+    own += [dump.text for dump in root.stack_dumps if place.rank is not None and dump.rank == place.rank]
+    return next(iter(own), "")
+
+
+def log_lines(root: WorkerError) -> list[str]:
+    """Return what the root printed last, as a terminal would show it."""
+    return _lines(root.log_tail)
+
+
+def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
+    """Return the failures of earlier rounds that the job recovered from, one a line; of more than `limit` the count."""
+    lines = [f"round {failure.place.round}: {who(failure)}: {line_of(failure)}" for failure in job.history[:limit]]
+    return [*lines, f"and {len(job.history) - limit} more"] if len(job.history) > limit else lines
+
+
+# --- facts ----------------------------------------------------------------------------------------------------------
+
+
+def _facts(report: Report) -> Iterator[str]:
+    verdict, decision, answers = report.verdict, report.decision, report.answers
+    yield f"root cause: {verdict.headline}"
+    fate = "yes, but none is left" if decision.is_spent else "yes" if decision.retry else "no"
+    yield f"retry: {fate}, {decision.reason}"
+    yield f"enforced by Flyte: {'yes' if decision.enforced else 'no, this is advice'}"
+    yield f"fault: {answers.blame.value}"
+    yield f"category: {verdict.category}"
+    if verdict.node and not any(fact.name == "node" for fact in report.facts):
+        yield f"node: {verdict.node}"
+    yield from (f"{fact.name}: {fact.value}" for fact in report.facts)
+    if answers.code:
+        yield f"code: {answers.code}"
+    yield from _victims(report)
+    yield f"nodes heard: {report.coverage}"
+    if report.clocks:
+        yield f"clocks: {report.clocks}"
+    yield f"confidence: {verdict.confidence} (strategy {verdict.strategy})"
+    yield from _first_of("unknown", answers.unknown)
+    if answers.steps:
+        yield f"next: {answers.steps[0].text}"
+    if report.change:
+        yield f"since the attempt before: {report.change}"
+
+
+def _victims(report: Report) -> Iterator[str]:
+    """Who followed, and who failed besides and may have been the cause too."""
+    victims = report.verdict.victims
+    if report.verdict.scope is Scope.UNDETERMINED:
+        yield from _listed("failed", str(victims.count), victims.by_rank, victims.count) if victims.count else ()
+        return
+    follows = {State.VICTIM, State.STOPPED}
+    states = {item.rank: item.state for item in report.cascade.ranks}
+    after = [item for item in victims.by_rank if states.get(item[0]) in follows]
+    if report.followers:
+        count = sum(state in follows for state in states.values()) if report.cascade.events else victims.count
+        yield from _listed("victims", report.followers, after, max(count, len(after)))
+    besides = [item for item in victims.by_rank if states.get(item[0]) in {State.SUSPECT, State.UNCLEAR}]
+    if besides:
+        yield from _listed("failed too", ranks_text([rank for rank, _ in besides], 60), besides, len(besides))
+
+
+def _listed(name: str, text: str, lines: Sequence[tuple[int, str]], count: int) -> Iterator[str]:
+    yield f"{name}: {text}"
+    shown = lines[:_SHOWN]
+    yield from (f"  rank {rank}: {one_line(line, 100)}" for rank, line in shown)
+    if shown and count > len(shown):
+        yield f"  and {count - len(shown)} more"
+
+
+def _own_code(root: WorkerError | None) -> Iterator[str]:
+    frames = own_frames(root.exception) if root is not None and root.exception is not None else ()
+    if not frames:
+        return
+    yield from ("", "in your code:")
+    if len(frames) > _FRAMES:
+        yield f"  ... {len(frames) - _FRAMES} more frames"
+    for frame in frames[-_FRAMES:]:
+        yield "  " + _bounded(f"{place_of(frame)}: {frame.code}" if frame.code else place_of(frame), _LINE)
+
+
+def _blocks(verdict: Verdict) -> Iterator[str]:
+    """Where the root stood, and what it printed last; each with a title, indented."""
+    root = verdict.root
+    if root is None:
+        return
+    stack = stack_lines(root)
+    if stack:
+        more = len(stack) - _STACK_LINES
+        rest = [f"... {more} more lines"] if more > 0 else []
+        yield "\n  ".join(["where it stood:", *stack[:_STACK_LINES], *rest])
+    log = log_lines(root)
+    if log:
+        yield "\n  ".join(["last lines of its log:", *log[-_LOG_LINES:]])
+
+
+def _lines(text: str) -> list[str]:
+    """The lines that show something. Of one that was written over, as by a progress bar, what a terminal would show."""
+    lines = (printable(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n"))
+    return [line if len(line) <= _LINE else line[: _LINE - 3] + "..." for line in lines if line]
+
+
+def _apart(blocks: Iterable[str]) -> Iterator[str]:
+    for block in blocks:
+        yield from ("", block)
+
+
+def _last(report: Report) -> Iterator[str]:
+    yield from map(_bounded, _first_of("why", report.verdict.why))
+    commands = [step.command for step in report.answers.steps if step.command]
+    if commands:
+        yield from ("", "to copy:", *(one_line(_ascii(command), 2_000) for command in commands))
+
+
+def _first_of(name: str, sentences: tuple[str, ...]) -> Iterator[str]:
+    yield from (f"{name}: {sentence}" for sentence in sentences[:_SHOWN])
+    if len(sentences) > _SHOWN:
+        yield f"{name}: and {len(sentences) - _SHOWN} more"
+
+
+# --- the first line -------------------------------------------------------------------------------------------------
+
+
+def _subject(verdict: Verdict) -> str:
+    if verdict.scope is Scope.UNDETERMINED:
+        return "undetermined"
+    if len(verdict.ranks) > 1:
+        return f"{len(verdict.ranks)} ranks"
+    return f"rank {verdict.ranks[0]}" if verdict.ranks else ""
+
+
+def _detail(verdict: Verdict) -> str:
+    root = verdict.root
+    name, text = headline_parts(verdict)
+    if root is not None and root.exception is not None and name == root.what:
+        leaf = first_member(root.exception)
+        return described(leaf) if leaf is not None else sentence_of(root.exception.message)
+    if root is not None and root.signal and not root.sent_signals:
+        explained = explain_signal(root.signal, root.resources)
+        if explained:
+            # who did it says more than that somebody did
+            return explained.rpartition("; ")[2] if root.resources.oom_kill else explained.partition("; ")[0]
+    return text
+
+
+def _fit_node(node: str, room: int) -> str:
+    """A node's name in at most `room` characters; its end tells pods apart, so the beginning goes first."""
+    if len(node) <= room:
+        return node
+    return ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less tells nothing
+
+
+def _bounded(text: str, limit: int = _FACT) -> str:
+    """One line of printable ASCII, the middle of a long one left out."""
+    line = printable(_ascii(text)).replace("\n", " ").replace("\t", " ")
+    return elide(line, limit).replace("\n", " ")
+
+
+def _spaced(text: str) -> str:
+    """One line of printable ASCII, its words one space apart."""
+    return " ".join(printable(_ascii(text)).split())
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode("ascii")

@@ -1,0 +1,488 @@
+"""A report on a terminal: one screen, folded to its width; and as plain lines, one fact each, for pipes and files."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.tracebacks import chain, own_frames, place_of, runs
+from firstfault.layout.paths import Layout
+from firstfault.model import Scope
+from firstfault.render.message import fact_lines, first_line, log_lines, recovered_lines, said, stack_lines
+from firstfault.report.words import State, counted, ranks_text
+from firstfault.text import elide, one_line, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from firstfault.model import ExceptionInfo, FrameInfo, WorkerError
+    from firstfault.report.attempt_changes import AttemptSummary
+    from firstfault.report.cascade import Group, NodeState
+    from firstfault.report.data import Report
+
+__all__ = ["encodable", "print_report", "terminal_text"]
+
+_LABEL = 9
+"""Columns of the labels."""
+_NARROW = 50
+"""Columns below which a label stands before its value instead of beside it."""
+_WIDTH = 80
+"""Columns of the terminal for which lines are cut short where one screen has to do."""
+_ROWS = 23
+"""Rows that one screen has room for, with the shell's own below it."""
+_LOG_LINES = 3
+_RANKS = 40
+"""Characters."""
+_CHANGES = 3
+_PLAIN_GROUPS = 20
+_PLAIN_STACK = 30
+_PLAIN_LOG = 20
+_PLAIN_FACT = 300
+_SUSPECTS = 5
+_TEXT_LINES = 400
+"""Lines of one text that a terminal shows."""
+_TEXT_LINE = 2_000
+"""Characters of one of them."""
+_ALL = "a pipe (| less) shows all"
+_SHOW = "firstfault show "
+_FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
+_STYLES = {State.ROOT: "bold red", State.SUSPECT: "yellow", State.UNCLEAR: "yellow"}
+_WITH_WHERE = ("host", "exit code", "pid", "time")
+_NANOSECONDS = re.compile(r"(?<=\.\d{3})\d{6}Z$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """How much of each list is shown."""
+
+    why: int
+    """Sentences of the evidence."""
+    frames: int
+    groups: int
+    unknown: int = 3
+    is_least: bool = False
+    """Long answers are cut short as well."""
+
+
+_ROOMS = (
+    _Room(2, 3, 4),
+    _Room(1, 3, 4),
+    _Room(1, 2, 3),
+    _Room(0, 2, 3),
+    _Room(0, 1, 2),
+    _Room(0, 1, 2, 1, is_least=True),
+)
+"""What is tried, until it fits one screen."""
+
+
+def terminal_text(report: Report, *, verbose: bool = False) -> str:
+    """Return the report for a pipe or a file: one fact a line, nothing folded, no colours."""
+    return "\n".join(_plain(report, verbose=verbose))
+
+
+def print_report(report: Report, console: Console, *, verbose: bool = False) -> None:
+    """Print the report on a terminal, folded to its width.
+
+    Args:
+        report: what it says.
+        console: where to; texts of others neither steer it nor are taken for markup.
+        verbose: everything that is known instead of one screen.
+    """
+    printer = _Printer(console)
+    _print(printer, report, _ROOMS[0], verbose=verbose)
+    for room in _ROOMS[1:] if not verbose else ():
+        if len(printer.rows) <= _ROWS:
+            break
+        printer = _Printer(console)
+        _print(printer, report, room, verbose=verbose)
+    printer.flush()
+
+
+def _print(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
+    printer.line(first_line(report.verdict, report.decision), style="bold")
+    printer.gap()
+    _print_answers(printer, report, room, verbose=verbose)
+    printer.gap()
+    _print_code(printer, report, room, verbose=verbose)
+    _print_groups(printer, report, room, verbose=verbose)
+    printer.labelled("Followed", [report.followers] if report.followers else [])
+    if not verbose:
+        printer.labelled("Why", report.verdict.why[: room.why])
+    heard = f"{report.coverage} nodes" if report.verdict.coverage.complete else f"nodes: {report.coverage}"
+    more = "-v shows more" if not verbose and not printer.fits(_more(report)) else ""
+    printer.labelled("Heard", ["; ".join(filter(None, [heard, report.clocks, more]))])
+    printer.labelled("Attempts", _few(report.changes, _CHANGES, verbose=verbose, last=True))
+    if verbose:
+        _print_more(printer, report)
+
+
+def encodable(text: str, encoding: str) -> str:
+    """Return `text` with escapes for what cannot be written in `encoding`."""
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+# --- plain lines ----------------------------------------------------------------------------------------------------
+
+
+def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
+    verdict, answers = report.verdict, report.answers
+    yield first_line(verdict, report.decision)
+    yield ""
+    yield _fact("what", answers.what)
+    yield _fact("where", answers.where)
+    yield _fact("fate", answers.fate)
+    yield from fact_lines(report)
+    yield from (f"next: {_one_row(step.command)}" for step in answers.steps if step.command)
+    groups = report.cascade.groups if verbose else report.cascade.groups[:_PLAIN_GROUPS]
+    yield from (
+        _fact("group", f"{_group_head(group, verbose=verbose)}: {group.line or group.what}") for group in groups
+    )
+    if len(report.cascade.groups) > len(groups):
+        yield f"group: and {len(report.cascade.groups) - len(groups)} more"
+    if verbose:
+        yield from (_fact("node", _node_text(node)) for node in report.cascade.nodes)
+        by_node = _ranks_by_node(report)
+        yield from (_fact("ranks", f"{name or 'node not known'}: {text}") for name, text in by_node.items())
+    if len(report.attempts) > 1:
+        yield from (_fact("attempt", _attempt_text(attempt)) for attempt in report.attempts)
+        yield from (_fact("changed", change) for change in report.changes)
+    if verbose:
+        yield from (_fact("recovered", line) for line in recovered_lines(report.job))
+    yield ""
+    yield from _plain_evidence(report, verbose=verbose)
+    yield from ("", printable(said(verdict)))
+    for told in _told(report, verbose=verbose):
+        yield from _plain_block("where it stood:", stack_lines(told), None if verbose else _PLAIN_STACK)
+        log = log_lines(told)
+        yield from _plain_block("last lines of its log:", log if verbose else log[-_PLAIN_LOG:], None)
+    if report.uri:
+        yield from ("", f"documents: {_one_row(Layout.of(report.uri).errors_uri())}")
+
+
+def _plain_evidence(report: Report, *, verbose: bool) -> Iterator[str]:
+    for sentence, names in report.verdict.reasons:
+        yield _fact("why", sentence)
+        if verbose:
+            yield from (_fact("source", name) for name in names)
+    for suspect in report.verdict.suspects:
+        yield _fact("suspect", f"{suspect.name}, {suspect.why}")
+
+
+def _fact(name: str, value: str) -> str:
+    line = _one_row(f"{name}: {value}").replace("\t", " ")
+    return elide(line, _PLAIN_FACT).replace("\n", " ")
+
+
+def _one_row(text: str) -> str:
+    return printable(text).replace("\n", " ")
+
+
+def _plain_block(title: str, lines: Sequence[str], limit: int | None) -> Iterator[str]:
+    if not lines:
+        return
+    yield from ("", title)
+    yield from (f"  {line}" for line in lines[:limit])
+    if limit is not None and len(lines) > limit:
+        yield f"  ... {counted(len(lines) - limit, 'more line')}"
+
+
+# --- one screen -----------------------------------------------------------------------------------------------------
+
+
+def _print_answers(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
+    answers = report.answers
+    category = answers.category if verbose else report.verdict.category
+    fault = f"{answers.blame.value}, {category}"
+    what = printer.short(answers.what, rows=2) if room.is_least else answers.what
+    both = f"{what}; {fault}"
+    printer.labelled("What", [both] if printer.fits(both) else [what, fault])
+    place = f"{answers.where}, {answers.code}" if answers.code else answers.where
+    printer.labelled("Where", [place, *_known(report)])
+    # what a category means is said at length in more than one place
+    reason = answers.fate_reason if verbose else answers.fate_reason.replace(f" ({answers.category})", "")
+    printer.labelled("Retry", [f"{answers.fate}; {reason}"])
+    texts = [step.text for step in answers.steps if not step.command]
+    printer.labelled("Next", texts if verbose else [text.removesuffix(f": {answers.code}") for text in texts])
+    for step in answers.steps:
+        if step.command and not step.command.startswith(_SHOW):
+            printer.command(step.command)
+    if report.uri and not verbose and printer.fits(_more(report)):
+        printer.beside(_more(report))
+    printer.labelled("Unknown", _few(answers.unknown, room.unknown, verbose=verbose) or ["nothing"])
+
+
+def _more(report: Report) -> str:
+    return f"{_SHOW}-v {report.uri}" if report.uri else ""
+
+
+def _known(report: Report) -> Iterator[str]:
+    """Host, exit code, pid and time, in one line."""
+    values = {fact.name: fact.value for fact in report.facts if fact.name in _WITH_WHERE}
+    if "time" in values:
+        values["time"] = _NANOSECONDS.sub("Z", values["time"])
+    if values:
+        yield ", ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _few(sentences: Sequence[str], limit: int, *, verbose: bool, last: bool = False) -> list[str]:
+    if verbose or len(sentences) <= limit + 1:
+        return list(sentences)
+    shown = sentences[-limit:] if last else sentences[:limit]
+    return [*shown, f"and {len(sentences) - limit} more (-v)"]
+
+
+def _print_code(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
+    """The program's own frames; of a process that raised nothing what it printed last."""
+    root = report.verdict.root
+    if root is None:
+        return
+    frames = own_frames(root.exception) if root.exception is not None else ()
+    if frames:
+        lines = [f"{place_of(frame)}: {frame.code}" if frame.code else place_of(frame) for frame in frames]
+        printer.labelled("Code", lines if verbose else [printer.short(line) for line in lines[-room.frames :]])
+    elif root.exception is None and not verbose:
+        printer.labelled("Log", [printer.short(line) for line in log_lines(root)[-_LOG_LINES:]])
+
+
+def _print_groups(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
+    groups = report.cascade.groups
+    shown = groups if verbose or len(groups) <= room.groups + 1 else groups[: room.groups]
+    lines, styles = [], []
+    for group in shown:
+        head, said = _group_head(group, verbose=verbose), group.line or group.what
+        if verbose:
+            later = group.first.later if group.first is not None and group.state is not State.ROOT else ""
+            lines.append(f"{head}: {said}" + (f" ({later})" if later else ""))
+        else:
+            # of a victim's text the folders of somebody else's build tell least
+            lines.append(printer.short(f"{head}: {_FOLDERS.sub('.../', said)}"))
+        styles.append(_STYLES.get(group.state, ""))
+    if len(groups) > len(shown):
+        left = groups[len(shown) :]
+        lines.append(f"and {len(left)} more groups, {sum(group.count for group in left)} failures (-v)")
+    printer.labelled("Failed", lines or ["nobody left an error that could be read"], styles)
+
+
+def _group_head(group: Group, *, verbose: bool) -> str:
+    ranks = ranks_text(group.ranks, 0 if verbose else _RANKS)
+    who = f"rank{'s' if len(group.ranks) > 1 else ''} {ranks}" if group.ranks else ", ".join(group.nodes[:1])
+    head = f"{group.state.mark} {group.count} {group.state.value}"
+    return f"{head}, {who}" if who else head
+
+
+# --- everything -----------------------------------------------------------------------------------------------------
+
+
+def _print_more(printer: _Printer, report: Report) -> None:
+    if len(report.attempts) > 1:
+        printer.section("Attempts side by side", [f"attempt {_attempt_text(attempt)}" for attempt in report.attempts])
+    printer.section("Recovered from, by restarts within this attempt", recovered_lines(report.job))
+    printer.section("Facts", fact_lines(report))
+    evidence = [[sentence, *(f"  {name}" for name in names)] for sentence, names in report.verdict.reasons]
+    printer.section("Evidence", itertools.chain.from_iterable(evidence))
+    _print_nodes(printer, report)
+    _print_traceback(printer, report)
+    for told in _told(report, verbose=True):
+        _print_stacks_and_log(printer, told)
+    printer.section("What was not looked at, or not understood", report.verdict.coverage.notes)
+    printer.section("Documents", [Layout.of(report.uri).errors_uri()] if report.uri else [])
+
+
+def _print_nodes(printer: _Printer, report: Report) -> None:
+    by_node = _ranks_by_node(report)
+    lines = []
+    for node in report.cascade.nodes:
+        lines += [_node_text(node), *([f"  {by_node.pop(node.name)}"] if node.name in by_node else [])]
+    lines += [f"{name or 'node not known'}: {text}" for name, text in by_node.items()]
+    printer.section("Ranks by node", lines)
+    printer.line(", ".join(f"{state.mark} {state.value}" for state in State), indent=2)
+
+
+def _print_traceback(printer: _Printer, report: Report) -> None:
+    root, message = report.verdict.root, said(report.verdict)
+    if root is not None and root.exception is not None and root.exception.frames:
+        printer.section("Traceback", _bounded("\n".join(_folded(root.exception)).split("\n")))
+    elif message:
+        printer.section("What it said", _bounded(message.split("\n")))
+
+
+def _print_stacks_and_log(printer: _Printer, failure: WorkerError) -> None:
+    name = f"rank {failure.rank}" if failure.rank is not None else failure.node or "the root cause"
+    for dump in failure.stack_dumps:
+        of = f"rank {dump.rank}, pid {dump.pid}" if dump.rank is not None else f"pid {dump.pid}"
+        printer.section(f"Where it stood: {of}", _bounded(dump.text.strip("\n").split("\n")))
+    printer.section(f"Last lines of the log of {name}", _bounded(log_lines(failure)))
+
+
+def _bounded(lines: Sequence[str]) -> list[str]:
+    """The head and the tail of a text, and how much a terminal does not show of it."""
+    half = _TEXT_LINES // 2
+    left = len(lines) - 2 * half
+    shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines
+    found = [elide(line, _TEXT_LINE).replace("\n", " ") for line in shown]
+    return found if left <= 1 and found == list(lines) else [*found, f"({_ALL})"]
+
+
+def _told(report: Report, *, verbose: bool) -> Iterator[WorkerError]:
+    """Whose stack and log are shown: the root cause's; if nobody is, with `verbose`, those of the suspects."""
+    if report.verdict.root is not None:
+        yield report.verdict.root
+    elif verbose and report.verdict.scope is Scope.UNDETERMINED:
+        suspects = (event.failure for event in report.cascade.events if event.state in {State.SUSPECT, State.UNCLEAR})
+        yield from itertools.islice(suspects, _SUSPECTS)
+
+
+def _node_text(node: NodeState) -> str:
+    number = f" (group rank {node.group_rank})" if node.group_rank is not None else ""
+    said = [f"{node.state.mark} {node.state.value}"] if node.state is not None else []
+    said += [node.note] if node.note else []
+    return f"{node.name}{number}" + (f": {'; '.join(said)}" if said else "")
+
+
+def _ranks_by_node(report: Report) -> dict[str, str]:
+    """By node what its ranks are: "X 3 root cause; v 2 victim"."""
+    found: dict[str, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for item in report.cascade.ranks:
+        found[item.node][item.state].append(item.rank)
+    return {
+        node: "; ".join(f"{state.mark} {ranks_text(ranks)} {state.value}" for state, ranks in states.items())
+        for node, states in found.items()
+    }
+
+
+def _attempt_text(attempt: AttemptSummary) -> str:
+    text = f"{attempt.number}: {attempt.outcome}"
+    if attempt.decision is not None:
+        text += ", retry" if attempt.decision.retry else ", no retry"
+    return f"{text}, {attempt.seconds:.1f} s" if attempt.seconds is not None else text
+
+
+def _folded(exception: ExceptionInfo) -> Iterator[str]:
+    """A traceback in which the frames of a library that follow each other are one line; all of it if none is ours."""
+    fold = bool(own_frames(exception))
+    for link in chain(exception):
+        if link.follows:
+            yield from ("", link.follows, "")
+        yield from _folded_link(link.exception, fold=fold)
+
+
+def _folded_link(exception: ExceptionInfo, *, fold: bool) -> Iterator[str]:
+    frames = exception.frames
+    if frames:
+        yield "Traceback (most recent call last):"
+    half = len(frames) // 2 if exception.frames_omitted else 0
+    yield from _folded_frames(frames[:half], fold=fold, innermost=False)
+    if exception.frames_omitted:
+        yield f"  ... {exception.frames_omitted} frames left out"
+    yield from _folded_frames(frames[half:], fold=fold, innermost=True)
+    yield f"{exception.type}: {exception.message}" if exception.message else exception.type
+    yield from exception.notes
+    for number, member in enumerate(exception.members, 1):
+        yield f"  ---- member {number} ----"
+        yield from (f"  {line}" for line in _folded(member))
+
+
+def _folded_frames(frames: Sequence[FrameInfo], *, fold: bool, innermost: bool) -> Iterator[str]:
+    found = runs(frames)
+    for run in found:
+        if run.library and fold:
+            count = f"{len(run.frames)} frame{'s' if len(run.frames) > 1 else ''}"
+            where = f", the last is {place_of(run.frames[-1])}" if innermost and run is found[-1] else ""
+            yield f"  ... {count} of {run.library}{where}"
+            continue
+        for frame in run.frames:
+            yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
+            if frame.code:
+                yield f"    {frame.code}"
+
+
+# --- printing -------------------------------------------------------------------------------------------------------
+
+
+class _Printer:
+    """Collects rows of others' texts: printable, encodable, never markup, folded with a hanging indent, never cut."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.text import Text  # noqa: PLC0415 - plain lines need no rich
+
+        self._console = console
+        self._text = Text
+        self.width = console.width
+        self.rows: list[Text] = []
+        self._hang = _LABEL if self.width >= _NARROW else 2
+
+    def gap(self) -> None:
+        """Add an empty row."""
+        self.rows.append(self._text())
+
+    def flush(self) -> None:
+        """Print what was collected."""
+        for row in self.rows:
+            self._console.print(row, soft_wrap=True)
+
+    def section(self, title: str, lines: Iterable[str]) -> None:
+        """Add a heading and lines as they are, rows of one that is folded deeper than it; nothing without lines."""
+        for index, line in enumerate(lines):
+            if index == 0:
+                self.gap()
+                self.line(title, style="bold")
+            inner = min(2 + len(line) - len(line.lstrip(" ")), self.width // 2)
+            self._rows(" " * inner, " " * (inner + 2), line.lstrip(" "))
+
+    def line(self, text: str, *, indent: int = 0, style: str = "") -> None:
+        """Add one line."""
+        self._rows(" " * indent, " " * indent, text, style)
+
+    def labelled(self, label: str, values: Sequence[str], styles: Sequence[str] = ()) -> None:
+        """Add values beside their label; on a narrow terminal the first of them behind it, the others below."""
+        hang = " " * self._hang
+        for index, (value, style) in enumerate(itertools.zip_longest(values, styles, fillvalue="")):
+            if index:
+                self._rows(hang, hang, value, style)
+            elif self.width >= _NARROW:
+                self._rows(label.ljust(_LABEL), hang, value, style, head_style="bold")
+            else:
+                self._rows("", hang, f"{label}: {value}", style)
+
+    def short(self, text: str, rows: int = 1) -> str:
+        """Return what of a line has room beside a label in so many rows, on a narrow terminal in two or three each."""
+        return one_line(text, rows * (max(self.width, _WIDTH) - _LABEL))
+
+    def beside(self, text: str) -> None:
+        """Add a line below the values of a label."""
+        self.line(text, indent=self._hang)
+
+    def fits(self, text: str) -> bool:
+        """Whether a text has room below the values of a label, in one row."""
+        return self._hang + self._cells(text).cell_len <= self.width
+
+    def command(self, command: str) -> None:
+        """Add what can be copied into a shell: below a label's values, or from the first column in several rows."""
+        if self.fits(command):
+            self.beside(command)
+            return
+        rows = [""]
+        for character in self._clean(_one_row(command)):
+            if self._cells(rows[-1] + character).cell_len >= self.width:
+                rows.append("")
+            rows[-1] += character
+        self.rows += map(self._text, "\\\n".join(rows).split("\n"))
+
+    def _rows(self, head: str, hang: str, text: str, style: str = "", *, head_style: str = "") -> None:
+        room = max(self.width - max(len(head), len(hang)), 1)
+        for index, row in enumerate(self._cells(_one_row(text)).wrap(self._console, room, overflow="fold")):
+            shown = self._text(hang) if index else self._text().append(head, head_style or None)
+            shown.append(row.plain, style or None).rstrip()
+            self.rows.append(shown)
+
+    def _cells(self, text: str) -> Text:
+        return self._text(self._clean(text))
+
+    def _clean(self, text: str) -> str:
+        return encodable(printable(text), self._console.encoding)

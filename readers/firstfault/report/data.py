@@ -1,0 +1,306 @@
+"""Everything a report says, as data: the five answers, and what they rest on. Message, page and terminal draw it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.evidence.clocks import Clocks, Interval
+from firstfault.layout.paths import attempt_of
+from firstfault.model import Scope, Subject
+from firstfault.report.answers import answers_on
+from firstfault.report.attempt_changes import changes_between
+from firstfault.report.cascade import cascade_of, later_text
+from firstfault.report.redaction import redacted
+from firstfault.report.words import (
+    State,
+    duration,
+    explain_signal,
+    size,
+)
+from firstfault.text import one_line
+from firstfault.wire.verdict_json import format_timestamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from firstfault.model import CausedBy, CollectiveProgress, Decision, JobErrors, ThreadFailure, Verdict, WorkerError
+    from firstfault.report.answers import Answers
+    from firstfault.report.attempt_changes import AttemptSummary
+    from firstfault.report.cascade import Cascade
+
+__all__ = ["Fact", "Report", "report_of"]
+
+_FEW = 5
+_MS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing that is known: "exit code", "-9 (SIGKILL)"."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a report says."""
+
+    job: JobErrors
+    verdict: Verdict
+    decision: Decision
+    answers: Answers
+    facts: tuple[Fact, ...]
+    """About the root cause: rank, host, exit code, pid, time, memory."""
+    cascade: Cascade
+    followers: str
+    """How many followed, and how much later: "7, 5 of them stopped by their agents; ..."; empty if nobody did."""
+    clocks: str
+    """How far times of different nodes can be compared."""
+    coverage: str
+    """How many nodes were heard: "4 of 4"."""
+    attempts: tuple[AttemptSummary, ...] = ()
+    """All that are known, this one among them, by number; empty or one: there is nothing to compare."""
+    changes: tuple[str, ...] = ()
+    """What has changed from each attempt to the next."""
+    change: str = ""
+    """What has changed since the attempt before this one; empty if that is not known."""
+    number: int | None = None
+    """The attempt's, from 0; None: nobody said."""
+    uri: str = ""
+    """Of the attempt's documents; empty: not known."""
+
+
+def report_of(  # noqa: PLR0913 - keywords
+    job: JobErrors,
+    verdict: Verdict,
+    decision: Decision,
+    *,
+    uri: str = "",
+    logs: Mapping[str, str] | None = None,
+    attempts: Sequence[AttemptSummary] = (),
+) -> Report:
+    """Return what a report on an attempt says, without credentials.
+
+    Args:
+        job: what was read.
+        verdict: on it.
+        decision: on the verdict.
+        uri: where the attempt's documents lie.
+        logs: by node, files with what its pod printed, where they are at hand; instead of a command for the cluster.
+        attempts: summaries of other attempts, and of this one if there are any.
+    """
+    job, verdict = redacted(job, verdict)
+    cascade, clocks = cascade_of(job, verdict), Clocks(job)
+    number = _number(job, uri)
+    ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
+    return Report(
+        job=job,
+        verdict=verdict,
+        decision=decision,
+        answers=answers_on(job, verdict, decision, uri, logs or {}, ordered, number, cascade),
+        facts=tuple(_facts(verdict, cascade)),
+        cascade=cascade,
+        followers=_followers(verdict, cascade, clocks),
+        clocks=_clocks(cascade, clocks),
+        coverage=_coverage(verdict),
+        attempts=ordered,
+        changes=changes_between(ordered),
+        change=_change(ordered, number),
+        number=number,
+        uri=uri,
+    )
+
+
+def _change(attempts: Sequence[AttemptSummary], number: int | None) -> str:
+    pair = [attempt for attempt in attempts if number is not None and attempt.number in {number - 1, number}]
+    return next(iter(changes_between(pair)), "")
+
+
+def _number(job: JobErrors, uri: str) -> int | None:
+    """This attempt's number: Flyte's output prefix ends with it, and its documents have it; None if neither says."""
+    found = attempt_of(uri) if uri else None
+    if found is not None:
+        return found[1]
+    places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
+    return max((place.attempt for place in places if place.incarnation), default=None)
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_FEW])
+    return f"{shown} and {len(names) - _FEW} more" if len(names) > _FEW else shown
+
+
+# --- facts ----------------------------------------------------------------------------------------------------------
+
+
+def _facts(verdict: Verdict, cascade: Cascade) -> Iterator[Fact]:
+    root = verdict.root
+    time = Fact("time", format_timestamp(verdict.timestamp_ns) or _no_time(verdict, cascade))
+    if root is None:
+        if verdict.node:
+            yield Fact("node", verdict.node)
+        yield time
+        return
+    yield from _place_facts(root)
+    yield from _end_facts(root)
+    yield time
+    if root.place.restart_count:
+        yield Fact("restarts before", str(root.place.restart_count))
+    if root.caused_by is not None:
+        yield Fact("stopped after a failure of", _cause(root.caused_by))
+    yield from _few("thread", [_thread(thread) for thread in root.thread_failures])
+    memory = ", ".join(_memory(root))
+    if memory:
+        yield Fact("memory", memory)
+    yield from _few("last collective", [_collective(progress) for progress in root.collectives])
+    if root.versions:
+        yield Fact("versions", ", ".join(f"{name} {version}" for name, version in root.versions))
+
+
+def _no_time(verdict: Verdict, cascade: Cascade) -> str:
+    """Why there is none of the root cause, where others have theirs."""
+    if not any(event.failure.timestamp_ns is not None for event in cascade.events):
+        return "not recorded"
+    return "not known: nobody saw it begin" if verdict.category == "hang" else "not known"
+
+
+def _place_facts(root: WorkerError) -> Iterator[Fact]:
+    place = root.place
+    if place.rank is not None:
+        yield Fact("rank", _with(str(place.rank), "local_rank", place.local_rank))
+    if root.node:
+        yield Fact("node", root.node)
+    if place.host and place.host != root.node:
+        yield Fact("host", place.host)
+
+
+def _end_facts(root: WorkerError) -> Iterator[Fact]:
+    pid = root.place.pid or None
+    if root.exit_code is not None:
+        yield Fact("exit code", _with(str(root.exit_code), "pid", pid))
+    elif pid is not None:
+        yield Fact("pid", str(pid))
+    by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
+    if by_agent is not None:
+        yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.reason}")
+    elif root.signal:
+        explained = explain_signal(root.signal, root.resources)
+        yield Fact("signal", f"{root.signal}: {explained}" if explained else root.signal)
+
+
+def _with(text: str, name: str, value: int | None) -> str:
+    return text if value is None else f"{text} ({name} {value})"
+
+
+def _few(name: str, values: Sequence[str]) -> Iterator[Fact]:
+    for value in values[:_FEW]:
+        yield Fact(name, value)
+    if len(values) > _FEW:
+        yield Fact(name, f"and {len(values) - _FEW} more")
+
+
+def _cause(cause: CausedBy) -> str:
+    if cause.rank is None:
+        return cause.node or "another node"
+    return f"rank {cause.rank} on {cause.node}" if cause.node else f"rank {cause.rank}"
+
+
+def _thread(failure: ThreadFailure) -> str:
+    exception = failure.exception
+    text = one_line(exception.message)
+    return f"{failure.thread} ended by {exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
+
+
+def _collective(progress: CollectiveProgress) -> str:
+    number = f"{progress.last_operation} #{progress.enqueued}".lstrip()
+    completed = f", {progress.completed} completed" if progress.completed is not None else ""
+    return f"{number}{completed} (group {progress.group})"
+
+
+def _memory(root: WorkerError) -> Iterator[str]:
+    found = root.resources
+    limit = f" of {size(found.memory_limit_bytes)}" if found.memory_limit_bytes is not None else ""
+    if found.memory_peak_bytes is not None:
+        yield f"peak {size(found.memory_peak_bytes)}{limit}"
+    if found.memory_used_bytes is not None:
+        yield f"in use {size(found.memory_used_bytes)}" + ("" if found.memory_peak_bytes is not None else limit)
+    elif found.memory_peak_bytes is None and limit:
+        yield f"limit {size(found.memory_limit_bytes or 0)}"
+    if found.oom_kill is not None:
+        yield f"oom_kill rose by {found.oom_kill}"
+
+
+# --- the others -----------------------------------------------------------------------------------------------------
+
+
+def _followers(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
+    if verdict.scope is Scope.UNDETERMINED:
+        return ""  # nobody is a victim for sure
+    if not cascade.events:
+        return str(verdict.victims.count or "")
+    stopped, victims = cascade.count(State.STOPPED), cascade.count(State.VICTIM)
+    after = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
+    agents = sum(event.failure.subject is Subject.AGENT for event in after)
+    became = "waited in vain" if verdict.category == "hang" else "lost a peer"
+    parts = [f"{victims} {became}"] if victims else []
+    parts += [f"{stopped} stopped by {'its agent' if stopped == 1 else 'their agents'}"] if stopped else []
+    parts += [f"{agents} {'agent' if agents == 1 else 'agents'} failed after it"] if agents else []
+    text = ", ".join(parts)
+    timed = [event for event in after if event.at_ns is not None]
+    if not timed or not parts:
+        return text
+    first, *others = timed
+    bounds = [event.bounds for event in timed if event.bounds is not None]
+    name = f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
+    on = f" on {first.failure.node}" if first.failure.rank is not None and first.failure.node else ""
+    if len(bounds) < len(timed):  # by clocks that nobody compared the order is a guess
+        said = f"; the first {first.later}" if first.later else ""
+        return f"{text}{said}" + (f"; the last {others[-1].later}" if others else "")
+    # of several whose order is not known, when the first and the last of them were is known nevertheless
+    start = Interval(min(item.low for item in bounds), min(item.high for item in bounds))
+    end = Interval(max(item.low for item in bounds), max(item.high for item in bounds))
+    is_first = all(clocks.before(first.failure, other.failure) for other in others)
+    who = f" was {name}{on}," if is_first else ""
+    if not cascade.from_root:
+        text = f"{text}; the first was {name}{on}" if is_first else text
+        return f"{text}; the last {later_text(end)} than the first" if end.low > 0 else text
+    text = f"{text}; the first{who} {later_text(start)}"
+    return f"{text}; the last {later_text(end)}" if others else text
+
+
+def _clocks(cascade: Cascade, clocks: Clocks) -> str:
+    """How far times of different processes can be compared; empty if there is nothing to compare."""
+    if len(cascade.events) < 2:  # noqa: PLR2004 - one moment
+        return ""
+    untimed = [event for event in cascade.events if event.at_ns is None]
+    unknown = {event.failure.node for event in cascade.events if event.at_ns is not None and event.bounds is None}
+    if unknown:  # or it is the clock that all are compared with
+        timed = {event.failure.node for event in cascade.events if event.at_ns is not None}
+        unknown = {node for node in timed if not clocks.offset(node).is_known} or unknown
+    widths = [event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None]
+    said = []
+    if untimed:
+        said.append(f"{len(untimed)} of {len(cascade.events)} carry no time")
+    if unknown:
+        whose = _names(sorted(unknown)) if len(unknown) <= _FEW and "" not in unknown else f"{len(unknown)} nodes"
+        verb = "clock of {} is" if len(unknown) == 1 else "clocks of {} are"
+        said.append(f"nobody knows how right the {verb.format(whose)}")
+    if max(widths, default=0) > _MS:
+        said.append(f"times are known to within {duration(max(widths))}")
+    elif not said:
+        said.append("all processes read one clock")
+    return "; ".join(said)
+
+
+def _coverage(verdict: Verdict) -> str:
+    coverage = verdict.coverage
+    expected = coverage.expected if coverage.expected is not None else "an unknown number"
+    text = f"{coverage.reported} of {expected}"
+    parts = [] if coverage.complete else ["incomplete"]
+    if coverage.unreadable:
+        parts.append(f"{coverage.unreadable} documents could not be read")
+    if not verdict.settled:
+        parts.append("the wait for the others ran out")
+    return ", ".join([text, *parts])

@@ -1,0 +1,1 @@
+"""Documents and verdicts as bytes, and back."""
