@@ -20,8 +20,8 @@ from firstfault.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors
-    from firstfault.output_reader import Conclusion
 
 __all__ = ["logs_of_run", "sibling_attempts"]
 

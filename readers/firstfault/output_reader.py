@@ -8,34 +8,20 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.errors import (
-    FirstFaultError,
-    ObjectNotFoundError,
-    StoreError,
-    StoreUnavailableError,
-    UsageError,
-)
-from firstfault.layout.paths import DECK, OUTPUTS, Layout, is_error_file
-from firstfault.model import (
-    JobErrors,
-    NodePresence,
-    Origin,
-    Phase,
-    Place,
-    Seal,
-    Verdict,
-    WorkerError,
-    Writer,
-)
-from firstfault.reading.assemble import Findings, assemble, nodes_done, pods_live
-from firstfault.reading.fetch import Wish, list_all, look, read_listed, read_roster
+from firstfault.conclude import Conclusion, conclude, failed, strategy_of
+from firstfault.errors import ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
+from firstfault.layout.paths import DECK, OUTPUTS, Layout
+from firstfault.model import JobErrors, NodePresence, Origin, Seal, Verdict, Writer
+from firstfault.model.roster import nodes_done
+from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.reading.fetch import list_all, look, read_listed
+from firstfault.reading.selection import Wish
+from firstfault.reading.waiting import Patience, await_nodes
 from firstfault.render.message import flyte_message
 from firstfault.report.data import report_of
-from firstfault.retry import RetryContext, decide
 from firstfault.store import join, open_store
-from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, reads_of, run_strategy
+from firstfault.strategies import get_strategy, reads_of
 from firstfault.sync import run_sync
-from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
 
 if TYPE_CHECKING:
     import threading
@@ -46,17 +32,13 @@ if TYPE_CHECKING:
     from firstfault.model import Decision
     from firstfault.report import Report
     from firstfault.report.attempt_changes import AttemptSummary
-    from firstfault.retry import RetryPolicy
-    from firstfault.store import Store
+    from firstfault.retry import RetryContext, RetryPolicy
     from firstfault.strategies import AggregationStrategy
 
 __all__ = ["Conclusion", "ExecutionError", "MultiErrorFileOutputReader", "failed"]
 
-_PARALLEL_GETS = 32
 logger = logging.getLogger(__name__)
 
-_FIRST_POLL_S = 0.05
-_LONGEST_POLL_S = 1.0
 _LOOK_SHARE = 10
 """Pauses between looks at a running attempt, as a multiple of what a look took."""
 _LONGEST_PAUSE_S = 60.0
@@ -73,15 +55,6 @@ class ExecutionError:
     timestamp_ns: int | None = None
     worker: str = ""
     error_uri: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """What one look brought."""
-
-    job: JobErrors
-    verdict: Verdict
-    decision: Decision
 
 
 class MultiErrorFileOutputReader:
@@ -101,7 +74,7 @@ class MultiErrorFileOutputReader:
         settle_seconds: how long to wait for nodes that have not reported; 0 reads what is there.
         retry_policy: None for firstfault's default.
         storage_options: for fsspec; by default from flytekit's and the library's own settings.
-        own_findings: what this pod knows by itself: all there is for a pod that may write but not list, and
+        own_snapshot: what this pod knows by itself: all there is for a pod that may write but not list, and
             otherwise what it could not upload.
         enough: asked with the roster at each look; true ends the wait as if every node had reported.
         give_up: once set, ends the wait; what is there by then is read.
@@ -116,7 +89,7 @@ class MultiErrorFileOutputReader:
         settle_seconds: float = 0.0,
         retry_policy: RetryPolicy | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        own_findings: Findings | None = None,
+        own_snapshot: Snapshot | None = None,
         enough: Callable[[Sequence[NodePresence]], bool] | None = None,
         give_up: threading.Event | None = None,
     ) -> None:
@@ -126,15 +99,13 @@ class MultiErrorFileOutputReader:
             raise UsageError(f"settle_seconds must not be negative, not {settle_seconds}")
         self._layout = Layout.of(uri)
         self._uri = uri
-        self._strategy = get_strategy(strategy) if strategy is not None else None
-        self._strategy_name = strategy if isinstance(strategy, str) else ""
-        self._expected_nodes = expected_nodes
-        self._settle_seconds = settle_seconds
+        if strategy is not None:
+            get_strategy(strategy)  # refuse an unknown one before anything is read
+        self._strategy = strategy
+        self._patience = Patience(settle_seconds, expected_nodes, enough, give_up)
         self._retry_policy = retry_policy
         self._storage_options = storage_options
-        self._own_findings = own_findings
-        self._enough = enough
-        self._give_up = give_up
+        self._own = own_snapshot
 
     @property
     def errors_uri(self) -> str:
@@ -217,28 +188,7 @@ class MultiErrorFileOutputReader:
 
     def conclude_from(self, job: JobErrors, context: RetryContext | None = None) -> Conclusion | None:
         """As `conclude`, from what has been read already."""
-        if not failed(job):
-            return None
-        sealed = job.seals[0] if job.seals else None
-        if sealed is not None and self._speaks(sealed, job):
-            verdict = _verdict_of_seal(sealed, job)
-        else:
-            verdict = run_strategy(self._strategy or _strategy_of(job.seals), job)
-        context = context or RetryContext(pods_alive=pods_live(job))
-        decision = None
-        if self._retry_policy is None and sealed is not None and _agrees(sealed, verdict):
-            # sealed under the task's own policy, which may be anything; it holds as long as the verdict is the same
-            decision = decision_from_json(sealed.json)
-            if decision is not None:
-                decision = replace(decision, enforced=context.pods_alive)
-        return Conclusion(job, verdict, decision or decide(verdict, self._retry_policy, context))
-
-    def _speaks(self, seal: Seal, job: JobErrors) -> bool:
-        """Whether the pods' own verdict is taken: the documents are gone, or it rests on some that were lost."""
-        if not job.failures:
-            return True
-        same_strategy = self._strategy is None or self._strategy_name == seal.strategy
-        return same_strategy and seal.count > job.document_count
+        return conclude(job, strategy=self._strategy, policy=self._retry_policy, context=context)
 
     def report(
         self,
@@ -248,8 +198,15 @@ class MultiErrorFileOutputReader:
         logs: Mapping[str, str] | None = None,
     ) -> Report:
         """Return what a report on a conclusion of this reader says; see `firstfault.report.report_of`."""
-        job, verdict, decision = conclusion.job, conclusion.verdict, conclusion.decision
-        return report_of(job, verdict, decision, uri=self._uri, attempts=attempts, logs=logs)
+        return report_of(
+            conclusion.job,
+            conclusion.verdict,
+            conclusion.decision,
+            uri=self._uri,
+            attempts=attempts,
+            logs=logs,
+            diagnosis=conclusion.diagnosis,
+        )
 
     def verdict(self) -> Verdict | None:
         """Return the verdict, None if there is no error."""
@@ -273,16 +230,16 @@ class MultiErrorFileOutputReader:
         """As `job`, for a caller with an event loop."""
         async with open_store(self._layout.root, self._storage_options) as store:
             try:
-                known, done = await self._settle(store)
-                settled = done or self._settle_seconds <= 0
-                findings = await look(store, self._layout, self._wish, self._job_of(settled), known)
+                known, done = await await_nodes(store, self._layout.roster, self._patience)
+                settled = done or self._patience.seconds <= 0
+                snapshot = await look(store, self._layout, self._wish, self._job_of(settled), known)
             except StoreError as error:
-                if self._own_findings is None:
+                if self._own is None:
                     raise
                 note = f"own node only, the others' documents could not be looked at: {error}"
-                own = replace(self._own_findings, notes=(*self._own_findings.notes, note))
-                return assemble(own, expected_nodes=self._expected_nodes, settled=False)
-            return self._job_of(settled)(findings)
+                own = replace(self._own, notes=(*self._own.notes, note))
+                return assemble(own, expected_nodes=self._patience.expected_nodes, settled=False)
+            return self._job_of(settled)(snapshot)
 
     async def follow(self, interval_seconds: float = 1.0) -> AsyncIterator[JobErrors]:
         """Yield what is known about a running attempt, now and whenever something has come, until its nodes are done.
@@ -308,7 +265,7 @@ class MultiErrorFileOutputReader:
                     listing = await list_all(store, self._layout)
                     is_new = listing.mark() != mark
                     if is_new:
-                        findings = await read_listed(
+                        snapshot = await read_listed(
                             store, self._layout, listing, self._wish, self._job_of(settled=False), known
                         )
                 except StoreUnavailableError as error:
@@ -316,19 +273,20 @@ class MultiErrorFileOutputReader:
                     is_new = False
                 if is_new:
                     mark = listing.mark()
-                    done = nodes_done(findings.roster, self._expected_nodes)
-                    yield self._job_of(settled=done)(findings)
+                    done = nodes_done(snapshot.roster, self._patience.expected_nodes)
+                    yield self._job_of(settled=done)(snapshot)
                     if done:
                         return
                 took = time.monotonic() - began
                 await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
 
-    def _job_of(self, settled: bool) -> Callable[[Findings], JobErrors]:
-        return lambda findings: assemble(self._with_own(findings), expected_nodes=self._expected_nodes, settled=settled)
+    def _job_of(self, settled: bool) -> Callable[[Snapshot], JobErrors]:
+        expected = self._patience.expected_nodes
+        return lambda snapshot: assemble(self._with_own(snapshot), expected_nodes=expected, settled=settled)
 
     def _wish(self, seals: Sequence[Seal]) -> Wish:
         """What the strategy wants to read: the caller's, else the one that the pods' own verdict names."""
-        strategy = self._strategy or _strategy_of(seals)
+        strategy = strategy_of(seals) if self._strategy is None else get_strategy(self._strategy)
         wanted, named = reads_of(strategy)
         return Wish(wanted, named) if named is not None else Wish(wanted)
 
@@ -342,87 +300,12 @@ class MultiErrorFileOutputReader:
         async with open_store(self._layout.root, self._storage_options) as store:
             return await store.get(name)
 
-    def _with_own(self, findings: Findings) -> Findings:
+    def _with_own(self, snapshot: Snapshot) -> Snapshot:
         """Add what this pod knows and could not upload."""
-        if self._own_findings is None:
-            return findings
-        present = {ref.name for document in findings.documents for ref in document.documents}
+        if self._own is None:
+            return snapshot
+        present = {ref.name for document in snapshot.documents for ref in document.documents}
         lost = [
-            document
-            for document in self._own_findings.documents
-            if not any(ref.name in present for ref in document.documents)
+            document for document in self._own.documents if not any(ref.name in present for ref in document.documents)
         ]
-        return replace(findings, documents=(*findings.documents, *lost))
-
-    async def _settle(self, store: Store) -> tuple[dict[str, NodePresence], bool]:
-        """Read the roster until every node is done or the time is up; return what was read, by name, and which."""
-        deadline = time.monotonic() + self._settle_seconds
-        pause = _FIRST_POLL_S
-        known: dict[str, NodePresence] = {}
-        unreadable: set[str] = set()
-        while self._settle_seconds > 0 and self._layout.roster is not None:
-            names = [item for item in await store.list(self._layout.roster) if is_error_file(item.name)]
-            # an entry never changes once it is there: each is read once, however often the folder is listed
-            new = [item for item in names if item.name not in known]
-            read, bad = await read_roster(store, self._layout.roster, new)
-            # one that could not be read counts by its name, and is tried once more by the look that follows
-            known.update(read)
-            unreadable.update(item.name for item in bad)
-            roster = list(known.values())
-            done = nodes_done(roster, self._expected_nodes)
-            left = deadline - time.monotonic()
-            if not done and left > 0 and self._enough is not None:
-                done = await asyncio.to_thread(self._enough, roster)
-            if done or left <= 0 or await self._pause(min(pause, left)):
-                return {name: entry for name, entry in known.items() if name not in unreadable}, done
-            pause = min(pause * 1.5, _LONGEST_POLL_S)
-        return known, False
-
-    async def _pause(self, seconds: float) -> bool:
-        """Wait; return at once, with True, when the caller gives up."""
-        if self._give_up is None:
-            await asyncio.sleep(seconds)
-            return False
-        return await asyncio.to_thread(self._give_up.wait, seconds)
-
-
-def failed(job: JobErrors) -> bool:
-    """Whether what was read means that the attempt failed.
-
-    An unreadable document, or a node that said it failed and left none, is a failure nobody can name.
-    """
-    said = any(presence.phase is Phase.FAILED for presence in job.roster)
-    return bool(job.failures or job.seals or job.coverage.unreadable or said)
-
-
-def _strategy_of(seals: Sequence[Seal]) -> AggregationStrategy:
-    """The strategy the job itself was sealed with, if it is known here."""
-    for seal in sorted(seals, key=lambda seal: (-seal.count, seal.name)):
-        try:
-            return get_strategy(seal.strategy)
-        except FirstFaultError:
-            continue  # of a plug-in that is not here, or broken here
-    return get_strategy(DEFAULT_STRATEGY)
-
-
-def _agrees(seal: Seal, verdict: Verdict) -> bool:
-    return seal.digest == verdict.digest and seal.strategy == verdict.strategy
-
-
-def _verdict_of_seal(seal: Seal, job: JobErrors) -> Verdict:
-    verdict = verdict_from_json(seal.json)
-    if verdict is None:
-        # sealed by another version; what it says to Flyte is readable all the same
-        spoken = WorkerError(
-            seal.code,
-            seal.message,
-            seal.kind,
-            seal.origin,
-            seal.fault_timestamp_ns,
-            seal.worker,
-            Place(node=seal.worker),
-        )
-        verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(spoken,)))
-    note = "no error documents were read; this is the verdict that the pods sealed"
-    notes = (*verdict.coverage.notes, *job.coverage.notes, note)
-    return replace(verdict, coverage=replace(verdict.coverage, notes=notes, complete=False))
+        return replace(snapshot, documents=(*snapshot.documents, *lost))

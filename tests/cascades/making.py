@@ -104,7 +104,7 @@ class Cascade:
     fault: str
     roots: tuple[Root, ...]
     """First one first."""
-    findings: Findings
+    snapshot: Findings
     workers: int
 
 

@@ -35,14 +35,14 @@ class Objects:
     uri = "memory://cascade"
     pages_in_order = True
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, snapshot: Findings) -> None:
         self._objects: dict[str, tuple[int | None, Callable[[], bytes]]] = {}
-        for item in findings.documents:
+        for item in snapshot.documents:
             ref = item.documents[0]
             self._objects[f"{ERRORS}/{ref.name}"] = (ref.last_modified_ns, lambda item=item: encode(item))
-        for bad in findings.unreadable:
+        for bad in snapshot.unreadable:
             self._objects[f"{ERRORS}/{bad.name}"] = (None, lambda: b"\xff\xff")
-        for entry in findings.roster:
+        for entry in snapshot.roster:
             self._objects[f"{ROSTER}/{roster_key_for(entry)}"] = (None, lambda entry=entry: encode_presence(entry))
         self._names = sorted(self._objects)
         self.lists = 0

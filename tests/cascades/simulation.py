@@ -93,13 +93,13 @@ def simulate(rules: Rules, seeds: Iterable[int], verbose: bool = False) -> tuple
     for cascade in cascades(rules, seeds):
         began = time.perf_counter()
         nodes = cascade.workers // RANKS_PER_NODE
-        job = assemble(cascade.findings, expected_nodes=nodes)
+        job = assemble(cascade.snapshot, expected_nodes=nodes)
         assembling.append(time.perf_counter() - began)
         for name, tally in tallies.items():
             strategy = child_failed_error if name == TORCH else get_strategy(name.partition(" ")[0])
             seen = job
             if name == BY_GROUPS:
-                objects = Objects(cascade.findings)
+                objects = Objects(cascade.snapshot)
                 seen = looked_at(objects, "evidence", partial(assemble, expected_nodes=nodes))
                 tally.opened.append(objects.gets)
             began = time.perf_counter()
@@ -166,11 +166,11 @@ def measure(workers: int) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "documents.zip"
         with zipfile.ZipFile(file, "w") as archive:
-            for item in cascade.findings.documents:
+            for item in cascade.snapshot.documents:
                 archive.writestr(f"errors/{item.documents[0].name}", encode(item))
-            for entry in cascade.findings.roster:
+            for entry in cascade.snapshot.roster:
                 archive.writestr(f"roster/{roster_key_for(entry)}", encode_presence(entry))
-            times = {item.documents[0].name: item.documents[0].last_modified_ns for item in cascade.findings.documents}
+            times = {item.documents[0].name: item.documents[0].last_modified_ns for item in cascade.snapshot.documents}
             archive.writestr("times.json", json.dumps(times))
         command = [sys.executable, __file__, "--judge", str(file), "--workers", str(workers)]
         return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()

@@ -28,7 +28,7 @@ def test_the_same_seed_makes_the_same_cascade() -> None:
 
     def seen(seed: int) -> list[tuple[object, ...]]:
         (cascade,) = cascades(_FEW, [seed])
-        return [(item.rank, item.node, item.timestamp_ns, item.message) for item in cascade.findings.documents]
+        return [(item.rank, item.node, item.timestamp_ns, item.message) for item in cascade.snapshot.documents]
 
     assert seen(7) == seen(7)
     assert seen(7) != seen(8)
@@ -37,25 +37,25 @@ def test_the_same_seed_makes_the_same_cascade() -> None:
 def test_what_the_rules_promise() -> None:
     """So many documents are late, so many unreadable, and so many cascades are without their root's own."""
     made = list(cascades(_FEW, range(60)))
-    kept = sum(len(cascade.findings.documents) for cascade in made)
-    unreadable = sum(len(cascade.findings.unreadable) for cascade in made)
+    kept = sum(len(cascade.snapshot.documents) for cascade in made)
+    unreadable = sum(len(cascade.snapshot.unreadable) for cascade in made)
     without = sum(not root.left for cascade in made for root in cascade.roots)
 
     assert 0.005 < unreadable / kept < 0.02
     assert 0 < without < 30
     assert len(Counter(cascade.fault for cascade in made)) > 8
     for cascade in made:
-        ranks = [rank for entry in cascade.findings.roster for rank in entry.ranks if entry.phase.value == "joined"]
+        ranks = [rank for entry in cascade.snapshot.roster for rank in entry.ranks if entry.phase.value == "joined"]
         assert sorted(ranks) == list(range(256))
 
 
 def test_a_wrong_verdict_is_called_wrong() -> None:
     """The judge does not take any verdict for right."""
     (cascade,) = cascades(Rules(workers=64, root_missing=0, late=0, unreadable=0, two_roots=0), [3])
-    job = assemble(cascade.findings, expected_nodes=8)
+    job = assemble(cascade.snapshot, expected_nodes=8)
     assert judge(cascade, run_strategy(get_strategy("evidence"), job)) == "right"
     victims = [failure for failure in job.failures if failure.rank not in {root.rank for root in cascade.roots}]
-    other = assemble(type(cascade.findings)(tuple(victims[:1])), expected_nodes=8)
+    other = assemble(type(cascade.snapshot)(tuple(victims[:1])), expected_nodes=8)
     assert judge(cascade, run_strategy(get_strategy("last_written"), other)) == "wrong"
 
 

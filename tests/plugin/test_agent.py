@@ -38,7 +38,7 @@ from firstfault.model import (
     Subject,
     Writer,
 )
-from firstfault.reading.assemble import Findings, assemble
+from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
@@ -83,7 +83,7 @@ def _death(local_rank: int, exit_code: int, at: Moment | None = None) -> Death:
 
 
 def _verdict_of(*failures: WorkerError) -> Any:
-    return get_strategy("earliest")(assemble(Findings(documents=failures)))
+    return get_strategy("earliest")(assemble(Snapshot(documents=failures)))
 
 
 # --- one death ------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault.conclude import Conclusion
 from firstfault.model import Kind, Origin
-from firstfault.output_reader import Conclusion
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job

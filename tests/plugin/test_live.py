@@ -99,7 +99,7 @@ def test_nodes_before_anybody_has_said_a_word(pods: Callable[..., list[Pod]], tm
 
 
 @pytest.mark.parametrize(
-    ("codes", "findings", "ranks", "fine"),
+    ("codes", "snapshot", "ranks", "fine"),
     [
         ((None, None), {"roster": _joined()}, [[(".", "0-1 running")], [(".", "2-3 running")]], [True, True]),
         (
@@ -119,10 +119,10 @@ def test_nodes_before_anybody_has_said_a_word(pods: Callable[..., list[Pod]], tm
     ids=["running", "finished", "failed", "killed"],
 )
 def test_the_states_of_ranks(  # noqa: PLR0917 - fixtures and a table
-    pods: Callable[..., list[Pod]], tmp_path: Path, codes: Any, findings: dict[str, Any], ranks: Any, fine: list[bool]
+    pods: Callable[..., list[Pod]], tmp_path: Path, codes: Any, snapshot: dict[str, Any], ranks: Any, fine: list[bool]
 ) -> None:
     """Each rank runs until its documents, its node or its pod's end say something else."""
-    roster, failures = findings["roster"], findings.get("failures", ())
+    roster, failures = snapshot["roster"], snapshot.get("failures", ())
     lines = node_lines(pods(*codes), picture(_reader(tmp_path), make_job(*failures, roster=roster)))
     assert [list(line.ranks) for line in lines] == ranks
     assert [line.is_fine for line in lines] == fine

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from conftest import Prefix
 
-    from firstfault.output_reader import Conclusion
+    from firstfault.conclude import Conclusion
     from tests.s3_server import S3
 
 LONG_S = 60.0

@@ -28,7 +28,8 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.reading.assemble import Findings, Unreadable, assemble, digest_of, nodes_done, pods_live
+from firstfault.model.roster import nodes_done, pods_live
+from firstfault.reading.assemble import Snapshot, Unreadable, assemble, digest_of
 from firstfault.testing import START_NS, make_error, make_presence
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 _KILLED = {"writer": Writer.AGENT, "exception": None, "exit_code": -9, "signal": "SIGKILL"}
 
 
-def _job(*documents: WorkerError, expected_nodes: int | None = None, **findings: Any) -> JobErrors:
-    return assemble(Findings(documents=documents, **findings), expected_nodes=expected_nodes)
+def _job(*documents: WorkerError, expected_nodes: int | None = None, **snapshot: Any) -> JobErrors:
+    return assemble(Snapshot(documents=documents, **snapshot), expected_nodes=expected_nodes)
 
 
 def _said(failures: tuple[WorkerError, ...]) -> list[str]:
@@ -482,7 +483,7 @@ def test_the_order_of_reading_does_not_matter(
 
 
 def _assembled(documents: list[WorkerError], entries: list[NodePresence], unreadable: list[Unreadable]) -> JobErrors:
-    return assemble(Findings(tuple(documents), roster=tuple(entries), unreadable=tuple(unreadable)))
+    return assemble(Snapshot(tuple(documents), roster=tuple(entries), unreadable=tuple(unreadable)))
 
 
 @given(st.lists(_DOCUMENTS, max_size=8))
@@ -573,15 +574,15 @@ def test_a_node_without_a_name_is_its_group_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    "findings",
+    "snapshot",
     [
         {"unreadable": (Unreadable("x.pb", "it is empty"),)},
         {"notes": ("x.pb was not looked at: it is empty",)},
     ],
 )
-def test_what_was_not_looked_at_makes_it_incomplete(findings: dict[str, Any]) -> None:
+def test_what_was_not_looked_at_makes_it_incomplete(snapshot: dict[str, Any]) -> None:
     """An unreadable document, or anything else that could not be looked at, is said and makes it incomplete."""
-    coverage = _job(make_error(), expected_nodes=1, **findings).coverage
+    coverage = _job(make_error(), expected_nodes=1, **snapshot).coverage
     assert not coverage.complete
     (note,) = coverage.notes
     assert "x.pb" in note
@@ -619,12 +620,12 @@ def test_a_document_that_has_gone_is_missed() -> None:
     assert coverage.notes == ("worker-0 says it uploaded e1-gone.pb, but it is not there",)
 
 
-@pytest.mark.parametrize("findings", [{}, {"unreadable": (Unreadable("e1-here.pb", "empty"),)}])
-def test_a_document_that_is_there_is_not_missed(findings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("snapshot", [{}, {"unreadable": (Unreadable("e1-here.pb", "empty"),)}])
+def test_a_document_that_is_there_is_not_missed(snapshot: dict[str, Any]) -> None:
     """A receipt for a document that was read, or found unreadable, is no news."""
-    here = make_error(documents=(DocumentRef("e1-here.pb"),)) if not findings else make_error()
+    here = make_error(documents=(DocumentRef("e1-here.pb"),)) if not snapshot else make_error()
     entry = make_presence(receipts=(Receipt("e1-here.pb", durable=True),))
-    notes = _job(here, roster=(entry,), **findings).coverage.notes
+    notes = _job(here, roster=(entry,), **snapshot).coverage.notes
     assert not any("it is not there" in note for note in notes)
 
 
@@ -680,4 +681,4 @@ def test_the_members_of_a_merge_are_not_changed() -> None:
 )
 def test_whether_the_pods_live(failures: list[WorkerError], roster: list[NodePresence], live: bool) -> None:
     """A node that never said that it is done, or whose agent is gone, may have taken its pod along."""
-    assert pods_live(assemble(Findings(documents=tuple(failures), roster=tuple(roster)))) is live
+    assert pods_live(assemble(Snapshot(documents=tuple(failures), roster=tuple(roster)))) is live

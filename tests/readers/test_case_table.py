@@ -11,7 +11,7 @@ from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableErr
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope, SentSignal, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading.assemble import Findings
+from firstfault.reading.assemble import Snapshot
 from firstfault.store import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
@@ -393,8 +393,8 @@ def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pyt
     """Such a pod judges by its own documents, says so, and names the permission that is missing."""
     attempt.write(make_error(0, node="w-0", at_ms=-50, message="another pod's"))
     _refuse_listing(monkeypatch, AccessDeniedError("refused; check the credentials and the list permission"))
-    own = Findings(documents=(make_error(3, node="w-1", group_world_size=2, message="mine"),))
-    reader = attempt.reader(own_findings=own)
+    own = Snapshot(documents=(make_error(3, node="w-1", group_world_size=2, message="mine"),))
+    reader = attempt.reader(own_snapshot=own)
     verdict = reader.verdict()
     assert verdict.message == "mine"
     assert not verdict.settled

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault.evidence.classification import Standing, findings_of
+from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
     TOLD_TO_GO,
@@ -108,8 +108,8 @@ def test_a_fault_and_its_victims() -> None:
 @pytest.mark.parametrize("name", ["train.run.<locals>.BrokenShardError", "train.ShardNotReady", "train.Oops"])
 def test_an_exception_of_any_name(name: str) -> None:
     """What was raised is an exception, whatever its class is called and wherever it was made."""
-    (finding,) = findings_of(make_job(own(3, 0, name, "at 7 on rank 3")))
-    assert finding.standing is Standing.OWN_FAULT
+    (judged,) = classify_failures(make_job(own(3, 0, name, "at 7 on rank 3")))
+    assert judged.failure_class is FailureClass.OWN_FAULT
     assert evidence(done(own(3, 0, name, "at 7"), own(0, 40, "RuntimeError", "what now"), victim(2))).ranks == (3,)
 
 
@@ -142,30 +142,30 @@ def test_what_it_wrote_before_it_died() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outer", "inner", "relation", "standing"),
+    ("outer", "inner", "relation", "failure_class"),
     [
-        (("RuntimeError", "training failed"), ("RuntimeError", PEER.format(1)), "cause", Standing.CONSEQUENCE),
-        (("RuntimeError", PEER.format(1)), ("ValueError", "bad batch"), "context", Standing.OWN_FAULT),
-        (("RuntimeError", "training failed"), ("RuntimeError", WAITED), "cause", Standing.UNCLEAR),
+        (("RuntimeError", "training failed"), ("RuntimeError", PEER.format(1)), "cause", FailureClass.CONSEQUENCE),
+        (("RuntimeError", PEER.format(1)), ("ValueError", "bad batch"), "context", FailureClass.OWN_FAULT),
+        (("RuntimeError", "training failed"), ("RuntimeError", WAITED), "cause", FailureClass.UNCLEAR),
         (
             ("RuntimeError", PEER.format(1)),
             ("RuntimeError", "CUDA error: misaligned address"),
             "context",
-            Standing.OWN_FAULT,
+            FailureClass.OWN_FAULT,
         ),
         (
             ("c10::DistBackendError", "watchdog: CUDA error: an illegal memory access"),
             ("RuntimeError", PEER.format(1)),
             "context",
-            Standing.OWN_FAULT,
+            FailureClass.OWN_FAULT,
         ),
     ],
 )
-def test_a_chain(outer: tuple[str, str], inner: tuple[str, str], relation: str, standing: Standing) -> None:
+def test_a_chain(outer: tuple[str, str], inner: tuple[str, str], relation: str, failure_class: FailureClass) -> None:
     """What came first counts, and local evidence wherever it stands."""
     chained = ExceptionInfo(*outer, causes=(ExceptionInfo(*inner, relation=relation),))
-    (finding,) = findings_of(done(replace(own(3), exception=chained)))
-    assert finding.standing is standing
+    (judged,) = classify_failures(done(replace(own(3), exception=chained)))
+    assert judged.failure_class is failure_class
 
 
 def test_an_exception_in_flight_is_a_fault() -> None:
@@ -618,7 +618,7 @@ def test_what_the_agents_were_told_of_beats_an_exception_of_no_kind() -> None:
 
 
 def test_pointers_that_lie() -> None:
-    """Circular blame, a peer that is healthy, a rank that does not exist: never a confident verdict."""
+    """Circular accusations, a peer that is healthy, a rank that does not exist: never a confident verdict."""
     barrier = "[Rank {}]: Rank {} failed to pass monitoredBarrier in 9000 ms"
     circle = [own(rank, 0, "RuntimeError", barrier.format(rank, (rank + 1) % 4)) for rank in range(4)]
     verdict = evidence(done(*circle))

@@ -21,7 +21,7 @@ from firstfault.errors import (
 from firstfault.layout.keys import error_key_for
 from firstfault.model import Decision, DocumentRef, JobErrors, Kind, Origin, Phase, Scope, Seal, Verdict, Writer
 from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
-from firstfault.reading.assemble import Findings
+from firstfault.reading.assemble import Snapshot
 from firstfault.report import to_json
 from firstfault.retry import RetryContext, decide, never
 from firstfault.store import FsspecStore
@@ -32,7 +32,7 @@ from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_seal
 if TYPE_CHECKING:
     from conftest import Attempt
 
-    from firstfault.output_reader import Conclusion
+    from firstfault.conclude import Conclusion
 
 _OUTPUTS = LiteralMap(literals={"loss": Literal(scalar=Scalar(primitive=Primitive(integer=7)))})
 
@@ -319,13 +319,13 @@ def test_what_could_not_be_uploaded_is_added(attempt: Attempt) -> None:
     """A pod's own documents count once: those that are in the storage are not added again."""
     shared = make_error(0, at_ms=9, message="uploaded")
     name = attempt.put("firstfault/errors/e1-shared.pb", encode(shared))
-    own = Findings(
+    own = Snapshot(
         documents=(
             replace(shared, documents=(DocumentRef(name),)),
             make_error(1, at_ms=0, message="lost", documents=(DocumentRef("e1-lost.pb"),)),
         )
     )
-    conclusion = attempt.reader(own_findings=own).conclude()
+    conclusion = attempt.reader(own_snapshot=own).conclude()
     assert [failure.message for failure in conclusion.job.failures] == ["lost", "uploaded"]
     assert conclusion.verdict.document_count == 2
 

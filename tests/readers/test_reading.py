@@ -23,7 +23,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.reading.assemble import Findings, Unreadable, assemble
+from firstfault.reading.assemble import Snapshot, Unreadable, assemble
 from firstfault.strategies import Reads, get_strategy, reads, run_strategy
 from firstfault.testing import START_NS, make_error, make_presence
 from tests.cascades.objects import Objects, looked_at
@@ -57,8 +57,8 @@ def root(rank: int = 211, **fields: object) -> WorkerError:
     return named(make_error(rank, exception="ValueError", message="bad batch", **values))
 
 
-def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Findings:
-    """Return the findings of a job in which all ranks that are not among `others` lost a peer."""
+def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Snapshot:
+    """Return the snapshot of a job in which all ranks that are not among `others` lost a peer."""
     gone = {error.rank for error in others} | set(leave_out)
     victims = [victim(rank) for rank in range(MANY) if rank not in gone]
     roster = [
@@ -68,12 +68,12 @@ def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Findings:
         for node in range(MANY // 8)
         for phase in (Phase.JOINED, Phase.FAILED)
     ]
-    return Findings(documents=(*victims, *others), roster=tuple(roster))
+    return Snapshot(documents=(*victims, *others), roster=tuple(roster))
 
 
-def read(findings: Findings, strategy: str | AggregationStrategy = "evidence") -> tuple[JobErrors, Objects]:
-    """Return what a reader makes of the findings as objects, and what it asked for."""
-    objects = Objects(findings)
+def read(snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence") -> tuple[JobErrors, Objects]:
+    """Return what a reader makes of the snapshot as objects, and what it asked for."""
+    objects = Objects(snapshot)
     return looked_at(objects, strategy, assemble), objects
 
 
@@ -82,9 +82,9 @@ def read(findings: Findings, strategy: str | AggregationStrategy = "evidence") -
 
 def test_a_handful_tells_what_all_would() -> None:
     """Of 600 documents a few of each fault are opened; verdict, counts and digest are those of all of them."""
-    findings = cascade(root())
-    job, objects = read(findings)
-    whole = assemble(findings)
+    snapshot = cascade(root())
+    job, objects = read(snapshot)
+    whole = assemble(snapshot)
     verdict, full = (run_strategy(get_strategy("evidence"), item) for item in (job, whole))
 
     documents = objects.gets - MANY // 8
@@ -106,9 +106,9 @@ def test_a_handful_tells_what_all_would() -> None:
 
 def test_a_small_attempt_is_read_whole() -> None:
     """Up to 128 documents are all opened, for each strategy."""
-    findings = Findings(documents=tuple(victim(rank) for rank in range(128)))
+    snapshot = Snapshot(documents=tuple(victim(rank) for rank in range(128)))
     for strategy in ("evidence", "earliest", "majority"):
-        job, objects = read(findings, strategy)
+        job, objects = read(snapshot, strategy)
         assert objects.gets == 128
         assert len(job.failures) == 128
         assert not job.unopened
@@ -124,8 +124,8 @@ def test_a_strategy_that_does_not_say_gets_all(strategy: str) -> None:
 
 def test_one_fault_of_all_ranks() -> None:
     """Of a mistake that every rank makes, all ranks are in the verdict, though a few documents were opened."""
-    findings = Findings(documents=tuple(root(rank) for rank in range(MANY)))
-    job, objects = read(findings)
+    snapshot = Snapshot(documents=tuple(root(rank) for rank in range(MANY)))
+    job, objects = read(snapshot)
     verdict = run_strategy(get_strategy("evidence"), job)
 
     assert objects.gets < 40
@@ -282,7 +282,7 @@ def test_ten_thousand_faults_are_not_all_opened() -> None:
         named(make_error(rank, at_ms=rank, message=f"fault {chr(97 + rank % 26) * (2 + rank // 26)}"))
         for rank in range(3000)
     ]
-    job, objects = read(Findings(documents=tuple(words)))
+    job, objects = read(Snapshot(documents=tuple(words)))
     assert len({error.fingerprint for error in words}) > 2000
     assert objects.gets <= 1500
     assert job.failures[0].rank == 0
@@ -298,9 +298,9 @@ def test_a_name_that_is_not_true_costs_it_all() -> None:
     key = ErrorKey.parse(error_key_for(liar))
     assert key is not None
     name = str(replace(key, timestamp_ns=START_NS))
-    findings = cascade(replace(liar, documents=(DocumentRef(name),)))
+    snapshot = cascade(replace(liar, documents=(DocumentRef(name),)))
     for strategy in ("evidence", "earliest"):
-        job, _ = read(findings, strategy)
+        job, _ = read(snapshot, strategy)
         assert len(job.failures) == MANY
         assert job.failures[-1].rank == 211
     assert run_strategy(get_strategy("earliest"), job).ranks == (0,)
@@ -310,17 +310,17 @@ def test_documents_without_a_fault_in_their_names_are_all_opened() -> None:
     """A name that says nothing about the fault says nothing about who is alike."""
     plain = [replace(victim(rank), fingerprint="") for rank in range(MANY)]
     documents = tuple(replace(error, documents=(DocumentRef(error_key_for(error)),)) for error in plain)
-    job, _ = read(Findings(documents=documents))
+    job, _ = read(Snapshot(documents=documents))
     assert len(job.failures) == MANY
 
 
 def test_what_cannot_be_read_is_replaced_by_its_like() -> None:
     """Of a fault whose chosen documents cannot be read, others are opened; what could not be read is counted."""
-    findings = cascade(root())
-    early = [error for error in findings.documents if error.rank != 211][:8]
-    kept = tuple(error for error in findings.documents if error not in early)
+    snapshot = cascade(root())
+    early = [error for error in snapshot.documents if error.rank != 211][:8]
+    kept = tuple(error for error in snapshot.documents if error not in early)
     bad = tuple(Unreadable(error.documents[0].name, "") for error in early)
-    job, _ = read(replace(findings, documents=kept, unreadable=bad))
+    job, _ = read(replace(snapshot, documents=kept, unreadable=bad))
     verdict = run_strategy(get_strategy("evidence"), job)
     assert verdict.ranks == (211,)
     assert verdict.coverage.unreadable == 8
@@ -329,10 +329,10 @@ def test_what_cannot_be_read_is_replaced_by_its_like() -> None:
 
 def test_rounds_that_were_recovered_from() -> None:
     """Documents of an earlier round are history: a few are opened, the others counted."""
-    findings = cascade(root())
+    snapshot = cascade(root())
     later = make_presence(Phase.SUCCEEDED, node="w-0", group_rank=0, nodes=1, round=1)
     for strategy in ("evidence", "earliest"):
-        job, objects = read(replace(findings, roster=(*findings.roster, later)), strategy)
+        job, objects = read(replace(snapshot, roster=(*snapshot.roster, later)), strategy)
         assert job.failures == ()
         assert job.unopened == ()
         assert 0 < len(job.history) < MANY
@@ -344,16 +344,16 @@ def test_rounds_that_were_recovered_from() -> None:
 def test_an_exception_that_was_handled_after_all() -> None:
     """A document that its node has withdrawn counts neither as opened nor as listed."""
     handled = root(3, in_flight=True, at_ms=1)
-    findings = cascade(root(), handled)
+    snapshot = cascade(root(), handled)
     name = handled.documents[0].name
     roster = [
         replace(entry, receipts=(Receipt(name, durable=True, withdrawn=True, rank=3),))
         if entry.phase is Phase.FAILED and entry.place.group_rank == 0
         else entry
-        for entry in findings.roster
+        for entry in snapshot.roster
     ]
     for strategy in ("evidence", "earliest"):
-        job, _ = read(replace(findings, roster=tuple(roster)), strategy)
+        job, _ = read(replace(snapshot, roster=tuple(roster)), strategy)
         assert run_strategy(get_strategy(strategy), job).ranks == (211,)
         assert job.document_count == MANY - 1
         assert not any("earlier rounds" in note for note in job.coverage.notes)
@@ -385,10 +385,10 @@ def test_all_of_one_moment_are_opened() -> None:
 @pytest.mark.parametrize("name", ["zzz.pb", "a.pb", "e1-zzz.pb"])
 def test_another_writers_document_is_not_missed(name: str) -> None:
     """A document with any other name, wherever it is listed, is opened: it may be the earliest."""
-    findings = cascade(root())
+    snapshot = cascade(root())
     foreign = make_error(99, node="w-12", group_rank=12, at_ms=-5, message="first of all")
     objects = Objects(
-        replace(findings, documents=(*findings.documents, replace(foreign, documents=(DocumentRef(name),))))
+        replace(snapshot, documents=(*snapshot.documents, replace(foreign, documents=(DocumentRef(name),))))
     )
     job = looked_at(objects, "earliest", assemble)
     assert run_strategy(get_strategy("earliest"), job).message == "first of all"
@@ -404,18 +404,18 @@ def test_another_writers_document_is_not_missed(name: str) -> None:
 )
 def test_a_first_document_that_is_not_the_whole_answer(first: WorkerError) -> None:
     """If the first document is about a process that was stopped, `earliest` decides as it does on all documents."""
-    findings = cascade(root(), named(first))
-    job, _ = read(findings, "earliest")
-    expected = run_strategy(get_strategy("earliest"), assemble(findings))
+    snapshot = cascade(root(), named(first))
+    job, _ = read(snapshot, "earliest")
+    expected = run_strategy(get_strategy("earliest"), assemble(snapshot))
     assert run_strategy(get_strategy("earliest"), job).ranks == expected.ranks
 
 
 def test_an_earlier_life_of_a_node_is_history() -> None:
     """The first document of a life that the node has left behind is not the failure that is judged."""
     old = root(3, at_ms=1, incarnation=1_000)
-    findings = cascade(root(), old)
+    snapshot = cascade(root(), old)
     again = make_presence(Phase.JOINED, node="w-0", group_rank=0, nodes=MANY // 8, incarnation=2_000)
-    job, _ = read(replace(findings, roster=(*findings.roster, again)), "earliest")
+    job, _ = read(replace(snapshot, roster=(*snapshot.roster, again)), "earliest")
     assert run_strategy(get_strategy("earliest"), job).ranks == (211,)
 
 
@@ -436,9 +436,9 @@ class _Shuffled(Objects):
 
 def test_a_storage_that_does_not_keep_its_word() -> None:
     """Names that do not come in order are noticed, everything is listed, and the answer is the same."""
-    findings = cascade(root())
+    snapshot = cascade(root())
     for strategy in ("earliest", "evidence"):
-        job = looked_at(_Shuffled(findings), strategy, assemble)
+        job = looked_at(_Shuffled(snapshot), strategy, assemble)
         assert run_strategy(get_strategy(strategy), job).ranks == (211,)
         assert job.document_count == MANY
 
@@ -454,10 +454,10 @@ class _Broken(Objects):
 
 def test_a_listing_that_breaks_off_is_an_error() -> None:
     """Where the second page cannot be read, nothing is concluded from the first; `earliest` needs no second one."""
-    findings = Findings(documents=(root(), *(victim(rank) for rank in range(1200) if rank != 211)))
+    snapshot = Snapshot(documents=(root(), *(victim(rank) for rank in range(1200) if rank != 211)))
     with pytest.raises(StoreUnavailableError, match="the second page"):
-        looked_at(_Broken(findings), "evidence", assemble)
-    assert run_strategy(get_strategy("earliest"), looked_at(_Broken(findings), "earliest", assemble)).ranks == (211,)
+        looked_at(_Broken(snapshot), "evidence", assemble)
+    assert run_strategy(get_strategy("earliest"), looked_at(_Broken(snapshot), "earliest", assemble)).ranks == (211,)
 
 
 def test_other_folders_beside_the_outputs() -> None:

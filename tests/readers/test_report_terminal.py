@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
+from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import (
     ExceptionInfo,
     FrameInfo,
@@ -51,8 +52,8 @@ _FRAMES = (
 )
 
 
-def _report(*failures: WorkerError, attempts: Iterable[AttemptSummary] = (), **findings: Any) -> Report:
-    job = make_job(*failures, **findings)
+def _report(*failures: WorkerError, attempts: Iterable[AttemptSummary] = (), **snapshot: Any) -> Report:
+    job = make_job(*failures, **snapshot)
     verdict = run_strategy(get_strategy("evidence"), job)
     return report_of(job, verdict, decide(verdict), uri=_URI, attempts=tuple(attempts))
 
@@ -628,7 +629,7 @@ def test_labels_of_a_time_line_stand_apart() -> None:
         report = _usual()
         root = replace(report.verdict.root, timestamp_ns=make_error(3, at_ms=0).timestamp_ns)
         job = make_job(root, *others)
-        drawn = timeline_of(cascade_of(job, replace(report.verdict, root=root)))
+        drawn = timeline_of(cascade_of(job, replace(report.verdict, root=root), diagnose(job)))
         assert drawn is not None
         places = [tick.x for tick in drawn.ticks]
         assert min(after - before for before, after in itertools.pairwise(places)) > 50

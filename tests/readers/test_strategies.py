@@ -34,8 +34,8 @@ _STOPPED = {"exception": None, "writer": Writer.AGENT, "sent_signals": (SentSign
 _PEER = {"exception": "RuntimeError", "message": "Connection closed by peer"}
 
 
-def _verdict(strategy: str, *failures: WorkerError, **findings: Any) -> Verdict:
-    return run_strategy(get_strategy(strategy), make_job(*failures, **findings))
+def _verdict(strategy: str, *failures: WorkerError, **snapshot: Any) -> Verdict:
+    return run_strategy(get_strategy(strategy), make_job(*failures, **snapshot))
 
 
 def _modified(error: WorkerError, ms: int) -> WorkerError:

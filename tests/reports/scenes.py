@@ -135,7 +135,7 @@ def stored(failure: WorkerError, late_ms: float = 12.0) -> WorkerError:
 
 
 def job_of(
-    *failures: WorkerError, done: tuple[Phase, ...] = (Phase.FAILED, Phase.FAILED), **findings: Any
+    *failures: WorkerError, done: tuple[Phase, ...] = (Phase.FAILED, Phase.FAILED), **snapshot: Any
 ) -> JobErrors:
     """Return the picture of two nodes with two ranks each."""
     failures = tuple(stored(failure) if failure.documents[0].uri == "" else failure for failure in failures)
@@ -152,7 +152,7 @@ def job_of(
         roster.append(make_presence(Phase.JOINED, ranks=ranks, **here))
         if phase is not Phase.JOINED:
             roster.append(make_presence(phase, ranks=ranks, receipts=receipts, **here))
-    return make_job(*failures, roster=(*findings.pop("roster", ()), *roster), **findings)
+    return make_job(*failures, roster=(*snapshot.pop("roster", ()), *roster), **snapshot)
 
 
 def report_on(

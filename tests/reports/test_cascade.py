@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.evidence.clocks import Interval
+from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import Phase, Scope, SentSignal, Subject, Suspect, Unopened, Victims, Writer
 from firstfault.report import report_of
 from firstfault.report.attempt_changes import AttemptSummary, changes_between, summary_of
@@ -35,7 +36,7 @@ def _verdict(job: JobErrors) -> Verdict:
 
 
 def _cascade(job: JobErrors) -> Cascade:
-    return cascade_of(job, _verdict(job))
+    return cascade_of(job, _verdict(job), diagnose(job))
 
 
 def _report(job: JobErrors, **verdict: Any) -> Report:
@@ -131,7 +132,7 @@ def test_a_verdict_without_its_documents_has_ranks_too() -> None:
     """Of a sealed verdict whose documents are gone, the ranks it names are known."""
     job = make_job(make_error(3, node="w-1"))
     verdict = replace(_verdict(job), root=None, victims=Victims(2, ((0, "lost its peer"), (1, "stopped"))))
-    cascade = cascade_of(make_job(), verdict)
+    cascade = cascade_of(make_job(), verdict, diagnose(make_job()))
     found = [(item.rank, item.state, item.line) for item in cascade.ranks]
     assert found[:2] == [(0, State.VICTIM, "lost its peer"), (1, State.VICTIM, "stopped")]
     assert found[2][:2] == (3, State.ROOT)
@@ -216,7 +217,7 @@ def test_processes_of_one_boot_need_no_wall_clock() -> None:
         make_error(1, node="w-1", at_ms=-9_000, monotonic_ns=10_031 * _MS, **shared),
     )
     verdict = replace(_verdict(job), root=next(failure for failure in job.failures if failure.rank == 0))
-    event = next(event for event in cascade_of(job, verdict).events if event.failure.rank == 1)
+    event = next(event for event in cascade_of(job, verdict, diagnose(job)).events if event.failure.rank == 1)
     assert (event.at_ns, event.later) == (31 * _MS, "31 ms later")
 
 
@@ -228,7 +229,7 @@ def test_a_death_may_have_been_before_it_was_noticed() -> None:
     victim = make_error(1, at_ms=-20, boot_id="b", monotonic_ns=1, message="Connection closed by peer")
     job = make_job(replace(root, monotonic_ns=10**12), replace(victim, monotonic_ns=10**12 - 20 * _MS))
     verdict = replace(_verdict(job), root=next(failure for failure in job.failures if failure.rank == 3))
-    (event,) = (event for event in cascade_of(job, verdict).events if event.failure.rank == 1)
+    (event,) = (event for event in cascade_of(job, verdict, diagnose(job)).events if event.failure.rank == 1)
     assert event.bounds == Interval(-20 * _MS, 230 * _MS)
 
 

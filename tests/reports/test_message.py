@@ -32,7 +32,7 @@ from firstfault.render.html import page
 from firstfault.render.message import first_line
 from firstfault.render.terminal import terminal_text
 from firstfault.report import flyte_message, markdown, report_of
-from firstfault.report.words import Blame, State
+from firstfault.report.words import FaultOwner, State
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
@@ -50,8 +50,8 @@ _NO = Decision(retry=False, kind=Kind.NON_RECOVERABLE, origin=Origin.USER, enfor
 _YES = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.SYSTEM, enforced=False, reason="the node went")
 
 
-def _verdict(*failures: WorkerError, strategy: str = "earliest", **findings: Any) -> Verdict:
-    return run_strategy(get_strategy(strategy), make_job(*failures, **findings))
+def _verdict(*failures: WorkerError, strategy: str = "earliest", **snapshot: Any) -> Verdict:
+    return run_strategy(get_strategy(strategy), make_job(*failures, **snapshot))
 
 
 def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
@@ -589,7 +589,7 @@ def test_one_document_that_names_nobody() -> None:
     )
     answers = scenes.report_on(make_job(stock)).answers
     assert answers.where == "not known: its document names no rank and no node"
-    assert answers.blame is Blame.CODE
+    assert answers.fault_owner is FaultOwner.CODE
     assert answers.steps[0].text.startswith("read the text below: ")
 
 

@@ -16,7 +16,7 @@ from firstfault.layout.paths import ERRORS, ROSTER
 from firstfault.model import Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading import fetch as reading
-from firstfault.reading.assemble import Findings
+from firstfault.reading.assemble import Snapshot
 from firstfault.store import Store, open_store
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode_presence
@@ -198,7 +198,7 @@ def test_without_the_list_permission_the_own_node_is_judged(
         monkeypatch.setenv(name, value)
     uri = s3_no_list.uri()
     write(uri, ROOT, VICTIMS[0])
-    reader = MultiErrorFileOutputReader(uri, own_findings=Findings(documents=(VICTIMS[0],)), settle_seconds=60)
+    reader = MultiErrorFileOutputReader(uri, own_snapshot=Snapshot(documents=(VICTIMS[0],)), settle_seconds=60)
     conclusion = reader.conclude()
     assert conclusion is not None
     assert conclusion.verdict.ranks == (0,)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import BadDocumentError, StoreError
 from firstfault.model import DocumentRef, Phase, Seal, WorkerError
-from firstfault.output_reader import Conclusion, MultiErrorFileOutputReader
-from firstfault.reading.assemble import Findings, assemble, pods_live
+from firstfault.model.roster import pods_live
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.render.message import flyte_message
 from firstfault.report import report_of
 from firstfault.retry import RetryContext
@@ -22,6 +23,7 @@ from firstfault_torch.guard import bounded, logger
 from firstfault_torch.verdict.previous import previous_attempt, retries_left
 
 if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion
     import threading
     from collections.abc import Callable, Sequence
 
@@ -73,7 +75,7 @@ def settle(  # noqa: PLR0913 - keywords
         give_up: once set, ends the wait.
     """
     # as the storage has them: capped and redacted
-    own = Findings(documents=tuple(_through_wire(failure) for failure in failures))
+    own = Snapshot(documents=tuple(_through_wire(failure) for failure in failures))
 
     def reader(strategy: str, policy: RetryPolicy | None) -> MultiErrorFileOutputReader:
         return MultiErrorFileOutputReader(
@@ -81,7 +83,7 @@ def settle(  # noqa: PLR0913 - keywords
             strategy=strategy,
             settle_seconds=seconds,
             retry_policy=policy,
-            own_findings=own,
+            own_snapshot=own,
             expected_nodes=expected_nodes,
             enough=_AllThatLive(heard_by).have_reported,
             give_up=give_up,

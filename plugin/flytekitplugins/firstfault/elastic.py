@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
+    from firstfault.conclude import Conclusion
     from firstfault.model import WorkerError
-    from firstfault.output_reader import Conclusion
     from firstfault_torch.context import Recording
     from flytekitplugins.firstfault.task import ElasticFunctionTask
 

@@ -11,8 +11,9 @@ from firstfault.cli._output import check_file, echo, on_terminal, show_report, w
 from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
 
 if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors
-    from firstfault.output_reader import Conclusion, MultiErrorFileOutputReader
+    from firstfault.output_reader import MultiErrorFileOutputReader
     from firstfault.report import Report
 
 __all__ = ["show"]

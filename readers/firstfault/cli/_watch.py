@@ -13,8 +13,9 @@ from firstfault.cli._output import show_report
 from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
 
 if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors
-    from firstfault.output_reader import Conclusion, MultiErrorFileOutputReader
+    from firstfault.output_reader import MultiErrorFileOutputReader
 
 __all__ = ["watch"]
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from firstfault.evidence.classification import Finding
+    from firstfault.evidence.classification import ClassifiedFailure
     from firstfault.evidence.texts import Pointer
     from firstfault.model import CausedBy, JobErrors
 
-__all__ = ["Blame", "blame_of"]
+__all__ = ["Accusations", "accusations_of"]
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class Accusations:
     """Who is named by how many others."""
 
     ranks: Counter[int] = field(default_factory=Counter)
@@ -26,14 +26,14 @@ class Blame:
     told: Counter[CausedBy] = field(default_factory=Counter)
     """Whose failure the agents were told of, without its document: the first that somebody noticed."""
 
-    def of(self, finding: Finding) -> int:
+    def of(self, judged: ClassifiedFailure) -> int:
         """Return how many others name this failure's process, or its node."""
-        rank, node = finding.failure.rank, finding.failure.node
+        rank, node = judged.failure.rank, judged.failure.node
         return (self.ranks[rank] if rank is not None else 0) + self.nodes[node]
 
-    def told_times(self, finding: Finding) -> int:
+    def told_times(self, judged: ClassifiedFailure) -> int:
         """Return how many were stopped because of it: the first to be noticed, which need not be the first."""
-        rank, node = finding.failure.rank, finding.failure.node
+        rank, node = judged.failure.rank, judged.failure.node
         return sum(
             count
             for cause, count in self.told.items()
@@ -41,26 +41,26 @@ class Blame:
         )
 
 
-def blame_of(job: JobErrors, findings: Iterable[Finding]) -> Blame:
+def accusations_of(job: JobErrors, classified: Iterable[ClassifiedFailure]) -> Accusations:
     """Return who is named, each time by somebody else."""
     at = _nodes_by_address(job)
-    blame = Blame()
+    accusations = Accusations()
     for entry in job.roster:
         if entry.first_failure is not None:
-            blame.told[replace(entry.first_failure, document="")] += 1
-    for finding in findings:
-        failure = finding.failure
+            accusations.told[replace(entry.first_failure, document="")] += 1
+    for judged in classified:
+        failure = judged.failure
         if failure.caused_by is not None:
-            blame.told[replace(failure.caused_by, document="")] += 1
-        if finding.pointer is None:
+            accusations.told[replace(failure.caused_by, document="")] += 1
+        if judged.pointer is None:
             continue
-        rank = finding.pointer.rank
+        rank = judged.pointer.rank
         if rank is not None and rank != failure.rank:
-            blame.ranks[rank] += 1
-        node = _named_node(finding.pointer, at)
+            accusations.ranks[rank] += 1
+        node = _named_node(judged.pointer, at)
         if node and node != failure.node:
-            blame.nodes[node] += 1
-    return blame
+            accusations.nodes[node] += 1
+    return accusations
 
 
 def _nodes_by_address(job: JobErrors) -> dict[str, set[str]]:

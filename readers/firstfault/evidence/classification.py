@@ -1,4 +1,4 @@
-"""Each failure's standing: did it fail by itself, or because of somebody?"""
+"""Each failure's failure_class: did it fail by itself, or because of somebody?"""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from firstfault.evidence.texts import Pointer
     from firstfault.model import ExceptionInfo, JobErrors, WorkerError
 
-__all__ = ["Finding", "Standing", "findings_of"]
+__all__ = ["ClassifiedFailure", "FailureClass", "classify_failures"]
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception meets because it meets no other."""
@@ -42,7 +42,7 @@ _UNTOLD = 128
 """What shells add to a signal's number to make an exit code of it."""
 
 
-class Standing(enum.IntEnum):
+class FailureClass(enum.IntEnum):
     """What a failure is, from the strongest reason to be the root cause to the weakest."""
 
     OWN_FAULT = 0
@@ -60,11 +60,11 @@ class Standing(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ClassifiedFailure:
     """A failure and what it is."""
 
     failure: WorkerError
-    standing: Standing
+    failure_class: FailureClass
     why: str
     """Half a sentence behind its name."""
     category: str = ""
@@ -84,8 +84,8 @@ class Finding:
         return self.failure.node or None
 
 
-def findings_of(job: JobErrors) -> tuple[Finding, ...]:
-    """Return the standing of every failure of the round that is judged, in their order."""
+def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
+    """Return the failure_class of every failure of the round that is judged, in their order."""
     gone = {
         failure.node
         for failure in job.failures
@@ -94,15 +94,15 @@ def findings_of(job: JobErrors) -> tuple[Finding, ...]:
     return tuple(_finding(failure, gone) for failure in job.failures)
 
 
-def _finding(failure: WorkerError, gone: set[str]) -> Finding:
+def _finding(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.subject is Subject.AGENT:
         return _of_agent(failure)
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
         if failure.signal in _CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
             why = f"crashed ({failure.signal}) while its agent stopped it"
-            return Finding(failure, Standing.UNCLEAR, why, "signal")
-        return Finding(failure, Standing.CONSEQUENCE, f"was stopped by its agent: {sent.reason}")
+            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
+        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, f"was stopped by its agent: {sent.reason}")
     if failure.exception is not None:
         return _of_exception(failure, failure.exception, gone)
     if failure.signal or failure.exit_code is not None:
@@ -110,48 +110,58 @@ def _finding(failure: WorkerError, gone: set[str]) -> Finding:
     return _of_text(failure)
 
 
-def _of_agent(failure: WorkerError) -> Finding:
+def _of_agent(failure: WorkerError) -> ClassifiedFailure:
     if failure.category == "preemption":
-        return Finding(failure, Standing.EXTERNAL, "was told to go")
+        return ClassifiedFailure(failure, FailureClass.EXTERNAL, "was told to go")
     if failure.category == "node_lost":
-        return Finding(failure, Standing.LOST, "is gone without a word")
+        return ClassifiedFailure(failure, FailureClass.LOST, "is gone without a word")
     if failure.exception is None:
-        return Finding(failure, Standing.OWN_FAULT, "failed")
+        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, "failed")
     found = _chain(failure.exception)
     if found.role is Role.PRIMARY:
-        return Finding(failure, Standing.OWN_FAULT, f"failed: {found.why}", _precise(found), found.pointer, _is(found))
-    standing = Standing.UNCLEAR if found.role is Role.AMBIGUOUS else Standing.CONSEQUENCE
-    return Finding(failure, standing, f"lost the others: {found.why}", "", found.pointer)
+        return ClassifiedFailure(
+            failure, FailureClass.OWN_FAULT, f"failed: {found.why}", _precise(found), found.pointer, _is(found)
+        )
+    failure_class = FailureClass.UNCLEAR if found.role is Role.AMBIGUOUS else FailureClass.CONSEQUENCE
+    return ClassifiedFailure(failure, failure_class, f"lost the others: {found.why}", "", found.pointer)
 
 
-def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> Finding:
+def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure:
     name = exception.type.rsplit(".", 1)[-1]
     if name in _ANSWERS:
         if failure.node in gone or failure.sent_signals:
-            return Finding(failure, Standing.CONSEQUENCE, "was told to go with its node")
-        return Finding(failure, Standing.OWN_EXIT, "was ended by a signal that its agent had not sent", "signal")
+            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was told to go with its node")
+        return ClassifiedFailure(
+            failure, FailureClass.OWN_EXIT, "was ended by a signal that its agent had not sent", "signal"
+        )
     if name == "SystemExit":
         if failure.sent_signals:
-            return Finding(failure, Standing.CONSEQUENCE, "left when its agent stopped it")
-        return Finding(failure, Standing.OWN_EXIT, "left by itself", "exit")
+            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "left when its agent stopped it")
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "left by itself", "exit")
     found = _chain(exception)
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.role is Role.PRIMARY:
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
-        return Finding(failure, Standing.OWN_FAULT, why, _precise(found), found.pointer, _is(found), in_flight)
+        return ClassifiedFailure(
+            failure, FailureClass.OWN_FAULT, why, _precise(found), found.pointer, _is(found), in_flight
+        )
     if found.role is Role.SECONDARY and _is_of_the_program(exception):
         why = "raised an exception of its own, whatever its text reminds of"
-        return Finding(failure, Standing.OWN_FAULT, why, in_flight=in_flight)
+        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
     if found.role is Role.SECONDARY and found.signature in _OF_ANY_CONNECTION and not _is_of_a_group(exception):
         why = f"lost a connection, which need not be one to a peer ({found.signature})"
-        return Finding(failure, Standing.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
     if found.role is Role.SECONDARY:
         why = f"names somebody else ({found.signature}): {found.why}"
         waited = found.category == _WAIT
-        return Finding(failure, Standing.CONSEQUENCE, why, "", found.pointer, in_flight=in_flight, waited=waited)
+        return ClassifiedFailure(
+            failure, FailureClass.CONSEQUENCE, why, "", found.pointer, in_flight=in_flight, waited=waited
+        )
     why = f"can be read in both ways ({found.signature or 'unknown text'}): {found.why}"
     waited = found.category == _WAIT
-    return Finding(failure, Standing.UNCLEAR, why, found.category, found.pointer, in_flight=in_flight, waited=waited)
+    return ClassifiedFailure(
+        failure, FailureClass.UNCLEAR, why, found.category, found.pointer, in_flight=in_flight, waited=waited
+    )
 
 
 def _is_of_a_group(exception: ExceptionInfo) -> bool:
@@ -167,41 +177,49 @@ def _is_of_the_program(exception: ExceptionInfo) -> bool:
     return bool(names & _PROGRAMS_OWN) and not names & _TRANSPORTS and not _is_of_a_group(exception)
 
 
-def _of_death(failure: WorkerError, gone: set[str]) -> Finding:
+def _of_death(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     said = _classified(failure.log_tail, "", ()) if failure.log_tail else None
     signal = failure.signal or _signal_of(failure.exit_code)
     if signal in _STOPS and failure.node in gone:
-        return Finding(failure, Standing.CONSEQUENCE, "was told to go with its node")
+        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was told to go with its node")
     if said is not None and said.role is Role.PRIMARY and said.signature not in _GENERAL | {"killed", "crashed"}:
         why = f"wrote before it died ({said.signature}): {said.why}"
-        return Finding(failure, Standing.OWN_FAULT, why, _precise(said), said.pointer, specific=True)
+        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _precise(said), said.pointer, specific=True)
     if signal == "SIGKILL" and failure.resources.oom_kill:
-        return Finding(failure, Standing.OWN_EXIT, "was killed by the kernel for want of memory", "host_oom")
+        return ClassifiedFailure(
+            failure, FailureClass.OWN_EXIT, "was killed by the kernel for want of memory", "host_oom"
+        )
     if signal in _CRASHES or signal in _STOPS:
-        return Finding(failure, Standing.OWN_EXIT, f"was ended by {signal}, which its agent had not sent")
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"was ended by {signal}, which its agent had not sent")
     if signal == "SIGABRT":
         if said is not None and said.role is Role.SECONDARY:
-            return Finding(failure, Standing.CONSEQUENCE, f"aborted over a peer ({said.signature})", "", said.pointer)
+            return ClassifiedFailure(
+                failure, FailureClass.CONSEQUENCE, f"aborted over a peer ({said.signature})", "", said.pointer
+            )
         if said is not None and said.category == _WAIT:
             why = f"aborted over a wait ({said.signature})"
-            return Finding(failure, Standing.UNCLEAR, why, said.category, said.pointer, waited=True)
-        return Finding(failure, Standing.OWN_EXIT, "aborted, which its agent had not asked for")
+            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, said.category, said.pointer, waited=True)
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "aborted, which its agent had not asked for")
     if failure.exit_code == 1:
-        return Finding(failure, Standing.UNCLEAR, "exited with code 1, which says nothing of why")
-    return Finding(failure, Standing.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which says nothing of why")
+    return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
 
 
-def _of_text(failure: WorkerError) -> Finding:
+def _of_text(failure: WorkerError) -> ClassifiedFailure:
     """A file of Flyte's own: nothing but a text."""
     found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
     if found.signature == _SUMMARY:
-        return Finding(failure, Standing.UNCLEAR, "is a launcher's summary, of what it saw first")
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary, of what it saw first")
     if found.role is Role.SECONDARY:
-        return Finding(failure, Standing.CONSEQUENCE, f"names somebody else ({found.signature})", "", found.pointer)
+        return ClassifiedFailure(
+            failure, FailureClass.CONSEQUENCE, f"names somebody else ({found.signature})", "", found.pointer
+        )
     if found.role is Role.AMBIGUOUS and found.signature:
         why, waited = f"can be read in both ways ({found.signature})", found.category == _WAIT
-        return Finding(failure, Standing.UNCLEAR, why, found.category, waited=waited)
-    return Finding(failure, Standing.OWN_FAULT, "has a file of Flyte's own", _precise(found), found.pointer, _is(found))
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, found.category, waited=waited)
+    return ClassifiedFailure(
+        failure, FailureClass.OWN_FAULT, "has a file of Flyte's own", _precise(found), found.pointer, _is(found)
+    )
 
 
 def _signal_of(exit_code: int | None) -> str:

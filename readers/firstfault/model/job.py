@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from firstfault.model.failure import CausedBy, Kind, Origin, Place, WorkerError
 
-__all__ = ["Coverage", "JobErrors", "NodePresence", "Phase", "Receipt", "Seal", "Unopened"]
+__all__ = ["Coverage", "JobErrors", "NodePresence", "Phase", "Reads", "Receipt", "Seal", "Unopened"]
 
 
 class Phase(str, enum.Enum):
@@ -144,3 +144,11 @@ class JobErrors:
         others = [group for group in self.unopened if group.fingerprint not in fingerprints]
         ranks = {rank for group in others for rank in group.ranks} - opened
         return len(ranks) + sum(group.count for group in others if not group.ranks)
+
+
+class Reads(enum.Enum):
+    """How much of a large cascade a strategy has to read. A small one is read whole for each of them."""
+
+    ALL = "every document"
+    GROUPS = "some documents of each fault, and those of whom it names"
+    FIRST = "the earliest document of the last round"

@@ -24,15 +24,15 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.model.roster import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
 
     from firstfault.model import ExceptionInfo, Place, Unopened
 
-__all__ = ["Findings", "Unreadable", "assemble", "digest_of", "name_hash", "nodes_done", "pods_live", "silent_nodes"]
+__all__ = ["Snapshot", "Unreadable", "assemble", "digest_of", "name_hash"]
 
-_FINAL = {Phase.FAILED, Phase.SUCCEEDED}
 _MAX_NAMED = 5
 _DIGEST_BITS = 128
 
@@ -52,7 +52,7 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
+class Snapshot:
     """What one look at the storage brought."""
 
     documents: tuple[WorkerError, ...] = ()
@@ -71,26 +71,26 @@ class Findings:
     """Names of documents, those that were not opened too."""
 
 
-def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: bool = True) -> JobErrors:
+def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: bool = True) -> JobErrors:
     """Return the picture of an attempt.
 
     Args:
-        findings: what was found, in any order; the result does not depend on it.
+        snapshot: what was found, in any order; the result does not depend on it.
         expected_nodes: overrides what roster and documents say about the number of nodes.
         settled: whether every node had reported when the reader stopped waiting.
     """
-    withdrawn = _withdrawn(findings)
-    findings = _without(findings, withdrawn)
-    round_ = _judged_round(findings)
-    newest = _newest_incarnations(findings, round_)
+    withdrawn = _withdrawn(snapshot)
+    snapshot = _without(snapshot, withdrawn)
+    round_ = _judged_round(snapshot)
+    newest = _newest_incarnations(snapshot, round_)
     current: list[WorkerError] = []
     history: list[WorkerError] = []
-    for document in findings.documents:
+    for document in snapshot.documents:
         target = current if _is_current(document, round_, newest) else history
         target.append(document)
     roster = tuple(
         sorted(
-            _of_newest_lives([entry for entry in findings.roster if entry.place.round == round_], newest),
+            of_newest_incarnations([entry for entry in snapshot.roster if entry.place.round == round_], newest),
             key=lambda entry: (
                 _or_last(entry.place.group_rank),
                 entry.phase.value,
@@ -101,7 +101,7 @@ def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: 
         )
     )
     unreadable = sorted(
-        (item for item in findings.unreadable if item.round is None or item.round >= round_),
+        (item for item in snapshot.unreadable if item.round is None or item.round >= round_),
         key=lambda item: (item.name, item.reason),
     )
     failures = _in_order(_merged(current))
@@ -109,28 +109,16 @@ def assemble(findings: Findings, *, expected_nodes: int | None = None, settled: 
         failures=failures,
         history=_in_order(_merged(history)),
         roster=roster,
-        seals=tuple(sorted(findings.seals, key=lambda seal: (-seal.count, seal.name))),
-        coverage=_coverage(findings, failures, _without_receipts(roster, withdrawn), unreadable, expected_nodes),
+        seals=tuple(sorted(snapshot.seals, key=lambda seal: (-seal.count, seal.name))),
+        coverage=_coverage(snapshot, failures, _without_receipts(roster, withdrawn), unreadable, expected_nodes),
         round=round_,
         attempt=max((failure.place.attempt for failure in failures), default=0),
         settled=settled,
-        digest=digest_of(failures, findings.unopened),
+        digest=digest_of(failures, snapshot.unopened),
         document_count=sum(len(failure.documents) for failure in failures)
-        + sum(group.count for group in findings.unopened),
-        unopened=findings.unopened,
+        + sum(group.count for group in snapshot.unopened),
+        unopened=snapshot.unopened,
     )
-
-
-def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None) -> bool:
-    """Whether every node of the last round has said that it has nothing more to write.
-
-    Without `expected_nodes` the number of nodes is what the entries say; without entries nobody can be waited for.
-    """
-    entries = list(roster)
-    last = max((entry.place.round for entry in entries), default=0)
-    current = _of_newest_lives([entry for entry in entries if entry.place.round == last])
-    expected = expected_nodes or max((entry.place.group_world_size for entry in current), default=0)
-    return expected > 0 and len(_done(current)) >= expected
 
 
 def digest_of(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()) -> str:
@@ -154,25 +142,25 @@ def name_hash(name: str) -> int:
 # --- which documents say something ----------------------------------------------------------------------------------
 
 
-def _withdrawn(findings: Findings) -> frozenset[str]:
+def _withdrawn(snapshot: Snapshot) -> frozenset[str]:
     """Names of the documents that say nothing: the exception in flight was handled by the user's code after all.
 
     A receipt says so, or the node does by saying that its workers finished.
     """
-    names = {receipt.name for entry in findings.roster for receipt in entry.receipts if receipt.withdrawn}
-    finished = {_life(entry.place) for entry in findings.roster if entry.phase is Phase.SUCCEEDED}
-    for document in findings.documents:
+    names = {receipt.name for entry in snapshot.roster for receipt in entry.receipts if receipt.withdrawn}
+    finished = {_life(entry.place) for entry in snapshot.roster if entry.phase is Phase.SUCCEEDED}
+    for document in snapshot.documents:
         if document.in_flight and _life(document.place) in finished:
             names |= _names(document)
     return frozenset(names)
 
 
-def _without(findings: Findings, withdrawn: frozenset[str]) -> Findings:
+def _without(snapshot: Snapshot, withdrawn: frozenset[str]) -> Snapshot:
     """Leave out withdrawn documents, also those that could not be read: nothing is missing with them."""
     return replace(
-        findings,
-        documents=tuple(document for document in findings.documents if withdrawn.isdisjoint(_names(document))),
-        unreadable=tuple(item for item in findings.unreadable if item.name not in withdrawn),
+        snapshot,
+        documents=tuple(document for document in snapshot.documents if withdrawn.isdisjoint(_names(document))),
+        unreadable=tuple(item for item in snapshot.unreadable if item.name not in withdrawn),
     )
 
 
@@ -185,7 +173,7 @@ def _without_receipts(roster: Iterable[NodePresence], withdrawn: frozenset[str])
 
 
 def _life(place: Place) -> tuple[object, ...]:
-    return (_node_key(place.node, place.group_rank), place.round, place.incarnation)
+    return (node_key(place.node, place.group_rank), place.round, place.incarnation)
 
 
 def _names(document: WorkerError) -> set[str]:
@@ -195,26 +183,26 @@ def _names(document: WorkerError) -> set[str]:
 # --- which documents count ------------------------------------------------------------------------------------------
 
 
-def _judged_round(findings: Findings) -> int:
+def _judged_round(snapshot: Snapshot) -> int:
     """The last round that has a roster entry or a document; a later roster turns a document into history."""
-    rounds = [entry.place.round for entry in findings.roster]
-    rounds += [document.place.round for document in findings.documents if document.writer is not Writer.STOCK]
+    rounds = [entry.place.round for entry in snapshot.roster]
+    rounds += [document.place.round for document in snapshot.documents if document.writer is not Writer.STOCK]
     # not the names of unreadable documents: a name is a hint, and must not turn what was read into history
     return max(rounds, default=0)
 
 
-def _newest_incarnations(findings: Findings, round_: int) -> dict[_NodeKey, int]:
-    newest: dict[_NodeKey, int] = defaultdict(int)
-    places = [entry.place for entry in findings.roster]
-    places += [document.place for document in findings.documents if document.writer is not Writer.STOCK]
+def _newest_incarnations(snapshot: Snapshot, round_: int) -> dict[NodeKey, int]:
+    newest: dict[NodeKey, int] = defaultdict(int)
+    places = [entry.place for entry in snapshot.roster]
+    places += [document.place for document in snapshot.documents if document.writer is not Writer.STOCK]
     for place in places:
         if place.round == round_:
-            key = _node_key(place.node, place.group_rank)
+            key = node_key(place.node, place.group_rank)
             newest[key] = max(newest[key], place.incarnation)
     return newest
 
 
-def _is_current(document: WorkerError, round_: int, newest: dict[_NodeKey, int]) -> bool:
+def _is_current(document: WorkerError, round_: int, newest: dict[NodeKey, int]) -> bool:
     if document.writer is Writer.STOCK:
         return True  # says nothing about rounds
     place = document.place
@@ -225,60 +213,7 @@ def _is_current(document: WorkerError, round_: int, newest: dict[_NodeKey, int])
     if place.group_rank is None:
         lives = [life for (node, _), life in newest.items() if node == place.node]
         return place.incarnation >= max(lives, default=0)
-    return place.incarnation >= newest.get(_node_key(place.node, place.group_rank), 0)
-
-
-def _of_newest_lives(entries: Sequence[NodePresence], newest: dict[_NodeKey, int] | None = None) -> list[NodePresence]:
-    """Leave out what an earlier life of a node's container said."""
-    newest = dict(newest or {})
-    for entry in entries:
-        key = _node_key(entry.place.node, entry.place.group_rank)
-        newest[key] = max(newest.get(key, 0), entry.place.incarnation)
-    return [
-        entry
-        for entry in entries
-        if not entry.place.incarnation
-        or entry.place.incarnation >= newest[_node_key(entry.place.node, entry.place.group_rank)]
-    ]
-
-
-def _done(roster: Iterable[NodePresence]) -> set[_NodeKey]:
-    """The nodes that have said that they have nothing more to write."""
-    return {_node_key(entry.place.node, entry.place.group_rank) for entry in roster if entry.phase in _FINAL}
-
-
-def silent_nodes(job: JobErrors) -> tuple[str, ...]:
-    """Return the nodes that took part in the judged round and have not said that they are done, by name."""
-    done = _done(job.roster)
-    silent = {_node_key(entry.place.node, entry.place.group_rank) for entry in job.roster} - done
-    return tuple(_named(key) for key in sorted(silent, key=_order_of))
-
-
-def pods_live(job: JobErrors) -> bool:
-    """Whether every pod lived to say that it is done, as far as was read; else Flyte reads no file of the attempt.
-
-    A node that joined and fell silent may have died as a whole pod. So has one whose agent is gone, which was the
-    container's main process; the node's recorder speaks for it, but cannot let the pod succeed.
-    """
-    is_lost = any(failure.subject is Subject.AGENT and failure.category == "node_lost" for failure in job.failures)
-    return not is_lost and not silent_nodes(job)
-
-
-_NodeKey = tuple[str, "int | None"]
-"""A node's name and its rank: two agents on one host may have one name."""
-
-
-def _node_key(node: str, group_rank: int | None) -> _NodeKey:
-    return (node, group_rank)
-
-
-def _order_of(key: _NodeKey) -> tuple[str, int]:
-    return (key[0], -1 if key[1] is None else key[1])
-
-
-def _named(key: _NodeKey) -> str:
-    node, group_rank = key
-    return node or (f"group rank {group_rank}" if group_rank is not None else "a node without a name")
+    return place.incarnation >= newest.get(node_key(place.node, place.group_rank), 0)
 
 
 # --- one worker, heard twice ----------------------------------------------------------------------------------------
@@ -418,7 +353,7 @@ def _or_last(rank: int | None) -> int:
 
 
 def _coverage(
-    findings: Findings,
+    snapshot: Snapshot,
     failures: Sequence[WorkerError],
     roster: Sequence[NodePresence],
     unreadable: Sequence[Unreadable],
@@ -427,24 +362,24 @@ def _coverage(
     known = [entry.place.group_world_size for entry in roster]
     known += [failure.place.group_world_size for failure in failures]
     expected = expected_nodes or max(known, default=0) or None
-    done = _done(roster)
-    joined = {_node_key(entry.place.node, entry.place.group_rank) for entry in roster}
-    by_name: dict[str, _NodeKey] = {}
-    for key in sorted(joined, key=_order_of):
+    done = nodes_reported(roster)
+    joined = {node_key(entry.place.node, entry.place.group_rank) for entry in roster}
+    by_name: dict[str, NodeKey] = {}
+    for key in sorted(joined, key=node_order):
         by_name.setdefault(key[0], key)
     heard = {_reporter(failure, by_name): failure for failure in failures}
     heard.pop(None, None)
-    nodes = {key[1]: key for key in (*sorted(joined | done, key=_order_of), *heard) if key is not None}
-    listed = {number for group in findings.unopened for number in group.group_ranks}
+    nodes = {key[1]: key for key in (*sorted(joined | done, key=node_order), *heard) if key is not None}
+    listed = {number for group in snapshot.unopened for number in group.group_ranks}
     by_name_alone = {nodes.get(number, ("", number)) for number in listed}
     reported = set(heard) | done | by_name_alone
     # without a roster (a copied folder) documents are all there is; a pod without firstfault says all in its one file
     finished = done | {key for key, failure in heard.items() if not roster or failure.writer is Writer.STOCK}
-    silent = sorted(joined - reported, key=_order_of)
-    notes = [*findings.notes, *_unreadable_notes(unreadable), *_foreign_notes(findings.foreign)]
-    notes += _first_few(_receipt_notes(findings, roster), "more documents were lost")
+    silent = sorted(joined - reported, key=node_order)
+    notes = [*snapshot.notes, *_unreadable_notes(unreadable), *_foreign_notes(snapshot.foreign)]
+    notes += _first_few(_receipt_notes(snapshot, roster), "more documents were lost")
     notes += _silent_nodes_notes(silent)
-    notes += _unopened_notes(findings, failures)
+    notes += _unopened_notes(snapshot, failures)
     lost = any(not receipt.durable for entry in roster for receipt in entry.receipts)
     return Coverage(
         expected=expected,
@@ -455,12 +390,12 @@ def _coverage(
         and not unreadable
         and not lost
         and not joined - finished
-        and not findings.notes,
+        and not snapshot.notes,
         notes=tuple(notes),
     )
 
 
-def _reporter(failure: WorkerError, joined: dict[str, _NodeKey]) -> _NodeKey | None:
+def _reporter(failure: WorkerError, joined: dict[str, NodeKey]) -> NodeKey | None:
     """The node that a document is from; None for a nameless file where the nodes are known."""
     place = failure.place
     node = place.node or failure.worker
@@ -485,9 +420,9 @@ def _foreign_notes(foreign: Sequence[str]) -> list[str]:
     return [f"{len(foreign)} files in the errors folder are no error documents and were left alone: {names}"]
 
 
-def _receipt_notes(findings: Findings, roster: Sequence[NodePresence]) -> list[str]:
-    present = set().union(*map(_names, findings.documents))
-    present |= {item.name for item in findings.unreadable}
+def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[str]:
+    present = set().union(*map(_names, snapshot.documents))
+    present |= {item.name for item in snapshot.unreadable}
     notes = []
     for entry in roster:
         for receipt in entry.receipts:
@@ -495,28 +430,28 @@ def _receipt_notes(findings: Findings, roster: Sequence[NodePresence]) -> list[s
             where = entry.place.node or entry.place.host
             if not receipt.durable:
                 notes.append(f"the document of {who} on {where} was not uploaded: {receipt.error or 'no reason given'}")
-            elif receipt.name not in present and receipt.name not in findings.listed:
+            elif receipt.name not in present and receipt.name not in snapshot.listed:
                 notes.append(f"{where} says it uploaded {receipt.name}, but it is not there")
     return notes
 
 
-def _unopened_notes(findings: Findings, failures: Sequence[WorkerError]) -> list[str]:
-    left = sum(group.count for group in findings.unopened)
+def _unopened_notes(snapshot: Snapshot, failures: Sequence[WorkerError]) -> list[str]:
+    left = sum(group.count for group in snapshot.unopened)
     opened = sum(len(failure.documents) for failure in failures)
     notes = []
     if left:
         notes.append(
             f"{opened} of {opened + left} documents were opened; the names of the others say that they are alike"
         )
-    if findings.unopened_history:
-        notes.append(f"{findings.unopened_history} documents of earlier rounds were not opened")
+    if snapshot.unopened_history:
+        notes.append(f"{snapshot.unopened_history} documents of earlier rounds were not opened")
     return notes
 
 
-def _silent_nodes_notes(silent: Sequence[_NodeKey]) -> list[str]:
+def _silent_nodes_notes(silent: Sequence[NodeKey]) -> list[str]:
     if not silent:
         return []
-    names = ", ".join(_named(key) for key in silent[:_MAX_NAMED])
+    names = ", ".join(node_label(key) for key in silent[:_MAX_NAMED])
     return [f"took part but sent no report: {names}{' and others' if len(silent) > _MAX_NAMED else ''}"]
 
 

@@ -60,7 +60,7 @@ def _answers(report: Report) -> Iterator[str]:
     answers = report.answers
     yield f"- **Where:** {_plain(answers.where)}" + (f", {_plain(answers.code)}" if answers.code else "")
     yield f"- **Retried:** it {_plain(answers.fate)}. {_plain(answers.fate_reason)}"
-    yield f"- **Kind:** {answers.blame.value}; {_plain(answers.category)}"
+    yield f"- **Kind:** {answers.fault_owner.value}; {_plain(answers.category)}"
     yield f"- **Look at next:** {_plain(answers.steps[0].text)}" if answers.steps else "- **Look at next:** the log"
     unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing (nodes heard: {report.coverage})"
     yield f"- **Not known:** {_plain(unknown)}"

@@ -116,7 +116,7 @@ def _facts(report: Report) -> Iterator[str]:
     fate = "yes, but none is left" if decision.is_spent else "yes" if decision.retry else "no"
     yield f"retry: {fate}, {decision.reason}"
     yield f"enforced by Flyte: {'yes' if decision.enforced else 'no, this is advice'}"
-    yield f"fault: {answers.blame.value}"
+    yield f"fault: {answers.fault_owner.value}"
     yield f"category: {verdict.category}"
     if verdict.node and not any(fact.name == "node" for fact in report.facts):
         yield f"node: {verdict.node}"

@@ -198,7 +198,7 @@ def _plain_block(title: str, lines: Sequence[str], limit: int | None) -> Iterato
 def _print_answers(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
     answers = report.answers
     category = answers.category if verbose else report.verdict.category
-    fault = f"{answers.blame.value}, {category}"
+    fault = f"{answers.fault_owner.value}, {category}"
     what = printer.short(answers.what, rows=2) if room.is_least else answers.what
     both = f"{what}; {fault}"
     printer.labelled("What", [both] if printer.fits(both) else [what, fault])

@@ -13,11 +13,11 @@ from firstfault.model import Scope, Subject
 from firstfault.report.words import (
     CATEGORY_ADVICE,
     UNDETERMINED_ADVICE,
-    Blame,
+    FaultOwner,
     State,
     about_category,
-    blame_of_category,
     explain_signal,
+    fault_owner_of,
     ranks_text,
 )
 from firstfault.text import one_line, sentence_of
@@ -59,7 +59,7 @@ class Answers:
 
     what: str
     """One line: "ValueError: bad sample"."""
-    blame: Blame
+    fault_owner: FaultOwner
     category: str
     """With its meaning."""
     where: str
@@ -90,7 +90,7 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
     code, source = _code(job, verdict)
     return Answers(
         what=_what(verdict),
-        blame=_blame(job, verdict),
+        fault_owner=_fault_owner(job, verdict),
         category=about_category(verdict.category),
         where=_NOWHERE if _is_alone(job, verdict) else _where(verdict),
         code=code,
@@ -102,10 +102,10 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
     )
 
 
-def _blame(job: JobErrors, verdict: Verdict) -> Blame:
+def _fault_owner(job: JobErrors, verdict: Verdict) -> FaultOwner:
     if verdict.scope is Scope.UNDETERMINED and not _is_alone(job, verdict):
-        return Blame.UNKNOWN
-    return blame_of_category(verdict.category)
+        return FaultOwner.UNKNOWN
+    return fault_owner_of(verdict.category)
 
 
 def headline_parts(verdict: Verdict) -> tuple[str, str]:

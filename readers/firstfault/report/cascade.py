@@ -9,10 +9,10 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import Finding, Standing, findings_of
-from firstfault.evidence.clocks import Clocks, Interval
+from firstfault.evidence.classification import FailureClass
+from firstfault.evidence.clocks import Interval
 from firstfault.model import Phase, Scope, Subject
-from firstfault.reading.assemble import silent_nodes
+from firstfault.model.roster import silent_nodes
 from firstfault.report.answers import headline_parts
 from firstfault.report.words import State, duration
 from firstfault.text import one_line, printable, sentence_of
@@ -20,6 +20,9 @@ from firstfault.text import one_line, printable, sentence_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from firstfault.evidence.classification import ClassifiedFailure
+    from firstfault.evidence.clocks import Clocks
+    from firstfault.evidence.diagnosis import Diagnosis
     from firstfault.model import JobErrors, NodePresence, Verdict, WorkerError
 
 __all__ = ["Cascade", "Event", "Group", "NodeState", "RankState", "cascade_of", "later_text", "line_of"]
@@ -151,10 +154,18 @@ class Cascade:
         return sum(item.state is state for item in self.ranks)
 
 
-def cascade_of(job: JobErrors, verdict: Verdict) -> Cascade:
-    """Return what became of every rank and node of an attempt."""
-    clocks = Clocks(job)
-    states = _states(job, verdict)
+def cascade_of(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cascade:
+    """Return what became of every rank and node of an attempt.
+
+    Args:
+        job: what was read, without credentials.
+        verdict: on it.
+        diagnosis: of the job; in the order of its failures.
+    """
+    clocks = diagnosis.clocks
+    states = [
+        _state(failure, judged, verdict) for failure, judged in zip(job.failures, diagnosis.classified, strict=True)
+    ]
     origin = _origin(job, verdict)
     from_root = origin is not None and origin is verdict.root
     events = [
@@ -202,28 +213,29 @@ def line_of(failure: WorkerError) -> str:
 
 # --- states ---------------------------------------------------------------------------------------------------------
 
-_STATES = {Standing.CONSEQUENCE: State.VICTIM, Standing.UNCLEAR: State.UNCLEAR}
+_STATES = {FailureClass.CONSEQUENCE: State.VICTIM, FailureClass.UNCLEAR: State.UNCLEAR}
 
 
-def _states(job: JobErrors, verdict: Verdict) -> list[State]:
-    """The state of each failure, in their order: what the verdict says of it, else what it says of itself."""
-    return [_state(finding, verdict) for finding in findings_of(job)]
-
-
-def _state(finding: Finding, verdict: Verdict) -> State:
-    failure, standing = finding.failure, finding.standing
+def _state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) -> State:
+    """The state of a failure: what the verdict says about it, else its class."""
+    failure_class = judged.failure_class
     if verdict.scope is not Scope.UNDETERMINED and (failure is verdict.root or _is_of_the_root(failure, verdict)):
         return State.ROOT
     if any(_is_suspect(failure, suspect.rank, suspect.node) for suspect in verdict.suspects):
         return State.SUSPECT
     if failure.stopped_by_agent:
-        return State.STOPPED if standing is Standing.CONSEQUENCE else State.UNCLEAR
-    if finding.waited and verdict.category == "hang" and verdict.scope is not Scope.UNDETERMINED:
+        return State.STOPPED if failure_class is FailureClass.CONSEQUENCE else State.UNCLEAR
+    if judged.waited and verdict.category == "hang" and verdict.scope is not Scope.UNDETERMINED:
         return State.VICTIM  # of the one that it waited for
-    if standing is Standing.UNCLEAR and verdict.scope is not Scope.UNDETERMINED and verdict.confidence == "high":
+    if (
+        failure_class is FailureClass.UNCLEAR
+        and verdict.scope is not Scope.UNDETERMINED
+        and verdict.confidence == "high"
+    ):
         return State.VICTIM  # alone it might have been either; the verdict leaves no doubt
-    # whoever failed by itself, and is not the root cause, may have been it
-    return _STATES.get(standing, State.UNCLEAR if verdict.scope is Scope.UNDETERMINED else State.SUSPECT)
+    # it failed by itself: a suspect of a strategy that names suspects, though it names only a few of them
+    own = State.SUSPECT if verdict.suspects and verdict.scope is not Scope.UNDETERMINED else State.UNCLEAR
+    return _STATES.get(failure_class, own)
 
 
 def _is_of_the_root(failure: WorkerError, verdict: Verdict) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.clocks import Clocks, Interval
+from firstfault.evidence.clocks import Interval
+from firstfault.evidence.diagnosis import diagnose
 from firstfault.layout.paths import attempt_of
 from firstfault.model import Scope, Subject
 from firstfault.report.answers import answers_on
@@ -24,6 +25,8 @@ from firstfault.wire.verdict_json import format_timestamp
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from firstfault.evidence.clocks import Clocks
+    from firstfault.evidence.diagnosis import Diagnosis
     from firstfault.model import CausedBy, CollectiveProgress, Decision, JobErrors, ThreadFailure, Verdict, WorkerError
     from firstfault.report.answers import Answers
     from firstfault.report.attempt_changes import AttemptSummary
@@ -80,6 +83,7 @@ def report_of(  # noqa: PLR0913 - keywords
     uri: str = "",
     logs: Mapping[str, str] | None = None,
     attempts: Sequence[AttemptSummary] = (),
+    diagnosis: Diagnosis | None = None,
 ) -> Report:
     """Return what a report on an attempt says, without credentials.
 
@@ -90,9 +94,12 @@ def report_of(  # noqa: PLR0913 - keywords
         uri: where the attempt's documents lie.
         logs: by node, files with what its pod printed, where they are at hand; instead of a command for the cluster.
         attempts: summaries of other attempts, and of this one if there are any.
+        diagnosis: of the job, as its `Conclusion` has it; None makes it anew.
     """
+    diagnosis = diagnosis or diagnose(job)
     job, verdict = redacted(job, verdict)
-    cascade, clocks = cascade_of(job, verdict), Clocks(job)
+    clocks = diagnosis.clocks
+    cascade = cascade_of(job, verdict, diagnosis)
     number = _number(job, uri)
     ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
     return Report(

@@ -17,13 +17,13 @@ __all__ = [
     "CATEGORY_ADVICE",
     "SIGNALS",
     "UNDETERMINED_ADVICE",
-    "Blame",
+    "FaultOwner",
     "State",
     "about_category",
-    "blame_of_category",
     "counted",
     "duration",
     "explain_signal",
+    "fault_owner_of",
     "ranks_text",
     "short_names",
     "size",
@@ -63,7 +63,7 @@ _MARKS = {
 }
 
 
-class Blame(str, enum.Enum):
+class FaultOwner(str, enum.Enum):
     """Whose fault it is, in words: what a person fixes, and what a platform does."""
 
     CODE = "failed (your code)"
@@ -159,10 +159,10 @@ _US, _MS, _S = 1_000, 1_000_000, 1_000_000_000
 _MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
 
 
-def blame_of_category(category: str) -> Blame:
+def fault_owner_of(category: str) -> FaultOwner:
     """Return whose fault a root cause of a category is."""
-    whose = {Blame.CODE: _CODE, Blame.INFRASTRUCTURE: _INFRASTRUCTURE, Blame.EITHER: _EITHER}
-    return next((blame for blame, categories in whose.items() if category in categories), Blame.UNKNOWN)
+    whose = {FaultOwner.CODE: _CODE, FaultOwner.INFRASTRUCTURE: _INFRASTRUCTURE, FaultOwner.EITHER: _EITHER}
+    return next((owner for owner, categories in whose.items() if category in categories), FaultOwner.UNKNOWN)
 
 
 def about_category(category: str) -> str:

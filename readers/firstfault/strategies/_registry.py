@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import importlib
 import inspect
 from collections.abc import Callable, Iterable
@@ -10,11 +9,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from firstfault.errors import StrategyError, UnknownStrategyError
-from firstfault.model import JobErrors, Verdict
+from firstfault.model import JobErrors, Reads, Verdict
 from firstfault.strategies._verdict import undetermined
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+    from firstfault.evidence.diagnosis import Diagnosis
 
 __all__ = [
     "DEFAULT_STRATEGY",
@@ -27,6 +28,7 @@ __all__ = [
     "register_strategy",
     "run_strategy",
     "strategy_names",
+    "takes_diagnosis",
     "unregister_strategy",
 ]
 
@@ -51,15 +53,8 @@ class AggregationStrategy(Protocol):
         ...
 
 
-class Reads(enum.Enum):
-    """How much of a large cascade a strategy has to read. A small one is read whole for each of them."""
-
-    ALL = "every document"
-    GROUPS = "some documents of each fault, and those of whom it names"
-    FIRST = "the earliest document of the last round"
-
-
 _ATTRIBUTE = "firstfault_reads"
+_DIAGNOSIS = "firstfault_takes_diagnosis"
 _S = TypeVar("_S", bound=Callable[..., Any])
 
 
@@ -133,8 +128,19 @@ def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
     return _from_entry_point(strategy)
 
 
-def run_strategy(strategy: AggregationStrategy, job: JobErrors) -> Verdict:
+def takes_diagnosis(strategy: _S) -> _S:
+    """Decorate a strategy that wants the job's `Diagnosis` as a second argument, so that it need not make its own."""
+    setattr(strategy, _DIAGNOSIS, True)
+    return strategy
+
+
+def run_strategy(strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
     """Return the strategy's verdict on `job`, with coverage and digest filled in from `job`.
+
+    Args:
+        strategy: what to run.
+        job: what was read.
+        diagnosis: of `job`, for a strategy that `takes_diagnosis`.
 
     A job without a readable failure is undetermined, whatever the strategy.
 
@@ -144,7 +150,7 @@ def run_strategy(strategy: AggregationStrategy, job: JobErrors) -> Verdict:
     if not job.failures:
         return undetermined(job, getattr(strategy, "__name__", "none"))
     try:
-        verdict = strategy(job)
+        verdict = strategy(job, diagnosis) if getattr(strategy, _DIAGNOSIS, False) else strategy(job)  # type: ignore[call-arg]
     except Exception as error:  # a strategy is third-party code; its caller gets one typed error
         name = getattr(strategy, "__name__", repr(strategy))
         raise StrategyError(f"the strategy {name} raised {type(error).__name__}: {error}") from error

@@ -19,7 +19,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.reading.assemble import Findings, assemble
+from firstfault.reading.assemble import Snapshot, assemble
 
 __all__ = ["START_NS", "make_error", "make_job", "make_presence"]
 
@@ -87,6 +87,6 @@ def make_presence(
     return NodePresence(phase, where, **{"timestamp_ns": START_NS, **fields})
 
 
-def make_job(*failures: WorkerError, **findings: Any) -> JobErrors:
-    """Return the picture that a reader makes of these failures; `findings` are other fields of `Findings`."""
-    return assemble(Findings(documents=failures, **findings))
+def make_job(*failures: WorkerError, **snapshot: Any) -> JobErrors:
+    """Return the picture that a reader makes of these failures; `snapshot` are other fields of `Snapshot`."""
+    return assemble(Snapshot(documents=failures, **snapshot))

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Collection, Sequence
 
+    from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, NodePresence, Place
-    from firstfault.output_reader import Conclusion
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault_torch.context import Recording
 

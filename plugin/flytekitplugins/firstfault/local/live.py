@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from firstfault.evidence.diagnosis import diagnose
 from firstfault.report.cascade import cascade_of
 from firstfault.report.words import State, ranks_text
 from firstfault.strategies import DEFAULT_STRATEGY, undetermined
@@ -60,7 +61,9 @@ class NodeLine:
 def picture(reader: MultiErrorFileOutputReader, job: JobErrors) -> Cascade:
     """Return what has become of every rank so far."""
     conclusion = reader.conclude_from(job)
-    return cascade_of(job, conclusion.verdict if conclusion is not None else undetermined(job, DEFAULT_STRATEGY))
+    if conclusion is not None:
+        return cascade_of(job, conclusion.verdict, conclusion.diagnosis)
+    return cascade_of(job, undetermined(job, DEFAULT_STRATEGY), diagnose(job))
 
 
 def node_lines(pods: Sequence[Pod], cascade: Cascade | None) -> list[NodeLine]:

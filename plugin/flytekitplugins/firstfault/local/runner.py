@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, WorkerError
-    from firstfault.output_reader import Conclusion
     from flytekitplugins.firstfault.local.loading import Command, TrainingTask
 
 __all__ = ["Attempt", "RunResult", "RunSettings", "Running", "run_task", "shown"]

@@ -1,0 +1,121 @@
+"""From what was read about an attempt to a verdict and a decision. Pure: no storage, no clock, no environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from firstfault.errors import FirstFaultError
+from firstfault.evidence.diagnosis import Diagnosis, diagnose
+from firstfault.model import Phase, Place, WorkerError
+from firstfault.model.roster import pods_live
+from firstfault.retry import RetryContext, decide
+from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
+from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from firstfault.model import Decision, JobErrors, Seal, Verdict
+    from firstfault.retry import RetryPolicy
+    from firstfault.strategies import AggregationStrategy
+
+__all__ = ["Conclusion", "conclude", "failed", "strategy_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """An attempt, judged once. Reports draw it and judge nothing again."""
+
+    job: JobErrors
+    verdict: Verdict
+    decision: Decision
+    diagnosis: Diagnosis
+    """Of `job`; whatever the strategy made of it."""
+
+
+def conclude(
+    job: JobErrors,
+    *,
+    strategy: str | AggregationStrategy | None = None,
+    policy: RetryPolicy | None = None,
+    context: RetryContext | None = None,
+) -> Conclusion | None:
+    """Return the verdict on an attempt and the decision; None if the attempt did not fail.
+
+    Args:
+        job: what was read.
+        strategy: a name or a callable; None takes the one the pods sealed with, else `DEFAULT_STRATEGY`.
+        policy: the retry policy. None takes the decision that the pods sealed if their verdict is the same one, else
+            firstfault's default policy.
+        context: what the policy may know; None makes one from `job`.
+
+    Raises:
+        StrategyError: the strategy is unknown, raised, or returned something else than a verdict.
+    """
+    chosen = get_strategy(strategy) if strategy is not None else None
+    if not failed(job):
+        return None
+    diagnosis = diagnose(job)
+    seal = job.seals[0] if job.seals else None
+    if seal is not None and _overrules(seal, job, strategy):
+        verdict = _verdict_of_seal(seal, job)
+    else:
+        verdict = run_strategy(chosen or strategy_of(job.seals), job, diagnosis)
+    context = context or RetryContext(pods_alive=pods_live(job))
+    decision = None
+    if policy is None and seal is not None and _is_same_verdict(seal, verdict):
+        # sealed under the task's own policy, which this reader need not have
+        decision = decision_from_json(seal.json)
+        if decision is not None:
+            decision = replace(decision, enforced=context.pods_alive)
+    return Conclusion(job, verdict, decision or decide(verdict, policy, context), diagnosis)
+
+
+def failed(job: JobErrors) -> bool:
+    """Whether the attempt failed.
+
+    An unreadable document counts, and so does a node that reported a failure and left no document.
+    """
+    reported = any(presence.phase is Phase.FAILED for presence in job.roster)
+    return bool(job.failures or job.seals or job.coverage.unreadable or reported)
+
+
+def strategy_of(seals: Sequence[Seal]) -> AggregationStrategy:
+    """Return the strategy that the pods sealed with, if it can be loaded here; else the default one."""
+    for seal in sorted(seals, key=lambda seal: (-seal.count, seal.name)):
+        try:
+            return get_strategy(seal.strategy)
+        except FirstFaultError:
+            continue  # a plug-in that is not installed here, or broken here
+    return get_strategy(DEFAULT_STRATEGY)
+
+
+def _overrules(seal: Seal, job: JobErrors, strategy: str | AggregationStrategy | None) -> bool:
+    """Whether the sealed verdict is taken: the documents are gone, or it rests on more of them than are left."""
+    if not job.failures:
+        return True
+    return strategy in {None, seal.strategy} and seal.count > job.document_count
+
+
+def _is_same_verdict(seal: Seal, verdict: Verdict) -> bool:
+    return seal.digest == verdict.digest and seal.strategy == verdict.strategy
+
+
+def _verdict_of_seal(seal: Seal, job: JobErrors) -> Verdict:
+    verdict = verdict_from_json(seal.json)
+    if verdict is None:
+        # sealed by another version; the part that Flyte reads is readable all the same
+        as_flyte_reads = WorkerError(
+            seal.code,
+            seal.message,
+            seal.kind,
+            seal.origin,
+            seal.fault_timestamp_ns,
+            seal.worker,
+            Place(node=seal.worker),
+        )
+        verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(as_flyte_reads,)))
+    note = "no error documents were read; this is the verdict that the pods sealed"
+    notes = (*verdict.coverage.notes, *job.coverage.notes, note)
+    return replace(verdict, coverage=replace(verdict.coverage, notes=notes, complete=False))
