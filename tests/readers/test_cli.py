@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from firstfault.model import Kind
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode
+from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -657,3 +659,31 @@ def test_a_pipe_loads_no_drawing(attempt: Attempt) -> None:
         program = [sys.executable, "-c", code, "show", attempt.uri, *options]
         ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
         assert ran.stderr == "[]\n"
+
+
+# --- hostile documents ----------------------------------------------------------------------------------------------
+
+
+def _many_members(exception: pb.ExceptionRecord) -> None:
+    exception.members.extend([pb.ExceptionRecord()] * 600_000)
+
+
+def _nested_members(exception: pb.ExceptionRecord) -> None:
+    for _ in range(90):
+        exception = exception.members.add(type="ExceptionGroup")
+
+
+@pytest.mark.parametrize("change", [_many_members, _nested_members])
+def test_an_exception_of_too_many_parts_is_shown_in_time(
+    run: Callable[..., Ran], attempt: Attempt, change: Callable[[pb.ExceptionRecord], None]
+) -> None:
+    """A document full of exceptions is read and shown in less than two seconds, and the page says what is cut."""
+    error = make_error(exception="ExceptionGroup", message="several")
+    document = pb.WorkerErrorDocument.FromString(encode(error))
+    change(document.failure.exception)
+    attempt.put(f"firstfault/errors/{error_key_for(error)}", document.SerializeToString())
+    page = attempt.folder / "page.html"
+    began = time.perf_counter()
+    run("show", attempt.uri, "--html", str(page))
+    assert time.perf_counter() - began < 2
+    assert "more members left out" in page.read_text()

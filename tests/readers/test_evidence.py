@@ -28,6 +28,7 @@ from firstfault.model import (
     ThreadFailure,
     Writer,
 )
+from firstfault.stacks import where_it_stood
 from firstfault.strategies.evidence import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
@@ -360,6 +361,15 @@ def test_the_same_hang_has_the_same_fingerprint() -> None:
 
     assert hang(IN_SLEEP) == hang(IN_SLEEP.replace("line 12", "line 14")) != ""
     assert hang(IN_SLEEP) != hang(STACK.format("/app/train.py", "save"))
+
+
+def test_a_stack_of_nothing_but_lines() -> None:
+    """64 KB of newlines and blanks in a stack take no time, and the frame before them is found."""
+    began = time.perf_counter()
+    for fill in ("\n", " ", " \n", "  File \n"):
+        where = where_it_stood(stopped(3, IN_SLEEP + fill * (65_000 // len(fill))))
+        assert where.frame == "train.py:12 in load"
+    assert time.perf_counter() - began < 0.5
 
 
 def test_a_rank_that_left_a_collective_out() -> None:

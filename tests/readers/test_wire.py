@@ -648,6 +648,56 @@ def test_a_deep_stack_keeps_both_ends() -> None:
     assert read.exception.frames_omitted == 905
 
 
+def _hostile(change: Callable[[pb.WorkerFailure], None]) -> WorkerError:
+    """What is read of a document that no writer of ours would write."""
+    document = pb.WorkerErrorDocument.FromString(encode(make_error()))
+    change(document.failure)
+    return decode(document.SerializeToString(), _REF)
+
+
+def _nest(failure: pb.WorkerFailure) -> None:
+    inner = failure.exception
+    for _ in range(90):
+        inner = inner.members.add(type="ExceptionGroup")
+
+
+def test_members_beyond_a_readers_limit_are_counted() -> None:
+    """A reader takes 2,000 exceptions of a document, and says of how many it took none."""
+    read = _hostile(lambda failure: failure.exception.members.extend([pb.ExceptionRecord()] * 5_000))
+    assert len(read.exception.members) == 1_999
+    assert read.exception.notes[-1].startswith("... 3001 more members left out")
+    read = _hostile(lambda failure: failure.exception.causes.extend([pb.ExceptionRecord()] * 5_000))
+    assert len(read.exception.causes) == 1_999
+    assert read.exception.notes[-1].startswith("... 3001 more causes left out")
+
+
+def test_exceptions_too_deep_within_others_are_counted() -> None:
+    """A reader follows members for six levels; the last one says that there are more."""
+    exception = _hostile(_nest).exception
+    depth = 1
+    while exception.members:
+        assert exception.notes == ()
+        exception, depth = exception.members[0], depth + 1
+    assert depth == 6
+    assert exception.notes[-1].startswith("... 1 more members left out")
+
+
+def test_frames_and_threads_beyond_a_readers_limit_are_counted() -> None:
+    """A reader keeps both ends of a stack and the first threads, and says how many it left out."""
+
+    def change(failure: pb.WorkerFailure) -> None:
+        del failure.exception.frames[:]
+        failure.exception.frames.extend(pb.Frame(line=number) for number in range(3_000))
+        failure.exception.frames_omitted = 7
+        failure.thread_failures.extend([pb.ThreadFailure()] * 500)
+
+    read = _hostile(change)
+    assert [frame.line for frame in read.exception.frames] == [*range(500), *range(2_500, 3_000)]
+    assert read.exception.frames_omitted == 2_007
+    assert len(read.thread_failures) == 100
+    assert read.thread_failures[-1].exception.notes[-1].startswith("... 400 more failed threads left out")
+
+
 def test_the_same_failure_gives_the_same_bytes() -> None:
     """Encoding is deterministic, also for the map of versions."""
     versions = tuple((name, "1") for name in string.ascii_lowercase)

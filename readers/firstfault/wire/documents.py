@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
@@ -68,6 +69,14 @@ _MAX_CAUSES = 10
 _MAX_FRAMES = 100
 _MAX_DEPTH = 4
 """Exceptions within exceptions; protobuf's own readers give up at 100 messages within messages."""
+_MAX_READ_EXCEPTIONS = 2000
+"""Exceptions that a reader takes from one document, whoever wrote it: causes, members and those of threads together."""
+_MAX_READ_DEPTH = 6
+"""Exceptions within exceptions that a reader takes: the time for a report can double with each level."""
+_MAX_READ_FRAMES = 1000
+"""Frames of one exception that a reader takes."""
+_MAX_READ_THREADS = 100
+"""Failed threads that a reader takes from one document."""
 _LEFT_OUT_FIRST = (
     "exception.members",
     "exception.notes",
@@ -177,6 +186,7 @@ def _leave_out(failure: pb.WorkerFailure, part: str) -> None:
 def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> WorkerError:
     error, failure = document.error, document.failure
     ours = document.HasField("failure")
+    budget = _Budget()
     timestamp_ns = failure.wall_time_ns or _timestamp_from_pb(error)
     return WorkerError(
         code=error.code,
@@ -188,7 +198,7 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         place=_place_from_pb(failure.place) if ours else Place(node=error.worker),
         writer=_WRITERS_BACK.get(failure.writer, Writer.STOCK) if ours else Writer.STOCK,
         subject=_SUBJECTS_BACK.get(failure.subject, Subject.WORKER),
-        exception=_exception_from_pb(failure.exception) if failure.HasField("exception") else None,
+        exception=_exception_from_pb(failure.exception, budget) if failure.HasField("exception") else None,
         exit_code=failure.exit_code if failure.HasField("exit_code") else None,
         signal=failure.signal,
         sent_signals=_shared(tuple(SentSignal(sent.signal, sent.reason) for sent in failure.sent_signals)),
@@ -203,7 +213,7 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         documents=(ref,),
         in_flight=failure.in_flight,
         stack_dumps=tuple(_dump_from_pb(dump) for dump in failure.stack_dumps),
-        thread_failures=tuple(_thread_from_pb(thread) for thread in failure.thread_failures),
+        thread_failures=_threads_from_pb(failure.thread_failures, budget),
         collectives=_shared(tuple(map(_collective_from_pb, failure.collectives))),
         caused_by=_caused_by_from_pb(failure.caused_by) if failure.HasField("caused_by") else None,
     )
@@ -459,8 +469,17 @@ def _thread_to_pb(thread: ThreadFailure) -> pb.ThreadFailure:
     )
 
 
-def _thread_from_pb(thread: pb.ThreadFailure) -> ThreadFailure:
-    return ThreadFailure(thread.thread, thread.wall_time_ns or None, _exception_from_pb(thread.exception))
+def _threads_from_pb(threads: Sequence[pb.ThreadFailure], budget: _Budget) -> tuple[ThreadFailure, ...]:
+    taken: list[ThreadFailure] = []
+    for thread in threads:
+        if len(taken) == _MAX_READ_THREADS or (taken and budget.left <= 0):
+            last = taken[-1]
+            notes = (*last.exception.notes, _left_out(len(threads) - len(taken), "failed threads"))
+            taken[-1] = replace(last, exception=replace(last.exception, notes=notes))
+            break
+        exception = _exception_from_pb(thread.exception, budget)
+        taken.append(ThreadFailure(thread.thread, thread.wall_time_ns or None, exception))
+    return tuple(taken)
 
 
 def _collective_to_pb(progress: CollectiveProgress) -> pb.CollectiveProgress:
@@ -525,15 +544,47 @@ def _frame_from_pb(frame: pb.Frame) -> FrameInfo:
     return FrameInfo(frame.file, frame.line, frame.function, frame.code)
 
 
-def _exception_from_pb(record: pb.ExceptionRecord) -> ExceptionInfo:
+class _Budget:
+    """How many exceptions a reader may still take from a document."""
+
+    def __init__(self) -> None:
+        self.left = _MAX_READ_EXCEPTIONS
+
+
+def _exception_from_pb(record: pb.ExceptionRecord, budget: _Budget, depth: int = 1) -> ExceptionInfo:
+    """Return an exception with what the reader's limits admit; its last notes say how much they cut off."""
+    budget.left -= 1
+    frames: Sequence[pb.Frame] = record.frames
+    omitted = record.frames_omitted
+    if len(frames) > _MAX_READ_FRAMES:
+        omitted += len(frames) - _MAX_READ_FRAMES
+        frames = [*frames[: _MAX_READ_FRAMES // 2], *frames[-_MAX_READ_FRAMES // 2 :]]
+    causes = _inner_from_pb(record.causes, budget, depth)
+    members = _inner_from_pb(record.members, budget, depth)
+    inner = ((record.causes, causes, "causes"), (record.members, members, "members"))
+    cut = [_left_out(len(all_of) - len(taken), name) for all_of, taken, name in inner if len(all_of) > len(taken)]
     return ExceptionInfo(
         type=record.type,
         message=record.message,
         bases=_shared(tuple(record.bases)),
-        frames=_shared(tuple(map(_frame_from_pb, record.frames))),
-        notes=tuple(record.notes),
-        causes=tuple(_exception_from_pb(cause) for cause in record.causes),
+        frames=_shared(tuple(map(_frame_from_pb, frames))),
+        notes=(*record.notes, *cut),
+        causes=causes,
         relation=record.relation,
-        frames_omitted=record.frames_omitted,
-        members=tuple(_exception_from_pb(member) for member in record.members),
+        frames_omitted=omitted,
+        members=members,
     )
+
+
+def _inner_from_pb(records: Sequence[pb.ExceptionRecord], budget: _Budget, depth: int) -> tuple[ExceptionInfo, ...]:
+    taken: list[ExceptionInfo] = []
+    if depth < _MAX_READ_DEPTH:
+        for record in records:
+            if budget.left <= 0:
+                break
+            taken.append(_exception_from_pb(record, budget, depth + 1))
+    return tuple(taken)
+
+
+def _left_out(count: int, what: str) -> str:
+    return f"... {count} more {what} left out: the document holds more than firstfault reads ..."
