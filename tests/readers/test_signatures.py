@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 
 from firstfault.errors import SignatureError
 from firstfault.evidence import Role, built_in_signatures, classify, load_signatures
+from firstfault.evidence.patterns import Pattern
 from firstfault.evidence.signatures import parse_signatures
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from firstfault.evidence.signatures import Signature
 
 PATIENCE_S = 5.0
+AT_ONCE_S = 0.5
+WORD = re.compile(r"[A-Za-z]{3,}")
 BUILT_IN = built_in_signatures()
 GOOD = """schema = 1
 
@@ -101,6 +105,18 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         (('id = "store"', 'id = "advice"'), 11, "id 'advice' is taken by line 3"),
         (('id = "store"', "id = 4"), 11, "'id' must be a text that is not empty"),
         (('example = "have', 'example = " '), 3, "is not found in its own example"),
+        (("have you tried", "have (?!not)tried"), 3, "'pattern' has look-ahead ((?!), which RE2 does not support"),
+        (("have you tried", "(?<=x)tried"), 3, "'pattern' has look-behind ((?<=), which RE2 does not support"),
+        (("have you tried", r"(a)\\1"), 3, r"'pattern' has a back-reference (\1), which RE2 does not support"),
+        (("have you tried", "(?!not)tried"), 3, "in the key 'unless'"),
+        (('role = "ambiguous"', 'unless = "(?=x)"\nrole = "ambiguous"'), 3, "'unless' has look-ahead"),
+        (('role = "ambiguous"', 'unless = 3\nrole = "ambiguous"'), 3, "'unless' must be a pattern"),
+        (('role = "ambiguous"', 'unless = "x*"\nrole = "ambiguous"'), 3, "'unless' is found in an empty text"),
+        (
+            ('role = "ambiguous"', 'unless = "turn it"\nrole = "ambiguous"'),
+            3,
+            "'unless' of 'advice' is found in its own",
+        ),
     ],
 )
 def test_a_file_that_is_not_valid(change: tuple[str, str], line: int, reason: str) -> None:
@@ -201,3 +217,135 @@ def test_a_huge_text_takes_bounded_time() -> None:
     found = classify("CUDA error: misaligned address" + "x [" * 2_000_000, "RuntimeError")
     assert found.category == "gpu_kernel"
     assert time.monotonic() - began < PATIENCE_S
+
+
+# --- time ------------------------------------------------------------------------------------------------------------
+
+
+def _seconds(signature: Signature, text: bytes) -> float:
+    """The time of the faster of two searches: another process may have held up one."""
+
+    def once() -> float:
+        began = time.perf_counter()
+        signature.search(text)
+        return time.perf_counter() - began
+
+    return min(once(), once())
+
+
+def _adversarial(signature: Signature, size: int) -> list[bytes]:
+    """Texts that nearly fit, again and again: the example, its beginnings, and its pattern's words in any order."""
+    example = signature.example
+    parts = [example, f"{example[: len(example) * 3 // 4]} ", f"{example[: len(example) // 2]}\n"]
+    words = WORD.findall(signature.pattern.source) + re.findall(r"\w+|\W", example)
+    parts.append("".join(random.Random(signature.id).choices(words, k=2_000)))
+    return [(part * (size // len(part) + 1)).encode()[:size] for part in parts]
+
+
+def test_a_text_that_kept_readers_busy_for_minutes() -> None:
+    """A text of 14 KB which repeats the beginning of several signatures is judged at once."""
+    text = "all attempts failed: " + "NCCL WARN Call to connect returned Software caused connection abort; " * 200
+    began = time.perf_counter()
+    assert classify(text, "RuntimeError").signature == "nccl-remote"
+    assert time.perf_counter() - began < AT_ONCE_S
+
+
+@pytest.mark.parametrize("signature", BUILT_IN.noise + BUILT_IN.signatures, ids=lambda signature: signature.id)
+def test_time_is_linear_in_the_text(signature: Signature) -> None:
+    """No text of 1 MB takes a signature long; twice the text takes about twice the time."""
+    texts = zip(_adversarial(signature, 500_000), _adversarial(signature, 1_000_000), strict=True)
+    for half, whole in texts:
+        seconds = _seconds(signature, whole)
+        assert seconds < AT_ONCE_S
+        # a search of a few milliseconds measures the machine
+        assert seconds < 0.1 or seconds < 4 * _seconds(signature, half)
+
+
+@pytest.mark.parametrize("size", [16_000, 1_000_000])
+def test_a_text_that_nearly_fits_is_classified_at_once(size: int) -> None:
+    """Also with all signatures and the noise cut out, no near miss takes long."""
+    for signature in BUILT_IN.noise + BUILT_IN.signatures:
+        text = _adversarial(signature, size)[-1].decode()
+        began = time.perf_counter()
+        classify(text, "RuntimeError")
+        assert time.perf_counter() - began < AT_ONCE_S, signature.id
+
+
+def test_many_harmless_texts() -> None:
+    """512 workers with different long messages are judged in seconds."""
+    drawn = random.Random(7)
+    words = ["the", "tensor", "batch", "shape", "expected", "got", "gradient", "index", "dataset", "value", "module"]
+    texts = [" ".join(drawn.choices(words, k=4_000))[:16_000] for _ in range(512)]
+    began = time.perf_counter()
+    assert {classify(text, "ValueError").signature for text in texts} == {"program"}
+    assert time.perf_counter() - began < PATIENCE_S
+
+
+# --- patterns --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signature", BUILT_IN.noise + BUILT_IN.signatures, ids=lambda signature: signature.id)
+def test_the_filter_leaves_out_nothing_that_fits(signature: Signature) -> None:
+    """What the filter calls impossible is not in the text."""
+    for text in (signature.example.upper().encode(), *_adversarial(signature, 20_000)):
+        for possible, entries in (
+            (BUILT_IN.possible_noise(text), BUILT_IN.noise),
+            (BUILT_IN.possible(text), BUILT_IN.signatures),
+        ):
+            found = {entry.id for entry in entries if entry.pattern.search(text) is not None}
+            assert found <= {entry.id for entry in possible}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "signature"),
+    [
+        ("torch.OutOfMemoryError", "the allocator has nothing left", "gpu-out-of-memory-by-type"),
+        ("torch.OutOfMemoryError", "the host has nothing left", "program"),
+        ("RuntimeError", "Detected 2 oom_kill events", "host-out-of-memory"),
+        ("RuntimeError", "memory.events: oom_kill", "host-out-of-memory"),
+        ("RuntimeError", "memory.events: oom_kill = 3", "host-out-of-memory"),
+        ("RuntimeError", "memory.events: oom_kill 0", "program"),
+        ("RuntimeError", "memory.events: oom_kill = 0", "program"),
+        ("RuntimeError", "Cuda failure 'an error of the device'", "gpu-failure-of-nccl"),
+        ("RuntimeError", "Cuda failure 'unhandled'", "program"),
+        ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Killed", "loader-process-killed"),
+        ("RuntimeError", "DataLoader worker (pid 7) exited unexpectedly", "loader-process"),
+        ("RuntimeError", "DataLoader worker (pid 7) is killed by signal: Terminated", "terminated"),
+        ("ValueError", "see https://docs.example.org/errors", "program"),
+        ("ValueError", "got nothing from https://models.example.org/w", "service"),
+        ("subprocess.CalledProcessError", "Command 'prepare' returned non-zero exit status 4.", "subprocess"),
+        ("subprocess.CalledProcessError", "Command 'torchrun x' returned non-zero exit status 4.", "exit-code"),
+        ("subprocess.CalledProcessError", "torchrun\nCommand 'x' returned non-zero exit status 4.", "subprocess"),
+    ],
+)
+def test_what_a_signature_leaves_out(kind: str, message: str, signature: str) -> None:
+    """A text in which `unless` is found, too, is left to the signatures that follow."""
+    assert classify(message, kind).signature == signature
+
+
+def test_unless_in_a_file_of_ones_own() -> None:
+    """`unless` keeps a signature and a noise from texts in which it is found."""
+    text = GOOD.replace('types = ["ShardError"]', "unless = 'rebuil[dt]'")
+    text = text.replace('role = "ambiguous"', 'unless = "in vain"\nrole = "ambiguous"')
+    signatures = parse_signatures(text, "ours.toml")
+    assert classify("shard 3 is locked", signatures=signatures).signature == "store"
+    assert classify("shard 3 is locked until it is REBUILT", signatures=signatures).signature == ""
+    assert classify("have you tried", signatures=signatures).signature == "advice"
+    assert classify("have you tried in vain", signatures=signatures).signature == ""
+
+
+def test_lone_surrogates() -> None:
+    """A text that is no valid Unicode is classified like any other."""
+    found = classify("\ud800 shard \udfff Connection closed by peer [10.9.8.7]:4711 \udcff", "RuntimeError")
+    assert found.pointer is not None
+    assert found.pointer.ip == "10.9.8.7"
+    assert Pattern("(?P<host>.)$").search("\ud800") == {"host": "?"}
+    assert classify("\udcff", "ValueError").role is Role.PRIMARY
+
+
+def test_a_pattern_ignores_case_and_knows_lines() -> None:
+    """^ and $ match at lines, the dot ends at one, and what is cut is all that matches."""
+    pattern = Pattern("^(?:a.c)$")
+    assert pattern.search("x\nABC\nx") == {}
+    assert pattern.search("a\nc") is None
+    assert pattern.cut_from(b"abc\nabcd\naxc\n") == b"\nabcd\n\n"

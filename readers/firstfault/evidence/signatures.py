@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import SignatureError
+from firstfault.evidence.patterns import Pattern, Prefilter
 from firstfault.model import CATEGORIES
 
 if sys.version_info >= (3, 11):
@@ -27,9 +28,8 @@ __all__ = ["ANY_EXCEPTION", "Role", "Signature", "Signatures", "built_in_signatu
 SCHEMA = 1
 ANY_EXCEPTION = "*"
 """Stands among a signature's types for every exception."""
-_FLAGS = re.IGNORECASE | re.MULTILINE
 _REQUIRED = {"id", "pattern", "role", "category", "example", "why"}
-_OPTIONAL = {"types"}
+_OPTIONAL = {"types", "unless"}
 _POINTERS = {"rank", "ip", "host", "port", "store"}
 """Names of groups, without a number at their end that tells alternatives apart."""
 _TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
@@ -51,17 +51,26 @@ class Signature:
     """One pattern and what it means."""
 
     id: str
-    pattern: re.Pattern[str]
+    pattern: Pattern
     role: Role
     category: str
     example: str
     why: str
     types: frozenset[str] = frozenset()
     """Names of exceptions, their last part; empty: any text."""
+    unless: Pattern | None = None
+    """If this is found in the text, too, the signature does not fit."""
 
     def fits(self, types: Iterable[str]) -> bool:
         """Whether an exception with these names (its own and its bases') is one of this signature's."""
         return not self.types or not self.types.isdisjoint(types)
+
+    def search(self, text: str | bytes) -> dict[str, str] | None:
+        """Return whom the text names, by group; None if the pattern is not found, or `unless` is found, too."""
+        found = self.pattern.search(text)
+        if found is None or (self.unless is not None and self.unless.search(text) is not None):
+            return None
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,22 @@ class Signatures:
 
     noise: tuple[Signature, ...]
     signatures: tuple[Signature, ...]
+    _noise_filter: Prefilter = field(init=False, repr=False, compare=False)
+    _filter: Prefilter = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_noise_filter", Prefilter([noise.pattern for noise in self.noise]))
+        object.__setattr__(self, "_filter", Prefilter([signature.pattern for signature in self.signatures]))
+
+    def possible_noise(self, text: bytes) -> list[Signature]:
+        """Return the noise that can be in a text, in its order; each is still to be searched for."""
+        possible = self._noise_filter.possible(text)
+        return [noise for index, noise in enumerate(self.noise) if index in possible]
+
+    def possible(self, text: bytes) -> list[Signature]:
+        """Return the signatures that can be found in a text, in their order; each is still to be searched for."""
+        possible = self._filter.possible(text)
+        return [signature for index, signature in enumerate(self.signatures) if index in possible]
 
     def __add__(self, other: Signatures) -> Signatures:
         """Ask these first, then the other's."""
@@ -166,26 +191,35 @@ def _signature(entry: Mapping[str, Any], where: str) -> Signature:
         raise SignatureError(f"{where}: category {entry['category']!r} is none; see docs/categories.md")
     signature = Signature(
         id=entry["id"],
-        pattern=_pattern(entry["pattern"], where),
+        pattern=_pattern(entry["pattern"], "pattern", where),
         role=Role(entry["role"]),
         category=entry["category"],
         example=entry["example"],
         why=entry["why"],
         types=frozenset(types),
+        unless=_pattern(entry["unless"], "unless", where) if "unless" in entry else None,
     )
-    if signature.pattern.search(signature.example) is None:
-        raise SignatureError(f"{where}: the pattern of {signature.id!r} is not found in its own example")
+    _check_example(signature, where)
     return signature
 
 
-def _pattern(text: str, where: str) -> re.Pattern[str]:
+def _check_example(signature: Signature, where: str) -> None:
+    if signature.pattern.search(signature.example) is None:
+        raise SignatureError(f"{where}: the pattern of {signature.id!r} is not found in its own example")
+    if signature.search(signature.example) is None:
+        raise SignatureError(f"{where}: 'unless' of {signature.id!r} is found in its own example")
+
+
+def _pattern(text: Any, key: str, where: str) -> Pattern:
+    if not isinstance(text, str):
+        raise SignatureError(f"{where}: {key!r} must be a pattern")
     try:
-        pattern = re.compile(text, _FLAGS)
-    except re.error as error:
-        raise SignatureError(f"{where}: 'pattern' is no regular expression: {error}") from error
+        pattern = Pattern(text)
+    except SignatureError as error:
+        raise SignatureError(f"{where}: {key!r} {error}") from error
     if pattern.search("") is not None:
-        raise SignatureError(f"{where}: 'pattern' is found in an empty text")
-    strange = sorted(name for name in pattern.groupindex if name.rstrip("0123456789") not in _POINTERS)
+        raise SignatureError(f"{where}: {key!r} is found in an empty text")
+    strange = sorted(name for name in pattern.groups if name.rstrip("0123456789") not in _POINTERS)
     if strange:
         raise SignatureError(f"{where}: group {strange[0]!r} must be one of {', '.join(sorted(_POINTERS))}")
     return pattern

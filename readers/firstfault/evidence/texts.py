@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.patterns import encoded
 from firstfault.evidence.signatures import ANY_EXCEPTION, Role, Signature, built_in_signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from firstfault.evidence.signatures import Signatures
 
@@ -74,19 +75,17 @@ def classify(
     """
     signatures = signatures or built_in_signatures()
     types = _types(exception_type, bases)
-    text = f"{exception_type}: {message}" if exception_type else message
-    if len(text) > _READ:
-        text = f"{text[: _READ // 2]}\n{text[-_READ // 2 :]}"
-    left, cut = _without_noise(_CARRIER.sub("", text), signatures)
+    text = _read_of(f"{exception_type}: {message}" if exception_type else message)
+    left, cut = _without_noise(encoded(_CARRIER.sub("", text)), signatures)
     if cut is not None and ANY_EXCEPTION not in types:
         # a log's name alone is nothing that is left
-        left = left.removeprefix(f"{exception_type}:")
-    if cut is not None and _NOTHING.fullmatch(left):
+        left = left.removeprefix(encoded(f"{exception_type}:"))
+    if cut is not None and _NOTHING.fullmatch(left.decode("utf-8")):
         return Classification(cut.role, cut.category, cut.id, cut.why)
-    for signature in signatures.signatures:
+    for signature in signatures.possible(left):
         if not signature.fits(types):
             continue
-        found = signature.pattern.search(left)
+        found = signature.search(left)
         if found is not None:
             pointer = _pointer(found)
             return Classification(signature.role, signature.category, signature.id, signature.why, pointer)
@@ -99,9 +98,14 @@ def pointer_in(text: str, signature: str, signatures: Signatures | None = None) 
     """Return whom a text names, by a signature that is known to fit it."""
     for candidate in (signatures or built_in_signatures()).signatures:
         if candidate.id == signature:
-            found = candidate.pattern.search(text)
+            found = candidate.search(_read_of(text))
             return _pointer(found) if found is not None else None
     return None
+
+
+def _read_of(text: str) -> str:
+    """Return what is read of a text: all of it, or both its ends if it is long."""
+    return text if len(text) <= _READ else f"{text[: _READ // 2]}\n{text[-_READ // 2 :]}"
 
 
 def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
@@ -113,20 +117,20 @@ def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
     return names
 
 
-def _without_noise(text: str, signatures: Signatures) -> tuple[str, Signature | None]:
+def _without_noise(text: bytes, signatures: Signatures) -> tuple[bytes, Signature | None]:
     """Return the text without its noise, and the first noise that was in it."""
     first = None
-    for noise in signatures.noise:
-        if noise.pattern.search(text) is not None:
+    for noise in signatures.possible_noise(text):
+        if noise.search(text) is not None:
             first = first or noise
-            text = noise.pattern.sub("", text)
+            text = noise.pattern.cut_from(text)
     return text, first
 
 
-def _pointer(found: re.Match[str]) -> Pointer | None:
-    """Return what the groups of a match name, None if nobody."""
+def _pointer(found: Mapping[str, str]) -> Pointer | None:
+    """Return what the groups of a match name, None if nothing."""
     named: dict[str, str] = {}
-    for name, value in found.groupdict().items():
+    for name, value in found.items():
         if value:
             named.setdefault(name.rstrip("0123456789"), value)
     pointer = Pointer(
