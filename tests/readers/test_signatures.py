@@ -213,10 +213,10 @@ def test_whom_a_text_names(message: str, pointer: dict[str, object] | None) -> N
 
 def test_a_huge_text_takes_bounded_time() -> None:
     """Both ends of a text are looked at, however long it is."""
-    began = time.monotonic()
+    began = time.thread_time()
     found = classify("CUDA error: misaligned address" + "x [" * 2_000_000, "RuntimeError")
     assert found.category == "gpu_kernel"
-    assert time.monotonic() - began < PATIENCE_S
+    assert time.thread_time() - began < PATIENCE_S
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -226,9 +226,9 @@ def _seconds(signature: Signature, text: bytes) -> float:
     """The time of the faster of two searches: another process may have held up one."""
 
     def once() -> float:
-        began = time.perf_counter()
+        began = time.thread_time()
         signature.search(text)
-        return time.perf_counter() - began
+        return time.thread_time() - began
 
     return min(once(), once())
 
@@ -245,9 +245,9 @@ def _adversarial(signature: Signature, size: int) -> list[bytes]:
 def test_a_text_that_kept_readers_busy_for_minutes() -> None:
     """A text of 14 KB which repeats the beginning of several signatures is judged at once."""
     text = "all attempts failed: " + "NCCL WARN Call to connect returned Software caused connection abort; " * 200
-    began = time.perf_counter()
+    began = time.thread_time()
     assert classify(text, "RuntimeError").signature == "nccl-remote"
-    assert time.perf_counter() - began < AT_ONCE_S
+    assert time.thread_time() - began < AT_ONCE_S
 
 
 @pytest.mark.parametrize("signature", BUILT_IN.noise + BUILT_IN.signatures, ids=lambda signature: signature.id)
@@ -266,9 +266,9 @@ def test_a_text_that_nearly_fits_is_classified_at_once(size: int) -> None:
     """Also with all signatures and the noise cut out, no near miss takes long."""
     for signature in BUILT_IN.noise + BUILT_IN.signatures:
         text = _adversarial(signature, size)[-1].decode()
-        began = time.perf_counter()
+        began = time.thread_time()
         classify(text, "RuntimeError")
-        assert time.perf_counter() - began < AT_ONCE_S, signature.id
+        assert time.thread_time() - began < AT_ONCE_S, signature.id
 
 
 def test_many_harmless_texts() -> None:
@@ -276,9 +276,9 @@ def test_many_harmless_texts() -> None:
     drawn = random.Random(7)
     words = ["the", "tensor", "batch", "shape", "expected", "got", "gradient", "index", "dataset", "value", "module"]
     texts = [" ".join(drawn.choices(words, k=4_000))[:16_000] for _ in range(512)]
-    began = time.perf_counter()
+    began = time.thread_time()
     assert {classify(text, "ValueError").signature for text in texts} == {"program"}
-    assert time.perf_counter() - began < PATIENCE_S
+    assert time.thread_time() - began < PATIENCE_S
 
 
 # --- patterns --------------------------------------------------------------------------------------------------------

@@ -23,10 +23,10 @@ from firstfault_torch.guard import bounded, logger
 from firstfault_torch.verdict.previous import previous_attempt, retries_left
 
 if TYPE_CHECKING:
-    from firstfault.conclude import Conclusion
     import threading
     from collections.abc import Callable, Sequence
 
+    from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, NodePresence
     from firstfault.report import Report
     from firstfault.report.attempt_changes import AttemptSummary
