@@ -92,6 +92,7 @@ _PLACES = st.builds(
     host=_TEXT,
     ip=_TEXT,
     namespace=_TEXT,
+    engine=_TEXT,
     pid=_SMALL,
 )
 _ERRORS = st.builds(

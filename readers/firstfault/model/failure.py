@@ -114,6 +114,8 @@ class Place:
     pid: int = 0
     namespace: str = ""
     """Kubernetes' namespace of the pod; empty: not known."""
+    engine: str = ""
+    """The engine that ran the attempt: "flyte", "plain"; empty: written before documents named it, so "flyte"."""
 
 
 @dataclass(frozen=True, slots=True)

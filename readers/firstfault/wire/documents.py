@@ -393,6 +393,7 @@ def _place_to_pb(place: Place) -> pb.Place:
         host=clean(place.host, _MAX_LINE),
         ip=clean(place.ip, _MAX_LINE),
         namespace=clean(place.namespace, _MAX_LINE),
+        engine=clean(place.engine, _MAX_LINE),
         pid=_count_to_pb(place.pid),
     )
 
@@ -426,6 +427,7 @@ def _place_from_pb(place: pb.Place) -> Place:
         host=place.host,
         ip=place.ip,
         namespace=place.namespace,
+        engine=place.engine,
         pid=place.pid,
     )
 
