@@ -213,7 +213,9 @@ def test_every_field_is_tried() -> None:
     assert decode_presence(encode_presence(_FULL_PRESENCE), "r1.pb") == _FULL_PRESENCE
 
 
-_FULL_PLACE = Place(1, 2, 3, 4, 5, 6, 7, 8, 9, "trainer", "worker-0", "host-0", "10.0.0.3", 99, "project-development")
+_FULL_PLACE = Place(
+    1, 2, 3, 4, 5, 6, 7, 8, 9, "trainer", "worker-0", "host-0", "10.0.0.3", 99, "project-development", "flyte"
+)
 _FULL_RECEIPT = Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=5, withdrawn=True)
 _FULL_CAUSE = CausedBy(5, "worker-0", "e1.pb")
 _FULL_PRESENCE = NodePresence(
