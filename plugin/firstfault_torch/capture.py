@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from firstfault.model import ExceptionInfo, FrameInfo
+from firstfault_torch.guard import caught
 
 __all__ = ["bare", "capture", "qualified_name", "safe_text"]
 
@@ -41,29 +42,25 @@ def bare(error: BaseException) -> ExceptionInfo:
 
 def safe_text(value: Any) -> str:
     """``str(value)``, or a sentence about why there is none."""
-    try:
-        text = str(value)
-        # a subclass of str may override anything
-        return str.__str__(text)[:_MAX_TEXT]
-    except BaseException as error:  # noqa: BLE001 - user code runs in str(); whatever it raises ends here
-        return f"<no text: str() raised {type(error).__name__}>"
+    # a subclass of str may override anything
+    text, error = caught(lambda: str.__str__(str(value))[:_MAX_TEXT])
+    return text if text is not None else f"<no text: str() raised {type(error).__name__}>"
 
 
 def qualified_name(kind: type) -> str:
     """Module and qualified name of a class; builtins without their module."""
-    try:
+
+    def read() -> str:
         module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__qualname__")
         return str(name) if module in {"builtins", None} else f"{module}.{name}"
-    except BaseException:  # noqa: BLE001 - a metaclass may do anything
-        return "unknown"
+
+    return caught(read)[0] or "unknown"
 
 
 def _attribute(error: BaseException, name: str, default: Any = None) -> Any:
     """An attribute of an exception; a class with a ``__getattr__`` of its own may raise anything here."""
-    try:
-        return getattr(error, name, default)
-    except BaseException:  # noqa: BLE001 - user code runs in getattr(); whatever it raises ends here
-        return default
+    found, raised = caught(lambda: getattr(error, name, default))
+    return default if raised is not None else found
 
 
 def _is_exception(value: Any) -> bool:
@@ -105,10 +102,7 @@ def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
 
 
 def _source(file: str, line: int) -> str:
-    try:
-        return linecache.getline(file, line).strip()
-    except Exception:  # noqa: BLE001 - linecache asks loaders, which are third-party code
-        return ""
+    return caught(lambda: linecache.getline(file, line).strip())[0] or ""  # loaders are third-party code
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:

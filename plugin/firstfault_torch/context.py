@@ -1,40 +1,39 @@
-"""Environment variables: what the pod is told, and what an agent tells its workers."""
+"""Who and where a process is: the node's recording, which its agent hands to its workers, and places."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.model import Place
+from firstfault_torch.node.files import NodeFiles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
-    "STRATEGY_VARIABLE",
+    "Identity",
+    "Moment",
     "Recording",
-    "attempt_number",
     "boot_id",
-    "multi_error_files",
-    "namespace",
+    "host_name",
     "new_incarnation",
     "node_address",
-    "node_name",
     "node_place",
     "versions",
     "worker_place",
 ]
 
-STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
-"""Turns recording on and names the strategy; set but empty turns it off."""
-
-_NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_STRATEGY = "FIRSTFAULT_STRATEGY"
+_ENGINE = "FIRSTFAULT_ENGINE"
+_ATTEMPT = "FIRSTFAULT_ATTEMPT"
+_NODE = "FIRSTFAULT_NODE"
+_NAMESPACE = "FIRSTFAULT_NAMESPACE"
 _PREFIX = "FIRSTFAULT_OUTPUT_PREFIX"
 _DEADLINE = "FIRSTFAULT_UPLOAD_DEADLINE"
 _ROUND = "FIRSTFAULT_ROUND"
@@ -42,100 +41,133 @@ _INCARNATION = "FIRSTFAULT_INCARNATION"
 _NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
 _IP = "FIRSTFAULT_NODE_IP"
 _FOLDER = "FIRSTFAULT_NODE_FOLDER"
-_DECKS = "FIRSTFAULT_DECKS"
+
+
+class Moment(NamedTuple):
+    """A point in time by two clocks, nanoseconds."""
+
+    wall_ns: int
+    monotonic_ns: int
+
+    @classmethod
+    def now(cls) -> Moment:
+        """Return this moment."""
+        return cls(time.time_ns(), time.monotonic_ns())
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who this node is to the engine that runs its attempt."""
+
+    output_prefix: str
+    """URI below which the attempt's documents lie."""
+    engine: str = ""
+    """The engine's name, as `Place.engine` has it."""
+    attempt: int = 0
+    """Counted from 0."""
+    node: str = ""
+    """The pod's or the machine's name."""
+    namespace: str = ""
+    """The Kubernetes namespace; empty without one."""
+    handover_uri: str = ""
+    """Where this attempt leaves its verdict for the next one; empty: nowhere."""
+    previous_handover_uri: str = ""
+    """Where the attempt before left its verdict; empty: there was none, or it is not known."""
+    worker_environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the engine wants in its workers."""
+    owns_process: bool = False
+    """Whether the agent's process ends when the run does: then a signal that comes after the run changes nothing."""
+    failed_exit_code: int = 1
+    """What a process exits with that had to publish its verdict from another thread than the main one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Where and how this process records."""
+    """Where and how the processes of a node record."""
 
     strategy: str
-    output_prefix: str
-    upload_deadline_seconds: float
+    identity: Identity
+    upload_deadline_seconds: float = 5.0
     round: int = 0
     incarnation: int = 0
     group_world_size: int = 0
     ip: str = ""
     """The node's address, looked up once: a name service may take seconds, which a failing worker does not have."""
     node_folder: str = ""
-    """Where the node's recorder listens and its spool lies; empty: there is no recorder."""
-    decks: bool = False
-    """Whether the report becomes a deck, beside those of rank 0."""
-    raw_prefix: str = ""
-    """This attempt's raw output prefix; empty: not known. Workers need not know it, nor the next one."""
-    previous_raw_prefix: str = ""
-    """The raw output prefix of the attempt before; empty: there was none, or it is not known."""
+    """The folder of the node's recorder and spool; empty: there is no recorder."""
+
+    @property
+    def output_prefix(self) -> str:
+        """URI below which the attempt's documents lie."""
+        return self.identity.output_prefix
+
+    @property
+    def files(self) -> NodeFiles | None:
+        """The files in the node's folder; None without a folder."""
+        return NodeFiles(Path(self.node_folder)) if self.node_folder else None
 
     def environment(self) -> dict[str, str]:
-        """Return the variables by which a worker process learns all this."""
+        """Return the variables that hand all this to a worker process."""
+        identity = self.identity
         return {
-            STRATEGY_VARIABLE: self.strategy,
-            _PREFIX: self.output_prefix,
+            **identity.worker_environment,
+            _STRATEGY: self.strategy,
+            _ENGINE: identity.engine,
+            _ATTEMPT: str(identity.attempt),
+            _NODE: identity.node,
+            _NAMESPACE: identity.namespace,
+            _PREFIX: identity.output_prefix,
             _DEADLINE: str(self.upload_deadline_seconds),
             _ROUND: str(self.round),
             _INCARNATION: str(self.incarnation),
             _NODES: str(self.group_world_size),
             _IP: self.ip,
             _FOLDER: self.node_folder,
-            _DECKS: "1" if self.decks else "",
         }
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Recording | None:
-        """Return what the agent said, None if recording is off."""
-        strategy, prefix = environment.get(STRATEGY_VARIABLE), environment.get(_PREFIX)
+        """Return what the agent handed to this worker; None if recording is off."""
+        strategy, prefix = environment.get(_STRATEGY), environment.get(_PREFIX)
         if not strategy or not prefix:
             return None
+        identity = Identity(
+            output_prefix=prefix,
+            engine=environment.get(_ENGINE, ""),
+            attempt=_number(environment, _ATTEMPT) or 0,
+            node=environment.get(_NODE, ""),
+            namespace=environment.get(_NAMESPACE, ""),
+        )
         return cls(
             strategy=strategy,
-            output_prefix=prefix,
+            identity=identity,
             upload_deadline_seconds=float(environment.get(_DEADLINE, "5")),
             round=_number(environment, _ROUND) or 0,
             incarnation=_number(environment, _INCARNATION) or 0,
             group_world_size=_number(environment, _NODES) or 0,
             ip=environment.get(_IP, ""),
             node_folder=environment.get(_FOLDER, ""),
-            decks=bool(environment.get(_DECKS)),
         )
 
 
-def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the backend asked every pod for a file of its own (flytekit's own rule)."""
-    return bool(_first(environment, "FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES"))
-
-
-def node_name(environment: Mapping[str, str] = os.environ) -> str:
-    """The pod's name as the backend gives it, else the host's."""
-    return _first(environment, "FLYTE_INTERNAL_WORKER_NAME", "_F_WN") or environment.get("HOSTNAME") or _host()
-
-
-def namespace(environment: Mapping[str, str] = os.environ) -> str:
-    """The Kubernetes namespace of this pod: what Kubernetes mounts, else Flyte's own template; empty if neither says.
-
-    Flyte's ``namespace_mapping`` is ``{{ project }}-{{ domain }}`` unless the installation has another.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        return _NAMESPACE_FILE.read_text(encoding="ascii").strip()
-    parts = [environment.get(f"FLYTE_INTERNAL_EXECUTION_{name}", "") for name in ("PROJECT", "DOMAIN")]
-    return "-".join(parts) if all(parts) else ""
-
-
-def node_place(recording: Recording, environment: Mapping[str, str] = os.environ) -> Place:
-    """Return what any process of the node knows of its place: attempt, node, host, ip and its own pid."""
+def node_place(recording: Recording) -> Place:
+    """Return what any process of the node knows of its place: attempt, node, host, address and its own pid."""
+    identity = recording.identity
     return Place(
-        attempt=attempt_number(environment),
-        node=node_name(environment),
-        host=_host(),
+        attempt=identity.attempt,
+        node=identity.node,
+        host=host_name(),
         ip=recording.ip,
         pid=os.getpid(),
-        namespace=namespace(environment),
+        namespace=identity.namespace,
+        engine=identity.engine,
     )
 
 
 def worker_place(recording: Recording, environment: Mapping[str, str] = os.environ) -> Place:
-    """Return the place of this worker process, from torch elastic's variables and the agent's."""
+    """Return the place of this worker process: ranks from torch elastic's variables, the rest from its agent."""
     return replace(
-        node_place(recording, environment),
+        node_place(recording),
         round=recording.round,
         incarnation=recording.incarnation,
         restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
@@ -149,7 +181,7 @@ def worker_place(recording: Recording, environment: Mapping[str, str] = os.envir
 
 
 def boot_id() -> str:
-    """Identify the boot whose CLOCK_MONOTONIC this process reads; empty where Linux does not say."""
+    """Identify the boot whose CLOCK_MONOTONIC this process reads; empty where Linux does not tell."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -157,7 +189,7 @@ def boot_id() -> str:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Versions of what is loaded in this process; nothing is imported to find out."""
+    """Return the versions of what this process has loaded; nothing is imported to find out."""
     found = {"python": sys.version.split()[0]}
     for name in ("torch", "flytekit"):
         module = sys.modules.get(name)
@@ -167,26 +199,22 @@ def versions() -> tuple[tuple[str, str], ...]:
     return tuple(sorted(found.items()))
 
 
-def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the attempt's number as the backend counts, from 0."""
-    return _number(environment, "FLYTE_ATTEMPT_NUMBER") or 0
-
-
 def node_address() -> str:
-    """Look the node's own address up, for as long as the name service takes; empty if there is none."""
+    """Look up the node's own address, for as long as the name service takes; empty if there is none."""
     try:
-        return socket.gethostbyname(_host())
+        return socket.gethostbyname(host_name())
     except OSError:
         return ""
 
 
+def host_name() -> str:
+    """Return the host's name as the kernel has it."""
+    return socket.gethostname()
+
+
 def new_incarnation() -> int:
-    """Milliseconds since the Unix epoch: this life of the node's container."""
+    """Return a number for this life of the node's container: milliseconds since the Unix epoch."""
     return time.time_ns() // 1_000_000
-
-
-def _first(environment: Mapping[str, str], *names: str) -> str:
-    return next((environment[name] for name in names if name in environment), "")
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
@@ -194,7 +222,3 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
         return int(environment[name])
     except (KeyError, ValueError):
         return None
-
-
-def _host() -> str:
-    return socket.gethostname()

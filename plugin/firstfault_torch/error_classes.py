@@ -1,7 +1,8 @@
-"""What a failure means to Flyte: category, kind and origin, in one table.
+"""The classes of errors that torch elastic knows, and what a document about each of them claims.
 
-torch elastic knows four sorts of errors (``torch.distributed.elastic.multiprocessing.errors``): input error, worker
-failure, platform error, infra error. Everything but an explicitly recoverable exception follows from the sort.
+torch distinguishes input errors, worker failures, platform errors and infra errors
+(``torch.distributed.elastic.multiprocessing.errors``). Category, kind, origin and code follow from the class; only an
+exception that its author declared recoverable does not fit one of torch's classes.
 """
 
 from __future__ import annotations
@@ -9,31 +10,15 @@ from __future__ import annotations
 import enum
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from firstfault.model import Kind, Origin
 from firstfault_torch.capture import qualified_name
 
-if TYPE_CHECKING:
-    from firstfault.model import ExceptionInfo
-
-__all__ = [
-    "CONSEQUENCES",
-    "RECOVERABLE_TYPE",
-    "Consequence",
-    "Sort",
-    "code_of",
-    "is_recoverable",
-    "sort_of_agent_error",
-]
-
-RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
-_PLAIN_CODE = "USER:RuntimeError"
-"""flytekit's code for an exception that names none."""
+__all__ = ["FLYTE_CLASSES", "ErrorClass", "FlyteClass", "error_class_of"]
 
 
-class Sort(enum.Enum):
-    """torch's taxonomy, and the one exception from it."""
+class ErrorClass(enum.Enum):
+    """torch's taxonomy, and what it lacks: recoverable exceptions, preemption, agents that are gone."""
 
     INPUT_ERROR = "input error"
     WORKER_FAILURE = "worker failure"
@@ -46,56 +31,41 @@ class Sort(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Consequence:
-    """What a document about such a failure claims."""
+class FlyteClass:
+    """What a document about such an error claims, in the words of flyteidl's ContainerError."""
 
     category: str
     """Empty: left to the reader, which knows exit code and signal."""
     kind: Kind
     origin: Origin
     code: str
+    """An exception may bring a code of its own."""
 
 
-CONSEQUENCES: dict[Sort, Consequence] = {
-    Sort.INPUT_ERROR: Consequence("input", Kind.NON_RECOVERABLE, Origin.USER, "USER:InputError"),
-    Sort.WORKER_FAILURE: Consequence("", Kind.NON_RECOVERABLE, Origin.USER, _PLAIN_CODE),
-    Sort.RECOVERABLE: Consequence("recoverable", Kind.RECOVERABLE, Origin.USER, "USER:Recoverable"),
-    Sort.PLATFORM_ERROR: Consequence("platform", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentError"),
-    Sort.INFRA_ERROR: Consequence("infrastructure", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:InfrastructureError"),
-    Sort.RENDEZVOUS_ERROR: Consequence("rendezvous", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:RendezvousError"),
-    Sort.LOST_AGENT: Consequence("node_lost", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentLost"),
-    Sort.PREEMPTION: Consequence("preemption", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:Preemption"),
+FLYTE_CLASSES: dict[ErrorClass, FlyteClass] = {
+    ErrorClass.INPUT_ERROR: FlyteClass("input", Kind.NON_RECOVERABLE, Origin.USER, "USER:InputError"),
+    ErrorClass.WORKER_FAILURE: FlyteClass("", Kind.NON_RECOVERABLE, Origin.USER, "USER:RuntimeError"),
+    ErrorClass.RECOVERABLE: FlyteClass("recoverable", Kind.RECOVERABLE, Origin.USER, "USER:Recoverable"),
+    ErrorClass.PLATFORM_ERROR: FlyteClass("platform", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentError"),
+    ErrorClass.INFRA_ERROR: FlyteClass("infrastructure", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:InfrastructureError"),
+    ErrorClass.RENDEZVOUS_ERROR: FlyteClass("rendezvous", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:RendezvousError"),
+    ErrorClass.LOST_AGENT: FlyteClass("node_lost", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentLost"),
+    ErrorClass.PREEMPTION: FlyteClass("preemption", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:Preemption"),
 }
 
 
-def is_recoverable(exception: ExceptionInfo) -> bool:
-    """Whether an exception is flytekit's FlyteRecoverableException or a subclass, by type."""
-    return RECOVERABLE_TYPE in {exception.type, *exception.bases}
+def error_class_of(error: BaseException) -> ErrorClass:
+    """Return the class of an error that the agent itself raised.
 
-
-def code_of(error: BaseException) -> str:
-    """Return the code that flytekit would report: the exception's own ``error_code``, else USER:RuntimeError."""
-    try:
-        code = getattr(error, "error_code", None)
-        if code is None:
-            code = getattr(type(error), "error_code", None)
-        return str(code) if isinstance(code, str | int) else _PLAIN_CODE
-    except BaseException:  # noqa: BLE001 - a property of user code
-        return _PLAIN_CODE
-
-
-def sort_of_agent_error(error: BaseException) -> Sort:
-    """Return the sort of an error that the agent itself raised.
-
-    A lost store or nodes that did not come are the rendezvous' own sort; a wrong argument is the user's.
+    A lost store, and nodes that did not come, are rendezvous errors; a wrong argument is an input error.
     """
     names = {qualified_name(kind) for kind in type(error).__mro__}
     if any(name.startswith("torch.distributed.elastic.rendezvous.") for name in names):
-        return Sort.RENDEZVOUS_ERROR
+        return ErrorClass.RENDEZVOUS_ERROR
     if names & {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}:
-        return Sort.RENDEZVOUS_ERROR
+        return ErrorClass.RENDEZVOUS_ERROR
     if isinstance(error, ValueError | TypeError | AttributeError | ImportError | pickle.PicklingError):
-        return Sort.INPUT_ERROR  # a setting, or a function or argument that cannot be handed to a process
+        return ErrorClass.INPUT_ERROR  # a setting, or a function or argument that cannot be handed to a process
     if isinstance(error, OSError | MemoryError):
-        return Sort.INFRA_ERROR
-    return Sort.PLATFORM_ERROR
+        return ErrorClass.INFRA_ERROR
+    return ErrorClass.PLATFORM_ERROR

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
-__all__ = ["WORKER_SIGNALS", "bounded", "guarded", "logger", "undisturbed"]
+__all__ = ["WORKER_SIGNALS", "bounded", "caught", "guarded", "logger", "undisturbed"]
 
 logger = logging.getLogger("firstfault_torch")
 
@@ -106,8 +106,22 @@ def undisturbed(numbers: Collection[signal.Signals], *, handled_only: bool = Fal
             signal.signal(number, handler)
 
 
-def _text(error: BaseException) -> str:
+def caught(call: Callable[[], T], kind: type[BaseException] = BaseException) -> tuple[T | None, BaseException | None]:
+    """Run code that is not ours, such as a plug-in or an exception's ``__str__``.
+
+    Args:
+        call: the code.
+        kind: what is caught; anything else passes.
+
+    Returns:
+        What it returned and None, or None and what it raised.
+    """
     try:
-        return str(error)
-    except BaseException:  # noqa: BLE001 - a hostile __str__ must not get out of here
-        return "<no text>"
+        return call(), None
+    except kind as error:
+        return None, error
+
+
+def _text(error: BaseException) -> str:
+    text, _ = caught(lambda: str(error))
+    return "<no text>" if text is None else text

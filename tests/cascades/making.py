@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.layout.keys import error_key_for
 from firstfault.model import CausedBy, DocumentRef, NodePresence, Phase, Place, Receipt, WorkerError
-from firstfault.reading.assemble import Findings, Unreadable
+from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.wire.documents import decode, decode_presence
 from tests.cascades.replay import RECORDED
 
@@ -104,7 +104,7 @@ class Cascade:
     fault: str
     roots: tuple[Root, ...]
     """First one first."""
-    snapshot: Findings
+    snapshot: Snapshot
     workers: int
 
 
@@ -262,7 +262,7 @@ class Maker:
         # of a node that is gone there is nothing of its own to be left but what its workers said
         roots = [replace(root, left=(root.node, root.rank) in seen or root.scope == "node") for root in roots]
         name = "two roots" if len(roots) > 1 else fault
-        return Cascade(name, tuple(roots), Findings(tuple(kept), (), tuple(entries), tuple(unreadable)), rules.workers)
+        return Cascade(name, tuple(roots), Snapshot(tuple(kept), (), tuple(entries), tuple(unreadable)), rules.workers)
 
     def _nodes(self) -> list[_Node]:
         count, rules = self._rules.workers // RANKS_PER_NODE, self._rules

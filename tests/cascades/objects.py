@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from firstfault.model import JobErrors
-    from firstfault.reading.assemble import Findings
+    from firstfault.reading.assemble import Snapshot
     from firstfault.strategies import AggregationStrategy
 
 __all__ = ["Objects", "looked_at"]
@@ -35,7 +35,7 @@ class Objects:
     uri = "memory://cascade"
     pages_in_order = True
 
-    def __init__(self, snapshot: Findings) -> None:
+    def __init__(self, snapshot: Snapshot) -> None:
         self._objects: dict[str, tuple[int | None, Callable[[], bytes]]] = {}
         for item in snapshot.documents:
             ref = item.documents[0]
@@ -95,7 +95,7 @@ class Objects:
 
 
 def looked_at(
-    objects: Objects, strategy: str | AggregationStrategy, judge: Callable[[Findings], JobErrors]
+    objects: Objects, strategy: str | AggregationStrategy, judge: Callable[[Snapshot], JobErrors]
 ) -> JobErrors:
     """Return what a reader that opens only what `strategy` needs makes of a bucket."""
     wanted, named = reads_of(get_strategy(strategy))

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))  # started as a script
 
 from firstfault.layout.keys import roster_key_for  # noqa: E402
 from firstfault.model import DocumentRef, Scope, WorkerError  # noqa: E402
-from firstfault.reading.assemble import Findings, assemble  # noqa: E402 - only now all is found
+from firstfault.reading.assemble import Snapshot, assemble  # noqa: E402 - only now all is found
 from firstfault.strategies import get_strategy, run_strategy  # noqa: E402
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence  # noqa: E402
 from tests.cascades.making import RANKS_PER_NODE, Cascade, Root, Rules, cascades  # noqa: E402
@@ -193,7 +193,7 @@ def judge_file(file: str, workers: int) -> str:
             assert isinstance(found, WorkerError)
             documents.append(found)
     decoded = time.perf_counter()
-    job = assemble(Findings(tuple(documents), (), tuple(roster)), expected_nodes=workers // RANKS_PER_NODE)
+    job = assemble(Snapshot(tuple(documents), (), tuple(roster)), expected_nodes=workers // RANKS_PER_NODE)
     assembled = time.perf_counter()
     verdict = run_strategy(get_strategy("evidence"), job)
     ended = time.perf_counter()

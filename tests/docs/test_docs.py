@@ -27,7 +27,7 @@ from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 from firstfault.wire.verdict_json import decision_to_dict
 from firstfault_proto.v1 import errors_pb2
-from firstfault_torch.error_classes import CONSEQUENCES, Sort
+from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -95,7 +95,7 @@ def test_every_category_is_documented_with_its_meaning() -> None:
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_the_default_decision_on_a_category_is_as_documented(category: str) -> None:
     """On a document as firstfault writes it, the default policy decides what the table says, for that budget."""
-    claims = {consequence.category: (consequence.kind, consequence.origin) for consequence in CONSEQUENCES.values()}
+    claims = {consequence.category: (consequence.kind, consequence.origin) for consequence in FLYTE_CLASSES.values()}
     kind, origin = claims.get(category, (Kind.NON_RECOVERABLE, Origin.USER))
     job = make_job(make_error(category=category, kind=kind, origin=origin))
     decision = decide(run_strategy(get_strategy("earliest"), job))
@@ -104,14 +104,14 @@ def test_the_default_decision_on_a_category_is_as_documented(category: str) -> N
     assert said.startswith(expected)
 
 
-@pytest.mark.parametrize("sort", Sort, ids=lambda sort: sort.value)
-def test_the_taxonomy_is_documented(sort: Sort) -> None:
+@pytest.mark.parametrize("sort", ErrorClass, ids=lambda sort: sort.value)
+def test_the_taxonomy_is_documented(sort: ErrorClass) -> None:
     """Each sort of error has the documented category, kind and origin; a worker failure's category is the reader's."""
-    consequence = CONSEQUENCES[sort]
+    consequence = FLYTE_CLASSES[sort]
     category = consequence.category or "user_code"
-    rows = _table("docs/categories.md", "Sort of error")
+    rows = _table("docs/categories.md", "ErrorClass of error")
     assert rows[sort.value] == [category, consequence.kind.value, consequence.origin.value]
-    assert set(rows) == {known.value for known in Sort}
+    assert set(rows) == {known.value for known in ErrorClass}
 
 
 def test_every_error_is_documented() -> None:

@@ -13,11 +13,13 @@ import pytest
 
 from firstfault.model import DocumentRef, NodePresence, WorkerError
 from firstfault.wire.documents import decode, decode_presence
-from firstfault_torch.context import Recording
+from tests.plugin.recordings import recording_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from firstfault_torch.context import Recording
 
 _TORCH_HANDLES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -52,7 +54,7 @@ class Prefix:
 
     def recording(self, deadline_seconds: float = 5.0) -> Recording:
         """Return a recording into this prefix."""
-        return Recording("earliest", self.uri, deadline_seconds)
+        return recording_at(self.uri, deadline_seconds)
 
     def failures(self) -> list[WorkerError]:
         """Return what the error documents say, by name."""

@@ -42,9 +42,8 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
-from firstfault_torch.agent import agent as agent_module
 from firstfault_torch.agent import launch as launch_module
-from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent, _processes
+from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent
 from firstfault_torch.agent.agent_failures import (
     LastWords,
     Observation,
@@ -54,11 +53,13 @@ from firstfault_torch.agent.agent_failures import (
     last_words,
 )
 from firstfault_torch.agent.exits import Death
-from firstfault_torch.agent.failure_broadcast import FirstFailure, OutcomeWatch
-from firstfault_torch.agent.launch import LaunchFailedError, launch
-from firstfault_torch.agent.liveness import Lifelines
+from firstfault_torch.agent.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.agent.launch import LaunchFailedError, launch_agent
+from firstfault_torch.agent.liveness import Liveness
+from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.signals import SignalWatch
-from firstfault_torch.error_classes import Sort
+from firstfault_torch.compat.torch_agent import worker_processes as _processes
+from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.node.document_writer import spool_of
 from firstfault_torch.worker.in_flight import Moment
 
@@ -220,7 +221,7 @@ def test_the_agent_was_told_to_go() -> None:
     """A signal to the agent comes from outside: preemption, retried on the system's budget."""
     error = SignalException("told", sigval=signal.SIGTERM)
     moment = Moment(17, 4)
-    failure = about_agent(error, Sort.PREEMPTION, Place(node="worker-1"), moment)
+    failure = about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), moment)
     assert (failure.category, failure.signal, failure.subject) == ("preemption", "SIGTERM", Subject.AGENT)
     assert (failure.kind, failure.origin) == (Kind.RECOVERABLE, Origin.SYSTEM)
     assert failure.exception is None
@@ -230,7 +231,7 @@ def test_the_agent_was_told_to_go() -> None:
 
 def test_the_agent_failed() -> None:
     """An error of the agent is told with its traceback."""
-    failure = about_agent(RuntimeError("the agent's"), Sort.PLATFORM_ERROR, Place(node="worker-1"), Moment.now())
+    failure = about_agent(RuntimeError("the agent's"), ErrorClass.PLATFORM_ERROR, Place(node="worker-1"), Moment.now())
     assert (failure.category, failure.code) == ("platform", "SYSTEM:AgentError")
     assert failure.exception is not None
     assert failure.exception.type == "RuntimeError"
@@ -257,11 +258,11 @@ def _wait_to_be_stopped(answers: tuple[str, ...], ready: Any) -> None:
 
 
 @pytest.fixture
-def others(prefix: Prefix) -> Iterator[OutcomeWatch]:
+def others(prefix: Prefix) -> Iterator[FailureBroadcast]:
     """Return the ears of the other node, worker-0, with the store that both share; its lifelines are open."""
     store = PrefixStore("round", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-    watch = OutcomeWatch(store, 0, lambda: None)
-    lines = Lifelines(store, 0, "worker-0", "localhost", lambda *_: None)
+    watch = FailureBroadcast(store, 0, lambda: None)
+    lines = Liveness(store, 0, "worker-0", "localhost", lambda *_: None)
     yield watch
     lines.end()
     watch.end()
@@ -269,7 +270,7 @@ def others(prefix: Prefix) -> Iterator[OutcomeWatch]:
 
 @pytest.fixture
 def start(
-    prefix: Prefix, others: OutcomeWatch, monkeypatch: pytest.MonkeyPatch
+    prefix: Prefix, others: FailureBroadcast, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., ReportingAgent]]:
     """Start an agent of two real workers, ranks 2 and 3 of worker-1, by what they do when they are stopped."""
     monkeypatch.setenv("_F_WN", "worker-1")
@@ -297,7 +298,7 @@ def start(
         group.group_rank, group.group_world_size = 1, 2
         for local_rank, worker in enumerate(group.workers):
             worker.global_rank, worker.world_size = 2 + local_rank, 4
-        agent._begin_round(0)
+        agent._reporter.begin(0, 2)
         for local_rank, pid in agent._start_workers(group).items():
             group.workers[local_rank].id = pid
         group.state = WorkerState.HEALTHY
@@ -471,8 +472,18 @@ def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) 
     assert {receipt.name: receipt.rank for receipt in agent.report.receipts} == ranks
 
 
-@pytest.mark.parametrize("broken", ["_look", "_deaths", "_stop_because", "_report_failure", "_document_deaths"])
+@pytest.mark.parametrize(
+    ("owner", "broken"),
+    [
+        (ReportingAgent, "_look"),
+        (ReportingAgent, "_report_failure"),
+        (LocalWorkers, "deaths"),
+        (LocalWorkers, "stop"),
+        (LocalWorkers, "document_deaths"),
+    ],
+)
 def test_when_our_code_breaks(
+    owner: type,
     broken: str,
     start: Callable[..., ReportingAgent],
     monkeypatch: pytest.MonkeyPatch,
@@ -484,7 +495,7 @@ def test_when_our_code_breaks(
         raise ZeroDivisionError("ours")
 
     agent = start()
-    monkeypatch.setattr(ReportingAgent, broken, fail)
+    monkeypatch.setattr(owner, broken, fail)
     _kill(agent, 1)
     assert _look(agent).failures
     assert "firstfault failed while" in caplog.text
@@ -494,7 +505,7 @@ def test_when_our_code_breaks(
 # --- the other nodes ------------------------------------------------------------------------------------------------
 
 
-def test_the_others_are_told(start: Callable[..., ReportingAgent], others: OutcomeWatch) -> None:
+def test_the_others_are_told(start: Callable[..., ReportingAgent], others: FailureBroadcast) -> None:
     """The other node knows of a death here before this node has stopped its workers."""
     agent = start("is deaf", "dies", stop_seconds=LONG_S)
     _kill(agent, 1)
@@ -509,12 +520,12 @@ def test_the_others_are_told(start: Callable[..., ReportingAgent], others: Outco
 
 @pytest.mark.parametrize("fatal", [True, False])
 def test_another_node_has_failed(
-    fatal: bool, start: Callable[..., ReportingAgent], others: OutcomeWatch, prefix: Prefix
+    fatal: bool, start: Callable[..., ReportingAgent], others: FailureBroadcast, prefix: Prefix
 ) -> None:
     """A failure elsewhere stops the workers here because of it, and the agent leaves; a restart elsewhere does not."""
     agent = start()
     others.tell(FirstFailure("ValueError", "worker-0", 0, 1, "e1-the-root.pb", fatal=fatal))
-    while agent._outcome.outcome is None:
+    while agent._peers.outcome is None:
         assert agent._wake.wait(LONG_S)
     if not fatal:
         assert agent._monitor_workers(agent._worker_group).state is WorkerState.HEALTHY
@@ -539,7 +550,7 @@ def _config(**fields: Any) -> LaunchConfig:
 
 
 def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any) -> dict[int, Any]:
-    return launch(
+    return launch_agent(
         _config(**fields),
         print,
         (),
@@ -580,7 +591,7 @@ def test_a_launch_that_fails(  # noqa: PLR0917
 
 def test_a_node_that_is_not_needed(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node without which the job finished returns no results, and no failure."""
-    monkeypatch.setattr(agent_module.LocalElasticAgent, "run", lambda *_: None)
+    monkeypatch.setattr(LocalElasticAgent, "run", lambda *_: None)
     assert _launched(prefix) == {}
     assert prefix.failures() == []
 
@@ -600,7 +611,7 @@ def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, mo
 
     handler = Mock()
     monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
-    monkeypatch.setattr(agent_module.LocalElasticAgent, "run", signalled)
+    monkeypatch.setattr(LocalElasticAgent, "run", signalled)
     with (
         SignalWatch() if listening else contextlib.nullcontext() as signals,
         pytest.raises(LaunchFailedError) as caught,
@@ -619,7 +630,7 @@ def test_the_rendezvous_is_closed_after_a_failure(prefix: Prefix, monkeypatch: p
     monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
     failures = {0: ProcessFailure(0, 4000, 1, "no such file")}
     result = RunResult(WorkerState.FAILED, failures=failures)
-    monkeypatch.setattr(agent_module.LocalElasticAgent, "run", lambda *_: result)
+    monkeypatch.setattr(LocalElasticAgent, "run", lambda *_: result)
     with pytest.raises(LaunchFailedError) as caught:
         _launched(prefix)
     assert isinstance(caught.value.error, ChildFailedError)

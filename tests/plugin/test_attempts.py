@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.conclude import Conclusion
+from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import Kind, Origin
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from firstfault_torch.context import Recording
-from firstfault_torch.verdict.node_verdict import sealed, settle
 from firstfault_torch.verdict.previous import VERDICT, Previous, leave_verdict, previous_attempt, retries_left
+from firstfault_torch.verdict.seal import seal_verdict
+from tests.plugin.recordings import concluded, recording_at
 
 if TYPE_CHECKING:
+    from firstfault_torch.context import Recording
     from tests.s3_server import S3
 
 JOBS = Path(__file__).parent / "jobs" / "again.py"
@@ -31,8 +33,8 @@ AGAIN = "the attempt before failed with the same fault"
 def _sealed(recording: Recording, message: str) -> tuple[Conclusion, bytes]:
     job = make_job(make_error(3, message=message))
     verdict = run_strategy(get_strategy("earliest"), job)
-    conclusion = Conclusion(job, verdict, decide(verdict))
-    return conclusion, sealed(conclusion, recording, "node-0")[1]
+    conclusion = Conclusion(job, verdict, decide(verdict), diagnose(job))
+    return conclusion, seal_verdict(conclusion, recording).document
 
 
 @pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.s3)])
@@ -40,8 +42,8 @@ def test_a_verdict_is_found_by_the_next_attempt(place: str, tmp_path: Path, requ
     """What one attempt leaves below its raw output prefix, the next one reads."""
     server: S3 | None = request.getfixturevalue("s3_environ") if place == "s3" else None
     raw = str(tmp_path) if server is None else server.uri("raw")
-    first = Recording("earliest", f"{raw}/out/0", 5.0, raw_prefix=f"{raw}/0")
-    second = Recording("earliest", f"{raw}/out/1", 5.0, raw_prefix=f"{raw}/1", previous_raw_prefix=f"{raw}/0")
+    first = recording_at(f"{raw}/out/0", handover_uri=f"{raw}/0")
+    second = recording_at(f"{raw}/out/1", handover_uri=f"{raw}/1", previous_handover_uri=f"{raw}/0")
 
     conclusion, document = _sealed(first, "the batch has no labels")
     assert previous_attempt(second) is None
@@ -62,10 +64,10 @@ def test_a_verdict_that_cannot_be_read(content: bytes | None, tmp_path: Path, ca
     else:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-    recording = Recording("earliest", str(tmp_path / "out"), 5.0, previous_raw_prefix=str(tmp_path / "0"))
+    recording = recording_at(str(tmp_path / "out"), previous_handover_uri=str(tmp_path / "0"), attempt=1)
 
     with caplog.at_level(logging.WARNING):
-        conclusion = settle(recording, [make_error(3)], seconds=0, policy=None, attempt=1)
+        conclusion = concluded(recording, [make_error(3)])
 
     assert conclusion.verdict.ranks == (3,)
     assert AGAIN not in conclusion.decision.reason
@@ -75,12 +77,14 @@ def test_a_verdict_that_cannot_be_read(content: bytes | None, tmp_path: Path, ca
 
 def test_settling_compares(tmp_path: Path) -> None:
     """The decision on an attempt says that it failed as the one before did."""
-    first = Recording("earliest", str(tmp_path / "out"), 5.0, raw_prefix=str(tmp_path / "0"))
-    second = replace(first, raw_prefix=str(tmp_path / "1"), previous_raw_prefix=first.raw_prefix)
+    first = recording_at(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
+    second = recording_at(
+        str(tmp_path / "out"), handover_uri=str(tmp_path / "1"), previous_handover_uri=str(tmp_path / "0"), attempt=1
+    )
     leave_verdict(first, _sealed(first, "the batch has no labels")[1])
 
-    same = settle(second, [make_error(3, message="the batch has no labels")], seconds=0, policy=None, attempt=1)
-    other = settle(second, [make_error(3, message="no space left")], seconds=0, policy=None, attempt=1)
+    same = concluded(second, [make_error(3, message="the batch has no labels")])
+    other = concluded(second, [make_error(3, message="no space left")])
 
     assert same.decision.reason.endswith(AGAIN)
     assert AGAIN not in other.decision.reason
@@ -114,12 +118,14 @@ def test_how_many_retries_are_left(
 
 def test_the_last_attempt_knows_that_it_is(tmp_path: Path) -> None:
     """Through the storage: attempt 1 of a task with one retry says that there will be no other."""
-    first = Recording("earliest", str(tmp_path / "out"), 5.0, raw_prefix=str(tmp_path / "0"))
-    second = replace(first, raw_prefix=str(tmp_path / "1"), previous_raw_prefix=first.raw_prefix)
+    first = recording_at(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
+    second = recording_at(
+        str(tmp_path / "out"), handover_uri=str(tmp_path / "1"), previous_handover_uri=str(tmp_path / "0"), attempt=1
+    )
     error = make_error(3, kind=Kind.RECOVERABLE)
-    one = settle(first, [error], seconds=0, policy=None, attempt=0, retries=1)
-    leave_verdict(first, sealed(one, first, "node-0")[1])
-    other = settle(second, [error], seconds=0, policy=None, attempt=1, retries=1)
+    one = concluded(first, [error], retries=1)
+    leave_verdict(first, seal_verdict(one, first).document)
+    other = concluded(second, [error], retries=1)
     assert (one.decision.is_spent, other.decision.is_spent) == (False, True)
 
 

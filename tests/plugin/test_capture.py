@@ -15,6 +15,7 @@ import firstfault_torch
 from firstfault_torch.capture import capture, qualified_name, safe_text
 from firstfault_torch.guard import bounded
 from firstfault_torch.worker import recording as worker
+from flytekitplugins.firstfault import entrypoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -394,10 +395,9 @@ def _depth(error: BaseException) -> int:
 def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker's traceback begins with the task function, not with the frames of ours that called it."""
     found = []
-    monkeypatch.setattr(worker, "watch_process_groups", lambda: None)
-    monkeypatch.setattr(worker, "record_exception", lambda error: found.append(capture(error)))
+    monkeypatch.setattr(worker.WorkerMonitor, "fails", lambda _self, error: found.append(capture(error)))
     with pytest.raises(ValueError, match="bottom"):
-        worker.run_forked(_deep, {"levels": 1})
+        entrypoints.run_forked(_deep, {"levels": 1})
     assert [frame.function for frame in found[0].frames] == ["_deep", "_deep"]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch.agent.exits import DeathWatch, signal_name
+from firstfault_torch.agent.exits import Death, DeathWatch, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,6 +70,10 @@ class _Worker:
         return said
 
 
+def _deaths(watch: DeathWatch) -> list[Death]:
+    return [death for death in watch.ended() if death.exit_code != 0]
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., _Worker]]:
     """Start worker processes; none survives the test."""
@@ -105,11 +109,11 @@ def test_a_death(start: Callable[..., _Worker], method: str, action: str, exit_c
     """A death is noted with local rank, pid, exit code, signal and the moment by both clocks."""
     workers = [start(method), start(method)]
     watch = DeathWatch([worker.process for worker in workers])
-    assert watch.deaths() == []
+    assert _deaths(watch) == []
     wall_ns, monotonic_ns = workers[1].end(action)
     workers[1].process.join()  # torch may have waited for it first
     time.sleep(LATE_S)
-    (death,) = watch.deaths()
+    (death,) = _deaths(watch)
     watch.stop()
     assert (death.local_rank, death.pid, death.exit_code) == (1, workers[1].process.pid, exit_code)
     assert death.signal == name
@@ -123,7 +127,7 @@ def test_success_is_no_death(start: Callable[..., _Worker]) -> None:
     watch = DeathWatch([worker.process])
     worker.end("end")
     worker.process.join()
-    assert watch.deaths() == []
+    assert _deaths(watch) == []
     _wait_for(lambda: not watch._thread.is_alive())
 
 
@@ -135,7 +139,7 @@ def test_the_order_is_that_of_the_deaths(start: Callable[..., _Worker]) -> None:
         workers[index].end("kill")
         _wait_for(partial(watch._ended.__contains__, index))
         workers[index].process.join()
-    assert [death.local_rank for death in watch.deaths()] == [2, 0, 1]
+    assert [death.local_rank for death in _deaths(watch)] == [2, 0, 1]
     watch.stop()
 
 
@@ -145,7 +149,7 @@ def test_a_death_before_the_watch(start: Callable[..., _Worker]) -> None:
     worker.end("kill")
     worker.process.join()
     watch = DeathWatch([worker.process])
-    (death,) = watch.deaths()
+    (death,) = _deaths(watch)
     watch.stop()
     assert death.signal == "SIGKILL"
     assert 0 <= time.monotonic_ns() - death.monotonic_ns < 2_000_000_000
@@ -160,7 +164,7 @@ def test_a_death_with_a_child_alive(start: Callable[..., _Worker]) -> None:
     try:
         worker.process.join()
         time.sleep(LATE_S)
-        (death,) = watch.deaths()
+        (death,) = _deaths(watch)
         assert death.monotonic_ns - killed_ns < CLOSE_NS
     finally:
         os.kill(child, signal.SIGKILL)
@@ -179,7 +183,7 @@ def test_without_pidfds(start: Callable[..., _Worker], monkeypatch: pytest.Monke
     _, monotonic_ns = worker.end("kill")
     _wait_for(watch.deaths)
     time.sleep(LATE_S)
-    (death,) = watch.deaths()
+    (death,) = _deaths(watch)
     watch.stop()
     assert 0 <= death.monotonic_ns - monotonic_ns < CLOSE_NS
 

@@ -24,14 +24,16 @@ from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import NodePresence, Phase, Subject, WorkerError, Writer
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from firstfault_torch.context import Recording
-from firstfault_torch.worker.recording import Witness
-from flytekitplugins.firstfault import Elastic, PyTorch, Worker
+from firstfault_torch.node.files import NodeFiles
+from firstfault_torch.worker.recording import WorkerMonitor
+from flytekitplugins.firstfault import Elastic, PyTorch, Worker, entrypoints
 from flytekitplugins.firstfault.deck import keep as kept_decks
 from flytekitplugins.firstfault.deck import write as deck
 from flytekitplugins.firstfault.deck.keep import DeckKeeper
 from flytekitplugins.firstfault.deck.write import elected, leave_deck
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 from flytekitplugins.firstfault.outputs import await_deck
+from tests.plugin.recordings import recording_at
 from tests.plugin.running import running
 
 if TYPE_CHECKING:
@@ -76,10 +78,10 @@ def test_whether_there_is_a_report(
 ) -> None:
     """In a pod the report is a deck if the task has decks and does not say no; in a local call it never is."""
     own = task(task_config=CONFIGURATIONS[kind](deck=asked), enable_deck=enabled)(_train)
-    assert not own.recording().decks
+    assert not own.leaves_deck
     monkeypatch.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
     with setup_execution(raw_output_data_prefix=prefix.uri):
-        assert own.recording().decks is expected
+        assert own.leaves_deck is expected
 
 
 # --- election -------------------------------------------------------------------------------------------------------
@@ -158,7 +160,7 @@ def decks() -> list[Deck]:
 @pytest.fixture
 def keeper(decks: list[Deck], tmp_path: Path) -> Iterator[DeckKeeper]:
     """Keep them in the folder of the test."""
-    keeping = DeckKeeper(tmp_path, 0, decks)
+    keeping = DeckKeeper(NodeFiles(tmp_path), 0, decks)
     yield keeping
     keeping.end()
 
@@ -168,7 +170,7 @@ def _deck(name: str, text: str) -> Deck:
 
 
 def _kept(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
-    return [(item.name, item.html) for item in kept_decks.kept_decks(folder, round_)]
+    return [(item.name, item.html) for item in kept_decks.kept_decks(NodeFiles(folder), round_)]
 
 
 def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
@@ -237,7 +239,7 @@ def test_a_deck_that_raises(
 
 def test_a_folder_that_is_gone(tmp_path: Path, decks: list[Deck], caplog: pytest.LogCaptureFixture) -> None:
     """A process that outlives its agent finds no folder, makes none and complains of nothing."""
-    keeper = DeckKeeper(tmp_path / "gone", 0, decks)
+    keeper = DeckKeeper(NodeFiles(tmp_path / "gone"), 0, decks)
     decks.append(_deck("loss", "1"))
     keeper.end()
     assert not (tmp_path / "gone").exists()
@@ -250,21 +252,20 @@ def test_a_folder_that_is_gone(tmp_path: Path, decks: list[Deck], caplog: pytest
         ({}, "0", [("loss", "1")]),
         ({}, "1", []),
         ({}, "no number", []),
-        ({"decks": False}, "0", []),
         ({"node_folder": ""}, "0", []),
     ],
-    ids=["rank 0", "another rank", "no rank", "no decks", "no recorder"],
+    ids=["rank 0", "another rank", "no rank", "no recorder"],
 )
 def test_whose_decks_are_kept(
     change: dict[str, Any], rank: str, expected: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only rank 0's decks are the task's, and only a task that has decks keeps them."""
-    recording = replace(Recording("evidence", str(tmp_path), 1.0, node_folder=str(tmp_path), decks=True), **change)
+    """Only rank 0's decks are the task's."""
+    recording = replace(recording_at(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change)
     for name, value in {**recording.environment(), "RANK": rank}.items():
         monkeypatch.setenv(name, value)
-    witness = Witness()
-    witness.keep([_deck("loss", "1")])
-    witness.close()
+    monitor = WorkerMonitor(FlyteEngine())
+    entrypoints._keep([_deck("loss", "1")], monitor)
+    monitor.close()
     assert _kept(tmp_path) == expected
 
 
@@ -359,7 +360,7 @@ def _tabs(page: str) -> list[str]:
 @pytest.mark.parametrize("with_peer", [False, True], ids=["alone", "beside the other pod"])
 def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The master's pod writes the deck if it failed, its own decks after the report; a worker's waits and leaves it."""
-    monkeypatch.setattr(deck, "_WRITING_S", 0.3)
+    monkeypatch.setattr(deck, "_WRITING_S", 1.5)
     if with_peer:
         pod.another(1 - pod.rank)
     pod.run()
@@ -426,10 +427,11 @@ def test_a_pod_that_is_told_to_go(prefix: Prefix, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(deck, "_WRITING_S", LONG_S)
     told = threading.Event()
     told.set()
-    conclusion: Any = type("Conclusion", (), {"job": make_job(roster=ALL)})
-    recording = Recording("evidence", prefix.uri, 1.0, incarnation=1, decks=True)
+    report: Any = type("Report", (), {"job": make_job(roster=ALL)})
+    recording = recording_at(prefix.uri, 1.0, incarnation=1)
+    verdict: Any = type("Verdict", (), {"report": report, "recording": recording})
     began = time.monotonic()
-    assert leave_deck(conclusion, recording, "train", give_up=told) is False
+    assert leave_deck(verdict, "train", give_up=told) is False
     assert time.monotonic() - began < SOON_S
 
 

@@ -8,20 +8,21 @@ import socket
 import pytest
 
 from firstfault_torch.context import (
-    STRATEGY_VARIABLE,
+    Identity,
     Recording,
-    attempt_number,
     boot_id,
-    multi_error_files,
     new_incarnation,
     node_address,
-    node_name,
     node_place,
     versions,
     worker_place,
 )
+from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine, attempt_number, node_name
+from flytekitplugins.firstfault.outputs import multi_error_files
 
-RECORDING = Recording("earliest", "s3://bucket/out", 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")
+IDENTITY = Identity("s3://bucket/out", engine="flyte", attempt=2, node="worker-1", namespace="team-development")
+RECORDING = Recording("earliest", IDENTITY, 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")
 
 
 def test_a_recording_goes_through_the_environment() -> None:
@@ -30,19 +31,20 @@ def test_a_recording_goes_through_the_environment() -> None:
     assert all(isinstance(value, str) for value in RECORDING.environment().values())
 
 
-@pytest.mark.parametrize(
-    "change", [{STRATEGY_VARIABLE: ""}, {STRATEGY_VARIABLE: None}, {"FIRSTFAULT_OUTPUT_PREFIX": ""}]
-)
-def test_recording_is_off(change: dict[str, str | None]) -> None:
+@pytest.mark.parametrize("name", ["FIRSTFAULT_STRATEGY", "FIRSTFAULT_OUTPUT_PREFIX"])
+@pytest.mark.parametrize("value", ["", None])
+def test_recording_is_off(name: str, value: str | None) -> None:
     """Without a strategy or a place to write to nothing is recorded; an empty value is none."""
-    environment = {**RECORDING.environment(), **change}
+    environment = {**RECORDING.environment(), name: value}
     present = {name: value for name, value in environment.items() if value is not None}
     assert Recording.from_environment(present) is None
 
 
 def test_the_variable_is_the_one_of_the_task() -> None:
-    """The name is a contract with whoever switches recording off for one execution."""
+    """The variable's name is a contract with the user who switches recording off; workers see it, too."""
     assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
+    identity = FlyteEngine("s3://bucket/out", strategy="majority").identity()
+    assert Recording("majority", identity).environment()[STRATEGY_VARIABLE] == "majority"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_attempt_number(text: str | None, number: int) -> None:
 
 def test_node_place() -> None:
     """Any process of a node knows attempt, node, host, address and its own pid, and no rank."""
-    place = node_place(RECORDING, {"FLYTE_ATTEMPT_NUMBER": "2", "_F_WN": "worker-1"})
+    place = node_place(RECORDING)
     assert (place.attempt, place.node, place.host) == (2, "worker-1", socket.gethostname())
     assert (place.ip, place.pid, place.rank) == ("10.0.0.7", os.getpid(), None)
 
@@ -91,7 +93,6 @@ def test_node_place() -> None:
 def test_worker_place() -> None:
     """A worker's ranks are torch elastic's, its round and incarnation are the agent's."""
     environment = {
-        "_F_WN": "worker-1",
         "RANK": "3",
         "LOCAL_RANK": "1",
         "GROUP_RANK": "1",

@@ -291,7 +291,7 @@ def test_it_is_recorded_once(again: Callable[[], None], documents: Documents) ->
     """An exception that passes several clean-ups is recorded at the first."""
     error, _ = _left(again)
     assert documents.recorded == [error]
-    documents.in_flight.settle(error)
+    documents.in_flight.reconcile(error)
     assert documents.withdrawn == []
 
 
@@ -325,8 +325,8 @@ def test_what_leaves_in_the_end(
     """What was recorded and then handled is taken back, once; what left, or led to what left, is not."""
     error, _ = _left(_finally)
     left = becomes(error)
-    documents.in_flight.settle(left)
-    documents.in_flight.settle(left)
+    documents.in_flight.reconcile(left)
+    documents.in_flight.reconcile(left)
     assert documents.withdrawn == ([error] if withdrawn else [])
 
 
@@ -412,7 +412,7 @@ def test_a_second_failure_after_a_handled_one(documents: Documents) -> None:
     """Of two tries of which the first was handled, the second one's failure alone is on record."""
     first, _ = _left(_finally)
     second, _ = _left(_finally)
-    documents.in_flight.settle(second)
+    documents.in_flight.reconcile(second)
     assert documents.recorded == [first, second]
     assert documents.withdrawn == [first]
 
@@ -443,7 +443,7 @@ def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCapture
         documents.withdraw(name)
 
     documents.in_flight._withdraw = broken
-    documents.in_flight.settle(None)
+    documents.in_flight.reconcile(None)
     assert documents.recorded == [first, second]
     assert documents.withdrawn == [second]
     assert "withdrawing an exception that was handled (OSError: disk full)" in caplog.text
@@ -453,5 +453,5 @@ def test_nothing_to_withdraw(documents: Documents) -> None:
     """What could not be recorded needs no taking back."""
     documents.in_flight._record = lambda _: ""
     _left(_finally)
-    documents.in_flight.settle(None)
+    documents.in_flight.reconcile(None)
     assert documents.withdrawn == []

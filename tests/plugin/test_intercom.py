@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch.node.channel import AgentLine, WorkerLine
+from firstfault_torch.node.channel import AgentChannel, WorkerChannel
+from firstfault_torch.node.files import NodeFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +40,7 @@ class Agent:
 
     def __init__(self, folder: Path) -> None:
         self.woken = threading.Semaphore(0)
-        self.line = AgentLine(folder, self.woken.release)
+        self.line = AgentChannel(NodeFiles(folder), self.woken.release)
 
 
 @pytest.fixture
@@ -51,12 +52,12 @@ def agent(folder: Path) -> Iterator[Agent]:
 
 
 @pytest.fixture
-def worker(folder: Path) -> Iterator[Callable[..., WorkerLine]]:
+def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
     """Open workers' lines; their threads do not outlive the test."""
-    made: list[WorkerLine] = []
+    made: list[WorkerChannel] = []
 
-    def begin(local_rank: int, answer: Callable[[], dict[str, Any]] = dict, round_: int = 0) -> WorkerLine:
-        made.append(WorkerLine(folder, round_, local_rank, answer))
+    def begin(local_rank: int, answer: Callable[[], dict[str, Any]] = dict, round_: int = 0) -> WorkerChannel:
+        made.append(WorkerChannel(NodeFiles(folder), round_, local_rank, answer))
         return made[-1]
 
     yield begin
@@ -64,7 +65,7 @@ def worker(folder: Path) -> Iterator[Callable[..., WorkerLine]]:
         one.close()
 
 
-def test_an_answer(agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     """Each worker that is asked answers for itself, at once; one that is not asked does not."""
     for local_rank in range(3):
         worker(local_rank, lambda local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]})
@@ -84,7 +85,7 @@ def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
     ready, done = context.Event(), context.Event()
 
     def work() -> None:
-        WorkerLine(folder, 0, 0, lambda: {"pid": os.getpid()})
+        WorkerChannel(NodeFiles(folder), 0, 0, lambda: {"pid": os.getpid()})
         ready.set()
         done.wait(LONG_S)
         os._exit(0)
@@ -99,7 +100,7 @@ def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_worker_that_does_not_answer(others: int, agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+def test_a_worker_that_does_not_answer(others: int, agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     """A worker that is too busy to answer costs the time limit and no more; those that do answer are heard."""
     release = threading.Event()
 
@@ -125,7 +126,7 @@ def test_nobody_to_ask(agent: Agent) -> None:
 
 
 def test_an_answer_that_breaks(
-    agent: Agent, worker: Callable[..., WorkerLine], caplog: pytest.LogCaptureFixture
+    agent: Agent, worker: Callable[..., WorkerChannel], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A worker whose answer raises says nothing of its state, with a warning, and can be asked again."""
     answers = iter([ZeroDivisionError("ours"), None])
@@ -148,7 +149,7 @@ def _until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def test_a_worker_has_failed(agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+def test_a_worker_has_failed(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     """The agent is woken by each worker that says it failed, and has its words, by round."""
     content = {"what": "ValueError", "document": "e1-x.pb", "monotonic_ns": 12}
     worker(1).say_failed(content)
@@ -162,7 +163,7 @@ def test_a_worker_has_failed(agent: Agent, worker: Callable[..., WorkerLine]) ->
     assert agent.line.failed(2) == {}
 
 
-def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerLine]) -> None:
+def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -> None:
     """Of the workers of a large node that fail at the same moment, each is heard, also by an agent that is busy."""
     busy, free, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
 
@@ -171,7 +172,7 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerLine]) -> N
         free.wait(LONG_S)
         heard.release()
 
-    line = AgentLine(folder, wake)
+    line = AgentChannel(NodeFiles(folder), wake)
     lines = [worker(local_rank) for local_rank in range(16)]
     threads = [threading.Thread(target=one.say_failed, args=({"what": "ValueError"},)) for one in lines]
     for thread in threads:
@@ -188,7 +189,9 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerLine]) -> N
 
 
 @pytest.mark.parametrize("fails_first", [True, False])
-def test_a_worker_that_is_asked_and_fails(fails_first: bool, agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+def test_a_worker_that_is_asked_and_fails(
+    fails_first: bool, agent: Agent, worker: Callable[..., WorkerChannel]
+) -> None:
     """What a worker says of its state and of its failure do not replace each other."""
     line = worker(0, lambda: {"ok": True})
     if fails_first:
@@ -216,7 +219,7 @@ def test_a_worker_that_is_asked_and_fails(fails_first: bool, agent: Agent, worke
     ],
     ids=repr,
 )
-def test_what_is_no_message(message: bytes, agent: Agent, folder: Path, worker: Callable[..., WorkerLine]) -> None:
+def test_what_is_no_message(message: bytes, agent: Agent, folder: Path, worker: Callable[..., WorkerChannel]) -> None:
     """What is no message, or not all of one, is left out on both ends, and the next one is heard."""
     line = worker(0, lambda: {"ok": True})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
@@ -228,7 +231,7 @@ def test_what_is_no_message(message: bytes, agent: Agent, folder: Path, worker: 
     _until(lambda: agent.line.ask(0, [0], LIMIT_S).get(0, {}).get("ok"))
 
 
-def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerLine]) -> None:
+def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     """What a worker may have to say at most, ten dead threads with all their frames, arrives."""
     frames = [["/" + "x" * 300, 1, "function", "code " * 20] for _ in range(20)]
     failures = [["thread", 1, "ValueError", "m" * 2000, frames] for _ in range(10)]
@@ -237,7 +240,7 @@ def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerLine]) -> None
     assert json.dumps(answer[0]["thread_failures"]) == json.dumps(failures)
 
 
-def test_a_worker_without_an_agent(folder: Path, worker: Callable[..., WorkerLine]) -> None:
+def test_a_worker_without_an_agent(folder: Path, worker: Callable[..., WorkerChannel]) -> None:
     """A worker whose agent has died says it to nobody, and does not wait."""
     began = time.monotonic()
     worker(0).say_failed({"what": "ValueError"})
@@ -247,7 +250,10 @@ def test_a_worker_without_an_agent(folder: Path, worker: Callable[..., WorkerLin
 def test_a_line_that_is_closed(folder: Path) -> None:
     """A closed line has no thread, and a worker's leaves no socket; a forked child's close leaves the parent's open."""
     before = set(threading.enumerate())
-    agent, worker = AgentLine(folder, lambda: None), WorkerLine(folder, 0, 0, lambda: {"ok": True})
+    agent, worker = (
+        AgentChannel(NodeFiles(folder), lambda: None),
+        WorkerChannel(NodeFiles(folder), 0, 0, lambda: {"ok": True}),
+    )
     process = multiprocessing.get_context("fork").Process(target=worker.close)
     process.start()
     process.join()

@@ -39,12 +39,12 @@ from firstfault.model import Place
 from firstfault_torch.agent.agent_failures import about_agent
 from firstfault_torch.agent.launch import LaunchFailedError
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.context import STRATEGY_VARIABLE
-from firstfault_torch.error_classes import Sort
+from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.worker.in_flight import Moment
-from firstfault_torch.worker.recording import WorkerResult
 from flytekitplugins.firstfault import Elastic, Master, PyTorch, Worker
 from flytekitplugins.firstfault import elastic as execution
+from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
+from flytekitplugins.firstfault.entrypoints import WorkerResult
 from flytekitplugins.firstfault.task import RecoverableVerdictSealedError
 
 if TYPE_CHECKING:
@@ -402,7 +402,7 @@ def test_rank_0_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def _told_to_go(prefix: Prefix, *, recorded: bool) -> LaunchFailedError:
     """Return what a launch raises on a node that was sent SIGTERM, with or without a document about it."""
     error = SignalException("told to go", sigval=signal.SIGTERM)
-    said = [about_agent(error, Sort.PREEMPTION, Place(node="worker-1"), Moment.now())] if recorded else []
+    said = [about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now())] if recorded else []
     return LaunchFailedError(error, NodeReport(failures=said), prefix.recording())
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from firstfault_torch.agent.liveness import Lifelines
+from firstfault_torch.agent.liveness import Liveness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def _port(store: PrefixStore) -> int:
 def other_agent(port: int, group_rank: int, ready: Any, leave: Any) -> None:
     """Be the agent of another node, until told to leave with a farewell."""
     store = PrefixStore("round", TCPStore("127.0.0.1", port, is_master=False))
-    lines = Lifelines(store, group_rank, f"worker-{group_rank}", "127.0.0.1", lambda *_: None)
+    lines = Liveness(store, group_rank, f"worker-{group_rank}", "127.0.0.1", lambda *_: None)
     if group_rank == 0:
         store.wait(["firstfault/lifeline"])
     else:
@@ -113,7 +113,7 @@ def test_an_agent_that_is_killed(store: PrefixStore, other: Any, own: int, other
     """Whichever of two agents is killed, the other one is told its rank and its node."""
     deaths = Deaths()
     process, _ = other(others) if others == 0 else (None, None)
-    lines = Lifelines(store, own, f"worker-{own}", "127.0.0.1", deaths)
+    lines = Liveness(store, own, f"worker-{own}", "127.0.0.1", deaths)
     if process is None:
         store.wait(["firstfault/lifeline"])
         process, _ = other(others)
@@ -127,7 +127,7 @@ def test_an_agent_that_is_killed(store: PrefixStore, other: Any, own: int, other
 def test_an_agent_that_leaves(store: PrefixStore, other: Any) -> None:
     """An agent that says farewell is not missed."""
     deaths = Deaths()
-    lines = Lifelines(store, 0, "worker-0", "127.0.0.1", deaths)
+    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     store.wait(["firstfault/lifeline"])
     process, leave = other(1)
     _connected(store)
@@ -141,7 +141,7 @@ def test_an_agent_that_leaves(store: PrefixStore, other: Any) -> None:
 def test_a_stranger_is_not_missed(store: PrefixStore) -> None:
     """Whoever connects without the secret that is in the store can claim nobody's death."""
     deaths = Deaths()
-    lines = Lifelines(store, 0, "worker-0", "127.0.0.1", deaths)
+    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     where = json.loads(store.get("firstfault/lifeline"))
     for said in (b"\n", b"no json\n", json.dumps({"secret": "x", "group_rank": 1, "node": "a"}).encode() + b"\n"):
         with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as stranger:
@@ -154,7 +154,7 @@ def test_a_stranger_is_not_missed(store: PrefixStore) -> None:
 def test_a_connection_that_breaks_and_comes_back(store: PrefixStore) -> None:
     """An agent that is back within a second and a half is not missed."""
     deaths = Deaths()
-    lines = Lifelines(store, 0, "worker-0", "127.0.0.1", deaths)
+    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     where = json.loads(store.get("firstfault/lifeline"))
     greeting = json.dumps({"secret": where["secret"], "group_rank": 1, "node": "worker-1"}).encode() + b"\n"
     for number in range(2):
@@ -173,6 +173,6 @@ def test_a_connection_that_breaks_and_comes_back(store: PrefixStore) -> None:
 @pytest.mark.parametrize("group_rank", [0, 1])
 def test_the_end_leaves_no_thread(store: PrefixStore, group_rank: int) -> None:
     """The next round may fork: no thread is left, also where the first agent never opened its end."""
-    lines = Lifelines(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
+    lines = Liveness(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
     lines.end()
     assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-lifelines"]

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault_torch.node.stderr_relay import LogTails, offer_stderr
+from firstfault_torch.node.files import NodeFiles
+from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,15 +66,15 @@ def not_text() -> None:
 
 
 @pytest.fixture
-def tails(tmp_path: Path) -> Iterator[LogTails]:
+def tails(tmp_path: Path) -> Iterator[StderrRelay]:
     """What an agent has open for two workers."""
-    opened = LogTails(tmp_path, ROUND, range(2))
+    opened = StderrRelay(NodeFiles(tmp_path), ROUND, range(2))
     yield opened
     opened.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-stderr"]
 
 
-def _run(folder: Path, write: Callable[[], None], tails: LogTails | None, method: str = "fork") -> None:
+def _run(folder: Path, write: Callable[[], None], tails: StderrRelay | None, method: str = "fork") -> None:
     """Run a worker to its end."""
     worker = multiprocessing.get_context(method).Process(target=_worker, args=(folder, write))
     worker.start()
@@ -85,13 +86,13 @@ def _run(folder: Path, write: Callable[[], None], tails: LogTails | None, method
 
 def _worker(folder: Path, write: Callable[[], None]) -> None:
     faulthandler.disable()  # pytest's
-    offer_stderr(folder, ROUND, RANK)
+    redirect_stderr(NodeFiles(folder), ROUND, RANK)
     write()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_a_worker_writes_is_passed_on_and_kept(
-    tmp_path: Path, tails: LogTails, capfd: pytest.CaptureFixture[str], method: str
+    tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], method: str
 ) -> None:
     """Every byte goes on to the agent's stderr; its end is there as soon as the worker is gone."""
     _run(tmp_path, one_line, tails, method)
@@ -111,13 +112,15 @@ def test_what_a_worker_writes_is_passed_on_and_kept(
         (not_text, "\N{REPLACEMENT CHARACTER}" * 2),
     ],
 )
-def test_last_words(tmp_path: Path, tails: LogTails, write: Callable[[], None], said: str) -> None:
+def test_last_words(tmp_path: Path, tails: StderrRelay, write: Callable[[], None], said: str) -> None:
     """However a worker dies and whoever writes, the end is kept."""
     _run(tmp_path, write, tails)
     assert tails.tail(RANK) == said
 
 
-def test_much_is_passed_on_and_its_end_kept(tmp_path: Path, tails: LogTails, capfd: pytest.CaptureFixture[str]) -> None:
+def test_much_is_passed_on_and_its_end_kept(
+    tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Nothing of a long log is lost on its way; what is kept is bounded, and begins with a whole line."""
     _run(tmp_path, a_lot, tails)
     kept = tails.tail(RANK).splitlines()
@@ -131,31 +134,31 @@ def test_much_is_passed_on_and_its_end_kept(tmp_path: Path, tails: LogTails, cap
 def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """No FIFO, or one that nobody reads: the worker writes to where it would have."""
     _run(tmp_path, one_line, None)
-    LogTails(tmp_path, ROUND, [RANK]).close()
+    StderrRelay(NodeFiles(tmp_path), ROUND, [RANK]).close()
     _run(tmp_path, one_line, None)
     assert capfd.readouterr().err == "a line\n" * 2
 
 
-def test_a_terminal_stays_a_terminal(tmp_path: Path, tails: LogTails) -> None:
+def test_a_terminal_stays_a_terminal(tmp_path: Path, tails: StderrRelay) -> None:
     """A progress bar on a terminal is drawn there."""
     leader, follower = os.openpty()
     worker = os.fork()
     if not worker:
         os.dup2(follower, 2)
-        offer_stderr(tmp_path, ROUND, RANK)
+        redirect_stderr(NodeFiles(tmp_path), ROUND, RANK)
         os._exit(0 if os.isatty(2) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
     for descriptor in (leader, follower):
         os.close(descriptor)
 
 
-def test_a_worker_goes_on_when_nobody_reads_any_more(tmp_path: Path, tails: LogTails) -> None:
+def test_a_worker_goes_on_when_nobody_reads_any_more(tmp_path: Path, tails: StderrRelay) -> None:
     """A process that outlives the round, and writes more than a FIFO holds, is not kept waiting."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     go = multiprocessing.get_context("fork").Event()
 
     def outlive() -> None:
-        offer_stderr(tmp_path, ROUND, RANK)
+        redirect_stderr(NodeFiles(tmp_path), ROUND, RANK)
         sender.send("open")
         go.wait(PATIENCE_S)
         written = 0
@@ -186,7 +189,7 @@ def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:
 
     def agent() -> None:
         os.dup2(writer, 2)
-        tails = LogTails(tmp_path, ROUND, [RANK])
+        tails = StderrRelay(NodeFiles(tmp_path), ROUND, [RANK])
         worker = fork.Process(target=_worker, args=(tmp_path, a_lot))
         worker.start()
         tails.start()

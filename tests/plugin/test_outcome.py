@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore
 
 from firstfault_torch.agent import failure_broadcast as outcome_module
-from firstfault_torch.agent.failure_broadcast import FirstFailure, OutcomeWatch
+from firstfault_torch.agent.failure_broadcast import FailureBroadcast, FirstFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Node:
 
     def __init__(self, store: Any, group_rank: int) -> None:
         self.woken = threading.Event()
-        self.watch = OutcomeWatch(store, group_rank, self.woken.set)
+        self.watch = FailureBroadcast(store, group_rank, self.woken.set)
 
 
 class Waited:

@@ -12,16 +12,10 @@ import torch
 import torch.distributed as dist
 
 from firstfault.model import CollectiveProgress, ThreadFailure
+from firstfault_torch.context import Moment
+from firstfault_torch.node.worker_state import from_message, to_message
 from firstfault_torch.worker import introspection as process_state
-from firstfault_torch.worker.in_flight import Moment
-from firstfault_torch.worker.introspection import (
-    as_message,
-    collective_progress,
-    collectives_from,
-    thread_failures,
-    thread_failures_from,
-    watch_threads,
-)
+from firstfault_torch.worker.introspection import collective_progress, thread_failures, watch_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,11 +177,10 @@ def test_there_and_back(reported: list[threading.ExceptHookArgs], progress: Call
     own = progress()
     _dies(ValueError("bad shard"))
     _dies(ValueError("x" * 10_000))
-    message: dict[str, Any] = json.loads(json.dumps(as_message()))
-    collectives = collectives_from(message["collectives"])
+    message: dict[str, Any] = json.loads(json.dumps(to_message(collective_progress(), thread_failures())))
+    collectives, (first, second) = from_message(message)
     assert own in collectives
     assert collectives == collective_progress()
-    first, second = thread_failures_from(message["thread_failures"])
     short, long = thread_failures()
     assert _facts(first) == _facts(short)
     assert (second.thread, second.exception.message) == (long.thread, "x" * 2000)
@@ -200,5 +193,4 @@ def _facts(failure: ThreadFailure) -> tuple[object, ...]:
 
 def test_nothing_to_say() -> None:
     """A worker that did not answer has said nothing of either."""
-    assert collectives_from(None) == ()
-    assert thread_failures_from(None) == ()
+    assert from_message({}) == ((), ())

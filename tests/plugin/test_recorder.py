@@ -22,7 +22,6 @@ from firstfault.model import DocumentRef, Kind, Phase, Subject, WorkerError, Wri
 from firstfault.recorder import Spool
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode
-from firstfault_torch.context import Recording
 from firstfault_torch.node import document_writer as recorder
 from firstfault_torch.node.document_writer import (
     end_node_recorder,
@@ -34,6 +33,8 @@ from firstfault_torch.node.document_writer import (
 )
 from firstfault_torch.worker import recording as worker
 from firstfault_torch.worker.recording import recorded
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine
+from tests.plugin.recordings import recording_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,7 +145,7 @@ def test_a_store_that_fails(
     uri = request.getfixturevalue(store)
     spool = Spool(tmp_path / "spool")
     began = time.monotonic()
-    receipt = record_error(_failure(), Recording("earliest", uri, 5.0), spool, 1)
+    receipt = record_error(_failure(), recording_at(uri), spool, 1)
     assert time.monotonic() - began < 1 + TOLERANCE_S
     (line,) = [record for record in caplog.records if record.name.startswith("firstfault")]
     assert not receipt.durable
@@ -180,7 +181,7 @@ def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Spool, "add", lambda *_, **__: release.wait(60))
     monkeypatch.setattr(Spool, "add_receipt", lambda *_: release.wait(60))
     began = time.monotonic()
-    receipt = record_error(_failure(), Recording("earliest", hanging, 5.0), Spool(tmp_path), 1)
+    receipt = record_error(_failure(), recording_at(hanging), Spool(tmp_path), 1)
     took = time.monotonic() - began
     release.set()
     assert not receipt.durable
@@ -238,7 +239,7 @@ def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Make this process look like rank 1 of a node; return its error.json's path."""
 
     def become(uri: str = prefix.uri, deadline_seconds: float = 5.0) -> Path:
-        recording = Recording("earliest", uri, deadline_seconds, round=2, incarnation=7)
+        recording = recording_at(uri, deadline_seconds, node="worker-0", round=2, incarnation=7)
         error_file = tmp_path / "1" / "error.json"
         error_file.parent.mkdir(exist_ok=True)
         variables = {
@@ -247,7 +248,6 @@ def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             "LOCAL_RANK": "1",
             "GROUP_RANK": "0",
             "WORLD_SIZE": "2",
-            "_F_WN": "worker-0",
             "TORCHELASTIC_ERROR_FILE": str(error_file),
         }
         for name, value in variables.items():
@@ -259,7 +259,7 @@ def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def _leaving(error: BaseException) -> BaseException:
     """Return what leaves a task function that raises `error`."""
-    with pytest.raises(BaseException) as caught, recorded():  # noqa: PT011 - any exception may
+    with pytest.raises(BaseException) as caught, recorded(FlyteEngine()):  # noqa: PT011 - any exception may
         raise error
     return caught.value
 
@@ -404,7 +404,7 @@ def test_another_exit_is_a_failure(code: object, prefix: Prefix, as_worker: Call
 def test_success_leaves_nothing(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
     """A task function that returns writes no document."""
     error_file = as_worker()
-    with recorded():
+    with recorded(FlyteEngine()):
         pass
     assert prefix.failures() == []
     assert not error_file.exists()

@@ -14,7 +14,7 @@ from firstfault.layout.keys import roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_presence
 from firstfault_torch.agent import roster_poll as roster_look
-from firstfault_torch.agent.roster_poll import RosterLook
+from firstfault_torch.agent.roster_poll import RosterPoll
 from firstfault_torch.node.document_writer import node_recorder
 
 if TYPE_CHECKING:
@@ -33,12 +33,21 @@ NEVER_S = 1.0
 def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., queue.Queue[int]]]:
     """Begin to look as node 1, round 2; return what is heard."""
     monkeypatch.setattr(roster_look, "_LEAST_S", 0.1)
-    looks: list[RosterLook] = []
+    looks: list[RosterPoll] = []
     with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
 
         def begin(patience: float = 0.0) -> queue.Queue[int]:
             heard: queue.Queue[int] = queue.Queue()
-            looks.append(RosterLook(recording, OWN, 2, patience, heard.put))
+            looks.append(
+                RosterPoll(
+                    recording,
+                    recording.files,
+                    group_rank=OWN,
+                    nodes=2,
+                    patience_seconds=patience,
+                    on_failure=heard.put,
+                )
+            )
             return heard
 
         yield begin

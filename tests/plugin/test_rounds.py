@@ -21,7 +21,7 @@ from firstfault.model import Phase
 from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence
 from firstfault_torch.agent import rounds
-from firstfault_torch.agent.failure_broadcast import FirstFailure, OutcomeWatch, RoundOutcome
+from firstfault_torch.agent.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome
 from firstfault_torch.agent.rounds import await_all, begin_round
 from firstfault_torch.node.document_writer import put_file
 
@@ -82,7 +82,7 @@ class Node:
     def __init__(self, shared: TCPStore, group_rank: int, prefix: Prefix) -> None:
         self.store = PrefixStore("round", shared).clone()
         self.wake = threading.Event()
-        self.outcome = OutcomeWatch(self.store, group_rank, self.wake.set)
+        self.outcome = FailureBroadcast(self.store, group_rank, self.wake.set)
         self._recording = prefix.recording()
 
     def await_all(self) -> bool:

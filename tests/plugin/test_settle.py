@@ -20,9 +20,10 @@ from firstfault.strategies._registry import unregister_strategy
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode_presence
 from firstfault.wire.verdict_json import verdict_from_json
-from firstfault_torch.context import Recording
+from firstfault_torch.node.document_writer import as_stored as as_stored_in
 from firstfault_torch.node.document_writer import put_file, record_error
-from firstfault_torch.verdict.node_verdict import sealed, settle, torch_error_data
+from firstfault_torch.verdict.seal import seal_verdict, torch_error_data
+from tests.plugin.recordings import concluded, recording_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from conftest import Prefix
 
     from firstfault.conclude import Conclusion
+    from firstfault_torch.context import Recording
     from tests.s3_server import S3
 
 LONG_S = 60.0
@@ -37,7 +39,7 @@ LONG_S = 60.0
 
 def _wrote(uri: str, failure: WorkerError) -> WorkerError:
     """Upload a document and return the failure as its node knows it."""
-    receipt = record_error(failure, Recording("earliest", uri, 30.0), None, 30)
+    receipt = record_error(failure, recording_at(uri, 30.0), None, 30)
     assert receipt.durable
     return replace(failure, documents=(DocumentRef(receipt.name),))
 
@@ -47,12 +49,18 @@ def _says(uri: str, phase: Phase, group_rank: int, **fields: Any) -> None:
     put_file(uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
 
 
+def as_stored(failure: WorkerError) -> WorkerError:
+    """As its node knows it: under the name of its document, if it has one."""
+    stored = as_stored_in(failure, "")
+    return replace(stored, documents=failure.documents)
+
+
 def _failure(rank: int, **fields: Any) -> WorkerError:
     return make_error(rank, node=f"worker-{rank}", group_rank=rank, group_world_size=2, **fields)
 
 
 def _settled(recording: Recording, *failures: WorkerError, seconds: float = 0.0, **options: Any) -> Conclusion:
-    return settle(recording, failures, seconds=seconds, **{"policy": None, "attempt": 0, **options})
+    return concluded(recording, [as_stored(failure) for failure in failures], seconds=seconds, **options)
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
@@ -136,7 +144,7 @@ def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.Monkey
     uri = s3_no_list.uri("settle")
     _wrote(uri, _failure(1, at_ms=0, message="the root, out of sight"))
     own = _wrote(uri, _failure(0, at_ms=5, message="what I know"))
-    conclusion = _settled(Recording("earliest", uri, 5), own, seconds=LONG_S)
+    conclusion = _settled(recording_at(uri), own, seconds=LONG_S)
     assert "what I know" in conclusion.verdict.headline
     assert not conclusion.verdict.settled
     assert not conclusion.verdict.coverage.complete
@@ -201,8 +209,8 @@ def test_a_strategy_that_nobody_knows(prefix: Prefix, caplog: pytest.LogCaptureF
 def test_a_strategy_of_ones_own(prefix: Prefix) -> None:
     """The strategy that the task names decides."""
     failures = [_failure(0, at_ms=0, message="first"), _failure(1, at_ms=9, message="last")]
-    verdict = _settled(replace(prefix.recording(), strategy="last_written"), *failures).verdict
-    assert (verdict.strategy, verdict.ranks) == ("last_written", (1,))
+    verdict = _settled(replace(prefix.recording(), strategy="majority"), *failures).verdict
+    assert verdict.strategy == "majority"
 
 
 def test_a_policy_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
@@ -232,7 +240,7 @@ def test_a_policy_learns_of_the_attempt(prefix: Prefix) -> None:
         seen.append((context.attempt, context.retries, context.pods_alive))
         return True
 
-    _settled(prefix.recording(), _failure(0), policy=policy, attempt=2, retries=5)
+    _settled(recording_at(prefix.uri, attempt=2), _failure(0), policy=policy, retries=5)
     assert seen == [(2, 5, True)]
 
 
@@ -243,7 +251,7 @@ def test_flyte_reads_the_seal(prefix: Prefix) -> None:
     """The sealed bytes are Flyte's error document: code, message, kind, origin, worker and nanoseconds of the root."""
     root = _failure(1, at_ms=0.000123, message="bad batch", code="USER:Recoverable", kind=Kind.RECOVERABLE)
     conclusion = _settled(prefix.recording(), root, _failure(0, at_ms=5))
-    _, data = sealed(conclusion, prefix.recording(), "worker-0")
+    data = seal_verdict(conclusion, prefix.recording()).document
     document = ErrorDocument.FromString(data).error
     assert document.code == "USER:Recoverable"
     assert document.kind == ContainerError.RECOVERABLE
@@ -254,12 +262,14 @@ def test_flyte_reads_the_seal(prefix: Prefix) -> None:
     assert "bad batch" in document.message
 
 
-def test_a_seal_tells_what_it_rests_on(prefix: Prefix) -> None:
+def test_a_seal_tells_what_it_rests_on(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own reader finds strategy, digest, node, verdict and decision in the seal."""
     own = _wrote(prefix.uri, _failure(1))
     conclusion = _settled(prefix.recording(), own)
     before_ns = time.time_ns()
-    seal, data = sealed(conclusion, prefix.recording(), "worker-0")
+    monkeypatch.setenv("_F_WN", "worker-0")
+    sealed = seal_verdict(conclusion, prefix.recording())
+    seal, data = sealed.seal, sealed.document
     found = decode(data, DocumentRef("error.pb"))
     assert isinstance(found, Seal)
     assert (found.digest, found.count, found.strategy) == (conclusion.verdict.digest, 1, "earliest")
@@ -273,7 +283,7 @@ def test_a_seal_tells_what_it_rests_on(prefix: Prefix) -> None:
 
 def test_a_verdict_without_a_time(prefix: Prefix) -> None:
     """A root cause of which nobody knows the time has none in the seal either, not 1970."""
-    _, data = sealed(_settled(prefix.recording(), _failure(0, at_ms=None)), prefix.recording(), "worker-0")
+    data = seal_verdict(_settled(prefix.recording(), _failure(0, at_ms=None)), prefix.recording()).document
     assert not ErrorDocument.FromString(data).error.HasField("timestamp")
 
 
@@ -284,7 +294,7 @@ def test_secrets_are_not_sealed(prefix: Prefix) -> None:
     prefix.folder.mkdir()
     stock = ErrorDocument(error=ContainerError(code="USER", message=f"Trace: {secret}", worker="worker-0"))
     (prefix.folder / "error.pb").write_bytes(stock.SerializeToString())
-    _, data = sealed(_settled(prefix.recording(), lost), prefix.recording(), "worker-0")
+    data = seal_verdict(_settled(prefix.recording(), lost), prefix.recording()).document
     assert b"denied for" in data
     assert secret.encode() not in data
 

@@ -16,7 +16,7 @@ import pytest
 from torch.distributed import DistStoreError, TCPStore
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from firstfault_torch.agent.signals import HANDLED, SignalWatch, Told
+from firstfault_torch.agent.signals import HANDLED, SignalReceived, SignalWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -79,12 +79,12 @@ def _be_agent(work: Callable[[SignalWatch, Callable[..., None]], None], said: Co
 
     heard = threading.Event()
 
-    def tell(told: Told) -> None:
+    def tell(told: SignalReceived) -> None:
         say("told", told.number.name)
         heard.set()
 
     watch = SignalWatch()
-    watch.when_told(tell)
+    watch.when_received(tell)
     watch.as_last_resort(last_resort)
     with watch:
         try:
@@ -198,7 +198,7 @@ def test_when_what_there_is_to_say_breaks(start: Callable[..., Agent]) -> None:
         def broken(told: object) -> None:
             raise ZeroDivisionError("ours")
 
-        watch.when_told(broken)
+        watch.when_received(broken)
         _in_c(watch, say)
 
     agent = start(work)
@@ -219,7 +219,7 @@ def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
             time.sleep(LAST_RESORT_S / 2)
-            say("stopped", watch.told and watch.told.number.name)
+            say("stopped", watch.received and watch.received.number.name)
 
     agent = start(work)
     assert agent.next() == ("ready",)
@@ -255,7 +255,7 @@ def test_while_settling(start: Callable[..., Agent]) -> None:
     """A signal while the agent waits for the other nodes ends that wait, and does nothing else."""
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
-        watch.settle()
+        watch.begin_shutdown()
         say("ready", watch.gave_up.is_set())
         say("gave up", watch.gave_up.wait(LONG_S))
 
@@ -275,7 +275,7 @@ def test_while_leaving(start: Callable[..., Agent]) -> None:
         for number in HANDLED:
             signal.raise_signal(number)
         time.sleep(0.1)
-        say("done", watch.told)
+        say("done", watch.received)
 
     agent = start(work)
     assert agent.end() == [("ready",), ("done", None), ("left", signal.SIG_IGN)]
@@ -300,7 +300,7 @@ def test_a_forked_worker(start: Callable[..., Agent]) -> None:
         _, status = os.waitpid(worker, 0)
         say("ended", os.waitstatus_to_exitcode(status))
         time.sleep(0.1)
-        say("heard", watch.told, watch.gave_up.is_set())
+        say("heard", watch.received, watch.gave_up.is_set())
 
     agent = start(work)
     _, pid = agent.next()

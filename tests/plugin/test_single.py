@@ -16,8 +16,8 @@ from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from firstfault_torch.context import STRATEGY_VARIABLE
 from flytekitplugins.firstfault import PyTorch, Worker
+from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.task import VerdictSealedError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def test_when_our_code_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.Lo
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr("flytekitplugins.firstfault.pytorch.settle", fail)
+    monkeypatch.setattr("flytekitplugins.firstfault.pytorch.conclude_on_node", fail)
     error = ValueError("bad batch")
     with pytest.raises(ValueError, match="bad batch") as caught:
         _execute(_raiser(error))

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch.node.stack_dumps import ask_for_stacks, fatal_stack, offer_stacks
+from firstfault_torch.node.files import NodeFiles
+from firstfault_torch.node.stack_dumps import ask_for_stacks, fatal_stack, register_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,7 +73,7 @@ def in_a_kill() -> None:
 
 def _run(where: Callable[[], None], folder: Path, local_rank: int, offers: bool, ready: Any) -> None:
     if offers:
-        offer_stacks(folder, ROUND, local_rank)
+        register_stacks(NodeFiles(folder), ROUND, local_rank)
     ready.set()
     where()
 
@@ -102,7 +103,7 @@ def _ask_until(folder: Path, pids: dict[int, int | None], text: str) -> dict[int
     """Ask until all processes have got as far as the text says; return what was added last."""
     deadline = time.monotonic() + LONG_S
     while True:
-        stacks = ask_for_stacks(folder, ROUND, pids, LONG_S)  # type: ignore[arg-type]
+        stacks = ask_for_stacks(NodeFiles(folder), ROUND, pids, LONG_S)  # type: ignore[arg-type]
         if all(text in stacks[rank] for rank in pids):
             return stacks
         assert time.monotonic() < deadline, stacks
@@ -149,7 +150,7 @@ def test_an_answer_is_not_waited_for_long(
     """Stacks are there within a fraction of a second, whatever the limit is."""
     process = start(in_c_with_the_lock)
     began = time.monotonic()
-    assert ask_for_stacks(tmp_path, ROUND, {0: process.pid}, LONG_S)
+    assert ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: process.pid}, LONG_S)
     assert time.monotonic() - began < SHORT_S
 
 
@@ -159,8 +160,8 @@ def test_a_process_that_offers_nothing(
     """A process that has not registered is sent no signal, which would end it; nor is one of another round."""
     silent, other = start(in_python, offers=False), start(in_python, local_rank=1)
     began = time.monotonic()
-    assert ask_for_stacks(tmp_path, ROUND, {0: silent.pid}, LONG_S) == {}
-    assert ask_for_stacks(tmp_path, ROUND + 1, {1: other.pid}, LONG_S) == {}
+    assert ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: silent.pid}, LONG_S) == {}
+    assert ask_for_stacks(NodeFiles(tmp_path), ROUND + 1, {1: other.pid}, LONG_S) == {}
     assert time.monotonic() - began < SHORT_S, "nobody is waited for"
     silent.join(0.2)
     assert silent.is_alive()
@@ -173,7 +174,7 @@ def test_a_process_that_has_ended(start: Callable[..., multiprocessing.process.B
     """A process that is gone is left out; the others are not."""
     gone, there = start(in_a_kill), start(in_python, local_rank=1)
     gone.join(LONG_S)
-    assert set(ask_for_stacks(tmp_path, ROUND, {0: gone.pid, 1: there.pid}, SHORT_S)) == {1}
+    assert set(ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: gone.pid, 1: there.pid}, SHORT_S)) == {1}
 
 
 def test_a_process_that_cannot_answer(
@@ -183,7 +184,7 @@ def test_a_process_that_cannot_answer(
     frozen, there = start(in_python), start(in_python, local_rank=1)
     os.kill(frozen.pid or 0, signal.SIGSTOP)
     began = time.monotonic()
-    stacks = ask_for_stacks(tmp_path, ROUND, {0: frozen.pid, 1: there.pid}, SHORT_S)
+    stacks = ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: frozen.pid, 1: there.pid}, SHORT_S)
     assert SHORT_S <= time.monotonic() - began < 2 * SHORT_S
     assert set(stacks) == {1}
 
@@ -207,15 +208,15 @@ def test_a_fatal_signal(
     process = start(where)
     process.join(LONG_S)
     assert process.exitcode == -number
-    stack = fatal_stack(tmp_path, ROUND, 0)
+    stack = fatal_stack(NodeFiles(tmp_path), ROUND, 0)
     assert stack.partition("\n")[0] == title
     assert (f"in {where.__name__}" in stack) is bool(title)
-    assert fatal_stack(tmp_path, ROUND + 1, 0) == ""
+    assert fatal_stack(NodeFiles(tmp_path), ROUND + 1, 0) == ""
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     """Without the node's folder nothing is registered, and the error says so."""
     with pytest.raises(FileNotFoundError):
-        offer_stacks(tmp_path / "gone", ROUND, 0)
-    assert fatal_stack(tmp_path / "gone", ROUND, 0) == ""
-    assert ask_for_stacks(tmp_path / "gone", ROUND, {0: os.getpid()}, LONG_S) == {}
+        register_stacks(NodeFiles(tmp_path / "gone"), ROUND, 0)
+    assert fatal_stack(NodeFiles(tmp_path / "gone"), ROUND, 0) == ""
+    assert ask_for_stacks(NodeFiles(tmp_path / "gone"), ROUND, {0: os.getpid()}, LONG_S) == {}

@@ -21,13 +21,15 @@ from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.models.literals import LiteralMap
 from flytekitplugins import firstfault as plugin
 
-from firstfault_torch.context import STRATEGY_VARIABLE
+from firstfault_torch import run as run_module
 from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
-from flytekitplugins.firstfault import task as task_module
+from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.task import VerdictSealedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from firstfault_torch.context import Recording
 
 ELASTIC = Elastic(increase_shared_mem=False)
 
@@ -123,6 +125,10 @@ def raw(tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "raw")
 
 
+def _recording(function_task: Any) -> Recording:
+    return run_module.recording_of(function_task.engine(), function_task.options())
+
+
 @pytest.mark.parametrize(
     ("variable", "strategy"), [(None, "majority"), ("earliest", "earliest"), ("of_a_module_not_loaded", None)]
 )
@@ -131,8 +137,7 @@ def test_recording(raw: str, variable: str | None, strategy: str | None, monkeyp
     if variable is not None:
         monkeypatch.setenv(STRATEGY_VARIABLE, variable)
     config = Elastic(strategy="majority", upload_deadline_seconds=2.5, increase_shared_mem=False)
-    recording = task(task_config=config)(_train).recording()
-    assert recording is not None
+    recording = _recording(task(task_config=config)(_train))
     assert recording.strategy == (strategy or variable)
     assert recording.upload_deadline_seconds == 2.5
     assert recording.incarnation > 0
@@ -142,13 +147,13 @@ def test_recording(raw: str, variable: str | None, strategy: str | None, monkeyp
 def test_recording_is_switched_off(raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty value in the environment switches recording off for one execution."""
     monkeypatch.setenv(STRATEGY_VARIABLE, "")
-    assert task(task_config=ELASTIC)(_train).recording() is None
+    assert task(task_config=ELASTIC)(_train).engine() is None
 
 
 def test_two_local_calls_do_not_meet(raw: str) -> None:
     """Each local call has a folder of its own, so that it does not read another one's documents."""
     own = task(task_config=ELASTIC)(_train)
-    prefixes = {own.recording().output_prefix for _ in range(2)}
+    prefixes = {_recording(own).output_prefix for _ in range(2)}
     assert len(prefixes) == 2
 
 
@@ -157,7 +162,7 @@ def test_the_output_prefix_is_the_entrypoints(raw: str) -> None:
     command = click.Command("pyflyte-execute")
     with click.Context(command) as context:
         context.params["output_prefix"] = "s3://bucket/out/0"
-        assert task(task_config=ELASTIC)(_train).recording().output_prefix == "s3://bucket/out/0"
+        assert _recording(task(task_config=ELASTIC)(_train)).output_prefix == "s3://bucket/out/0"
 
 
 def test_the_fallback_in_a_pod(raw: str) -> None:
@@ -165,7 +170,7 @@ def test_the_fallback_in_a_pod(raw: str) -> None:
     context = FlyteContextManager.current_context()
     state = context.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(context.with_execution_state(state)):
-        assert task(task_config=ELASTIC)(_train).recording().output_prefix == raw
+        assert _recording(task(task_config=ELASTIC)(_train)).output_prefix == raw
 
 
 def test_a_slow_name_service_does_not_hold_the_task_up(raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,8 +179,8 @@ def test_a_slow_name_service_does_not_hold_the_task_up(raw: str, monkeypatch: py
     def fail() -> str:
         raise TimeoutError("name service")
 
-    monkeypatch.setattr(task_module, "node_address", fail)
-    assert task(task_config=ELASTIC)(_train).recording().ip == ""
+    monkeypatch.setattr(run_module, "node_address", fail)
+    assert _recording(task(task_config=ELASTIC)(_train)).ip == ""
 
 
 # --- the verdict on its way to Flyte --------------------------------------------------------------------------------

@@ -11,14 +11,8 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, Rend
 
 from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault_torch.capture import capture
-from firstfault_torch.error_classes import (
-    CONSEQUENCES,
-    RECOVERABLE_TYPE,
-    Sort,
-    code_of,
-    is_recoverable,
-    sort_of_agent_error,
-)
+from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass, error_class_of
+from flytekitplugins.firstfault.flyte_engine import RECOVERABLE_TYPE, FlyteEngine
 
 if TYPE_CHECKING:
     from typing import Any
@@ -54,16 +48,16 @@ class _HostileCodeError(Exception):
         raise SystemExit(3)
 
 
-def test_every_sort_has_a_consequence() -> None:
-    """Each sort of error has one, of a category that exists; a retry is the user's to pay only when the user asked."""
-    assert set(CONSEQUENCES) == set(Sort)
-    for sort, consequence in CONSEQUENCES.items():
-        assert consequence.category == "" or consequence.category in CATEGORIES
-        assert consequence.code.startswith(f"{consequence.origin.value}:")
-        if sort is Sort.RECOVERABLE:
-            assert (consequence.kind, consequence.origin) == (Kind.RECOVERABLE, Origin.USER)
+def test_every_class_has_its_flyte_class() -> None:
+    """Each class of errors has one, of a category that exists; the user pays for a retry only on request."""
+    assert set(FLYTE_CLASSES) == set(ErrorClass)
+    for error_class, flyte in FLYTE_CLASSES.items():
+        assert flyte.category == "" or flyte.category in CATEGORIES
+        assert flyte.code.startswith(f"{flyte.origin.value}:")
+        if error_class is ErrorClass.RECOVERABLE:
+            assert (flyte.kind, flyte.origin) == (Kind.RECOVERABLE, Origin.USER)
         else:
-            assert (consequence.kind is Kind.RECOVERABLE) is (consequence.origin is Origin.SYSTEM)
+            assert (flyte.kind is Kind.RECOVERABLE) is (flyte.origin is Origin.SYSTEM)
 
 
 @pytest.mark.parametrize(
@@ -80,14 +74,14 @@ def test_every_sort_has_a_consequence() -> None:
 )
 def test_recoverable(error: Exception, recoverable: bool) -> None:
     """Recoverable is flytekit's exception and its subclasses: by type, not by name or text."""
-    assert is_recoverable(capture(error)) is recoverable
+    assert FlyteEngine().name_error(error, capture(error)).recoverable is recoverable
 
 
 def test_a_recoverable_cause_is_not_enough() -> None:
     """An exception that was raised from a recoverable one is what it is itself."""
     error = ValueError("gave up")
     error.__cause__ = FlyteRecoverableException("x")
-    assert not is_recoverable(capture(error))
+    assert not FlyteEngine().name_error(error, capture(error)).recoverable
 
 
 @pytest.mark.parametrize(
@@ -105,26 +99,26 @@ def test_a_recoverable_cause_is_not_enough() -> None:
 )
 def test_code(error: Exception, code: str) -> None:
     """The code is the exception's own, as flytekit takes it, else that of any exception."""
-    assert code_of(error) == code
+    assert FlyteEngine().name_error(error, capture(error)).code == code
 
 
 @pytest.mark.parametrize(
-    ("error", "sort"),
+    ("error", "error_class"),
     [
-        (RendezvousTimeoutError("x"), Sort.RENDEZVOUS_ERROR),
-        (RendezvousConnectionError("x"), Sort.RENDEZVOUS_ERROR),
-        (torch.distributed.DistNetworkError("x"), Sort.RENDEZVOUS_ERROR),
-        (torch.distributed.DistStoreError("x"), Sort.RENDEZVOUS_ERROR),
-        (OSError(28, "No space left on device"), Sort.INFRA_ERROR),
-        (MemoryError(), Sort.INFRA_ERROR),
-        (ConnectionRefusedError(), Sort.INFRA_ERROR),
-        (ValueError("bad port"), Sort.INPUT_ERROR),
-        (TypeError("x"), Sort.INPUT_ERROR),
-        (RuntimeError("x"), Sort.PLATFORM_ERROR),
-        (torch.distributed.DistError("x"), Sort.PLATFORM_ERROR),
+        (RendezvousTimeoutError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (RendezvousConnectionError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (torch.distributed.DistNetworkError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (torch.distributed.DistStoreError("x"), ErrorClass.RENDEZVOUS_ERROR),
+        (OSError(28, "No space left on device"), ErrorClass.INFRA_ERROR),
+        (MemoryError(), ErrorClass.INFRA_ERROR),
+        (ConnectionRefusedError(), ErrorClass.INFRA_ERROR),
+        (ValueError("bad port"), ErrorClass.INPUT_ERROR),
+        (TypeError("x"), ErrorClass.INPUT_ERROR),
+        (RuntimeError("x"), ErrorClass.PLATFORM_ERROR),
+        (torch.distributed.DistError("x"), ErrorClass.PLATFORM_ERROR),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.name,
 )
-def test_agent_errors(error: Exception, sort: Sort) -> None:
+def test_agent_errors(error: Exception, error_class: ErrorClass) -> None:
     """An error of the agent is the rendezvous', the machine's, the caller's, or the platform's."""
-    assert sort_of_agent_error(error) is sort
+    assert error_class_of(error) is error_class

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.evidence.classification import FailureClass, classify_failures
+from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
     TOLD_TO_GO,
@@ -28,7 +29,6 @@ from firstfault.model import (
     ThreadFailure,
     Writer,
 )
-from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.strategies.evidence import evidence
 from firstfault.testing import make_error, make_job, make_presence
 

@@ -23,7 +23,7 @@ from firstfault.model import (
 from firstfault_torch.agent.exits import signal_name
 from firstfault_torch.capture import capture
 from firstfault_torch.context import boot_id, versions
-from firstfault_torch.error_classes import CONSEQUENCES, Sort
+from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
 from firstfault_torch.error_file import read_error_file, read_traceback
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from firstfault.model import Place
     from firstfault_torch.agent.exits import Death
-    from firstfault_torch.worker.in_flight import Moment
+    from firstfault_torch.context import Moment
 
-__all__ = ["LastWords", "Observation", "Stop", "about_agent", "about_death", "last_words", "lost_agent"]
+__all__ = ["LastWords", "Observation", "Stop", "about_agent", "about_death", "last_words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def about_death(  # noqa: PLR0913 - keywords
         fatal_stack: what faulthandler wrote when a fatal signal came.
         log_tail: the end of what the worker wrote to stderr.
     """
-    consequence = CONSEQUENCES[Sort.WORKER_FAILURE]
+    flyte = FLYTE_CLASSES[ErrorClass.WORKER_FAILURE]
     stopped = stop is not None and stop.ended(death)
     if stopped and words is not None and words.exception.type in _ANSWERS:
         words = None
@@ -137,8 +137,8 @@ def about_death(  # noqa: PLR0913 - keywords
     failure = WorkerError(
         code=code,
         message=message,
-        kind=consequence.kind,
-        origin=consequence.origin,
+        kind=flyte.kind,
+        origin=flyte.origin,
         timestamp_ns=death.wall_ns,
         worker=place.node,
         place=place,
@@ -167,7 +167,7 @@ def _said(death: Death, place: Place, stopped: str, words: LastWords | None) -> 
     """Return code and message."""
     who = f"rank {place.rank} (pid {death.pid})"
     if words is not None:
-        return CONSEQUENCES[Sort.WORKER_FAILURE].code, words.traceback
+        return FLYTE_CLASSES[ErrorClass.WORKER_FAILURE].code, words.traceback
     if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:
         return "USER:Stopped", f"{who} was ended by {death.signal} while its agent stopped it: {stopped}"
     if stopped:
@@ -180,18 +180,18 @@ def _said(death: Death, place: Place, stopped: str, words: LastWords | None) -> 
     return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
 
 
-def about_agent(error: BaseException, sort: Sort, place: Place, moment: Moment) -> WorkerError:
+def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Moment) -> WorkerError:
     """Return the failure that an error in the agent process is; a signal to the agent is an exit, not an exception."""
-    consequence = CONSEQUENCES[sort]
-    signal_number = getattr(error, "sigval", None) if sort is Sort.PREEMPTION else None
+    flyte = FLYTE_CLASSES[sort]
+    signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
     exception = capture(error) if signal_number is None else None
     name = signal_name(signal_number) if signal_number is not None else ""
     told = f"the agent of {place.node} was told to go by {name}: preemption, drain, a time limit, or a person"
     failure = WorkerError(
-        code=consequence.code,
+        code=flyte.code,
         message=format_exception(exception) if exception is not None else told,
-        kind=consequence.kind,
-        origin=consequence.origin,
+        kind=flyte.kind,
+        origin=flyte.origin,
         timestamp_ns=moment.wall_ns,
         worker=place.node,
         place=place,
@@ -199,27 +199,8 @@ def about_agent(error: BaseException, sort: Sort, place: Place, moment: Moment) 
         subject=Subject.AGENT,
         exception=exception,
         signal=name,
-        category=consequence.category,
+        category=flyte.category,
         monotonic_ns=moment.monotonic_ns,
-        boot_id=boot_id(),
-        versions=versions(),
-    )
-    return replace(failure, fingerprint=fingerprint_of(failure))
-
-
-def lost_agent(place: Place) -> WorkerError:
-    """Return the failure that an agent's sudden death is, as one of its workers saw it; without its time."""
-    consequence = CONSEQUENCES[Sort.LOST_AGENT]
-    failure = WorkerError(
-        code=consequence.code,
-        message=f"died without a word (pid {place.pid}); its workers were told to go",
-        kind=consequence.kind,
-        origin=consequence.origin,
-        worker=place.node,
-        place=place,
-        writer=Writer.WORKER,
-        subject=Subject.AGENT,
-        category=consequence.category,
         boot_id=boot_id(),
         versions=versions(),
     )

@@ -61,10 +61,6 @@ class DeathWatch:
         self._thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
         self._thread.start()
 
-    def deaths(self) -> list[Death]:
-        """Return the processes that have ended with anything but success, in the order of their ends."""
-        return [death for death in self.ended() if death.exit_code != 0]
-
     def ended(self) -> list[Death]:
         """Return all processes that have ended, in the order of their ends."""
         found = []

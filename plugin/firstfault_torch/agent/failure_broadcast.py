@@ -22,7 +22,7 @@ from firstfault_torch.guard import bounded, guarded, logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["FirstFailure", "OutcomeWatch", "RoundOutcome"]
+__all__ = ["FailureBroadcast", "FirstFailure", "RoundOutcome"]
 
 _OUTCOME = "firstfault/outcome"
 """Set once a round: who failed, or that all have finished. Every agent waits for it."""
@@ -76,7 +76,7 @@ class RoundOutcome:
     """Why the store cannot be asked any more; empty if it can."""
 
 
-class OutcomeWatch:
+class FailureBroadcast:
     """Waits for a round's outcome, tells one, and says who has heard it.
 
     Args:

@@ -16,15 +16,16 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from firstfault.model import DocumentRef, NodePresence, Phase
-from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent
+from firstfault.model import NodePresence, Phase
+from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent, environment_set
 from firstfault_torch.agent.agent_failures import about_agent
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.context import node_place
-from firstfault_torch.error_classes import Sort, sort_of_agent_error
+from firstfault_torch.compat import warn_once
+from firstfault_torch.compat.torch_agent import missing_names
+from firstfault_torch.context import Moment, node_place
+from firstfault_torch.error_classes import ErrorClass, error_class_of
 from firstfault_torch.guard import bounded, guarded
-from firstfault_torch.node.document_writer import put_entry, record_error, spool_for_agent
-from firstfault_torch.worker.in_flight import Moment
+from firstfault_torch.node.document_writer import as_stored, put_entry, record_error, spool_for_agent
 
 if TYPE_CHECKING:
     import signal
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.signals import SignalWatch
     from firstfault_torch.context import Recording
 
-__all__ = ["LaunchFailedError", "launch"]
+__all__ = ["LaunchFailedError", "launch_agent"]
 
 _OPTIONAL_SPEC = (
     "local_addr",
@@ -76,7 +77,7 @@ class LaunchFailedError(Exception):
         self.heard_by = heard_by
 
 
-def launch(  # noqa: PLR0913 - keywords
+def launch_agent(  # noqa: PLR0913 - keywords
     config: LaunchConfig,
     entrypoint: Callable[..., Any],
     args: tuple[Any, ...],
@@ -105,7 +106,7 @@ def launch(  # noqa: PLR0913 - keywords
     """
     agent: ReportingAgent | None = None
     shutdown: Callable[[], Any] | None = None
-    signals.as_last_resort(lambda number: last_resort(_concluded(agent, _told(number), recording)))
+    signals.as_last_resort(lambda number: last_resort(_concluded(agent, _signal_error(number), recording)))
     try:
         handler = rendezvous_registry.get_rendezvous_handler(
             RendezvousParameters(
@@ -122,17 +123,19 @@ def launch(  # noqa: PLR0913 - keywords
         os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(
             config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
         )
-        agent = ReportingAgent(
-            recording=recording,
-            stop_seconds=stop_seconds,
-            min_nodes=config.min_nodes,
-            signals=signals,
-            spec=_spec(config, entrypoint, args, handler),
-            logs_specs=config.logs_specs or DefaultLogsSpecs(),
-            start_method=config.start_method,
+        arguments = {
+            "spec": _spec(config, entrypoint, args, handler),
+            "logs_specs": config.logs_specs or DefaultLogsSpecs(),
+            "start_method": config.start_method,
             **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
+        }
+        agent = _reporting_agent(
+            recording, stop_seconds=stop_seconds, min_nodes=config.min_nodes, signals=signals, **arguments
         )
-        return _run(agent, entrypoint)
+        if agent is not None:
+            return _run(agent, entrypoint)
+        with environment_set(recording.environment()):
+            return _run(LocalElasticAgent(**arguments), entrypoint)
     except Exception as error:  # noqa: BLE001 - whatever torch raises is reported and goes on
         signals.notice()
         failure = _concluded(agent, error, recording)
@@ -140,7 +143,7 @@ def launch(  # noqa: PLR0913 - keywords
             shutdown = None  # the rendezvous stays open: another pod may take this one's place
         raise failure from failure.error
     finally:
-        signals.settle()
+        signals.begin_shutdown()
         if agent is not None:
             with guarded("ending the report"):
                 agent.close()
@@ -149,7 +152,7 @@ def launch(  # noqa: PLR0913 - keywords
             bounded(shutdown, _CLOSING_S, "closing the rendezvous", signals.gave_up)
 
 
-def _told(number: signal.Signals) -> SignalException:
+def _signal_error(number: signal.Signals) -> SignalException:
     return SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
 
 
@@ -162,14 +165,27 @@ def _concluded(agent: ReportingAgent | None, error: Exception, recording: Record
     # what a worker or another node did has been said where it was noticed
     if not isinstance(error, ChildFailedError | PeerFailedError):
         with guarded("reporting the agent's own failure"):
-            sort = Sort.PREEMPTION if isinstance(error, SignalException) else sort_of_agent_error(error)
-            _report_own_failure(agent, error, sort, recording, report)
+            error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else error_class_of(error)
+            _report_own_failure(agent, error, error_class, recording, report)
     if agent is None:
         return LaunchFailedError(error, report, recording)
     return LaunchFailedError(error, agent.report, agent.recording, agent.heard_by)
 
 
-def _run(agent: ReportingAgent, entrypoint: Callable[..., Any]) -> dict[int, Any]:
+def _reporting_agent(recording: Recording, **arguments: Any) -> ReportingAgent | None:
+    """Return our agent; None if this torch lacks a name that it builds on: then torch's own agent runs the workers."""
+    missing = missing_names()
+    if not missing:
+        agent = ReportingAgent(recording=recording, **arguments)
+        missing = missing_names(agent)
+        if not missing:
+            return agent
+        agent.close()
+    warn_once(f"{', '.join(missing)} of its agent", "torch's own agent runs the workers; only they write documents")
+    return None
+
+
+def _run(agent: LocalElasticAgent, entrypoint: Callable[..., Any]) -> dict[int, Any]:
     result = agent.run()
     if result is None:
         return {}  # torch logs "Rendezvous gracefully exited" and has no result
@@ -199,15 +215,15 @@ def _accepted(function: Callable[..., Any], config: LaunchConfig, names: tuple[s
 
 
 def _report_own_failure(
-    agent: ReportingAgent | None, error: Exception, sort: Sort, recording: Recording, report: NodeReport
+    agent: ReportingAgent | None, error: Exception, error_class: ErrorClass, recording: Recording, report: NodeReport
 ) -> None:
     if agent is not None:
-        agent.record_own_failure(error, sort)
+        agent.record_own_failure(error, error_class)
         return
     # before there was an agent: no round, no ranks
     place = replace(node_place(recording), incarnation=recording.incarnation)
-    failure = about_agent(error, sort, place, Moment.now())
+    failure = about_agent(error, error_class, place, Moment.now())
     receipt = record_error(failure, recording, spool_for_agent(recording), recording.upload_deadline_seconds)
-    report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
+    report.failures.append(as_stored(failure, receipt.name))
     report.receipts.append(receipt)
     put_entry(NodePresence(Phase.FAILED, place, receipts=(receipt,), timestamp_ns=failure.timestamp_ns), recording)

@@ -24,7 +24,7 @@ from firstfault_torch.guard import guarded, logger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Lifelines"]
+__all__ = ["Liveness"]
 
 _KEY = "firstfault/lifeline"
 _FAREWELL = b"bye\n"
@@ -47,7 +47,7 @@ class _Peer:
     node: str
 
 
-class Lifelines:
+class Liveness:
     """This node's connections of one round. Begin it after the workers have been forked: they would hold them open.
 
     Args:

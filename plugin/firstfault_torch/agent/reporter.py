@@ -7,15 +7,14 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError
-from firstfault.recorder import NodeFolder
 from firstfault.wire.documents import decode, encode, encode_presence
-from firstfault_torch.agent.agent_failures import about_death, last_words, lost_agent
+from firstfault_torch.agent.agent_failures import about_death, last_words
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
+    as_stored,
     ask_recorder,
     put_document,
     put_entry,
@@ -23,6 +22,7 @@ from firstfault_torch.node.document_writer import (
     spool_for_agent,
     spool_of,
 )
+from firstfault_torch.node.lost_agent import lost_agent
 from firstfault_torch.node.stack_dumps import fatal_stack
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.exits import Death
     from firstfault_torch.agent.failure_broadcast import FirstFailure
     from firstfault_torch.context import Recording
-    from firstfault_torch.node.stderr_relay import LogTails
+    from firstfault_torch.node.stderr_relay import StderrRelay
 
 __all__ = ["NodeReport", "Reporter"]
 
@@ -42,8 +42,6 @@ _UPLOADS = 4
 """Uploads of one node at a time."""
 _ASKING_S = 1.0
 """Longest wait for the recorder's word on the container's memory."""
-_LAST_WORDS = "last-words"
-"""Folder of the spool that the recorder reads when the agent has died without a word."""
 
 
 @dataclass
@@ -69,7 +67,7 @@ class Reporter:
         self.report = NodeReport()
         self._place_of = place_of
         self._traceback_files: dict[int, str] = {}
-        self._log_tails: LogTails | None = None
+        self._log_tails: StderrRelay | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._entries: list[Future[Any]] = []
         self._documented: dict[int, Future[Any]] = {}
@@ -89,7 +87,7 @@ class Reporter:
         error_files: dict[int, str],
         traceback_files: dict[int, str],
         ranks: tuple[int, ...],
-        log_tails: LogTails | None = None,
+        log_tails: StderrRelay | None = None,
     ) -> None:
         """Say that this node's workers run, and leave what is to be said should the agent die."""
         self.report.error_files = error_files
@@ -120,10 +118,10 @@ class Reporter:
         self._entries.append(self._submit(partial(put_entry, presence, self.recording)))
 
     def _leave_last_words(self, ranks: tuple[int, ...]) -> None:
-        if not self.recording.node_folder:
+        if self.recording.files is None:
             return
         place = self._place_of(None)
-        spool = NodeFolder(Path(self.recording.node_folder)).spool(_LAST_WORDS)
+        spool = self.recording.files.recorder.last_words
         spool.add("document.pb", encode(lost_agent(place)))
         spool.add("presence.pb", encode_presence(NodePresence(Phase.FAILED, place, ranks)))
 
@@ -133,13 +131,9 @@ class Reporter:
         """Make a document of the agent's own durable, waiting at most the deadline."""
         spool = spool_for_agent(self.recording)
         receipt = record_error(failure, self.recording, spool, self.recording.upload_deadline_seconds)
-        self.report.failures.append(replace(failure, documents=(DocumentRef(receipt.name),)))
+        self.report.failures.append(as_stored(failure, receipt.name))
         self.report.receipts.append(receipt)
         return receipt
-
-    def write_later(self, failure: WorkerError) -> Future[Receipt]:
-        """Do so in the background."""
-        return self._submit(partial(self.write, failure))
 
     def document(self, death: Death, stop: Stop | None) -> None:
         """Write, in the background, what there is to say about one death; once."""
@@ -208,9 +202,9 @@ class Reporter:
         )
 
     def _fatal_stack(self, local_rank: int) -> str:
-        if not self.recording.node_folder:
+        if self.recording.files is None:
             return ""
-        stack = fatal_stack(Path(self.recording.node_folder), self.recording.round, local_rank)
+        stack = fatal_stack(self.recording.files, self.recording.round, local_rank)
         if stack:
             # where torch elastic would have it
             sys.stderr.write(f"{stack}\n")
@@ -219,7 +213,7 @@ class Reporter:
 
     def _resources(self) -> Resources | None:
         """What the recorder knows of the container's memory; None without a recorder."""
-        if not self.recording.node_folder:
+        if self.recording.files is None:
             return None
         return bounded(partial(ask_recorder, self.recording), _ASKING_S, "asking for the container's memory")
 

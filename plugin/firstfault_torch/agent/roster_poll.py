@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
 from firstfault.layout.keys import RosterKey
 from firstfault.model import Phase
-from firstfault.recorder import NodeFolder, Recorder
+from firstfault.recorder import Recorder
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault_torch.context import Recording
+    from firstfault_torch.node.files import NodeFiles
 
-__all__ = ["RosterLook"]
+__all__ = ["RosterPoll"]
 
 _LOOKS_PER_S = 3.0
 """Of all nodes of a job together: a large one looks less often."""
@@ -30,26 +30,29 @@ _LEAST_S = 5.0
 _ANSWER_S = 10.0
 
 
-class RosterLook:
+class RosterPoll:
     """Looks at the roster every few seconds. Begin it after the workers have been forked.
 
     Args:
-        recording: where; its round is the one that is looked at.
+        recording: its round is the one that is looked at.
+        files: the node's.
         group_rank: this node's.
         nodes: of the round.
         patience_seconds: how long another node's failure may stand there before it is believed not to have been told.
         on_failure: called once, with a group rank, from a thread.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         recording: Recording,
+        files: NodeFiles,
+        *,
         group_rank: int,
         nodes: int,
         patience_seconds: float,
         on_failure: Callable[[int], None],
     ) -> None:
-        self._recorder = Recorder(NodeFolder(Path(recording.node_folder)))
+        self._recorder = Recorder(files.recorder)
         self._round = recording.round
         self._own = group_rank
         self._every_s = max(_LEAST_S, nodes / _LOOKS_PER_S)

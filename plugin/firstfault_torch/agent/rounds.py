@@ -10,20 +10,17 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
     import threading
 
-    from firstfault_torch.agent.failure_broadcast import OutcomeWatch
+    from firstfault_torch.agent.failure_broadcast import FailureBroadcast
     from firstfault_torch.context import Recording
 
 __all__ = ["await_all", "begin_round"]
 
-_TERMINAL = "torchelastic/agent/terminal_state"
-"""Torch's own keys: an agent without firstfault counts there too."""
-_MEMBERS = "/num_members"
-_LAST = "/last_member"
 _AGREEING = dt.timedelta(seconds=5)
 """Longest wait for the number of the round; the first node may run without firstfault."""
 _LOOK_S = 1.0
@@ -54,7 +51,7 @@ def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
     return int(store.get("firstfault/round"))
 
 
-def await_all(store: Any, nodes: int, outcome: OutcomeWatch, wake: threading.Event, recording: Recording) -> bool:
+def await_all(store: Any, nodes: int, outcome: FailureBroadcast, wake: threading.Event, recording: Recording) -> bool:
     """Wait until the workers of all nodes have succeeded; False if the round ended in another way.
 
     The wait is the caller's thread's, in Python: signals and `wake` reach it. It has no limit of its own: as long as
@@ -64,8 +61,8 @@ def await_all(store: Any, nodes: int, outcome: OutcomeWatch, wake: threading.Eve
         RendezvousConnectionError: the node that hosts the store is gone, and not because all have finished.
     """
     with guarded("entering the exit barrier"):
-        if store.add(_TERMINAL + _MEMBERS, 1) == nodes:
-            store.set(_TERMINAL + _LAST, "<val_ignored>")
+        if store.add(BARRIER_MEMBERS, 1) == nodes:
+            store.set(BARRIER_LAST, "<val_ignored>")
     waited = 0.0
     while True:
         ended = outcome.outcome
@@ -85,7 +82,7 @@ def await_all(store: Any, nodes: int, outcome: OutcomeWatch, wake: threading.Eve
 
 def _is_complete(store: Any) -> bool:
     try:
-        return bool(store.check([_TERMINAL + _LAST]))
+        return bool(store.check([BARRIER_LAST]))
     except (dist.DistNetworkError, dist.DistStoreError):
         return False  # the outcome watch says what that means
 

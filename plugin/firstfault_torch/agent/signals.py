@@ -1,8 +1,8 @@
-"""Signals to the agent, heard also while its main thread waits inside C++.
+"""Signals to the agent, noticed also while its main thread waits inside C++.
 
 Python runs a signal's handler in the main thread, between two of its own instructions: an agent that waits in a store
-does not hear SIGTERM for minutes. The interpreter's C handler writes a byte into the wakeup descriptor at once; a
-thread reads it, says what happened and, if the main thread does not come to it, ends the pod.
+would notice SIGTERM after minutes. The interpreter's C handler writes a byte into the wakeup descriptor at once; a
+thread reads it, reports the signal and, if the main thread does not notice it, ends the process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from firstfault_torch.context import Moment
 from firstfault_torch.guard import guarded, logger
-from firstfault_torch.worker.in_flight import Moment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["HANDLED", "Phase", "SignalWatch", "Told"]
+__all__ = ["HANDLED", "SignalPhase", "SignalReceived", "SignalWatch"]
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""The signals by which a pod is told to go; the same as torch elastic's."""
+"""The signals that terminate a pod; the same as torch elastic's."""
 _MAIN_THREAD_S = 1.0
 """How long the main thread has to notice a signal before the watching thread ends the pod in its stead."""
 _AGAIN_S = 0.25
 """How often the main thread is told again: code that goes on after any exception may have swallowed the first one."""
 
 
-class Phase(enum.Enum):
+class SignalPhase(enum.Enum):
     """What a signal means, depending on how far this pod is."""
 
     WORKING = "working"
@@ -50,8 +50,8 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The first signal that told this agent to go."""
+class SignalReceived:
+    """The first signal that terminates this agent."""
 
     number: signal.Signals
     moment: Moment
@@ -64,14 +64,14 @@ class SignalWatch:
     """
 
     def __init__(self) -> None:
-        self.told: Told | None = None
+        self.received: SignalReceived | None = None
         self.gave_up = threading.Event()
         """Set by a signal: no wait should go on."""
-        self._phase = Phase.WORKING
+        self._phase = SignalPhase.WORKING
         self._noticed = threading.Event()
         self._raised_at = -math.inf
         """By the monotonic clock: a second signal right behind the first is no new one."""
-        self._on_told: Callable[[Told], None] | None = None
+        self._on_received: Callable[[SignalReceived], None] | None = None
         self._last_resort: Callable[[signal.Signals], None] | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
@@ -88,7 +88,7 @@ class SignalWatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._phase = Phase.LEAVING
+        self._phase = SignalPhase.LEAVING
         if self._mouth is None or self._ear is None:
             return
         with guarded("ceasing to listen to signals"):
@@ -105,7 +105,7 @@ class SignalWatch:
 
     def leave(self) -> None:
         """Let signals do nothing from here to the end of the process: the pod is ending, with its result."""
-        self._phase = Phase.LEAVING
+        self._phase = SignalPhase.LEAVING
         if self._mouth is not None:
             self._before = dict.fromkeys(self._before, signal.SIG_IGN)
 
@@ -113,9 +113,9 @@ class SignalWatch:
         """The main thread has heard of the signal, and ends what it was doing: it is not interrupted again."""
         self._noticed.set()
 
-    def settle(self) -> None:
+    def begin_shutdown(self) -> None:
         """A signal from here on ends waits and interrupts nothing."""
-        self._phase = Phase.SETTLING
+        self._phase = SignalPhase.SETTLING
         self._noticed.set()
 
     def install(self) -> None:
@@ -124,9 +124,9 @@ class SignalWatch:
             for number in HANDLED:
                 signal.signal(number, self._handle)
 
-    def when_told(self, on_told: Callable[[Told], None] | None) -> None:
-        """Call `on_told` in the watching thread as soon as a signal comes, whatever the main thread is doing."""
-        self._on_told = on_told
+    def when_received(self, on_received: Callable[[SignalReceived], None] | None) -> None:
+        """Call `on_received` in the watching thread as soon as a signal comes, whatever the main thread is doing."""
+        self._on_received = on_received
 
     def as_last_resort(self, call: Callable[[signal.Signals], None]) -> None:
         """Call `call` in the watching thread if the main thread has not noticed a signal in time; it ends the pod."""
@@ -143,7 +143,7 @@ class SignalWatch:
         threading.Thread(target=self._hear, name="firstfault-signals", daemon=True).start()
 
     def _forget(self) -> None:
-        if self._phase is not Phase.LEAVING and self._mouth is not None:
+        if self._phase is not SignalPhase.LEAVING and self._mouth is not None:
             signal.set_wakeup_fd(-1)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -152,7 +152,7 @@ class SignalWatch:
             raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
         self.gave_up.set()
         now = time.monotonic()
-        if self._phase is Phase.WORKING and not self._noticed.is_set() and now - self._raised_at >= _AGAIN_S:
+        if self._phase is SignalPhase.WORKING and not self._noticed.is_set() and now - self._raised_at >= _AGAIN_S:
             self._raised_at = now
             sent = signal.Signals(number)
             raise SignalException(f"Process {os.getpid()} got signal: {sent.name}", sigval=sent)
@@ -164,21 +164,21 @@ class SignalWatch:
         with ear:
             while data := ear.recv(64):
                 number = next((signal.Signals(byte) for byte in data if byte in set(HANDLED)), None)
-                if number is not None and self.told is None and self._phase is not Phase.LEAVING:
-                    self.told = Told(number, Moment.now())
+                if number is not None and self.received is None and self._phase is not SignalPhase.LEAVING:
+                    self.received = SignalReceived(number, Moment.now())
                     self.gave_up.set()
                     with guarded("answering a signal"):
-                        self._answer(self.told)
+                        self._answer(self.received)
 
-    def _answer(self, told: Told) -> None:
-        if self._phase is not Phase.WORKING:
+    def _answer(self, received: SignalReceived) -> None:
+        if self._phase is not SignalPhase.WORKING:
             return
-        with guarded("saying that this pod was told to go"):
-            if self._on_told is not None:
-                self._on_told(told)
-        if not self._is_noticed(told.number) and self._last_resort is not None:
-            logger.warning("the main thread does not notice %s; this pod ends without it", told.number.name)
-            self._last_resort(told.number)
+        with guarded("reporting that this pod is terminated"):
+            if self._on_received is not None:
+                self._on_received(received)
+        if not self._is_noticed(received.number) and self._last_resort is not None:
+            logger.warning("the main thread does not notice %s; this pod ends without it", received.number.name)
+            self._last_resort(received.number)
 
     def _is_noticed(self, number: signal.Signals) -> bool:
         main = threading.main_thread().ident

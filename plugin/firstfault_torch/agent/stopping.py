@@ -5,21 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault_torch.agent.agent_failures import Observation
 from firstfault_torch.guard import guarded
 from firstfault_torch.node.stack_dumps import ask_for_stacks
-from firstfault_torch.worker.introspection import collectives_from, thread_failures_from
+from firstfault_torch.node.worker_state import from_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from firstfault_torch.context import Recording
-    from firstfault_torch.node.channel import AgentLine
+    from firstfault_torch.node.channel import AgentChannel
 
-__all__ = ["EXIT_S", "observe", "stop_processes", "unfinished"]
+__all__ = ["EXIT_S", "observe", "stop_processes"]
 
 _ASKING_S = 0.3
 """Longest wait for the workers' answers and stacks, seconds; one that holds the interpreter's lock answers nothing."""
@@ -28,25 +27,22 @@ EXIT_S = 8.0
 _POLL_S = 0.01
 
 
-def observe(line: AgentLine | None, recording: Recording, pids: dict[int, int]) -> dict[int, Observation]:
+def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, int]) -> dict[int, Observation]:
     """Return where living workers stand, and what only they know, by local rank; within a fraction of a second.
 
     An exception that is still inside the task function is not in it: the worker writes a document of its own. One after
     the other: faulthandler reads the frames of all threads without the interpreter's lock, and a worker in which
     another thread runs meanwhile, to answer the other question, may die of it.
     """
-    if line is None or not pids:
+    files = recording.files
+    if channel is None or files is None or not pids:
         return {}
     stacks: dict[int, str] = {}
     with guarded("asking workers for their stacks"):
-        stacks = ask_for_stacks(Path(recording.node_folder), recording.round, pids, _ASKING_S)
-    answers = line.ask(recording.round, pids, _ASKING_S)
+        stacks = ask_for_stacks(files, recording.round, pids, _ASKING_S)
+    answers = channel.ask(recording.round, pids, _ASKING_S)
     return {
-        rank: Observation(
-            stacks.get(rank, ""),
-            collectives_from(answers.get(rank, {}).get("collectives")),
-            thread_failures_from(answers.get(rank, {}).get("thread_failures")),
-        )
+        rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {})))
         for rank in pids
     }
 
@@ -86,16 +82,6 @@ def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
 def _wait(processes: Sequence[Any], deadline: float) -> None:
     while time.monotonic() < deadline and any(process.exitcode is None for process in processes):
         time.sleep(_POLL_S)
-
-
-def unfinished(context: Any) -> frozenset[int]:
-    """Return the local ranks that have not handed over a result yet; torch keeps what they hand over in its context.
-
-    A worker hands over its result before it may end. One that has ended without it never will.
-    """
-    taken: dict[int, Any] = getattr(context, "_return_values", {})
-    queues: dict[int, Any] = getattr(context, "_ret_vals", {})
-    return frozenset(rank for rank, queue in queues.items() if rank not in taken and queue.empty())
 
 
 def _send(process: Any, number: signal.Signals) -> None:

@@ -21,30 +21,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-__all__ = ["AgentLine", "WorkerLine"]
+    from firstfault_torch.node.files import NodeFiles
 
-_AGENT = "agent.line"
+__all__ = ["AgentChannel", "WorkerChannel"]
+
 _SENDING_S = 0.5
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
 
 
-class AgentLine:
+class AgentChannel:
     """The agent's end.
 
     Args:
-        folder: the node's.
+        files: the node's.
         wake: called from the listening thread when a worker has said that it failed.
     """
 
-    def __init__(self, folder: Path, wake: Callable[[], None]) -> None:
-        self._folder = folder
+    def __init__(self, files: NodeFiles, wake: Callable[[], None]) -> None:
+        self._files = files
         self._wake = wake
         self._failed: dict[tuple[int, int], dict[str, Any]] = {}
         self._answers: dict[tuple[int, int], dict[str, Any]] = {}
         self._news = threading.Condition()
         self._closed = threading.Event()
-        self._socket = _bound(folder / _AGENT)
+        self._socket = _bound(files.agent_socket)
         threading.Thread(target=self._listen, name="firstfault-line", daemon=True).start()
 
     def failed(self, round_: int) -> dict[int, dict[str, Any]]:
@@ -55,7 +56,9 @@ class AgentLine:
     def ask(self, round_: int, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
         """Ask workers for what only they know; return the answers that come in time, by local rank."""
         asked = {
-            (round_, local) for local in local_ranks if _send(_worker(self._folder, round_, local), {"ask": "state"})
+            (round_, local)
+            for local in local_ranks
+            if _send(self._files.worker_socket(round_, local), {"ask": "state"})
         }
         deadline = time.monotonic() + seconds
         with self._news:
@@ -84,29 +87,29 @@ class AgentLine:
             self._wake()
 
 
-class WorkerLine:
+class WorkerChannel:
     """A worker's end.
 
     Args:
-        folder: the node's.
+        files: the node's.
         round_: the worker's.
         local_rank: the worker's.
         answer: called in a thread of its own when the agent asks; returns what is sent back.
     """
 
-    def __init__(self, folder: Path, round_: int, local_rank: int, answer: Callable[[], dict[str, Any]]) -> None:
-        self._folder = folder
+    def __init__(self, files: NodeFiles, round_: int, local_rank: int, answer: Callable[[], dict[str, Any]]) -> None:
+        self._agent = files.agent_socket
         self._who = {"round": round_, "local_rank": local_rank}
         self._answer = answer
         self._owner = os.getpid()
-        self._path = _worker(folder, round_, local_rank)
+        self._path = files.worker_socket(round_, local_rank)
         self._closed = threading.Event()
         self._socket = _bound(self._path)
         threading.Thread(target=self._listen, name="firstfault-line", daemon=True).start()
 
     def say_failed(self, content: dict[str, Any]) -> None:
         """Tell the agent that this worker's exception has left the task function."""
-        _send(self._folder / _AGENT, {**self._who, **content, "says": "failed"})
+        _send(self._agent, {**self._who, **content, "says": "failed"})
 
     def close(self) -> None:
         """Stop listening."""
@@ -124,11 +127,7 @@ class WorkerLine:
             with guarded("answering the agent"):
                 if message.get("ask") == "state":
                     answer = self._answer()
-            _send(self._folder / _AGENT, {**self._who, **answer, "says": "state"})
-
-
-def _worker(folder: Path, round_: int, local_rank: int) -> Path:
-    return folder / f"worker-{round_}-{local_rank}.line"
+            _send(self._agent, {**self._who, **answer, "says": "state"})
 
 
 def _bound(path: Path) -> socket.socket:

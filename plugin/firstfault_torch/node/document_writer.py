@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 from firstfault.errors import FirstFaultError
 from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.layout.paths import ERRORS, ROSTER
-from firstfault.model import Receipt, Resources
+from firstfault.model import DocumentRef, Receipt, Resources, WorkerError
 from firstfault.recorder import (
-    NodeFolder,
     Recorder,
     RecorderProcess,
     RecorderUnavailableError,
@@ -28,16 +27,18 @@ from firstfault.recorder import (
 )
 from firstfault.store import join, open_store
 from firstfault.sync import run_sync
-from firstfault.wire.documents import encode, encode_presence
-from firstfault_torch.guard import bounded, guarded, logger
+from firstfault.wire.documents import decode, encode, encode_presence
+from firstfault_torch.guard import bounded, caught, guarded, logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from firstfault.model import NodePresence, WorkerError
+    from firstfault.model import NodePresence
     from firstfault_torch.context import Recording
+    from firstfault_torch.node.files import NodeFiles
 
 __all__ = [
+    "as_stored",
     "ask_recorder",
     "end_node_recorder",
     "node_recorder",
@@ -73,15 +74,16 @@ def node_recorder(recording: Recording) -> Iterator[Recording]:
 
 def end_node_recorder(recording: Recording) -> None:
     """Let the node's recorder end, from a thread that is about to end the process."""
-    if recording.node_folder:
+    if recording.files is not None:
         with guarded("ending the recorder"):
-            Recorder(NodeFolder(Path(recording.node_folder))).end(_ENDING_S)
+            Recorder(recording.files.recorder).end(_ENDING_S)
 
 
 def spool_of(recording: Recording, local_rank: int | None, error_file: str | None) -> Spool | None:
     """Return a worker's spool: in the node's folder, else beside torch's error.json, None where no agent started it."""
-    if _has_folder(recording) and local_rank is not None:
-        return NodeFolder(Path(recording.node_folder)).spool(f"{recording.round}-{local_rank}")
+    files = _files(recording)
+    if files is not None and local_rank is not None:
+        return files.worker_spool(recording.round, local_rank)
     if error_file and error_file != os.devnull:
         return Spool(Path(error_file).parent / "firstfault")
     return None
@@ -89,12 +91,14 @@ def spool_of(recording: Recording, local_rank: int | None, error_file: str | Non
 
 def spool_for_agent(recording: Recording) -> Spool | None:
     """Return the agent's own spool, None without a node's folder."""
-    return NodeFolder(Path(recording.node_folder)).spool("agent") if _has_folder(recording) else None
+    files = _files(recording)
+    return files.agent_spool if files is not None else None
 
 
-def _has_folder(recording: Recording) -> bool:
-    """Whether there is a node's folder: it goes with the recorder, and whoever is late may not make it again."""
-    return bool(recording.node_folder) and Path(recording.node_folder).is_dir()
+def _files(recording: Recording) -> NodeFiles | None:
+    """The node's files, None without a folder or after the recorder has removed it."""
+    files = recording.files
+    return files if files is not None and files.exists else None
 
 
 def record_error(
@@ -129,6 +133,12 @@ def record_error(
     return receipt
 
 
+def as_stored(failure: WorkerError, name: str) -> WorkerError:
+    """Return a failure as readers find it in the document of this name: capped, and without credentials."""
+    found = decode(encode(failure), DocumentRef(name))
+    return found if isinstance(found, WorkerError) else failure
+
+
 def put_document(
     document: SpooledDocument,
     recording: Recording,
@@ -149,9 +159,9 @@ def put_entry(presence: NodePresence, recording: Recording) -> None:
     """Write a roster entry, waiting at most the deadline; a loss is logged."""
     path, data = f"{ROSTER}/{roster_key_for(presence)}", encode_presence(presence)
     deadline = recording.upload_deadline_seconds
-    if _has_folder(recording):
-        # beside the spool: what lies there is taken for error documents
-        spool = Spool(Path(recording.node_folder) / "roster")
+    files = _files(recording)
+    if files is not None:
+        spool = files.roster_spool
         file = bounded(lambda: spool.add(path.rsplit("/", 1)[1], data), _SPOOL_S, "spooling a roster entry")
         if file is not None and _asked(path, file, recording, deadline) is not None:
             return
@@ -164,7 +174,9 @@ def ask_recorder(recording: Recording) -> Resources:
     Raises:
         firstfault.recorder.RecorderUnavailableError: there is none.
     """
-    seen = Recorder(NodeFolder(Path(recording.node_folder))).resources()
+    if recording.files is None:
+        raise RecorderUnavailableError("this node has no recorder")
+    seen = Recorder(recording.files.recorder).resources()
     return Resources(
         oom_kill=seen.get("oom_kill"),
         memory_peak_bytes=seen.get("memory_peak_bytes"),
@@ -198,8 +210,6 @@ def _through_recorder(  # noqa: PLR0913, PLR0917 - a document, its place and its
     deadline_seconds: float,
 ) -> Receipt | None:
     """Return the receipt, None if there is no recorder to ask."""
-    if not _has_folder(recording):
-        return None
     receipt = _asked(f"{ERRORS}/{name}", path, recording, deadline_seconds, fault_monotonic_ns, rank)
     if receipt is not None and not receipt.durable:
         _log_loss(recording.output_prefix, name, receipt.error)
@@ -214,9 +224,11 @@ def _asked(  # noqa: PLR0913, PLR0917 - as above
     fault_monotonic_ns: int | None = None,
     rank: int | None = None,
 ) -> Receipt | None:
-    recorder = Recorder(NodeFolder(Path(recording.node_folder)))
+    files = _files(recording)
+    if files is None:
+        return None
     try:
-        return recorder.put(
+        return Recorder(files.recorder).put(
             target, file, deadline_seconds=deadline_seconds, fault_monotonic_ns=fault_monotonic_ns, rank=rank
         )
     except RecorderUnavailableError as error:
@@ -235,12 +247,11 @@ def _directly(  # noqa: PLR0913, PLR0917 - as above
     failures: list[str] = []
 
     def upload() -> int | None:
-        try:
-            put_file(output_prefix, f"{ERRORS}/{name}", data)
-        except Exception as error:  # noqa: BLE001 - a storage library may raise anything; it is why the document is lost
-            failures.append(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")
-            return None
-        return time.monotonic_ns()
+        _, error = caught(lambda: put_file(output_prefix, f"{ERRORS}/{name}", data), Exception)
+        if error is None:
+            return time.monotonic_ns()
+        failures.append(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")
+        return None
 
     done = bounded(upload, deadline_seconds, "uploading an error document")
     if done is not None:

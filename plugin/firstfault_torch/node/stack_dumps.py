@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["ask_for_stacks", "fatal_stack", "offer_stacks"]
+    from firstfault_torch.node.files import NodeFiles
+
+__all__ = ["ask_for_stacks", "fatal_stack", "register_stacks"]
 
 _SIGNAL = int(signal.SIGRTMIN) + 12
 _SETTLED_S = 0.02
@@ -26,41 +28,41 @@ _POLL_S = 0.005
 _MAX_BYTES = 64 * 1024
 
 
-def offer_stacks(folder: Path, round_: int, local_rank: int) -> None:
+def register_stacks(files: NodeFiles, round_: int, local_rank: int) -> None:
     """Let the agent ask this process for its stacks, and keep those of a fatal signal (SIGSEGV, SIGABRT) on file.
 
     torch sends the latter to stderr; the agent prints them there when the process has ended.
     """
-    fatal = _opened(_fatal(folder, round_, local_rank))
+    fatal = _opened(files.fatal_stacks(round_, local_rank))
     faulthandler.enable(file=fatal, all_threads=True)
-    asked = _opened(_asked(folder, round_, local_rank))
+    asked = _opened(files.stacks(round_, local_rank))
     faulthandler.register(_SIGNAL, file=asked, all_threads=True, chain=False)
     # only now may the signal be sent
-    _ready(folder, round_, local_rank).touch()
+    files.stacks_ready(round_, local_rank).touch()
 
 
-def ask_for_stacks(folder: Path, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
+def ask_for_stacks(files: NodeFiles, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
     """Return the stacks of living workers by local rank; of those that answer in time.
 
     Args:
-        folder: the node's.
+        files: the node's.
         round_: the workers'.
         pids: local rank to process id.
         seconds: longest wait for all of them together.
     """
-    asked = {local: pid for local, pid in pids.items() if _signalled(folder, round_, local, pid)}
-    sizes = _settled([_asked(folder, round_, local) for local in asked], seconds)
-    texts = {local: _tail(_asked(folder, round_, local)) for local in asked}
+    asked = {local: pid for local, pid in pids.items() if _signalled(files, round_, local, pid)}
+    sizes = _settled([files.stacks(round_, local) for local in asked], seconds)
+    texts = {local: _tail(files.stacks(round_, local)) for local in asked}
     return {local: text for local, text in texts.items() if text and sizes}
 
 
-def fatal_stack(folder: Path, round_: int, local_rank: int) -> str:
+def fatal_stack(files: NodeFiles, round_: int, local_rank: int) -> str:
     """Return the stacks that a fatal signal left; empty if none did."""
-    return _tail(_fatal(folder, round_, local_rank))
+    return _tail(files.fatal_stacks(round_, local_rank))
 
 
-def _signalled(folder: Path, round_: int, local_rank: int, pid: int) -> bool:
-    if not _ready(folder, round_, local_rank).exists():
+def _signalled(files: NodeFiles, round_: int, local_rank: int, pid: int) -> bool:
+    if not files.stacks_ready(round_, local_rank).exists():
         return False
     try:
         os.kill(pid, _SIGNAL)
@@ -96,15 +98,3 @@ def _tail(path: Path) -> str:
     except OSError:
         return ""
     return data[-_MAX_BYTES:].decode(errors="replace").strip()
-
-
-def _asked(folder: Path, round_: int, local_rank: int) -> Path:
-    return folder / f"stacks-{round_}-{local_rank}.txt"
-
-
-def _fatal(folder: Path, round_: int, local_rank: int) -> Path:
-    return folder / f"fatal-{round_}-{local_rank}.txt"
-
-
-def _ready(folder: Path, round_: int, local_rank: int) -> Path:
-    return folder / f"stacks-{round_}-{local_rank}.ready"

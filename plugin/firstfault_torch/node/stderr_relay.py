@@ -19,9 +19,11 @@ from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
-__all__ = ["LogTails", "offer_stderr"]
+    from firstfault_torch.node.files import NodeFiles
+
+
+__all__ = ["StderrRelay", "redirect_stderr"]
 
 _STDERR = 2
 _KEPT_BYTES = 8 * 1024
@@ -34,13 +36,13 @@ _CLOSING_S = 2.0
 """Longest wait for all of it to be passed on."""
 
 
-def offer_stderr(folder: Path, round_: int, local_rank: int) -> None:
+def redirect_stderr(files: NodeFiles, round_: int, local_rank: int) -> None:
     """Send this process's stderr, and that of its children, through its agent; without one it stays where it is."""
     if os.isatty(_STDERR):
         return
     try:
         # without a reader a FIFO cannot be opened in this way
-        descriptor = os.open(_fifo(folder, round_, local_rank), os.O_WRONLY | os.O_NONBLOCK)
+        descriptor = os.open(files.stderr_fifo(round_, local_rank), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return
     os.set_blocking(descriptor, True)
@@ -50,11 +52,11 @@ def offer_stderr(folder: Path, round_: int, local_rank: int) -> None:
     os.close(descriptor)
 
 
-class LogTails:
+class StderrRelay:
     """The agent's end: the FIFOs of one round's workers.
 
     Args:
-        folder: the node's.
+        files: the node's.
         round_: the workers'.
         local_ranks: theirs.
 
@@ -62,7 +64,7 @@ class LogTails:
         OSError: the FIFOs could not be made.
     """
 
-    def __init__(self, folder: Path, round_: int, local_ranks: Iterable[int]) -> None:
+    def __init__(self, files: NodeFiles, round_: int, local_ranks: Iterable[int]) -> None:
         self._tails: dict[int, bytearray] = {}
         self._open: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -71,7 +73,7 @@ class LogTails:
         _living.add(self)
         try:
             for local_rank in local_ranks:
-                path = _fifo(folder, round_, local_rank)
+                path = files.stderr_fifo(round_, local_rank)
                 os.mkfifo(path, 0o600)
                 self._open[local_rank] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
                 self._tails[local_rank] = bytearray()
@@ -171,7 +173,7 @@ class LogTails:
         return kept.decode(errors="replace").strip()
 
 
-_living: weakref.WeakSet[LogTails] = weakref.WeakSet()
+_living: weakref.WeakSet[StderrRelay] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
@@ -189,7 +191,3 @@ def _write(data: bytes) -> None:
     with contextlib.suppress(OSError):
         while view:
             view = view[os.write(_STDERR, view) :]
-
-
-def _fifo(folder: Path, round_: int, local_rank: int) -> Path:
-    return folder / f"stderr-{round_}-{local_rank}.fifo"

@@ -1,7 +1,4 @@
-"""From one attempt to the next: one that is to be retried leaves its verdict beside its checkpoints.
-
-Flyte tells an attempt where the checkpoints of the one before lie, and nothing else about it.
-"""
+"""From one attempt to the next: an attempt that is to be retried leaves its verdict where the next one finds it."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["VERDICT", "Previous", "leave_verdict", "previous_attempt", "retries_left"]
 
 VERDICT = "firstfault/verdict.pb"
-"""Below an attempt's raw output prefix."""
+"""Below an attempt's handover URI."""
 _LONGEST_S = 2.0
 """Longest wait for the storage, seconds: a verdict is worth more than what it is compared with."""
 
@@ -45,7 +42,7 @@ def leave_verdict(recording: Recording, document: bytes, give_up: threading.Even
         document: the sealed verdict, as Flyte gets it.
         give_up: once set, ends the wait.
     """
-    where = recording.raw_prefix
+    where = recording.identity.handover_uri
     if where and document:
         doing = "leaving the verdict for the next attempt"
         bounded(lambda: put_file(where, VERDICT, document), _LONGEST_S, doing, give_up)
@@ -78,7 +75,7 @@ def previous_attempt(
         seconds: longest wait, at most a few.
         give_up: once set, ends the wait.
     """
-    where = recording.previous_raw_prefix
+    where = recording.identity.previous_handover_uri
     if not where:
         return None
 

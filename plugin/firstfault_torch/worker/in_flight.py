@@ -11,32 +11,21 @@ import functools
 import os
 import sys
 import threading
-import time
 import types
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from firstfault_torch.compat.torch_worker import group_teardown
+from firstfault_torch.context import Moment
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["InFlight", "Moment", "chain_of", "is_clean_exit", "moment_of", "watch_process_groups"]
+__all__ = ["InFlight", "chain_of", "is_clean_exit", "moment_of", "watch_process_groups"]
 
 _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
 _LONGEST_CHAIN = 50
-
-
-class Moment(NamedTuple):
-    """A point in time by two clocks, nanoseconds."""
-
-    wall_ns: int
-    monotonic_ns: int
-
-    @classmethod
-    def now(cls) -> Moment:
-        """Return this moment."""
-        return cls(time.time_ns(), time.monotonic_ns())
 
 
 def chain_of(error: BaseException | None) -> list[BaseException]:
@@ -94,11 +83,11 @@ class InFlight:
         """Record what the main thread is unwinding or handling now, and withdraw what it no longer is; any thread."""
         current = sys._current_exceptions().get(self._main)  # noqa: SLF001 - documented, for debuggers and the like
         error = current if isinstance(current, BaseException) else _value_of(current)
-        self.settle(error)
+        self.reconcile(error)
         if error is not None and _may_fail(error):
             self._note(error)
 
-    def settle(self, error: BaseException | None) -> None:
+    def reconcile(self, error: BaseException | None) -> None:
         """Withdraw what has not become `error`, or its cause or context; None: all of it."""
         alive = {id(item) for item in chain_of(error)}
         with self._lock:
@@ -122,15 +111,11 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
 
     The function's own code is exchanged, so that a name that was imported from torch earlier calls it too.
     """
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - a worker process has it loaded
-
-    function = c10d.destroy_process_group
-    original = function.__code__
-    if _HOOK in vars(c10d) or not isinstance(function, types.FunctionType):
+    function = group_teardown()
+    if function is None or _HOOK in function.__globals__:
         return lambda: None
-    destroy = types.FunctionType(
-        original, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
+    original, names = function.__code__, function.__globals__
+    destroy = types.FunctionType(original, names, function.__name__, function.__defaults__, function.__closure__)
 
     @functools.wraps(destroy)
     def noting(*args: Any, **kwargs: Any) -> Any:
@@ -140,12 +125,12 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
                 in_flight.seen(error)
         return destroy(*args, **kwargs)
 
-    vars(c10d)[_HOOK] = noting
+    names[_HOOK] = noting
     function.__code__ = _through_hook.__code__
 
     def undo() -> None:
         function.__code__ = original
-        vars(c10d).pop(_HOOK, None)
+        names.pop(_HOOK, None)
 
     return undo
 

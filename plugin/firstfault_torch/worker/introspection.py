@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.model import CollectiveProgress, ThreadFailure
 from firstfault_torch.capture import capture
+from firstfault_torch.compat.torch_worker import flight_recorder
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["collective_progress", "collectives_from", "thread_failures", "thread_failures_from", "watch_threads"]
+__all__ = ["collective_progress", "thread_failures", "watch_threads"]
 
 _MAX_THREADS = 10
-_NAMES = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-"""torch's flight recorder: the first for gloo and, in newer versions, all backends."""
 _failures: list[ThreadFailure] = []
 
 
@@ -54,12 +53,10 @@ def thread_failures() -> tuple[ThreadFailure, ...]:
 
 def collective_progress() -> tuple[CollectiveProgress, ...]:
     """Return each process group's last collectives, as torch's flight recorder has them; empty where it has none."""
+    dump = flight_recorder()
     try:
-        from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - a worker has it loaded
-
-        dump = next((getattr(c10d, name) for name in _NAMES if hasattr(c10d, name)), None)
         trace = json.loads(dump()) if dump is not None else {}
-    except (ImportError, RuntimeError, ValueError):
+    except (RuntimeError, ValueError):
         return ()
     names = _last_operations(trace.get("entries") or ())
     found = []
@@ -80,38 +77,3 @@ def _last_operations(entries: Any) -> dict[str, tuple[str, str]]:
             group = entry["process_group"]
             found[str(entry["pg_id"])] = (str(group[1] or group[0]), str(entry["profiling_name"]))
     return found
-
-
-def collectives_from(data: Any) -> tuple[CollectiveProgress, ...]:
-    """Return what a worker sent about its collectives."""
-    return tuple(CollectiveProgress(*item) for item in data or ())
-
-
-def thread_failures_from(data: Any) -> tuple[ThreadFailure, ...]:
-    """Return what a worker sent about its threads."""
-    from firstfault.model import ExceptionInfo, FrameInfo  # noqa: PLC0415 - rarely needed
-
-    found = []
-    for thread, when, kind, message, frames in data or ():
-        info = ExceptionInfo(type=kind, message=message, frames=tuple(FrameInfo(*frame) for frame in frames))
-        found.append(ThreadFailure(thread, when, info))
-    return tuple(found)
-
-
-def as_message() -> dict[str, Any]:
-    """Return all of it in a form that can be sent to the agent."""
-    return {
-        "collectives": [
-            (item.group, item.last_operation, item.enqueued, item.completed) for item in collective_progress()
-        ],
-        "thread_failures": [
-            (
-                item.thread,
-                item.timestamp_ns,
-                item.exception.type,
-                item.exception.message[:2000],
-                [(frame.file, frame.line, frame.function, frame.code) for frame in item.exception.frames[-20:]],
-            )
-            for item in thread_failures()
-        ],
-    }

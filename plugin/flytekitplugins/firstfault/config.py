@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from firstfault.retry import RetryPolicy
 
 __all__ = [
+    "STRATEGY_VARIABLE",
     "CleanPodPolicy",
     "Elastic",
     "Master",
@@ -29,6 +30,8 @@ __all__ = [
     "parse_nnodes",
 ]
 
+STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
+"""Turns recording on and names the strategy; set but empty turns it off."""
 _NNODES = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?")
 START_METHODS = ("spawn", "fork")
 

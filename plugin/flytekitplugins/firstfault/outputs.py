@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import uuid
 from typing import TYPE_CHECKING
 
-from firstfault.errors import StoreError
-from firstfault.layout.paths import DECK, OUTPUTS, is_stock_error_file
+from firstfault.errors import BadDocumentError, StoreError
+from firstfault.layout.paths import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
+from firstfault.model import DocumentRef, Seal
 from firstfault.store import open_store
 from firstfault.sync import run_sync
-from firstfault_torch.context import multi_error_files
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
 from firstfault_torch.guard import logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["await_deck", "await_outputs", "sealed_name"]
+__all__ = ["await_deck", "await_outputs", "multi_error_files", "newest_seal", "sealed_name"]
 
 _LONGEST_S = 1800.0
 """Longest wait for the outputs. If rank 0's pod dies meanwhile, the operator ends the job and this pod with it."""
@@ -25,9 +27,35 @@ _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 2.0
 
 
+def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the backend asked every pod for an error file of its own (flytekit's own rule)."""
+    names = ("FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES")
+    return bool(next((environment[name] for name in names if name in environment), ""))
+
+
 def sealed_name() -> str:
-    """Return the name of the error file that this pod leaves: one of its own where the backend asked for that."""
-    return f"error-{uuid.uuid4().hex}.pb" if multi_error_files() else "error.pb"
+    """Return the name of the error file that this pod leaves."""
+    return f"error-{uuid.uuid4().hex}.pb" if multi_error_files() else ERROR_FILE
+
+
+def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
+    """Return the ``error.pb`` that is to stay: another pod's, if it rests on more documents than this pod's.
+
+    Pods that read the same documents come to the same verdict; a pod that had to conclude early read fewer.
+    """
+    if multi_error_files():
+        return document
+
+    async def left() -> bytes:
+        async with open_store(output_prefix) as store:
+            return await store.get(ERROR_FILE, limit=MAX_DOCUMENT_BYTES)
+
+    try:
+        other = run_sync(left())
+        found = decode(other, DocumentRef(ERROR_FILE))
+    except (StoreError, BadDocumentError):
+        return document  # there is none, or it cannot be read
+    return other if isinstance(found, Seal) and found.count > seal.count else document
 
 
 def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = _LONGEST_S) -> bool:

@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from flytekit.extend import IgnoreOutputs
 
-from firstfault.model import DocumentRef, NodePresence, Phase
-from firstfault_torch.context import node_name, worker_place
+from firstfault.model import NodePresence, Phase
+from firstfault_torch.context import worker_place
 from firstfault_torch.guard import bounded, guarded, logger
-from firstfault_torch.node.document_writer import put_entry
-from firstfault_torch.verdict.node_verdict import sealed, settle
+from firstfault_torch.node.document_writer import as_stored, put_entry
+from firstfault_torch.run import recording_of
+from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.previous import leave_verdict
+from firstfault_torch.verdict.seal import seal_verdict
 from firstfault_torch.worker.in_flight import is_clean_exit
-from firstfault_torch.worker.recording import describe_and_record
-from flytekitplugins.firstfault.deck.write import leave_deck
-from flytekitplugins.firstfault.task import RecoverableVerdictSealedError, VerdictSealedError, in_pod
+from firstfault_torch.worker.worker_failures import describe_and_record
+from flytekitplugins.firstfault.verdict_errors import verdict_error
 
 if TYPE_CHECKING:
     from firstfault.model import Place, Receipt
     from firstfault_torch.context import Recording
+    from firstfault_torch.verdict.seal import SealedVerdict
+    from flytekitplugins.firstfault.flyte_engine import FlyteEngine
     from flytekitplugins.firstfault.task import PyTorchFunctionTask
 
 __all__ = ["execute_single"]
@@ -31,11 +34,11 @@ __all__ = ["execute_single"]
 
 def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
     """See `PyTorchFunctionTask.execute`."""
-    recording = task.recording() if in_pod() else None
-    if recording is None:
+    engine = task.engine()
+    if engine is None or not engine.in_pod:
         return task.task_function(**kwargs)
     pods = _pods(os.environ)
-    recording = replace(recording, group_world_size=pods)
+    recording = replace(recording_of(engine, task.options()), group_world_size=pods)
     place = replace(worker_place(recording), group_rank=_rank(os.environ), group_world_size=pods)
     joined = _announce(recording, place, Phase.JOINED, wait=False)
     try:
@@ -48,38 +51,34 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
     except BaseException as error:
         if is_clean_exit(error):
             raise
-        document = b""
-        headline = ""
-        retry = leaves_deck = False
+        verdict: SealedVerdict | None = None
         with guarded("concluding on the failure"):
-            failure, receipt = describe_and_record(error, recording, place)
-            known = replace(failure, documents=(DocumentRef(receipt.name),))
-            _announce(recording, place, Phase.FAILED, (receipt,))
-            conclusion = settle(
-                recording,
-                [known],
-                seconds=task.task_config.settle_seconds,
-                policy=task.task_config.retry_policy,
-                attempt=place.attempt,
-                retries=task.metadata.retries,
-                expected_nodes=pods or None,
-            )
-            seal, document = sealed(conclusion, recording, node_name())
-            headline = conclusion.verdict.headline
-            retry = conclusion.decision.retry
-            if retry:
-                leave_verdict(recording, document)
-            logger.error("%s", seal.message)
-            # a pod that has succeeded is gone
-            leaves_deck = not leave_deck(conclusion, recording, task.name, staying=(Phase.FAILED,))
-        if document and isinstance(error, Exception):
-            kind = RecoverableVerdictSealedError if retry else VerdictSealedError
-            raise kind(headline, document, leaves_deck=leaves_deck) from error
+            verdict = _conclude(error, task, engine, recording, place)
+            engine.publish(verdict)
+        if verdict is not None and engine.published is not None and isinstance(error, Exception):
+            raise verdict_error(verdict, engine.published) from error
         raise
     # a pod that ends would take the first entry with it if that is still on its way
     joined.wait(recording.upload_deadline_seconds)
     _announce(recording, place, Phase.SUCCEEDED)
     return result
+
+
+def _conclude(
+    error: BaseException, task: PyTorchFunctionTask, engine: FlyteEngine, recording: Recording, place: Place
+) -> SealedVerdict:
+    """Record an exception of the task function, and seal the verdict on the job."""
+    failure, receipt = describe_and_record(error, recording, place, engine)
+    _announce(recording, place, Phase.FAILED, (receipt,))
+    options = task.options()
+    wait = Wait(options.settle_seconds, expected_nodes=place.group_world_size or None)
+    verdict = seal_verdict(
+        conclude_on_node(recording, [as_stored(failure, receipt.name)], engine, options, wait), recording
+    )
+    if verdict.report.decision.retry:
+        leave_verdict(recording, verdict.document)
+    logger.error("%s", verdict.seal.message)
+    return verdict
 
 
 def _announce(

@@ -14,20 +14,16 @@ from flytekit import PythonFunctionTask
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.pod_template import PodTemplate
 from flytekit.core.resources import convert_resources_to_resource_model
-from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
+from flytekit.exceptions.user import FlyteUserRuntimeException
 from flytekit.extend import TaskPlugins
 from flytekit.models.literals import LiteralMap
 from google.protobuf.json_format import MessageToDict
 
 from firstfault.errors import UsageError
-from firstfault_torch.context import (
-    STRATEGY_VARIABLE,
-    Recording,
-    new_incarnation,
-    node_address,
-)
-from firstfault_torch.guard import bounded
+from firstfault.model import Phase
+from firstfault_torch.options import Options
 from flytekitplugins.firstfault.config import (
+    STRATEGY_VARIABLE,
     CleanPodPolicy,
     Elastic,
     Master,
@@ -39,12 +35,17 @@ from flytekitplugins.firstfault.config import (
 )
 from flytekitplugins.firstfault.outputs import sealed_name
 from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template, warn_of_older_way
+from flytekitplugins.firstfault.verdict_errors import RecoverableVerdictSealedError, VerdictSealedError
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
     from flytekit.configuration import SerializationSettings
     from flytekit.core.context_manager import FlyteContext
+
+    from firstfault_torch.verdict.seal import SealedVerdict
+    from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 __all__ = [
     "CleanPodPolicy",
@@ -66,35 +67,13 @@ _SINGLE_NODE_TASK_TYPE = "python-task"
 _TASK_TYPE_VERSION = 1
 """Of the task template; the backend reads it."""
 _RENDEZVOUS_BACKEND = "c10d"
-_NAME_SERVICE_S = 1.0
-
-
-class VerdictSealedError(Exception):
-    """Carries a sealed verdict from the task's execution to its dispatch, where Flyte's entrypoint takes it.
-
-    Args:
-        headline: one line.
-        document: bytes of the ``error.pb``.
-        leaves_deck: another pod writes the deck.
-    """
-
-    def __init__(self, headline: str, document: bytes, *, leaves_deck: bool = False) -> None:
-        super().__init__(headline)
-        self.document = document
-        self.leaves_deck = leaves_deck
-
-
-class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
-    """The same for a verdict that is to be retried, so that whoever meets it outside of a dispatch sees the kind."""
-
-    def __init__(self, headline: str, document: bytes, *, leaves_deck: bool = False) -> None:
-        FlyteRecoverableException.__init__(self, headline)
-        self.document = document
-        self.leaves_deck = leaves_deck
 
 
 class _ReportingTask(PythonFunctionTask[Any]):
     """What both task types share."""
+
+    _deck_writers: tuple[Phase, ...] = (Phase.FAILED, Phase.SUCCEEDED)
+    """The phases of nodes whose pods still live, so that they can write the deck."""
 
     def __init__(self, task_config: Elastic | PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
         environment = {STRATEGY_VARIABLE: task_config.strategy, **(kwargs.pop("environment", None) or {})}
@@ -160,26 +139,50 @@ class _ReportingTask(PythonFunctionTask[Any]):
         """
         return self._leaves_deck or bool(super().disable_deck)
 
-    def recording(self) -> Recording | None:
-        """Return where and how this execution records; None if it is switched off.
+    @property
+    def leaves_deck(self) -> bool:
+        """Whether a failed attempt's deck begins with the report."""
+        return in_pod() and not self._disable_deck and self.task_config.deck is not False
+
+    def options(self) -> Options:
+        """Return the task's limits, and what decides."""
+        config = self.task_config
+        return Options(
+            strategy=os.environ.get(STRATEGY_VARIABLE, config.strategy),
+            settle_seconds=config.settle_seconds,
+            upload_deadline_seconds=config.upload_deadline_seconds,
+            stop_seconds=getattr(config, "stop_seconds", 0.0),
+            retry_policy=config.retry_policy,
+            retries=self.metadata.retries,
+        )
+
+    def engine(self) -> FlyteEngine | None:
+        """Return the engine of this execution; None if recording is switched off.
 
         The environment decides: a strategy's name turns recording on, an empty value off. Without the variable (a
         local call) the task's own configuration holds.
         """
+        from flytekitplugins.firstfault.flyte_engine import FlyteEngine  # noqa: PLC0415 - only an execution needs it
+
         strategy = os.environ.get(STRATEGY_VARIABLE, self.task_config.strategy)
         if not strategy:
             return None
         raw_prefix, previous = _raw_prefixes()
-        return Recording(
+        return FlyteEngine(
+            _output_prefix(),
+            in_pod=in_pod(),
             strategy=strategy,
-            output_prefix=_output_prefix(),
-            upload_deadline_seconds=self.task_config.upload_deadline_seconds,
-            incarnation=new_incarnation(),
-            ip=bounded(node_address, _NAME_SERVICE_S, "looking the node's address up") or "",
-            decks=in_pod() and not self._disable_deck and self.task_config.deck is not False,
             raw_prefix=raw_prefix,
             previous_raw_prefix=previous,
+            leave_deck=self._write_deck,
         )
+
+    def _write_deck(self, verdict: SealedVerdict, give_up: threading.Event | None) -> bool:
+        if not self.leaves_deck:
+            return True
+        from flytekitplugins.firstfault.deck.write import leave_deck  # noqa: PLC0415 - only a failure needs it
+
+        return leave_deck(verdict, self.name, staying=self._deck_writers, give_up=give_up)
 
 
 class ElasticFunctionTask(_ReportingTask):
@@ -230,6 +233,8 @@ class ElasticFunctionTask(_ReportingTask):
 
 class PyTorchFunctionTask(_ReportingTask):
     """Runs a function once in each pod of a PyTorchJob, without an elastic agent."""
+
+    _deck_writers = (Phase.FAILED,)  # a pod that has succeeded is gone
 
     def __init__(self, task_config: PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
         if task_config.num_workers and task_config.worker.replicas:

@@ -17,6 +17,8 @@ the documents of a round that was recovered from.
 ROSTER = "firstfault/roster"
 """Folder of roster entries, below the output prefix."""
 OUTPUTS = "outputs.pb"
+ERROR_FILE = "error.pb"
+"""The attempt's error as Flyte reads it, where all pods write one file."""
 DECK = "deck.html"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.clocks import Interval
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.report.cascade import Cascade
 
-__all__ = ["Fact", "Report", "report_of"]
+__all__ = ["Fact", "Report", "report_of", "with_attempts"]
 
 _FEW = 5
 _MS = 1_000_000
@@ -118,6 +118,17 @@ def report_of(  # noqa: PLR0913 - keywords
         number=number,
         uri=uri,
     )
+
+
+def with_attempts(report: Report, attempts: Sequence[AttemptSummary]) -> Report:
+    """Return a report that is compared with the attempts before it.
+
+    Args:
+        report: on the last attempt.
+        attempts: summaries of this attempt and those before it.
+    """
+    ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
+    return replace(report, attempts=ordered, changes=changes_between(ordered), change=_change(ordered, report.number))
 
 
 def _change(attempts: Sequence[AttemptSummary], number: int | None) -> str:

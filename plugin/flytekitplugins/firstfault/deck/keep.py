@@ -18,9 +18,10 @@ from firstfault_torch.guard import bounded, guarded, logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import flytekit
+
+    from firstfault_torch.node.files import NodeFiles
 
 __all__ = ["DeckKeeper", "KeptDeck", "kept_decks"]
 
@@ -47,13 +48,13 @@ class DeckKeeper:
     flytekit's timeline is not kept: it has no text until it is asked for, and the agent has one of its own.
 
     Args:
-        folder: the node's.
+        files: the node's.
         round_: the worker's.
         decks: flytekit's own list, to which the task function adds.
     """
 
-    def __init__(self, folder: Path, round_: int, decks: list[flytekit.Deck]) -> None:
-        self._file = _file(folder, round_)
+    def __init__(self, files: NodeFiles, round_: int, decks: list[flytekit.Deck]) -> None:
+        self._file = files.decks(round_)
         self._decks = decks
         self._kept: tuple[KeptDeck, ...] = ()
         self._left_out: tuple[str, ...] = ()
@@ -121,15 +122,15 @@ class DeckKeeper:
         part.replace(self._file)
 
 
-def kept_decks(folder: Path, round_: int) -> tuple[KeptDeck, ...]:
+def kept_decks(files: NodeFiles, round_: int) -> tuple[KeptDeck, ...]:
     """Return what rank 0's decks held in a round; nothing if they held nothing, or rank 0 was on another node.
 
     Args:
-        folder: the node's.
+        files: the node's.
         round_: the workers'.
     """
     try:
-        data = _file(folder, round_).read_bytes()
+        data = files.decks(round_).read_bytes()
     except FileNotFoundError:
         return ()
     return tuple(KeptDeck(str(item["name"]), str(item["html"])) for item in json.loads(data))
@@ -137,7 +138,3 @@ def kept_decks(folder: Path, round_: int) -> tuple[KeptDeck, ...]:
 
 def _has_text(deck: flytekit.Deck) -> bool:
     return not isinstance(deck, TimeLineDeck)
-
-
-def _file(folder: Path, round_: int) -> Path:
-    return folder / f"decks-{round_}.json"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextvars
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flytekit import Deck
@@ -17,9 +16,8 @@ from flytekit.deck.deck import _output_deck
 
 from firstfault.attempts import sibling_attempts
 from firstfault.model import Phase, Subject, Writer
-from firstfault_torch.context import attempt_number, node_name
+from firstfault.report.data import with_attempts
 from firstfault_torch.guard import bounded, guarded
-from firstfault_torch.verdict.node_verdict import report_on
 from flytekitplugins.firstfault.deck.keep import kept_decks
 from flytekitplugins.firstfault.outputs import await_deck
 
@@ -27,10 +25,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Collection, Sequence
 
-    from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, NodePresence, Place
     from firstfault.report.attempt_changes import AttemptSummary
-    from firstfault_torch.context import Recording
+    from firstfault_torch.verdict.seal import SealedVerdict
 
 __all__ = ["TAB", "elected", "leave_deck"]
 
@@ -46,8 +43,7 @@ _ENDED = (Phase.FAILED, Phase.SUCCEEDED)
 
 
 def leave_deck(
-    conclusion: Conclusion,
-    recording: Recording,
+    verdict: SealedVerdict,
     task_name: str,
     *,
     staying: Collection[Phase] = _ENDED,
@@ -58,22 +54,20 @@ def leave_deck(
     Return whether this pod's entrypoint may write the deck too, as it does after a task: False where it is another's.
 
     Args:
-        conclusion: on the failure.
-        recording: with the round that failed.
+        verdict: on the failure.
         task_name: for flytekit's log.
         staying: what a node has said that is still there to write.
         give_up: once set, ends the wait.
     """
-    if not recording.decks:
-        return True
+    recording = verdict.recording
     with guarded("leaving the deck"):
-        place = elected(conclusion.job, staying)
-        if place is not None and (place.node, place.incarnation) != (node_name(), recording.incarnation):
+        place = elected(verdict.report.job, staying)
+        if place is not None and (place.node, place.incarnation) != (recording.identity.node, recording.incarnation):
             wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, _WRITING_S)
             bounded(wait, _WRITING_S, "waiting for the deck", give_up)
             return False
         # flytekit's context belongs to this thread
-        write = partial(contextvars.copy_context().run, _write, conclusion, recording, task_name)
+        write = partial(contextvars.copy_context().run, _write, verdict, task_name)
         bounded(write, _WRITING_S, "writing the deck", give_up)
     return True
 
@@ -113,27 +107,28 @@ def _order_of(entry: NodePresence) -> tuple[float, str, int]:
     return (float("inf") if rank is None else rank, entry.place.node, entry.place.incarnation)
 
 
-def _write(conclusion: Conclusion, recording: Recording, task_name: str) -> None:
+def _write(verdict: SealedVerdict, task_name: str) -> None:
     """Put our tab and rank 0's into flytekit's list of decks, and write it where flytekit will, in its own way."""
     from firstfault.render.html import deck_html  # noqa: PLC0415 - only a failure needs it
 
-    attempts = _attempts(conclusion, recording)
-    report = _deck(TAB, f"{_MARK}\n{deck_html(report_on(conclusion, recording, attempts))}")
+    recording = verdict.recording
+    report = _deck(TAB, f"{_MARK}\n{deck_html(with_attempts(verdict.report, _attempts(verdict)))}")
     children: list[Deck] = []
-    if recording.node_folder:
+    if recording.files is not None:
         with guarded("reading rank 0's decks"):
-            kept = kept_decks(Path(recording.node_folder), recording.round)
+            kept = kept_decks(recording.files, recording.round)
             children = [_deck(deck.name, deck.html) for deck in kept]
     parameters = FlyteContextManager.current_context().user_space_params
     parameters.decks[:] = _tabs(report, children, parameters.decks)
     _output_deck(task_name.rpartition(".")[2], parameters)
 
 
-def _attempts(conclusion: Conclusion, recording: Recording) -> tuple[AttemptSummary, ...]:
+def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
     """The attempts before this one, if they can be read in time."""
-    if attempt_number() == 0:
+    identity = verdict.recording.identity
+    if identity.attempt == 0:
         return ()
-    read = partial(sibling_attempts, recording.output_prefix, conclusion, seconds=_BEFORE_S)
+    read = partial(sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=_BEFORE_S)
     return bounded(read, _BEFORE_S, "reading the attempts before") or ()
 
 

@@ -17,8 +17,7 @@ from firstfault.retry import RetryContext
 from firstfault.store import is_remote, join, open_store
 from firstfault.strategies import get_strategy
 from firstfault.sync import run_sync
-from firstfault_torch.context import STRATEGY_VARIABLE, multi_error_files
-from flytekitplugins.firstfault.config import PyTorch, parse_nnodes
+from flytekitplugins.firstfault.config import STRATEGY_VARIABLE, PyTorch, parse_nnodes
 from flytekitplugins.firstfault.local.loading import load_task, read_inputs, serialized_command, show_outputs
 from flytekitplugins.firstfault.local.operator import (
     ErrorSeen,
@@ -30,6 +29,7 @@ from flytekitplugins.firstfault.local.operator import (
     master_environment,
 )
 from flytekitplugins.firstfault.local.pods import Pod, end_all, start_pod
+from flytekitplugins.firstfault.outputs import multi_error_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,0 +1,147 @@
+"""This node's worker processes in one round: when they end, what they say, and stopping them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from firstfault_torch.agent.agent_failures import Stop
+from firstfault_torch.agent.exits import DeathWatch
+from firstfault_torch.agent.stopping import observe, stop_processes
+from firstfault_torch.compat.torch_agent import traceback_files, unfinished, worker_processes
+from firstfault_torch.guard import guarded
+from firstfault_torch.node.channel import AgentChannel
+from firstfault_torch.node.stderr_relay import StderrRelay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.model import CausedBy
+    from firstfault_torch.agent.exits import Death
+    from firstfault_torch.agent.reporter import Reporter
+    from firstfault_torch.context import Recording
+
+__all__ = ["LocalWorkers"]
+
+
+class LocalWorkers:
+    """Watches the workers of one node, round after round.
+
+    Args:
+        recording: of the node.
+        reporter: writes about their deaths.
+        stop_seconds: how long workers may take to end after the signal before they are killed.
+        wake: called from a thread when a worker has ended or reported a failure.
+    """
+
+    def __init__(self, recording: Recording, reporter: Reporter, stop_seconds: float, wake: Callable[[], None]) -> None:
+        self._reporter = reporter
+        self._stop_seconds = stop_seconds
+        self._wake = wake
+        self._context: Any = None
+        self._watch: DeathWatch | None = None
+        self._stderr: StderrRelay | None = None
+        self._channel: AgentChannel | None = None
+        self.stopped: Stop | None = None
+        """Why this agent stopped the workers of the round; None: it has not."""
+        if recording.files is not None:
+            with guarded("opening the channel to the workers"):
+                self._channel = AgentChannel(recording.files, wake)
+
+    # --- rounds -------------------------------------------------------------------------------------------------
+
+    def begin_round(self) -> None:
+        """Forget the round before."""
+        self.stopped = None
+
+    def open_stderr(self, local_world_size: int) -> None:
+        """Make the FIFOs for the workers' stderr, before the workers start."""
+        recording = self._reporter.recording
+        if recording.files is not None:
+            self._stderr = StderrRelay(recording.files, recording.round, range(local_world_size))
+
+    def started(self, context: Any, ranks: tuple[int, ...]) -> None:
+        """Watch the workers that torch has just started.
+
+        Args:
+            context: torch's process context.
+            ranks: the workers' global ranks.
+        """
+        self._context = context
+        self._watch = DeathWatch(worker_processes(context), self._wake)
+        if self._stderr is not None:
+            self._stderr.start()
+        self._reporter.started(dict(context.error_files), traceback_files(context), ranks, self._stderr)
+
+    def stop_watching(self) -> None:
+        """End the watching thread: the next round may fork."""
+        if self._watch is not None:
+            self._watch.stop()
+            self._watch = None
+
+    def close_stderr(self) -> None:
+        """Pass on what the workers have written to stderr, then stop."""
+        if self._stderr is not None:
+            self._stderr.close()
+            self._stderr = None
+
+    def close(self) -> None:
+        """Stop listening to the workers."""
+        if self._channel is not None:
+            self._channel.close()
+
+    # --- what they say ------------------------------------------------------------------------------------------
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether workers were started in this round, and are watched."""
+        return self._watch is not None
+
+    def reported(self) -> dict[int, dict[str, Any]]:
+        """Return what failed workers of this round have said, by local rank."""
+        return self._channel.failed(self._reporter.recording.round) if self._channel is not None else {}
+
+    def deaths(self) -> list[Death]:
+        """Return the workers that have ended and have not succeeded, in the order of their ends.
+
+        A worker that has exited with 0 and has not handed over a result never will: torch would wait for it for ever.
+        """
+        if self._watch is None:
+            return []
+        missing = unfinished(self._context)
+        return [death for death in self._watch.ended() if death.exit_code != 0 or death.local_rank in missing]
+
+    def document_deaths(self) -> None:
+        """Write, in the background, about each death of this round; once."""
+        for death in self.deaths():
+            self._reporter.document(death, self.stopped)
+
+    # --- stopping -----------------------------------------------------------------------------------------------
+
+    def stop(
+        self,
+        reason: str,
+        first: frozenset[int] = frozenset(),
+        *,
+        caused_by: CausedBy | None = None,
+        sent: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        """Ask the workers what only they know, then stop them.
+
+        Args:
+            reason: for a person.
+            first: local ranks that failed by themselves; they may end by themselves.
+            caused_by: the failure on another node because of which they are stopped.
+            sent: the signal.
+        """
+        processes = worker_processes(self._context)
+        began = time.monotonic_ns()
+        killed_ns = began + int(self._stop_seconds * 1e9)
+        self.stopped = Stop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
+        alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
+        asked = {rank: pid for rank, pid in alive.items() if rank not in first}
+        observations = observe(self._channel, self._reporter.recording, asked)
+        self.stopped = replace(self.stopped, observations=observations)
+        stop_processes(processes, sent, spare=first, seconds=self._stop_seconds)

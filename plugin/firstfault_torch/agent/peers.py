@@ -1,0 +1,112 @@
+"""The other agents of a round: hearing of their failures, and telling them of this node's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from firstfault.model import DIED_UNHEARD
+from firstfault_torch.agent.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.agent.liveness import Liveness
+from firstfault_torch.agent.roster_poll import RosterPoll
+from firstfault_torch.guard import bounded
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+    from firstfault_torch.agent.failure_broadcast import RoundOutcome
+    from firstfault_torch.context import Recording
+
+__all__ = ["Peers"]
+
+_CLOSING_S = 2.0
+"""Longest wait for a listener to end, and for the rendezvous to be closed."""
+_COMING_BACK_S = 60.0
+"""How long another node's failure may stand in the roster while workers can be started again."""
+
+
+class Peers:
+    """Listens to the other agents of one round. Make it after the workers were forked: connecting takes locks.
+
+    Args:
+        group: this node's workers, with the round's store.
+        recording: of the round.
+        interval: seconds between two looks at the workers.
+        can_restart: whether the workers may be started again after a failure.
+        wake: called from a thread when the round's outcome is known.
+        gave_up: set by a signal to this process.
+    """
+
+    def __init__(  # noqa: PLR0913 - keywords
+        self,
+        group: WorkerGroup,
+        recording: Recording,
+        *,
+        interval: float,
+        can_restart: bool,
+        wake: Callable[[], None],
+        gave_up: threading.Event,
+    ) -> None:
+        self._group = group
+        self._gave_up = gave_up
+        own, node = group.group_rank or 0, recording.identity.node
+        self.broadcast = FailureBroadcast(group.store, own, wake)
+        self._liveness: Liveness | None = Liveness(
+            group.store, own, node, group.master_addr or "", self._report_dead_agent
+        )
+        self._roster_poll: RosterPoll | None = None
+        if recording.files is not None:
+            patience = interval + (_COMING_BACK_S if can_restart else 0)
+            nodes = group.group_world_size or 1
+            self._roster_poll = RosterPoll(
+                recording,
+                recording.files,
+                group_rank=own,
+                nodes=nodes,
+                patience_seconds=patience,
+                on_failure=self._take_from_roster,
+            )
+
+    @property
+    def outcome(self) -> RoundOutcome | None:
+        """How the round ended, None as long as it has not."""
+        return self.broadcast.outcome
+
+    def tell(self, failure: FirstFailure) -> None:
+        """Tell the other agents of this node's failure; a fatal one also closes the rendezvous."""
+        self.broadcast.tell(failure)
+        if failure.fatal:
+            # in the background: the siblings need not wait for it
+            bounded(self._group.spec.rdzv_handler.set_closed, 0, "closing the rendezvous")
+
+    def close_rendezvous(self) -> None:
+        """Let no node wait for this one in a rendezvous."""
+        bounded(self._group.spec.rdzv_handler.set_closed, _CLOSING_S, "closing the rendezvous")
+
+    def heard_by(self) -> set[int] | None:
+        """Return the group ranks of the agents that have heard of the failure; None: the store is gone."""
+        return self.broadcast.heard_by(self._group.group_world_size or 0, self._gave_up)
+
+    def stop_listening(self) -> None:
+        """End the connections to the other agents, and the look at the roster."""
+        listeners: tuple[Any, ...] = (self._liveness, self._roster_poll)
+        self._liveness = self._roster_poll = None
+        for listener in listeners:
+            if listener is not None:
+                bounded(listener.end, _CLOSING_S, "ceasing to listen to the others", self._gave_up)
+
+    def end(self) -> None:
+        """End the round; leaves no thread behind: the next round may fork."""
+        self.stop_listening()
+        self.broadcast.end()
+
+    def _report_dead_agent(self, group_rank: int, node: str) -> None:
+        """Tell the others of an agent that died."""
+        self.broadcast.tell(FirstFailure(DIED_UNHEARD, node, group_rank))
+
+    def _take_from_roster(self, group_rank: int) -> None:
+        """Hear of a failure that its node could only write down."""
+        what = "its node has written down that it failed, and could not tell"
+        self.broadcast.hear(FirstFailure(what, f"node {group_rank}", group_rank))

@@ -1,0 +1,37 @@
+"""Every private name of torch that firstfault touches; no other module touches one.
+
+`torch_agent` holds the names that the agent needs, `torch_worker` those of the training processes, which must not load
+torch's agent. They import torch and `firstfault_torch.guard`.
+
+Checked in the sources of torch 2.3.1, 2.6.0, 2.9.0 and 2.13.0. Where a name is missing, there is one warning and
+torch's own behaviour: without an agent hook the plain LocalElasticAgent runs, without another name one kind of evidence
+is not collected.
+
+| name | used for |
+|---|---|
+| `SimpleElasticAgent._rendezvous` and the other hooks of `HookedAgent` | the agent overrides them |
+| `_worker_group`, `_remaining_restarts`, `_pcontext` of the agent | ranks, restarts, processes |
+| `MultiprocessContext._pc.processes`, `SubprocessContext.subprocess_handlers` | when each worker ends |
+| `MultiprocessContext._pc.error_files` | tracebacks that torch.multiprocessing keeps |
+| `MultiprocessContext._ret_vals`, `_return_values` | which worker has handed over its result |
+| ``torchelastic/agent/terminal_state`` | the keys of torch's exit barrier |
+| `distributed_c10d.destroy_process_group.__code__` | seeing an exception before the sockets close |
+| `_distributed_c10d._dump_fr_trace_json`, `_dump_nccl_trace_json` | the flight recorder |
+| names of torch elastic's loggers | formatting tracebacks without importing a compiler |
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from firstfault_torch.guard import logger
+
+__all__ = ["warn_once"]
+
+
+@cache
+def warn_once(what: str, consequence: str) -> None:
+    """Log once per process that this torch lacks a name, and what that costs."""
+    import torch  # noqa: PLC0415 - only for its version
+
+    logger.warning("torch %s does not have %s where firstfault looks; %s", torch.__version__, what, consequence)

@@ -1,0 +1,223 @@
+"""torch elastic's agent and its process contexts: their hooks and private attributes under names of our own."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import signal
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from firstfault_torch.compat import warn_once
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+
+__all__ = [
+    "BARRIER_LAST",
+    "BARRIER_MEMBERS",
+    "HookedAgent",
+    "WorkerProcess",
+    "format_exceptions_early",
+    "missing_names",
+    "traceback_files",
+    "unfinished",
+    "worker_processes",
+]
+
+_HOOKS = ("_rendezvous", "_start_workers", "_monitor_workers", "_stop_workers", "_shutdown", "_exit_barrier")
+_ATTRIBUTES = ("_worker_group", "_remaining_restarts", "_pcontext")
+_SHUTDOWN_PARAMETERS = frozenset(inspect.signature(LocalElasticAgent._shutdown).parameters)  # noqa: SLF001 - see __init__
+BARRIER_MEMBERS = "torchelastic/agent/terminal_state/num_members"
+"""How many agents have entered torch's exit barrier; an agent without firstfault counts there too."""
+BARRIER_LAST = "torchelastic/agent/terminal_state/last_member"
+"""Set by the last one."""
+_LOGGERS = (
+    "torch.distributed.elastic.agent.server.api",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "torch.distributed.elastic.multiprocessing.api",
+)
+_formatter = logging.Formatter()
+
+
+class WorkerProcess(Protocol):
+    """A worker process of either of torch's contexts."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        ...
+
+    @property
+    def exitcode(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        ...
+
+    @property
+    def sentinel(self) -> int | None:
+        """Descriptor that becomes readable when the process ends; None: there is none."""
+        ...
+
+
+class _Subprocess:
+    """A worker that torch started as a binary, with the names that multiprocessing has."""
+
+    sentinel = None
+
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self.pid: int = process.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        code: int | None = self._process.poll()
+        return code
+
+
+class HookedAgent(LocalElasticAgent):
+    """torch's agent, with public names for its hooks and for what they need.
+
+    A subclass overrides the hooks and calls them by ``super()`` for torch's own behaviour.
+    """
+
+    @property
+    def group(self) -> WorkerGroup:
+        """This node's workers."""
+        return self._worker_group
+
+    @property
+    def restarts_left(self) -> int:
+        """How often torch may still start the workers again."""
+        return self._remaining_restarts
+
+    @property
+    def process_context(self) -> Any:
+        """Torch's MultiprocessContext or SubprocessContext; None before the workers were started."""
+        return self._pcontext
+
+    def join_rendezvous(self, group: WorkerGroup) -> None:
+        """Wait for the other nodes, and give the workers their ranks."""
+        super()._rendezvous(group)
+
+    def start_workers(self, group: WorkerGroup) -> dict[int, Any]:
+        """Start the workers; return local rank to worker id."""
+        ids: dict[int, Any] = super()._start_workers(group)
+        return ids
+
+    def monitor_workers(self, group: WorkerGroup) -> RunResult:
+        """Return the state of the workers."""
+        result: RunResult = super()._monitor_workers(group)
+        return result
+
+    def stop_workers(self, group: WorkerGroup, **more: Any) -> None:
+        """Stop the workers before they are started again.
+
+        Args:
+            group: the workers.
+            more: what some versions of torch pass (``is_restart`` in 2.6).
+        """
+        super()._stop_workers(group, **more)
+
+    def shut_down(self, death_signal: signal.Signals, timeout: int, **more: Any) -> None:
+        """Stop the workers.
+
+        Args:
+            death_signal: sent first.
+            timeout: seconds until they are killed; torch before 2.13 has 30 s of its own.
+            more: as for `stop_workers`.
+        """
+        if "timeout" in _SHUTDOWN_PARAMETERS:
+            more["timeout"] = timeout
+        super()._shutdown(death_signal, **more)
+
+    def exit_barrier(self) -> None:
+        """Wait until the workers of all nodes have succeeded."""
+        super()._exit_barrier()  # type: ignore[no-untyped-call]
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self.join_rendezvous(worker_group)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        return self.start_workers(worker_group)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        return self.monitor_workers(worker_group)
+
+    def _stop_workers(self, worker_group: WorkerGroup, **more: Any) -> None:
+        self.stop_workers(worker_group, **more)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30, **more: Any) -> None:
+        self.shut_down(death_sig, timeout, **more)
+
+    def _exit_barrier(self) -> None:
+        self.exit_barrier()
+
+
+def missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:
+    """Return the hooks that this torch's agent lacks, and the attributes that `agent` lacks.
+
+    Without one of them `HookedAgent` cannot stand in for torch's agent.
+    """
+    hooks = [name for name in _HOOKS if not callable(getattr(LocalElasticAgent, name, None))]
+    attributes = [name for name in _ATTRIBUTES if agent is not None and not hasattr(agent, name)]
+    return (*hooks, *attributes)
+
+
+def worker_processes(context: Any) -> Sequence[WorkerProcess]:
+    """Return the worker processes of a process context in the order of their local ranks; empty if they are not found.
+
+    Args:
+        context: torch's MultiprocessContext or SubprocessContext.
+    """
+    handlers = getattr(context, "subprocess_handlers", None)
+    if handlers is not None:
+        return [_Subprocess(handlers[rank].proc) for rank in sorted(handlers)]
+    processes = getattr(getattr(context, "_pc", None), "processes", None)
+    if processes is None:
+        warn_once("the worker processes", "a worker's death is noticed when torch looks at it")
+        return []
+    return list(processes)
+
+
+def traceback_files(context: Any) -> dict[int, str]:
+    """Return local rank to the file in which torch.multiprocessing keeps a traceback; a binary has none."""
+    if hasattr(context, "subprocess_handlers"):
+        return {}
+    files = getattr(getattr(context, "_pc", None), "error_files", None)
+    if files is None:
+        warn_once("torch.multiprocessing's traceback files", "exceptions outside of the task function have no text")
+    return {rank: str(file) for rank, file in enumerate(files or ())}
+
+
+def unfinished(context: Any) -> frozenset[int]:
+    """Return the local ranks that have not handed over a result yet.
+
+    A worker hands over its result before it may end: one that has ended without it never will. A worker that runs a
+    binary hands over nothing, and its exit code tells.
+    """
+    if hasattr(context, "subprocess_handlers"):
+        return frozenset()
+    taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
+    if taken is None or queues is None:
+        warn_once("the workers' results", "a worker that exits with 0 in the middle is not noticed")
+        return frozenset()
+    return frozenset(rank for rank, queue in queues.items() if rank not in taken and queue.empty())
+
+
+def format_exceptions_early() -> None:
+    """Let torch elastic's own loggers format tracebacks as the standard library does; the text is the same.
+
+    torch's formatter imports ``torch._dynamo`` for it: one second and more, in an agent that has just lost a worker.
+    """
+    for name in _LOGGERS:
+        logging.getLogger(name).addFilter(_formatted)
+
+
+def _formatted(record: logging.LogRecord) -> bool:
+    if record.exc_info and not record.exc_text:
+        record.exc_text = _formatter.formatException(record.exc_info)
+        record.exc_info = None
+    return True

@@ -1,0 +1,145 @@
+"""The engine that runs an attempt: what an agent asks of it, and `PlainEngine`, for jobs that no engine runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from firstfault.layout.paths import ERROR_FILE
+from firstfault.store import join
+from firstfault_torch.context import Identity, host_name
+from firstfault_torch.node.document_writer import put_file
+
+if TYPE_CHECKING:
+    import threading
+
+    from firstfault.model import ExceptionInfo, JobErrors
+    from firstfault_torch.verdict.seal import SealedVerdict
+
+__all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorName:
+    """What an engine calls an exception."""
+
+    code: str
+    recoverable: bool
+    """Whether the exception asks for another attempt."""
+
+
+class Engine(Protocol):
+    """The system that runs an attempt, such as Flyte.
+
+    An engine is handed to spawned workers, so it can be pickled; a worker only asks it to name errors.
+    """
+
+    def identity(self) -> Identity:
+        """Return who this node is, and where its documents go; asked once, by the agent."""
+        ...
+
+    def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
+        """Return what to call an exception of the task function.
+
+        Args:
+            error: the exception. Its class is the user's: attributes may raise anything.
+            exception: the same as data.
+        """
+        ...
+
+    def publish(
+        self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
+    ) -> None:
+        """Leave a sealed verdict where the engine looks for the attempt's error.
+
+        Args:
+            verdict: to leave.
+            give_up: once set, ends waits.
+            leaving_now: the process ends right after this call.
+        """
+        ...
+
+    def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
+        """Return when this node, whose workers have succeeded, may exit.
+
+        Args:
+            has_rank_0: this node has the result of rank 0.
+            give_up: once set, ends the wait.
+        """
+        ...
+
+    def enforces(self, job: JobErrors) -> bool:
+        """Whether the engine carries out a decision on this attempt; else the decision is advice."""
+        ...
+
+
+class RecoverableError(RuntimeError):
+    """Raise it, or a subclass, in a job without an engine where another attempt makes sense."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainEngine:
+    """No engine: documents and the verdict go to a folder, and nothing retries the job.
+
+    Fields that are not given come from the environment: ``FIRSTFAULT_FOLDER``, ``FIRSTFAULT_ATTEMPT``, and
+    ``FIRSTFAULT_NODE``, else the host's name.
+    """
+
+    folder: str = ""
+    """URI or path; attempt 2 lies in ``<folder>/2``. All nodes of a job share it."""
+    attempt: int | None = None
+    """Counted from 0."""
+    node: str = ""
+    """The node's name."""
+
+    def identity(self) -> Identity:
+        """Return the attempt's folder and this node's name.
+
+        Raises:
+            ValueError: no folder is given, or the attempt is no number.
+        """
+        folder = self.folder or os.environ.get("FIRSTFAULT_FOLDER", "")
+        if not folder:
+            raise ValueError("PlainEngine needs a folder that all nodes share: PlainEngine(folder=...)")
+        given = os.environ.get("FIRSTFAULT_ATTEMPT", "0") if self.attempt is None else str(self.attempt)
+        if not given.isdecimal():
+            raise ValueError(f"the number of the attempt must be 0 or more, not {given!r}")
+        attempt = int(given)
+        return Identity(
+            output_prefix=join(folder, str(attempt)),
+            engine="plain",
+            attempt=attempt,
+            node=self.node or os.environ.get("FIRSTFAULT_NODE", "") or host_name(),
+            handover_uri=join(folder, str(attempt)),
+            previous_handover_uri=join(folder, str(attempt - 1)) if attempt else "",
+        )
+
+    def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
+        """Return the exception's type as its code; recoverable is what derives from `RecoverableError`."""
+        del error
+        recoverable = f"{RecoverableError.__module__}.{RecoverableError.__qualname__}"
+        return ErrorName(
+            code=f"USER:{exception.type.rsplit('.', 1)[-1]}",
+            recoverable=recoverable in {exception.type, *exception.bases},
+        )
+
+    def publish(
+        self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
+    ) -> None:
+        """Write the verdict to ``<folder>/<attempt>/error.pb``.
+
+        Raises:
+            firstfault.errors.StoreError: it could not be written.
+        """
+        del give_up, leaving_now
+        put_file(verdict.recording.output_prefix, ERROR_FILE, verdict.document)
+
+    def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
+        """Return at once: nothing ends the other nodes when this one exits."""
+        del has_rank_0, give_up
+
+    def enforces(self, job: JobErrors) -> bool:
+        """Nothing retries the job."""
+        del job
+        return False

@@ -1,0 +1,31 @@
+"""How a node records and concludes; the fields of `Elastic` and `PyTorch` that do not depend on Flyte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.strategies import DEFAULT_STRATEGY
+
+if TYPE_CHECKING:
+    from firstfault.retry import RetryPolicy
+
+__all__ = ["Options"]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Limits in seconds, and what decides."""
+
+    strategy: str = DEFAULT_STRATEGY
+    """Name of the strategy that finds the root cause."""
+    settle_seconds: float = 10.0
+    """Longest wait for the other nodes' reports, once this one has failed."""
+    upload_deadline_seconds: float = 5.0
+    """Longest time a failing process waits for its error document to be durable."""
+    stop_seconds: float = 2.0
+    """How long workers may take to end after SIGTERM before they are killed."""
+    retry_policy: RetryPolicy | None = None
+    """None: firstfault's default."""
+    retries: int | None = None
+    """How often the engine may run the job again; None: not known."""

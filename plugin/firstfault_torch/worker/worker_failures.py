@@ -1,0 +1,98 @@
+"""The document about an exception in a worker process: what it says, and writing it before the deadline."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.tracebacks import format_exception
+from firstfault.model import Subject, WorkerError, Writer
+from firstfault_torch.capture import bare, capture
+from firstfault_torch.context import boot_id, versions
+from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
+from firstfault_torch.error_file import ERROR_FILE_VARIABLE, error_file_data, write_error_file
+from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.node.document_writer import record_error, spool_of
+from firstfault_torch.worker.in_flight import moment_of
+from firstfault_torch.worker.introspection import collective_progress, thread_failures
+
+if TYPE_CHECKING:
+    from firstfault.model import CollectiveProgress, ExceptionInfo, Place, Receipt
+    from firstfault_torch.context import Recording
+    from firstfault_torch.engine import Engine
+
+__all__ = ["describe", "describe_and_record"]
+
+
+def describe_and_record(  # noqa: PLR0913 - keywords
+    error: BaseException,
+    recording: Recording,
+    place: Place,
+    engine: Engine,
+    *,
+    in_flight: bool = False,
+    held: bool = False,
+) -> tuple[WorkerError, Receipt]:
+    """Write a document about `error`, and torch's error.json; return the failure and the document's receipt.
+
+    Bounded by the upload deadline, of which half may go into reading the exception: its ``__str__`` is the user's code
+    and may block.
+
+    Args:
+        error: the exception.
+        recording: where and how.
+        place: this process's.
+        engine: names the exception.
+        in_flight: it has not left the task function yet; torch's error.json is left alone.
+        held: keep the document on the node; the agent uploads it if the node fails.
+    """
+    began = time.monotonic_ns()
+    wall_ns, monotonic_ns = moment_of(error)
+    deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
+    exception = bounded(partial(capture, error), recording.upload_deadline_seconds / 2, "reading an exception")
+    if exception is None:
+        exception = replace(bare(error), message="<no text: reading the exception took too long>")
+    progress: tuple[CollectiveProgress, ...] = ()
+    with guarded("asking for the collectives"):
+        progress = collective_progress()
+    failure = replace(
+        describe(error, exception, place, engine),
+        timestamp_ns=wall_ns,
+        monotonic_ns=monotonic_ns,
+        in_flight=in_flight,
+        collectives=progress,
+        thread_failures=thread_failures(),
+    )
+    error_file = os.environ.get(ERROR_FILE_VARIABLE)
+    if error_file and not in_flight and not held:
+        with guarded("writing torch's error.json"):
+            write_error_file(error_file, error_file_data(exception.type, exception.message, failure.message, wall_ns))
+    failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
+    left = (deadline_ns - time.monotonic_ns()) / 1e9
+    spool = spool_of(recording, place.local_rank, error_file)
+    return failure, record_error(failure, recording, spool, left, held=held)
+
+
+def describe(error: BaseException, exception: ExceptionInfo, place: Place, engine: Engine) -> WorkerError:
+    """Return the failure that an exception in this process is, without its time."""
+    name = engine.name_error(error, exception)
+    flyte = FLYTE_CLASSES[ErrorClass.RECOVERABLE if name.recoverable else ErrorClass.WORKER_FAILURE]
+    failure = WorkerError(
+        code=name.code,
+        message=format_exception(exception),
+        kind=flyte.kind,
+        origin=flyte.origin,
+        worker=place.node,
+        place=place,
+        writer=Writer.WORKER,
+        subject=Subject.WORKER,
+        exception=exception,
+        category="exit" if isinstance(error, SystemExit) else flyte.category,
+        boot_id=boot_id(),
+        versions=versions(),
+    )
+    return replace(failure, fingerprint=fingerprint_of(failure))

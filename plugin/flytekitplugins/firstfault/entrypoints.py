@@ -1,0 +1,101 @@
+"""What torch runs in each worker process of an Elastic task: the task function, recorded, in flytekit's context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from firstfault_torch.guard import guarded
+from firstfault_torch.worker.recording import recorded
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import flytekit
+    from flytekit.core.context_manager import FlyteContext, OutputMetadata
+
+    from firstfault_torch.worker.recording import WorkerMonitor
+
+__all__ = ["SpawnPayload", "WorkerResult", "run_forked", "run_spawned"]
+
+_DECKS_S = 0.1
+"""Longest wait for rank 0's decks to be kept before it answers its agent, which waits a little longer, seconds."""
+
+
+class WorkerResult(NamedTuple):
+    """What a worker process hands back to its agent."""
+
+    return_value: Any
+    decks: list[flytekit.Deck]
+    output_metadata: OutputMetadata | None = None
+
+
+@dataclass(frozen=True)
+class SpawnPayload:
+    """What a spawned process needs to run the task function; it must be picklable."""
+
+    function: bytes
+    """By cloudpickle."""
+    arguments: dict[str, Any]
+    raw_output_prefix: str
+    checkpoint_dest: str | None
+    checkpoint_src: str | None
+    keeps_decks: bool = False
+    """Whether rank 0 keeps its decks in a file, for the deck of a failed attempt."""
+
+
+def run_spawned(payload: SpawnPayload) -> WorkerResult:
+    """Run the task function in a fresh interpreter, in an execution context of its own."""
+    with recorded(FlyteEngine()) as monitor:
+        import cloudpickle  # noqa: PLC0415 - a failing import is recorded too
+        from flytekit.bin.entrypoint import setup_execution  # noqa: PLC0415
+
+        with setup_execution(
+            raw_output_data_prefix=payload.raw_output_prefix,
+            checkpoint_path=payload.checkpoint_dest,
+            prev_checkpoint=payload.checkpoint_src,
+        ) as context:
+            function = cloudpickle.loads(payload.function)
+            return _run(function, payload.arguments, context, monitor, keeps_decks=payload.keeps_decks)
+
+
+def run_forked(function: Callable[..., Any], arguments: dict[str, Any], *, keeps_decks: bool = False) -> WorkerResult:
+    """Run the task function in a forked process, which has its parent's execution context."""
+    with recorded(FlyteEngine()) as monitor:
+        from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - the parent has it loaded
+
+        context = FlyteContextManager.current_context()
+        return _run(function, arguments, context, monitor, keeps_decks=keeps_decks)
+
+
+def _run(
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    context: FlyteContext,
+    monitor: WorkerMonitor,
+    *,
+    keeps_decks: bool,
+) -> WorkerResult:
+    import flytekit  # noqa: PLC0415 - loaded by now
+
+    if keeps_decks:
+        with guarded("keeping the decks"):
+            _keep(flytekit.current_context().decks, monitor)
+    return_value = function(**arguments)
+    tracker = context.output_metadata_tracker
+    metadata = tracker.get(return_value) if tracker else None
+    return WorkerResult(return_value, flytekit.current_context().decks, metadata)
+
+
+def _keep(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
+    """Keep rank 0's decks, which are the task's, outside of this process."""
+    recording, place = monitor.recording, monitor.place
+    if recording is None or place is None or place.rank != 0 or recording.files is None:
+        return
+    from flytekitplugins.firstfault.deck.keep import DeckKeeper  # noqa: PLC0415 - rank 0 alone needs it
+
+    keeper = DeckKeeper(recording.files, place.round, decks)
+    monitor.at_close(keeper.end)
+    monitor.before_stop(partial(keeper.look_now, _DECKS_S))

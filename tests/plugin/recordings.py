@@ -1,0 +1,46 @@
+"""Recordings and conclusions of one node, as the tests of the agent and the verdict make them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from firstfault_torch.context import Recording
+from firstfault_torch.options import Options
+from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from firstfault.conclude import Conclusion
+    from firstfault.model import WorkerError
+
+_IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
+
+
+def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> Recording:
+    """Return a recording into an output prefix, by a node that is named as Flyte's variables say.
+
+    Args:
+        uri: the output prefix.
+        deadline_seconds: of uploads.
+        fields: of the recording, or of its identity.
+    """
+    identity = {name: fields.pop(name) for name in _IDENTITY & fields.keys()}
+    strategy = fields.pop("strategy", "earliest")
+    return Recording(strategy, replace(FlyteEngine(uri).identity(), **identity), deadline_seconds, **fields)
+
+
+def concluded(
+    recording: Recording,
+    failures: Sequence[WorkerError],
+    *,
+    seconds: float = 0.0,
+    policy: Any = None,
+    retries: int | None = None,
+    **wait: Any,
+) -> Conclusion:
+    """Return what a node of a Flyte job concludes."""
+    options = Options(retry_policy=policy, retries=retries)
+    return conclude_on_node(recording, failures, FlyteEngine(recording.output_prefix), options, Wait(seconds, **wait))
