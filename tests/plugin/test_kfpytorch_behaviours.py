@@ -42,7 +42,6 @@ from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.worker.in_flight import Moment
 from flytekitplugins.firstfault import Elastic, Master, PyTorch, Worker
-from flytekitplugins.firstfault import elastic as execution
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.entrypoints import WorkerResult
 from flytekitplugins.firstfault.task import RecoverableVerdictSealedError
@@ -384,7 +383,7 @@ def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
             raise outcome
         return outcome
 
-    monkeypatch.setattr(execution, "launch", launch)
+    monkeypatch.setattr("firstfault_torch.run.launch_agent", launch)
     return task(task_config=_config())(_nothing).execute()
 
 
@@ -415,7 +414,7 @@ def test_a_pod_that_is_told_to_go(
     recorded: bool, raised: type[Exception], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod that was sent a signal is to be run again; if nothing could be said about it, it leaves no outputs."""
-    monkeypatch.setattr(execution, "in_pod", lambda: True)
+    monkeypatch.setattr("flytekitplugins.firstfault.task.in_pod", lambda: True)
     with pytest.raises(raised):
         _executed(monkeypatch, _told_to_go(prefix, recorded=recorded))
 
