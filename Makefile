@@ -1,4 +1,4 @@
-# Every target makes .venv when it is missing or older than what it is made from, and needs nothing else but python3.
+# Each target needs python3 only: it makes .venv if it is missing, or older than pyproject.toml or constraints.txt.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo test matrix agent-faults cascades replay simulation bench golden pictures lint format types proto proto-check floors wheel test-wheel clean
@@ -9,51 +9,51 @@ VENV := .venv/.made-for
 $(VENV): pyproject.toml constraints.txt
 	@tools/make_venv.sh
 
-# A folder that was copied or moved brings a .venv that leads back to the old place.
+# Scripts in a copied or moved .venv still point to the old folder, so it is made again.
 ifneq ($(shell cat $(VENV) 2>/dev/null),$(CURDIR))
 .PHONY: $(VENV)
 endif
 
-help: ## show this list
+help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
-demo: $(VENV) ## train on 2 nodes, lose a rank, read why, retry, succeed
+demo: $(VENV) ## train on 2 nodes, fail on rank 3, explain the failure, retry, succeed
 	$(BIN)/firstfault run examples/recoverable.py train --nodes 2 --store build/demo
 
-test: $(VENV) ## run all tests; ARGS="-k name" is passed to pytest
+test: $(VENV) ## run all tests; ARGS="-k name" goes to pytest
 	@$(BIN)/pytest $(ARGS)
 
-matrix: $(VENV) ## run all 24 combinations of raises; print what they took
+matrix: $(VENV) ## run all 24 combinations of raises; print how long they took
 	@FIRSTFAULT_MATRIX=all $(BIN)/pytest tests/plugin/test_matrix.py $(ARGS)
 
-agent-faults: $(VENV) ## repeat what CI runs once: peers that sleep, slow finally, signals; print medians
+agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals); print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/plugin/test_agent_faults.py -s $(ARGS)
 
-cascades: $(VENV) ## record what the lab's faults leave behind; ARGS="hang" for those that begin so
+cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those whose names start with it
 	@$(BIN)/python tests/cascades/record.py $(ARGS)
 
 simulation: $(VENV) ## judge the strategies on 2,000 simulated cascades of 1,024 workers; ARGS="--cascades 100" for fewer
 	@$(BIN)/python tests/cascades/simulation.py $(ARGS)
 
-replay: $(VENV) ## judge the strategies on the recorded cascades; ARGS=-v shows what is not right
+replay: $(VENV) ## judge the strategies on the recorded cascades; ARGS=-v lists wrong verdicts
 	@$(BIN)/python tests/cascades/replay.py $(ARGS)
 
-bench: $(VENV) ## measure reading, raising, failing and succeeding beside others; ARGS="read" for a part; forty minutes in all
+bench: $(VENV) ## measure reading, raising, failing, succeeding (forty minutes); ARGS="read" for a part
 	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)
 
-golden: $(VENV) ## write the texts anew that tests compare reports with; read the difference
+golden: $(VENV) ## rewrite the texts with which tests compare reports; read the difference
 	@FIRSTFAULT_GOLDEN=write $(BIN)/pytest -q tests/reports/test_golden.py
 	@git diff --stat tests/reports/golden
 
 pictures: $(VENV) ## make README's pictures from a real failing job
 	@$(BIN)/python tools/pictures.py $(ARGS)
 
-lint: $(VENV) ## check style and format
+lint: $(VENV) ## check style, format and import contracts
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/lint-imports
 
-format: $(VENV) ## put every file into the format that lint checks
+format: $(VENV) ## format every file
 	@$(BIN)/ruff format
 
 types: $(VENV) ## check types
@@ -65,14 +65,14 @@ proto: ## generate the protobuf code from its .proto file
 proto-check: ## fail if the checked-in protobuf code is not what its .proto file generates
 	@tools/quietly.sh "generating the protobuf code and comparing it" tools/check_generated.sh
 
-floors: $(VENV) ## test the library with the oldest dependencies it admits
+floors: $(VENV) ## test the library with its oldest supported dependencies
 	@tools/quietly.sh "testing with the oldest dependencies" tools/test_floors.sh
 
-wheel: $(VENV) ## build the source distribution, and the wheel from it, into dist/
+wheel: $(VENV) ## build the source distribution and the wheel into dist/
 	@rm -rf dist
 	@tools/quietly.sh "building dist/" $(BIN)/python -m build --no-isolation
 
-test-wheel: wheel ## install the wheel out of reach of the sources, and test it there
+test-wheel: wheel ## install the wheel in a folder without the sources, and test it there
 	@tools/test_wheel.sh dist/*.whl
 
 clean: ## remove everything that was made, .venv included

@@ -1,6 +1,6 @@
-"""A real distributed training on CPUs: a small network learns to tell two spirals apart.
+"""A real distributed training on CPUs: a small network learns to separate two spirals.
 
-Run it on this machine, two nodes of two workers each::
+Run it on this machine, on two nodes of two workers each::
 
     firstfault run examples/ddp.py train --nodes 2 --inputs '{"epochs": 60}'
 """
@@ -37,14 +37,14 @@ def build_model() -> torch.nn.Module:
 
 
 def accuracy_of(model: torch.nn.Module, data: TensorDataset) -> float:
-    """Return the share of right answers, from 0 to 1."""
+    """Return the share of correct predictions, from 0 to 1."""
     points, labels = data.tensors
     with torch.no_grad():
         return float((model(points).argmax(dim=1) == labels).float().mean())
 
 
 def train_ddp(epochs: int) -> float:
-    """Train in this process as one of many; return the accuracy on points that were not trained on."""
+    """Train as one rank of the process group; return the accuracy on a test set."""
     dist.init_process_group("gloo")
     try:
         data = two_spirals(2048, seed=1)
@@ -71,5 +71,5 @@ def train(epochs: int = 60) -> float:
 
 @workflow
 def learn(epochs: int = 60) -> float:
-    """Train, as one would register it."""
+    """Train; register this workflow on a cluster."""
     return train(epochs=epochs)

@@ -1,4 +1,4 @@
-"""A fault that another attempt survives: rank 3 loses its data once, the retry goes on from the checkpoint.
+"""A recoverable error: rank 3 cannot read its data in the first attempt, and the retry continues from the checkpoint.
 
 ``make demo`` runs this::
 
@@ -22,11 +22,11 @@ FAULT_AT = 4
 
 
 class DataUnavailableError(FlyteRecoverableException):
-    """The data server did not answer; it usually does a minute later."""
+    """The data server did not answer; a minute later it usually does."""
 
 
 def read_batch(epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (inputs, targets) of y = 3x - 1; in the first attempt one rank fails to get them."""
+    """Return (inputs, targets) of y = 3x - 1; in the first attempt, rank 3 raises instead."""
     first_attempt = os.environ.get("FLYTE_ATTEMPT_NUMBER", "0") == "0"
     if first_attempt and dist.get_rank() == FAULTY_RANK and epoch == FAULT_AT:
         raise DataUnavailableError(f"no answer from the data server for shard {dist.get_rank()}, epoch {epoch}")
@@ -36,7 +36,7 @@ def read_batch(epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def save(model: torch.nn.Module, epoch: int) -> None:
-    """Keep what has been learned up to and including `epoch`."""
+    """Store a checkpoint of the model after `epoch`."""
     checkpoint = current_context().checkpoint
     if checkpoint is not None and dist.get_rank() == 0:
         content = io.BytesIO()
@@ -45,7 +45,7 @@ def save(model: torch.nn.Module, epoch: int) -> None:
 
 
 def resume(model: torch.nn.Module) -> int:
-    """Load what the attempt before has learned; return the epoch to begin with."""
+    """Load the previous attempt's checkpoint, if there is one; return the first epoch to train."""
     checkpoint = current_context().checkpoint
     content = checkpoint.read() if checkpoint is not None else None
     if not content:
@@ -57,7 +57,7 @@ def resume(model: torch.nn.Module) -> int:
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=2), retries=2)
 def train(epochs: int = EPOCHS) -> dict[str, float]:
-    """Learn a line; return its slope and intercept, the last loss and the epoch this attempt began with."""
+    """Learn a line; return its slope and intercept, the last loss and the first epoch of this attempt."""
     dist.init_process_group("gloo")
     try:
         torch.manual_seed(0)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fails if the checked-in protobuf code is not what tools/generate_proto.sh makes from the .proto file.
+# Fails if the checked-in protobuf code differs from what tools/generate_proto.sh makes from the .proto file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 fresh=$(mktemp -d)

@@ -1,4 +1,4 @@
-"""Check what a wheel contains: ``check_wheel.py WHEEL``. Prints what is wrong, and exits 1 if anything is."""
+"""Check the files in a wheel: ``check_wheel.py WHEEL``. Prints each problem, and exits with 1 if there is one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIST_INFO_REQUIRED = ("METADATA", "entry_points.txt", "licenses/LICENSE")
 
 
 def problems(names: list[str]) -> list[str]:
-    """Return a sentence for each thing that `names`, the files of a wheel, should or should not have."""
+    """Return a sentence for each file that is missing in `names`, the files of a wheel, or does not belong there."""
     dist_info = next((name.split("/")[0] for name in names if ".dist-info/" in name), "")
     required = [*REQUIRED, *(f"{dist_info}/{name}" for name in DIST_INFO_REQUIRED)]
     found = [f"{name} is missing" for name in required if name not in names]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes proto/firstfault_proto/v1/*_pb2.py{,i} from the .proto file, in place, or into the existing folder named by $1.
+# Makes proto/firstfault_proto/v1/*_pb2.py{,i} from the .proto file, in place or in the existing folder $1.
 #
-# The generator is pinned OLD on purpose: gencode of protobuf 5.26 loads on every runtime from 5.26 on.
-# flyteidl ships no .proto files, so protoc gets the descriptors of the installed flyteidl.
+# The generator is old on purpose: code generated for protobuf 5.26 loads on every later runtime.
+# flyteidl ships no .proto files, so protoc gets the descriptors of the installed package.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=$(cd "${1:-$root/proto}" && pwd)

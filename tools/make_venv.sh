@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes or refreshes .venv: the package from this folder (editable), its extras, and the tools of development.
-# Needs a python3 (or $PYTHON) of 3.10 or later that has venv; everything else comes by pip.
+# Makes or refreshes .venv: this package (editable), its extras, and the development tools.
+# Needs python3 (or $PYTHON) 3.10 or later with venv; pip installs everything else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=.venv
@@ -14,14 +14,14 @@ fi
 
 made_for=$(cat "$stamp" 2>/dev/null || echo "$PWD")
 rm -f "$stamp"
-# Half-made, or copied together with its folder: then its paths lead to the other place.
+# .venv is incomplete, or was copied with its folder, and then its paths point to the other folder.
 if [ "$made_for" != "$PWD" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
   tools/quietly.sh "making $venv with $("$python" --version)" "$python" -m venv --clear "$venv"
 fi
 
 pip=("$venv/bin/python" -m pip --no-input --disable-pip-version-check install)
 tools/quietly.sh "updating pip" "${pip[@]}" --upgrade 'pip>=25.1' # the first with --group
-# torch by itself first: one version of it is looked at, never a list of candidates of gigabytes
+# torch alone first: otherwise pip may download several candidates of some gigabytes each
 tools/quietly.sh "installing torch" "${pip[@]}" -c constraints.txt torch
 tools/quietly.sh "installing firstfault and what its tests need" \
   "${pip[@]}" -c constraints.txt -e '.[elastic,s3]' --group dev

@@ -1,7 +1,7 @@
 """Make README's pictures from a real failing job: what `firstfault show` prints, and the report's first screen.
 
-Run by ``make pictures``; needs a browser (``apt-get install chromium``). A job is run on two nodes of two workers, and
-fails as examples/user_error.py does.
+``make pictures`` runs this. It needs a browser (``apt-get install chromium``). It runs examples/user_error.py, which
+fails, on two nodes of two workers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FONT = "'DejaVu Sans Mono', monospace"
 
 
 def main() -> None:
-    """Run the job, look at it, and take the pictures."""
+    """Run the job, and take a picture of the terminal and of the report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", default="build/pictures", help="where the job's files go")
     store = parser.parse_args().store
@@ -47,7 +47,7 @@ def main() -> None:
         page = started.new_page(viewport={"width": _WIDTH, "height": _HEIGHT}, device_scale_factor=2)
         page.goto(Path(run["report"]).resolve().as_uri())
         page.screenshot(path=PICTURES / "report.png")
-        # a page of its own: the report's rules would hold for whatever is put in its place
+        # a new page: the report's content security policy would also apply to content set on its page
         page = started.new_page(viewport={"width": _COLUMNS * 12, "height": _HEIGHT}, device_scale_factor=2)
         page.set_content(_as_html(screen))
         page.locator("svg").screenshot(path=PICTURES / "terminal.png")
@@ -63,7 +63,7 @@ def _failing_run(store: str) -> dict[str, object]:
 
 
 def _on_a_terminal(command: list[str]) -> str:
-    """Return what a command prints on a terminal, with its colours."""
+    """Return a command's output on a terminal, with its colours."""
     parent, child = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(_COLUMNS), "LINES": "40", "TERM": "xterm-256color"}
     process = subprocess.Popen(_ours(command), stdin=child, stdout=child, stderr=child, env=environment, cwd=ROOT)
@@ -73,9 +73,9 @@ def _on_a_terminal(command: list[str]) -> str:
         while part := os.read(parent, 65_536):
             printed += part
     except OSError:
-        pass  # how a terminal says that the other end has gone
+        pass  # a terminal raises this when the other end closes
     process.wait()
-    # a picture needs no machine's name
+    # replace the name of this machine
     text = printed.decode().replace("\r", "").replace(f"host {socket.gethostname()}", "host trainer-7")
     return f"$ {' '.join(command)}\n{text}"
 

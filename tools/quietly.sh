@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # quietly.sh LABEL COMMAND...
-# Runs COMMAND and prints one line: LABEL and the seconds it took. Its output is shown only if it fails.
+# Runs COMMAND and prints one line: LABEL and the seconds it took. Shows the output only if COMMAND fails.
 set -uo pipefail
 label=$1
 shift

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the library with the oldest dependencies that pyproject.toml admits, in a venv of its own.
+# Tests the library with the oldest dependencies that pyproject.toml admits, in a separate venv.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=$root/build/floors-venv

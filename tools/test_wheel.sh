@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # test_wheel.sh WHEEL
-# Installs the wheel into an environment of its own and runs the tests from a folder of their own, so that nothing can
-# come from the sources: first with its core dependencies only, as the library is used by an engine, then with all.
+# Installs the wheel in a separate environment and runs the tests from a separate folder, so that no module comes from
+# the sources: first with the core dependencies only, as an engine uses the library, then with all extras.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 wheel=$(realpath "$1")
@@ -9,13 +9,13 @@ quietly=$root/tools/quietly.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-"$quietly" "looking into $(basename "$wheel")" "${PYTHON:-python3}" "$root/tools/check_wheel.py" "$wheel"
+"$quietly" "checking the files of $(basename "$wheel")" "${PYTHON:-python3}" "$root/tools/check_wheel.py" "$wheel"
 
 cp -r "$root/tests" "$root/examples" "$root/pyproject.toml" "$root/constraints.txt" "$work"
-rm -rf "$work/tests/docs" # these check the documentation, which no wheel holds
+rm -rf "$work/tests/docs" # they check the documentation, and a wheel has none
 cd "$work"
 unset PYTHONPATH
-"$quietly" "making an environment for it" "${PYTHON:-python3}" -m venv venv
+"$quietly" "making an environment for the wheel" "${PYTHON:-python3}" -m venv venv
 pip=(venv/bin/python -m pip --no-input --disable-pip-version-check install)
 "$quietly" "updating pip" "${pip[@]}" --upgrade 'pip>=25.1'
 
@@ -62,7 +62,7 @@ for package in (firstfault, firstfault_proto, flytekitplugins.firstfault):
     home = Path(package.__file__).resolve()
     assert home.is_relative_to(site), f"{package.__name__} was loaded from {home}, not from {site}"
 PY
-# the S3 server, whole jobs, and what real signals and sockets do say nothing more about the wheel than about the sources
+# tests with the S3 server, whole jobs, real signals and sockets would test the same code as on the sources
 venv/bin/pytest -m 'not jobs and not s3' tests/proto tests/readers \
   tests/reports/test_{cascade,golden,message}.py \
   tests/plugin/test_{agent,config,kfpytorch_behaviours,single,task,taxonomy}.py

@@ -172,12 +172,12 @@ def test_every_retry_policy_is_documented() -> None:
 
 
 def test_the_wire_format_is_documented() -> None:
-    """Field numbers, the size limit and the key grammar in the design are those of the code."""
-    rows = _table("docs/design.md", "Field")
+    """Field numbers, the size limit and the key grammar on the page about the format are those of the code."""
+    rows = _table("docs/format.md", "Field")
     fields = errors_pb2.WorkerErrorDocument.DESCRIPTOR.fields
     assert set(rows) == {f"{field.number} {field.name}" for field in fields}
-    assert f"at most {MAX_DOCUMENT_BYTES >> 20} MiB" in _text("docs/design.md")
-    grammar = re.findall(r"^(?:error|roster) key .*$", _text("docs/design.md"), re.MULTILINE)
+    assert f"at most {MAX_DOCUMENT_BYTES >> 20} MiB" in _text("docs/format.md")
+    grammar = re.findall(r"^(?:error|roster) key .*$", _text("docs/format.md"), re.MULTILINE)
     assert len(grammar) == 2
     assert all(line in (keys.__doc__ or "") for line in grammar)
 
