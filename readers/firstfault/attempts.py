@@ -1,4 +1,4 @@
-"""The other attempts of a task, read beside the one that is asked about."""
+"""Summaries of the other attempts of a task."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["logs_of_run", "sibling_attempts"]
 
 _AROUND = 10
-"""Attempts that are read beside one: those before it that are nearest, then those after it."""
+"""The most other attempts to read: the nearest earlier ones, then later ones."""
 _SECONDS = 5.0
 _NOT_READABLE = "not readable: "
-"""How a coverage's note about a document begins; its name and the reason follow."""
+"""Prefix of a coverage's note about an unreadable document; the name and the reason follow."""
 
 
 def logs_of_run(uri: str) -> dict[str, str]:
-    """Return the logs of an attempt that ``firstfault run`` made on this machine, by pod; empty if it did not."""
+    """Return the log files of an attempt of ``firstfault run``, by pod; empty for any other attempt."""
     here = attempt_of(uri)
     if here is None or is_remote(uri):
         return {}
@@ -44,16 +44,16 @@ def logs_of_run(uri: str) -> dict[str, str]:
 def sibling_attempts(
     uri: str, conclusion: Conclusion, *, strategy: str | None = None, seconds: float = _SECONDS
 ) -> tuple[AttemptSummary, ...]:
-    """Return summaries of an attempt and of those around it, by number; empty if there are no others.
+    """Return summaries of an attempt and of up to ten others, by number; empty if there are no others.
 
-    Ten others at most: those before it are read at once, those after it one by one until there is none. One that cannot
-    be read, or of which no document can, has a note that says why; one that does not exist is left out.
+    Earlier attempts are read concurrently, later ones one by one until the first that does not exist. The note of an
+    attempt says why it, or its documents, could not be read. A missing attempt is left out.
 
     Args:
-        uri: of the attempt.
-        conclusion: on it.
-        strategy: for the others too; None takes the one that each was run with.
-        seconds: longest time for one of those before it, and for all of those after it.
+        uri: the attempt's output prefix, or a path below it.
+        conclusion: the conclusion on the attempt.
+        strategy: the strategy for the others; None takes that of each job.
+        seconds: longest read of each earlier attempt, and of all later ones together.
     """
     here = attempt_of(uri)
     if here is None:
@@ -96,7 +96,7 @@ async def _around(
 async def _summary(
     folder: str, number: int, reader: MultiErrorFileOutputReader, seconds: float
 ) -> AttemptSummary | None:
-    """What became of an attempt; None if there is no such attempt."""
+    """Return the summary of an attempt; None if it does not exist."""
     try:
         return await asyncio.wait_for(_read(folder, number, reader), seconds)
     except asyncio.TimeoutError:
@@ -114,12 +114,12 @@ async def _read(folder: str, number: int, reader: MultiErrorFileOutputReader) ->
         if await store.exists(f"{number}/{OUTPUTS}"):
             return AttemptSummary(number, note="succeeded")
     if job.roster or job.history:
-        return AttemptSummary(number, note="left neither an error nor outputs; it may still run")
+        return AttemptSummary(number, note="has neither an error nor outputs; it may still run")
     return None
 
 
 def _concluded(number: int, conclusion: Conclusion) -> AttemptSummary:
-    """What an attempt failed of; a note where no document says, so that nobody compares it with others."""
+    """Return the summary of a failed attempt; with a note alone if no document is readable."""
     job, verdict = conclusion.job, conclusion.verdict
     if job.failures or verdict.scope is not Scope.UNDETERMINED:
         return summary_of(number, job, verdict, conclusion.decision)
@@ -130,8 +130,8 @@ def _why_unread(job: JobErrors) -> str:
     count = job.coverage.unreadable
     if not count:
         return "a node says that it failed, but its error documents are not there"
-    said = (note.removeprefix(_NOT_READABLE) for note in job.coverage.notes if note.startswith(_NOT_READABLE))
-    name, _, reason = next(said, "").partition(": ")
+    unreadable = (note.removeprefix(_NOT_READABLE) for note in job.coverage.notes if note.startswith(_NOT_READABLE))
+    name, _, reason = next(unreadable, "").partition(": ")
     if not reason:
         return counted(count, "document")
     why = one_line(reason if reason.startswith(name) else f"{name}: {reason}")

@@ -116,6 +116,6 @@ def _verdict_of_seal(seal: Seal, job: JobErrors) -> Verdict:
             Place(node=seal.worker),
         )
         verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(as_flyte_reads,)))
-    note = "no error documents were read; this is the verdict that the pods sealed"
+    note = "no error documents were read; this is the pods' sealed verdict"
     notes = (*verdict.coverage.notes, *job.coverage.notes, note)
     return replace(verdict, coverage=replace(verdict.coverage, notes=notes, complete=False))

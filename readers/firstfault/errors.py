@@ -1,4 +1,4 @@
-"""What firstfault raises: one base, each error with a stable slug and an exit code."""
+"""The errors that firstfault raises, each with a stable slug and an exit code."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ __all__ = [
 
 
 class FirstFaultError(Exception):
-    """Base of every error that firstfault raises on purpose. Its text is one line that says what to do."""
+    """Base class of all errors of firstfault. The message is one line and says what to do."""
 
     slug: ClassVar[str] = "error"
     """Stable identifier, documented in docs/errors.md."""
     exit_code: ClassVar[int] = 1
-    """What the command line exits with."""
+    """Exit code of the command line."""
 
 
 class UsageError(FirstFaultError, ValueError):
-    """The caller asked for something that cannot be: a bad number, a wrong type, a task that is not there."""
+    """An argument is invalid: a number out of range, a wrong type, a task that does not exist."""
 
     slug = "usage"
     exit_code = 2
@@ -82,18 +82,18 @@ class AccessDeniedError(StoreError, PermissionError):
 
 
 class ObjectNotFoundError(StoreError, FileNotFoundError):
-    """There is no such object."""
+    """The object does not exist."""
 
     slug = "not-found"
 
 
 class ObjectTooLargeError(StoreError):
-    """The object is larger than a reader will take into memory."""
+    """The object is larger than the reader's limit."""
 
     slug = "too-large"
 
 
 class RecorderUnavailableError(FirstFaultError, ConnectionError):
-    """There is no recorder on this node to talk to, or it ended without an answer."""
+    """No recorder is running on this node, or it ended without an answer."""
 
     slug = "recorder-unavailable"

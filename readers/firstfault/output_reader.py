@@ -1,4 +1,4 @@
-"""Flyte's OutputReader for jobs in which several workers report errors."""
+"""Flyte's OutputReader for jobs whose workers all report errors."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ __all__ = ["Conclusion", "ExecutionError", "MultiErrorFileOutputReader", "failed
 logger = logging.getLogger(__name__)
 
 _LOOK_SHARE = 10
-"""Pauses between looks at a running attempt, as a multiple of what a look took."""
+"""A pause of `follow` is at least this multiple of the time that the last listing took."""
 _LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutionError:
-    """What Flyte's ``io.ExecutionError`` carries, plus when and where."""
+    """The fields of Flyte's ``io.ExecutionError``, and the time, the worker and the URI."""
 
     code: str
     message: str
@@ -60,24 +60,23 @@ class ExecutionError:
 class MultiErrorFileOutputReader:
     """Reads an attempt's outputs and the errors of all of its workers.
 
-    It mirrors Flyte's ``OutputReader`` (`is_error`, `read_error`, `exists`, `read`, `is_file`, `deck_exists`) and adds
-    what it concludes: `conclude`, `job`, `verdict`, `decision`. Three layouts are read together: firstfault's error
+    It has the methods of Flyte's ``OutputReader`` (`is_error`, `read_error`, `exists`, `read`, `is_file`,
+    `deck_exists`) and `conclude`, `job`, `verdict` and `decision`. It reads three layouts together: firstfault's error
     documents, Flyte's ``error-<uuid>.pb`` beside the outputs (flytekit 1.14 and later), and a plain ``error.pb``.
 
-    Every call looks afresh. Storage that cannot be listed raises `StoreError`; it never reads as "no error".
+    Every call reads the storage again. A storage that cannot be listed raises `StoreError`, never "no error".
 
     Args:
         uri: an output prefix, an ``errors/`` folder, or a single document.
-        strategy: name of a registered strategy, or a callable; None takes the one the job was run with, else
-            `DEFAULT_STRATEGY`.
-        expected_nodes: how many nodes should report; overrides what the roster says.
-        settle_seconds: how long to wait for nodes that have not reported; 0 reads what is there.
+        strategy: name of a registered strategy, or a callable; None takes that of the job, else `DEFAULT_STRATEGY`.
+        expected_nodes: number of nodes that should report; overrides the roster's.
+        settle_seconds: how long to wait for nodes that have not reported; 0 does not wait.
         retry_policy: None for firstfault's default.
-        storage_options: for fsspec; by default from flytekit's and the library's own settings.
-        own_snapshot: what this pod knows by itself: all there is for a pod that may write but not list, and
-            otherwise what it could not upload.
-        enough: asked with the roster at each look; true ends the wait as if every node had reported.
-        give_up: once set, ends the wait; what is there by then is read.
+        storage_options: fsspec's options; they override the environment.
+        own_snapshot: what this pod knows by itself. The reader adds what is not in the storage, and uses it alone if
+            the pod may not list.
+        enough: called with the roster after each listing; True ends the wait as if every node had reported.
+        give_up: once set, ends the wait.
     """
 
     def __init__(  # noqa: PLR0913 - keyword options with defaults
@@ -109,19 +108,19 @@ class MultiErrorFileOutputReader:
 
     @property
     def errors_uri(self) -> str:
-        """URI of the folder that holds the error documents."""
+        """URI of the folder of error documents."""
         return self._layout.errors_uri()
 
     # --- Flyte's OutputReader -----------------------------------------------------------------------------------
 
     def is_error(self) -> bool:
-        """Whether the attempt failed. Errors beat outputs; failures that were recovered from are none."""
+        """Whether the attempt failed, also if it has outputs. Failures that the job recovered from do not count."""
         return failed(self.job())
 
     def read_error(self) -> ExecutionError:
         """Return the root cause as Flyte's error; ``ErrorFileNotFound`` (SYSTEM, recoverable) if there is none.
 
-        The message is the whole report; for a root cause that Flyte's own entrypoint wrote, its text unchanged.
+        The message is the whole report; if Flyte's entrypoint wrote the root cause, its message unchanged.
         """
         conclusion = self.conclude()
         if conclusion is None:
@@ -146,11 +145,11 @@ class MultiErrorFileOutputReader:
         )
 
     def exists(self) -> bool:
-        """Whether the attempt left outputs."""
+        """Whether the attempt has outputs."""
         return run_sync(self._exists(OUTPUTS))
 
     def read(self) -> tuple[LiteralMap | None, ExecutionError | None]:
-        """Return (outputs, None), or (None, error) if there are none or they are not readable."""
+        """Return (outputs, None), or (None, error) if the outputs are missing or not readable."""
         from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - only this call needs it
         from google.protobuf.message import DecodeError  # noqa: PLC0415
 
@@ -164,22 +163,22 @@ class MultiErrorFileOutputReader:
         try:
             outputs.ParseFromString(data)
         except DecodeError as error:
-            message = f"{where} holds no outputs: {error}"
+            message = f"{where} is not a file of outputs: {error}"
             return None, ExecutionError("OutputsBadFormat", message, Origin.SYSTEM, recoverable=True)
         return outputs, None
 
     def is_file(self) -> bool:
-        """Whether outputs are a file rather than held in memory: always."""
+        """Whether outputs are a file: always True."""
         return True
 
     def deck_exists(self) -> bool:
-        """Whether the attempt left a deck."""
+        """Whether the attempt has a deck."""
         return run_sync(self._exists(DECK))
 
     # --- what firstfault adds -----------------------------------------------------------------------------------
 
     def conclude(self, context: RetryContext | None = None) -> Conclusion | None:
-        """Return what was read, the verdict on it and the decision, all from one look; None if there is no error.
+        """Read the attempt once; return the job, the verdict and the decision, None if there is no error.
 
         Raises:
             StoreError: the storage could not be listed.
@@ -209,17 +208,17 @@ class MultiErrorFileOutputReader:
         )
 
     def verdict(self) -> Verdict | None:
-        """Return the verdict, None if there is no error."""
+        """Return the verdict; None if there is no error."""
         conclusion = self.conclude()
         return conclusion.verdict if conclusion else None
 
     def decision(self) -> Decision | None:
-        """Return whether to run the task again, None if there is no error."""
+        """Return the decision whether to run the task again; None if there is no error."""
         conclusion = self.conclude()
         return conclusion.decision if conclusion else None
 
     def job(self) -> JobErrors:
-        """Return everything that is known about the attempt.
+        """Return the failures, the roster and the coverage of the attempt.
 
         Raises:
             StoreError: the storage could not be listed.
@@ -227,7 +226,7 @@ class MultiErrorFileOutputReader:
         return run_sync(self.job_async())
 
     async def job_async(self) -> JobErrors:
-        """As `job`, for a caller with an event loop."""
+        """As `job`, in the caller's event loop."""
         async with open_store(self._layout.root, self._storage_options) as store:
             try:
                 known, done = await await_nodes(store, self._layout.roster, self._patience)
@@ -236,23 +235,23 @@ class MultiErrorFileOutputReader:
             except StoreError as error:
                 if self._own is None:
                     raise
-                note = f"own node only, the others' documents could not be looked at: {error}"
+                note = f"own node only, the documents of other nodes could not be read: {error}"
                 own = replace(self._own, notes=(*self._own.notes, note))
                 return assemble(own, expected_nodes=self._patience.expected_nodes, settled=False)
             return self._job_of(settled)(snapshot)
 
     async def follow(self, interval_seconds: float = 1.0) -> AsyncIterator[JobErrors]:
-        """Yield what is known about a running attempt, now and whenever something has come, until its nodes are done.
+        """Yield the job of a running attempt at once and after each change, until all nodes are done.
 
-        Only names are listed while nothing changes, and rarely where that takes long: pauses are ten times as long as a
-        look, at most a minute. Whoever follows goes on through storage that does not answer for a while.
+        A pause is at least ten times as long as the last listing took, and at most a minute. Without a change only
+        names are listed. A storage that does not answer is listed again after the next pause.
 
         Args:
-            interval_seconds: the shortest pause between two looks.
+            interval_seconds: the shortest pause between two listings.
 
         Raises:
-            UsageError: a single document cannot be followed.
-            StoreError: the storage refuses.
+            UsageError: the URI is a single document.
+            StoreError: the storage refuses a request.
         """
         if self._layout.document is not None:
             raise UsageError(f"{self.errors_uri} is a single document; follow an output prefix or an errors/ folder")
@@ -269,7 +268,7 @@ class MultiErrorFileOutputReader:
                             store, self._layout, listing, self._wish, self._job_of(settled=False), known
                         )
                 except StoreUnavailableError as error:
-                    logger.warning("the storage does not answer, looking again: %s", error)
+                    logger.warning("the storage does not answer, retrying: %s", error)
                     is_new = False
                 if is_new:
                     mark = listing.mark()
@@ -290,7 +289,7 @@ class MultiErrorFileOutputReader:
         wanted, named = reads_of(strategy)
         return Wish(wanted, named) if named is not None else Wish(wanted)
 
-    # --- one look -----------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------
 
     async def _exists(self, name: str) -> bool:
         async with open_store(self._layout.root, self._storage_options) as store:

@@ -1,7 +1,7 @@
-"""Retry policies: whether to run a task again, whose budget pays, and whether the engine will enforce it.
+"""Retry policies: whether to run a task again, on whose retry budget, and whether the engine carries it out.
 
-Policies compose: ``explicit() | on_category("preemption", "node_lost") & ~exhausted()``. A plain callable that takes
-(verdict, context) and returns a bool is one too.
+Policies compose: ``explicit() | on_category("preemption", "node_lost") & ~exhausted()``. A plain callable of
+(verdict, context) that returns a bool is a policy, too.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RetryContext:
-    """What a policy may know besides the verdict."""
+    """What a policy knows besides the verdict."""
 
     attempt: int = 0
     retries: int | None = None
     """The task's `retries`; None: not known."""
     retries_left: int | None = None
-    """How many of them no attempt before has used; None: not known, as attempts that the platform lost use none."""
+    """Retries that no earlier attempt has used; None: not known, because attempts that the platform lost use none."""
     pods_alive: bool = True
-    """Whether pods live to seal the verdict, so that stock Flyte reads it. False after a pod died as a whole."""
+    """Whether every pod lives to write the verdict for stock Flyte. False after a pod was lost."""
     previous_fingerprint: str = ""
-    """Of the verdict on the attempt before; empty: there was none, or it is not known."""
+    """Fingerprint of the previous attempt's verdict; empty: there was none, or it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A policy's answer. It is true if it says retry."""
+    """A policy's answer; true if it says retry."""
 
     retry: bool
     reason: str
     origin: Origin | None = None
-    """Whose budget pays for the retry; None: no opinion, which in the end is the user's."""
+    """Whose budget pays for the retry; None: the policy does not say, and the user's budget pays."""
 
     def __bool__(self) -> bool:
         return self.retry
@@ -72,7 +72,7 @@ RetryPolicy = Union["PolicyBase", _Combinable]
 
 
 class PolicyBase:
-    """Gives a policy its operators: ``|`` either, ``&`` both, ``~`` not."""
+    """Base class with the operators of policies: ``|`` either, ``&`` both, ``~`` not."""
 
     def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
         """Return the policy's vote."""
@@ -119,7 +119,7 @@ class _All(PolicyBase):
             if not vote:
                 return vote
             votes.append(vote)
-        # the one that knows whose budget it is speaks, in whatever order they stand
+        # a vote that names a budget counts before one that does not
         return next((vote for vote in votes if vote.origin is not None), votes[0])
 
 
@@ -148,7 +148,7 @@ def as_policy(policy: RetryPolicy) -> PolicyBase:
     """Return `policy` with operators.
 
     Raises:
-        UsageError: it cannot be called.
+        UsageError: `policy` is not callable.
     """
     if isinstance(policy, PolicyBase):
         return policy
@@ -161,7 +161,7 @@ def as_policy(policy: RetryPolicy) -> PolicyBase:
 
 
 def explicit() -> PolicyBase:
-    """Retry on the user's budget if the root cause was raised as recoverable: by type, in the worker that raised it."""
+    """Retry on the user's budget if the worker raised the root cause as a recoverable type."""
 
     def explicit_(verdict: Verdict, context: RetryContext) -> Vote:
         del context
@@ -174,9 +174,9 @@ def explicit() -> PolicyBase:
 
 
 def declared() -> PolicyBase:
-    """Retry on the system's budget if whoever wrote the root cause's document declared it RECOVERABLE and SYSTEM.
+    """Retry on the system's budget if the root cause's document says RECOVERABLE and SYSTEM.
 
-    Flyte's own entrypoint does so for errors outside of the task function, our agent for failures of its own.
+    Flyte's entrypoint writes that for errors outside of the task function, our agent for its own failures.
     """
 
     def declared_(verdict: Verdict, context: RetryContext) -> Vote:
@@ -191,10 +191,10 @@ def declared() -> PolicyBase:
 
 
 def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> PolicyBase:
-    """Retry if the root cause is of one of `categories`, by default on the system's budget.
+    """Retry if the root cause has one of `categories`, by default on the system's budget.
 
     Raises:
-        UsageError: a category does not exist.
+        UsageError: a category is unknown.
     """
     unknown = sorted(set(categories) - set(CATEGORIES))
     if unknown:
@@ -210,10 +210,10 @@ def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> PolicyBase:
 
 
 def host_evidence() -> PolicyBase:
-    """Retry on the system's budget if the machine is at fault, by more than a text that a program could have made.
+    """Retry on the system's budget if evidence shows that the machine is at fault. A program's own text is no evidence.
 
-    The kernel's OOM killer struck although the container was below its limit; or a GPU's driver reported a fault of the
-    hardware: the exception came out of native code or of torch's own, or the process died of it.
+    The evidence is one of two: the kernel's OOM killer killed a process although the container was below its limit; or
+    a GPU's driver reported a hardware fault, in an exception from native code or torch, or in the log of a crash.
     """
 
     def host_evidence_(verdict: Verdict, context: RetryContext) -> Vote:
@@ -221,9 +221,9 @@ def host_evidence() -> PolicyBase:
         root = verdict.root
         if root is not None and verdict.category == "host_oom" and _is_hosts_memory(root.resources):
             return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
-        if root is not None and verdict.category == "gpu_hardware" and _is_from_below(root):
+        if root is not None and verdict.category == "gpu_hardware" and _is_from_native_code(root):
             return Vote(retry=True, reason=f"gpu_hardware: {CATEGORIES['gpu_hardware']}", origin=Origin.SYSTEM)
-        return Vote(retry=False, reason="nothing shows that the machine is at fault")
+        return Vote(retry=False, reason="no evidence that the machine is at fault")
 
     return _Function(host_evidence_)
 
@@ -235,12 +235,12 @@ def _is_hosts_memory(resources: Resources) -> bool:
     return limit is None or (peak is not None and peak < limit * _BELOW_THE_LIMIT)
 
 
-def _is_from_below(root: WorkerError) -> bool:
-    """Whether no `raise` of the program's own made the text, which would prove nothing about the machine."""
+def _is_from_native_code(root: WorkerError) -> bool:
+    """Whether native code or torch made the text: a `raise` in the user's code proves nothing about the machine."""
     if root.exception is None:
         return root.writer is Writer.AGENT and root.signal in _CRASHES and bool(root.log_tail)
     if not root.exception.frames:
-        return False  # nobody can tell
+        return False  # unknown
     innermost = root.exception.frames[-1]
     if root.exception.type.rsplit(".", 1)[-1] not in _DRIVERS_ERRORS:
         return False
@@ -248,11 +248,11 @@ def _is_from_below(root: WorkerError) -> bool:
 
 
 def same_fault_again() -> PolicyBase:
-    """True if the attempt before failed with the same fault, by its fingerprint; for use with `~`."""
+    """True if the previous attempt failed with the same fingerprint; for use with `~`."""
 
     def same_fault_again_(verdict: Verdict, context: RetryContext) -> Vote:
         same = _is_again(verdict, context)
-        return Vote(retry=same, reason=_AGAIN if same else "not the fault of the attempt before")
+        return Vote(retry=same, reason=_AGAIN if same else "not the fault of the previous attempt")
 
     return _Function(same_fault_again_)
 
@@ -273,7 +273,7 @@ def exhausted() -> PolicyBase:
 
 
 def same_fault_everywhere() -> PolicyBase:
-    """True if all ranks failed with the same fault: a mistake that another attempt will make again."""
+    """True if all ranks failed with the same fault, which a retry would probably meet again."""
 
     def same_fault_everywhere_(verdict: Verdict, context: RetryContext) -> Vote:
         del context
@@ -299,25 +299,25 @@ def never() -> PolicyBase:
 
 
 def default_policy() -> PolicyBase:
-    """Return firstfault's default, in this order.
+    """Return firstfault's default policy.
 
-    What was raised as recoverable is retried on the user's budget; what came from outside, took a node along or is
-    proven to be the machine's, on the system's; everything else is not retried. A text alone never moves a job to the
+    It retries a recoverable exception on the user's budget; and a preemption, a lost node, a proven fault of the
+    machine or a recoverable system error on the system's budget. Nothing else is retried. A text alone never uses the
     system's budget.
     """
     return explicit() | on_category("preemption", "node_lost") | host_evidence() | declared()
 
 
-_AGAIN = "the attempt before failed with the same fault"
+_AGAIN = "the previous attempt failed with the same fault"
 _EVERYWHERE = "the same fault on all ranks"
 _BELOW_THE_LIMIT = 0.5
-"""Part of its limit below which a container cannot have met it; the peak may be a sample's, with more in between."""
+"""A container whose peak is below this share of its limit did not reach it; the peak may be sampled, and too low."""
 _DRIVERS_ERRORS = {"RuntimeError", "AcceleratorError", "DistBackendError"}
-"""What torch makes of a driver's error."""
+"""Exceptions that torch raises for a driver's error."""
 _TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
 _RAISES = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS"}
-"""How a process dies of what its driver has reported."""
+"""Signals of a process that crashes on a driver's error."""
 _UNDETERMINED = "the root cause is undetermined; stock Flyte would not retry either"
 
 
@@ -334,7 +334,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         reason = f"{vote.reason}; the {budget}'s retry budget {paid}"
     else:
         origin = root.origin if root is not None else Origin.USER
-        reason = vote.reason if policy is not None else _plain_no(verdict)
+        reason = vote.reason if policy is not None else _reason_against(verdict)
     if _is_again(verdict, context) and _AGAIN not in reason:
         reason = f"{reason}; {_AGAIN}"
     return Decision(
@@ -347,10 +347,10 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     )
 
 
-def _plain_no(verdict: Verdict) -> str:
+def _reason_against(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return _UNDETERMINED
     if _is_everywhere(verdict):
-        return f"{_EVERYWHERE}, which another attempt would meet again"
+        return f"{_EVERYWHERE}; a retry would meet it again"
     meaning = CATEGORIES.get(verdict.category, verdict.category)
-    return f"nothing says that another attempt would end differently ({verdict.category}: {meaning})"
+    return f"nothing suggests that a retry would help ({verdict.category}: {meaning})"

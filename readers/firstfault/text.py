@@ -21,26 +21,26 @@ _SECRETS = (
         ),
         r"\g<keep>***",
     ),
-    # of a signed URL; with a colon it is a word of other trades ("signature: float32")
+    # of a signed URL; "signature:" with a colon is common in other texts
     (re.compile(r"(?P<keep>\b(?:signature|sig)=)[^\s'\",&;)}\]]{4,}", re.IGNORECASE), r"\g<keep>***"),
     (
         re.compile(r"(?P<keep>\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\",]+", re.IGNORECASE),
         r"\g<keep>***",
     ),
-    # tokens with a well-known prefix: Hugging Face, GitHub, Weights & Biases style hex is too generic to match
+    # tokens with a well-known prefix: Hugging Face, GitHub, GitLab, Slack
     (re.compile(r"\b(?P<keep>hf_|ghp_|gho_|github_pat_|glpat-|xox[bp]-)[0-9A-Za-z_-]{16,}"), r"\g<keep>***"),
 )
 
 
 def redact(text: str) -> str:
-    """Replace what looks like a credential by ``***``. Bounded work: linear in the text's length."""
+    """Replace credentials by ``***``, in time linear in the text's length."""
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return text
 
 
 def elide(text: str, limit: int) -> str:
-    """Cut `text` to at most `limit` characters, keeping both ends and saying in the middle how much is gone."""
+    """Return at most `limit` characters of `text`: both ends, and between them how many characters are left out."""
     if len(text) <= limit:
         return text
     mark = f"\n... {len(text) - limit} characters left out ...\n"
@@ -50,8 +50,8 @@ def elide(text: str, limit: int) -> str:
 
 
 def clean(text: str, limit: int) -> str:
-    """Make `text` storable: lone surrogates escaped, NUL dropped, bounded to `limit` characters, secrets redacted."""
-    # redacted before it is cut, so that no cut can take away what shows a secret to be one; bounded work all the same
+    """Return `text` for storage: valid UTF-8 without NUL and credentials, at most `limit` characters."""
+    # redact before the final cut, which may remove what identifies a credential; the first cut bounds the work
     text = elide(text, 4 * limit)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "")
     return elide(redact(text), limit)
@@ -61,15 +61,12 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028
 
 
 def printable(text: str) -> str:
-    """Drop what would steer a terminal: escape sequences, carriage returns, direction marks, and other ends of lines.
-
-    Keeps newline and tab.
-    """
+    """Return `text` without control characters, escape sequences and direction marks; newline and tab stay."""
     return _UNPRINTABLE.sub("", re.sub(r"\x1b\[[0-9;?]*[ -/]*[@-~]", "", text))
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """The first non-empty line of `text`, at most `limit` characters."""
+    """Return the first non-empty line of `text`, at most `limit` characters."""
     line = next((part.strip() for part in printable(text).splitlines() if part.strip()), "")
     return line if len(line) <= limit else (line[: max(limit - 3, 0)] + "...")[:limit]
 
@@ -78,6 +75,6 @@ _FLYTEKIT_CODE = re.compile(r"(?:USER|SYSTEM):\w+: error=")
 
 
 def sentence_of(message: str) -> str:
-    """The first line of an exception's text, without the code that flytekit puts before its own ("USER:X: error=")."""
+    """Return the first line of an exception's message, without flytekit's prefix ("USER:X: error=")."""
     line = one_line(message, 2000)
     return line[found.end() :] if (found := _FLYTEKIT_CODE.match(line)) else line

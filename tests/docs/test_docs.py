@@ -109,7 +109,7 @@ def test_the_taxonomy_is_documented(sort: ErrorClass) -> None:
     """Each sort of error has the documented category, kind and origin; a worker failure's category is the reader's."""
     consequence = FLYTE_CLASSES[sort]
     category = consequence.category or "user_code"
-    rows = _table("docs/categories.md", "ErrorClass of error")
+    rows = _table("docs/categories.md", "Class of error")
     assert rows[sort.value] == [category, consequence.kind.value, consequence.origin.value]
     assert set(rows) == {known.value for known in ErrorClass}
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.s3_server import S3
 
 JOBS = Path(__file__).parent / "jobs" / "again.py"
-AGAIN = "the attempt before failed with the same fault"
+AGAIN = "the previous attempt failed with the same fault"
 
 
 def _sealed(recording: Recording, message: str) -> tuple[Conclusion, bytes]:

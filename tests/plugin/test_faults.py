@@ -48,7 +48,7 @@ def test_a_store_that_fails_does_not_hide_the_exception(tmp_path: Path) -> None:
     assert ended.status == 10
     assert "ValueError: asked for: store" in seen["message"]
     assert "rank 1" in seen["message"].splitlines()[0]
-    assert "could not be looked at" in seen["message"] or "was not uploaded" in seen["message"]
+    assert "could not be read" in seen["message"] or "was not uploaded" in seen["message"]
     assert attempt["verdict"]["ranks"] == [1]
     assert not attempt["verdict"]["coverage"]["complete"]
 

@@ -149,7 +149,7 @@ def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.Monkey
     assert not conclusion.verdict.settled
     assert not conclusion.verdict.coverage.complete
     (note,) = conclusion.verdict.coverage.notes
-    assert note.startswith("own node only, the others' documents could not be looked at: cannot list s3://")
+    assert note.startswith("own node only, the documents of other nodes could not be read: cannot list s3://")
     assert "permission" in note
 
 

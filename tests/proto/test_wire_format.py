@@ -25,20 +25,20 @@ _DOCUMENT = bytes.fromhex(
     "69736b2066756c6c3a056361757365a80101ba01180a075349475445524d120d72616e6b2030206661696c6564f2010464617461fa010e31"
     "3a3031323334353637383961628202047461696c9202060800100118029a020c0a05746f7263681203322e37"
 )
-"""A document as version 1 of the schema writes it. It has to be readable for as long as documents are kept."""
+"""A document of schema version 1. It must stay readable."""
 _ENTRY = bytes.fromhex(
     "080110021a390801100218fbd095ffbc312001280330013801400448025207747261696e65725a03772d316206686f73742d376a0831302e"
     "302e302e3370632204080310012204080410022900002a36fe9c9717320d0a0565312e7062100118072803"
 )
-"""A roster entry as version 1 of the schema writes it."""
+"""A roster entry of schema version 1."""
 
 _EVIDENCE = bytes.fromhex(
     "c001018a020c086310031a066672616d657392020b2004290600000000000000a2021c0a066c6f616465721105000000000000001a090a074f"
     "534572726f72aa021b0a0a64656661756c745f70671209616c6c72656475636518292028b2020e08001203772d301a0565312e7062"
 )
-"""What a failure may carry beside the exception."""
+"""Parts of a failure beside the exception."""
 _WITHDRAWN = bytes.fromhex("0a0565312e70623001")
-"""A receipt that takes a document back."""
+"""A receipt that withdraws a document."""
 
 
 # --- the .proto file and the code made from it ----------------------------------------------------------------------
@@ -65,7 +65,7 @@ def test_the_code_is_that_of_the_proto_file() -> None:
 
 
 def test_every_enum_starts_with_unspecified() -> None:
-    """What a writer does not say is told apart from everything it can say."""
+    """An unset field differs from every value of the field."""
     for kind in pb.DESCRIPTOR.enum_types_by_name.values():
         assert kind.values_by_number[0].name.endswith("_UNSPECIFIED")
 
@@ -102,7 +102,7 @@ def test_flyte_reads_the_error_of_a_document() -> None:
 
 
 def test_we_read_flytes_document() -> None:
-    """A file of Flyte's own is a document of which nothing but the error is known."""
+    """A file of Flyte's own is a document with an error alone."""
     data = ErrorDocument(error=ContainerError(code="red", message="hi")).SerializeToString()
     read = pb.WorkerErrorDocument.FromString(data)
     assert (read.error.code, read.error.message) == ("red", "hi")
@@ -114,7 +114,7 @@ def test_we_read_flytes_document() -> None:
 
 
 def test_a_document_of_version_1_is_readable() -> None:
-    """Every field of a document that version 1 wrote is where it was."""
+    """Every field of a document of version 1 is read."""
     failure = pb.WorkerErrorDocument.FromString(_DOCUMENT).failure
     assert (failure.schema_version, failure.writer, failure.subject) == (1, pb.WRITER_WORKER, pb.SUBJECT_WORKER)
     assert failure.place == pb.Place(
@@ -150,7 +150,7 @@ def test_a_document_of_version_1_is_readable() -> None:
 
 
 def test_a_roster_entry_of_version_1_is_readable() -> None:
-    """Every field of a roster entry that version 1 wrote is where it was."""
+    """Every field of a roster entry of version 1 is read."""
     entry = pb.RosterEntry.FromString(_ENTRY)
     assert (entry.schema_version, entry.phase, entry.place.node) == (1, pb.PHASE_FAILED, "w-1")
     assert [(worker.global_rank, worker.local_rank) for worker in entry.workers] == [(3, 1), (4, 2)]
@@ -159,7 +159,7 @@ def test_a_roster_entry_of_version_1_is_readable() -> None:
 
 
 def test_the_evidence_of_a_failure_is_readable() -> None:
-    """Stacks, memory, threads, collectives and whom it was stopped for are where they were."""
+    """Stacks, memory, threads, collectives and the cause of the stop are read from a document of version 1."""
     assert pb.WorkerFailure.FromString(_EVIDENCE) == pb.WorkerFailure(
         in_flight=True,
         stack_dumps=[pb.StackDump(pid=99, global_rank=3, text="frames")],
@@ -173,7 +173,7 @@ def test_the_evidence_of_a_failure_is_readable() -> None:
 
 
 def test_a_withdrawal_is_readable() -> None:
-    """The mark of a receipt that takes its document back is where it was."""
+    """The mark of a withdrawn document is read from a receipt of version 1."""
     assert pb.DocumentReceipt.FromString(_WITHDRAWN) == pb.DocumentReceipt(key="e1.pb", withdrawn=True)
 
 
@@ -217,12 +217,12 @@ def test_a_time_has_nanoseconds_and_a_fixed_width(message: str, field: str) -> N
 
 
 def test_unknown_fields_survive() -> None:
-    """What a newer version writes is kept by a program that reads and writes with this one."""
+    """Unknown fields of a newer version survive reading and writing."""
     newer = _DOCUMENT + bytes([0xFA, 0x3F, 4]) + b"news"
     assert b"news" in pb.WorkerErrorDocument.FromString(newer).SerializeToString()
 
 
 def test_the_namespace_of_a_pod_is_readable() -> None:
-    """The field that came later has the number it was given."""
+    """The field that was added later keeps its number."""
     place = pb.Place(node="w-1", namespace="project-development")
     assert pb.Place.FromString(b"\x5a\x03w-1\x7a\x13project-development") == place

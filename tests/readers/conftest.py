@@ -1,4 +1,4 @@
-"""An attempt's output prefix in a temporary folder, and what the tests of the reader write into it."""
+"""An attempt's output prefix in a temporary folder, with functions that write into it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def stock_document(*, seconds: int | None = None, **fields: Any) -> bytes:
 
 @pytest.fixture
 def attempt(tmp_path: Path) -> Attempt:
-    """An output prefix in which nothing is yet."""
+    """An empty output prefix."""
     return Attempt(tmp_path / "out")
 
 

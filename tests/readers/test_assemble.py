@@ -1,4 +1,4 @@
-"""From single documents to one picture of an attempt."""
+"""The merge of documents into `JobErrors`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _said(failures: tuple[WorkerError, ...]) -> list[str]:
 
 
 def test_nothing_found() -> None:
-    """Of nothing, the picture is empty: no failures, nobody expected, not complete."""
+    """Without findings there are no failures, no expected nodes, and the coverage is not complete."""
     job = _job()
     assert (job.failures, job.history, job.roster, job.round, job.document_count) == ((), (), (), 0, 0)
     assert (job.coverage.expected, job.coverage.reported, job.coverage.complete) == (None, 0, False)
@@ -73,20 +73,20 @@ def test_a_later_document_makes_a_document_history() -> None:
 
 
 def test_the_name_of_an_unreadable_document_hides_nothing() -> None:
-    """A name that claims a later round is a hint: what could be read is judged, and the other one is counted."""
+    """An unreadable document of a later round is counted, and the readable ones are judged."""
     name = str(ErrorKey(1, START_NS, 0, 0, "", 0, "0" * 32))
     job = _job(make_error(), unreadable=(Unreadable(name, "empty"),))
     assert (len(job.failures), job.round, job.coverage.unreadable) == (1, 0, 1)
 
 
-def test_a_document_of_an_unnumbered_life_is_current() -> None:
-    """A document without an incarnation is not taken for one of an earlier life."""
+def test_a_document_without_an_incarnation_is_current() -> None:
+    """A document without an incarnation is judged."""
     job = _job(make_error(node="a"), roster=(make_presence(Phase.JOINED, node="a", incarnation=7),))
     assert len(job.failures) == 1
     assert job.history == ()
 
 
-def test_an_earlier_life_does_not_speak_for_a_node() -> None:
+def test_an_earlier_incarnation_does_not_make_a_node_done() -> None:
     """A node that failed, was restarted in place and has only joined again is not done."""
     entries = (
         make_presence(Phase.FAILED, node="a", group_rank=0, group_world_size=1, incarnation=1),
@@ -98,7 +98,7 @@ def test_an_earlier_life_does_not_speak_for_a_node() -> None:
 
 
 def test_documents_alone_do_not_make_a_node_done() -> None:
-    """A node of which a document was read but which has not said that it is done leaves the picture incomplete."""
+    """A node with a document but no final roster entry makes the coverage incomplete."""
     joined = make_presence(Phase.JOINED, node="a", group_rank=0, group_world_size=1)
     failed = make_presence(Phase.FAILED, node="a", group_rank=0, group_world_size=1)
     assert not _job(make_error(node="a"), roster=(joined,)).coverage.complete
@@ -106,7 +106,7 @@ def test_documents_alone_do_not_make_a_node_done() -> None:
 
 
 def test_an_unreadable_document_of_an_earlier_round_does_not_count() -> None:
-    """What cannot be read of a round that was recovered from does not make the picture incomplete."""
+    """An unreadable document of an earlier round does not make the coverage incomplete."""
     name = str(ErrorKey(0, START_NS, 0, 0, "", 0, "0" * 32))
     job = _job(make_error(round=1, group_world_size=1), unreadable=(Unreadable(name, "empty"),))
     assert job.coverage.unreadable == 0
@@ -114,7 +114,7 @@ def test_an_unreadable_document_of_an_earlier_round_does_not_count() -> None:
 
 
 def test_only_the_judged_rounds_roster_is_kept() -> None:
-    """The roster of the picture is that of the round that is judged, in the order of the group ranks."""
+    """The job has the roster of the judged round, by group rank."""
     entries = (
         make_presence(Phase.JOINED, node="b", group_rank=1, round=1),
         make_presence(Phase.JOINED, node="a", group_rank=0, round=1),
@@ -124,7 +124,7 @@ def test_only_the_judged_rounds_roster_is_kept() -> None:
 
 
 def test_an_earlier_incarnation_is_history() -> None:
-    """What a node's earlier life reported is history; another node's earlier life is not older than it."""
+    """Documents of a node's earlier incarnation are history; incarnations of different nodes are not compared."""
     job = _job(
         make_error(0, node="a", message="old", incarnation=1),
         make_error(0, node="a", message="new", incarnation=2, at_ms=5),
@@ -150,7 +150,7 @@ def test_an_incarnation_of_another_round_does_not_count() -> None:
 
 
 def test_a_stock_file_is_always_judged() -> None:
-    """A file of Flyte's own says nothing of rounds: it counts in whatever round is judged."""
+    """A file of Flyte's own counts in any judged round."""
     stock = make_error(None, writer=Writer.STOCK, exception=None, message="stock")
     job = _job(stock, make_error(round=3, message="ours"))
     assert sorted(_said(job.failures)) == ["ours", "stock"]
@@ -160,7 +160,7 @@ def test_a_stock_file_is_always_judged() -> None:
 
 
 def test_a_worker_and_its_agent_are_merged() -> None:
-    """What the agent saw is added to what the worker said; where both speak, the worker is believed."""
+    """The agent's fields are added to the worker's; the worker's own fields stay."""
     word = make_error(3, message="mine", at_ms=5, log_tail="")
     seen = make_error(
         3, message="agent's", at_ms=1, **_KILLED, log_tail="tail", category="signal", resources=Resources(1)
@@ -173,7 +173,7 @@ def test_a_worker_and_its_agent_are_merged() -> None:
     assert failure.documents == tuple(sorted(word.documents + seen.documents, key=lambda ref: ref.name))
 
 
-def test_a_workers_own_word_comes_first() -> None:
+def test_the_workers_fields_come_first() -> None:
     """Where worker and agent both know something, the worker's is kept."""
     said = {"category": "data", "log_tail": "mine", "exit_code": 3, "signal": "SIGABRT", "resources": Resources(7)}
     seen = {**_KILLED, "exit_code": 4, "category": "exit", "log_tail": "seen", "resources": Resources(8)}
@@ -188,7 +188,7 @@ def test_what_a_worker_does_not_say_its_agent_does() -> None:
 
 
 def test_the_agents_signals_are_the_mark_of_a_victim() -> None:
-    """A process that only its agent speaks of, and that its agent had signalled, was stopped; with its own word not."""
+    """A signalled process without an exception was stopped by its agent; one with an exception was not."""
     sent = (SentSignal("SIGTERM", "stopped because rank 0 failed"),)
     seen = make_error(3, **{**_KILLED, "sent_signals": sent})
     assert _job(seen).failures[0].stopped_by_agent
@@ -211,7 +211,7 @@ _EVIDENCE = {
 
 @pytest.mark.parametrize("name", _EVIDENCE)
 def test_evidence_that_only_a_later_document_has(name: str) -> None:
-    """What the worker's own document does not say is taken from its agent's, and never the other way round."""
+    """Fields that the worker's document lacks come from the agent's, never the other way round."""
     evidence = {name: _EVIDENCE[name]}
     seen = make_error(3, writer=Writer.AGENT, exception=None, **evidence)
     other = make_error(3, writer=Writer.RECORDER, exception=None, exit_code=9, signal="SIGFPE", log_tail="other")
@@ -241,7 +241,7 @@ def _word(exception: ExceptionInfo | None, at_ms: float, *, in_flight: bool = Fa
 def test_an_exception_in_flight_and_the_one_that_left(
     final: ExceptionInfo | None, exception: ExceptionInfo, final_ms: float
 ) -> None:
-    """What left the function tells more if it is the first exception or came of it, else the first one stays."""
+    """The final exception replaces the first one only if it is the same or was raised from it."""
     (failure,) = _job(_word(final, final_ms), _word(_FIRST, 0, in_flight=True)).failures
     assert failure.exception == exception
     assert failure.message == exception.message
@@ -251,7 +251,7 @@ def test_an_exception_in_flight_and_the_one_that_left(
 
 
 def test_the_clean_ups_own_error_decides_nothing() -> None:
-    """Code, kind and fingerprint are those of the exception that stays: a retry is decided by the first fault."""
+    """Code, kind and fingerprint are those of the exception that stays."""
     first = _word(_FIRST, 0, in_flight=True, code="USER:KeyError", kind=Kind.RECOVERABLE, fingerprint="1:0123456789ab")
     final = _word(_CLEAN_UP, 9, code="USER:RuntimeError", fingerprint="1:ba9876543210", log_tail="tail")
     (failure,) = _job(final, first).failures
@@ -269,21 +269,21 @@ def test_the_clocks_of_a_merged_failure_belong_together() -> None:
 
 
 def test_an_exception_in_flight_alone() -> None:
-    """Without a final document of the worker the exception is still in flight, whatever its agent saw."""
+    """Without a final document of the worker the exception is still in flight."""
     (failure,) = _job(_word(_FIRST, 5, in_flight=True), make_error(3, at_ms=0, **_KILLED)).failures
     assert (failure.exception, failure.in_flight, failure.exit_code) == (_FIRST, True, -9)
     assert failure.timestamp_ns == START_NS + 5_000_000
 
 
 def test_what_torch_kept_of_the_exception_is_final() -> None:
-    """An agent that knows with which exception the function ended speaks as the worker would have."""
+    """An agent's document with an exception counts as the worker's final document."""
     kept = _word(_RAISED_FROM, 9, writer=Writer.AGENT)
     (failure,) = _job(_word(_FIRST, 0, in_flight=True), kept).failures
     assert (failure.exception, failure.in_flight) == (_RAISED_FROM, False)
 
 
 def test_several_exceptions_in_flight() -> None:
-    """Of several, the first counts, as the last that speaks of it tells it."""
+    """The first of several exceptions counts, from the last document about it."""
     (failure,) = _job(
         _word(_CLEAN_UP, 2, in_flight=True), _word(_RAISED_FROM, 1, in_flight=True), _word(_FIRST, 0, in_flight=True)
     ).failures
@@ -292,7 +292,7 @@ def test_several_exceptions_in_flight() -> None:
 
 @pytest.mark.parametrize(("pid", "at_ms"), [(7, 0), (0, 0), (8, 9)])
 def test_only_the_same_process_was_in_flight(pid: int, at_ms: float) -> None:
-    """A time in flight is that of the process that wrote both documents, if both say which one they are from."""
+    """A time in flight counts only if both documents are from the same process."""
     (failure,) = _job(_word(_AGAIN, 9, pid=7), _word(_FIRST, 0, pid=pid, in_flight=True)).failures
     assert failure.exception == _AGAIN
     assert failure.timestamp_ns == START_NS + at_ms * 1_000_000
@@ -312,7 +312,7 @@ def _handled(**fields: Any) -> WorkerError:
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("round_", [0, 1, 2])
 def test_a_withdrawn_document_says_nothing(phase: Phase, round_: int) -> None:
-    """Whatever entry takes it back, a document is no failure, no history, not counted and not missed."""
+    """A withdrawn document is no failure, no history, and not counted."""
     entries = (
         make_presence(phase, node="a", round=round_, receipts=(_TAKEN_BACK,)),
         make_presence(Phase.FAILED, node="a", round=1),
@@ -324,7 +324,7 @@ def test_a_withdrawn_document_says_nothing(phase: Phase, round_: int) -> None:
 
 
 def test_a_withdrawn_document_leaves_the_others() -> None:
-    """The failures of the same worker, and of others, are judged as if the document had never been."""
+    """Other failures are judged as without the withdrawn document."""
     roster = (make_presence(node="a", receipts=(_TAKEN_BACK,)),)
     others = (make_error(3, node="a", at_ms=5, message="real"), make_error(1, node="a", at_ms=9, message="other"))
     job, without = _job(_handled(), *others, roster=roster), _job(*others, roster=roster)
@@ -343,7 +343,7 @@ def test_a_withdrawn_document_leaves_the_others() -> None:
 )
 @pytest.mark.parametrize("unreadable", [(), (Unreadable(_HANDLED, "empty"),)])
 def test_a_withdrawn_document_is_not_missed(receipts: tuple[Receipt, ...], unreadable: tuple[Unreadable, ...]) -> None:
-    """Whether it was uploaded, is gone or cannot be read, a withdrawn document leaves the picture complete."""
+    """A withdrawn document never makes the coverage incomplete."""
     job = _job(roster=(make_presence(Phase.SUCCEEDED, node="a", receipts=receipts),), unreadable=unreadable)
     assert job.coverage.complete
     assert (job.coverage.notes, job.coverage.unreadable) == ((), 0)
@@ -369,7 +369,7 @@ _ENTRY = {"node": "a", "group_rank": 0, "round": 1, "incarnation": 2}
 def test_a_worker_that_finished_had_handled_it(
     phase: Phase, place: dict[str, Any], document: dict[str, Any], counts: bool
 ) -> None:
-    """What was in flight in a node that then succeeded, in that round and life, was handled; nothing else was."""
+    """An exception in flight was handled if its node succeeded in the same round and incarnation."""
     entry = make_presence(phase, **{**_ENTRY, **place}, receipts=(Receipt(_HANDLED, durable=True),))
     job = _job(_handled(**{**_ENTRY, **document}), roster=(entry,))
     assert bool(job.failures) is counts
@@ -377,24 +377,24 @@ def test_a_worker_that_finished_had_handled_it(
 
 
 def test_the_same_rank_on_two_nodes_is_two_failures() -> None:
-    """A document that claims another node's rank is not that worker's."""
+    """Documents of two nodes that claim one rank are two failures."""
     assert len(_job(make_error(3, node="a"), make_error(3, node="b")).failures) == 2
 
 
 def test_processes_without_a_rank_are_told_apart_by_pid() -> None:
-    """Two processes of one node that have no rank are two failures, one process heard twice is one."""
+    """Processes without a rank are told apart by their pid."""
     documents = [make_error(None, pid=pid, writer=writer) for pid in (7, 8) for writer in (Writer.WORKER, Writer.AGENT)]
     assert len(_job(*documents).failures) == 2
 
 
 def test_an_agent_is_not_one_of_its_workers() -> None:
-    """An agent's own failure stays apart from those of the workers it speaks of."""
+    """An agent's own failure is not merged with those of its workers."""
     agent = make_error(None, subject=Subject.AGENT, writer=Writer.AGENT, group_rank=0)
     assert len(_job(agent, make_error(0, group_rank=0), make_error(0, group_rank=0, **_KILLED)).failures) == 2
 
 
-def test_an_agent_heard_twice_is_one() -> None:
-    """What an agent and its node's recorder, two processes, say of the agent is one failure."""
+def test_documents_of_agent_and_recorder_are_one_failure() -> None:
+    """Documents of an agent and of its recorder about the agent are one failure."""
     own, seen = (
         make_error(None, subject=Subject.AGENT, writer=writer, group_rank=0, pid=pid, message=writer.value)
         for writer, pid in ((Writer.AGENT, 7), (Writer.RECORDER, 8))
@@ -403,13 +403,13 @@ def test_an_agent_heard_twice_is_one() -> None:
 
 
 def test_agents_without_a_name_are_told_apart_by_group_rank() -> None:
-    """The agents of two nodes that have no name are two."""
+    """Agents of two nodes without a name are told apart by group rank."""
     agents = [make_error(None, node="", worker="", subject=Subject.AGENT, group_rank=rank) for rank in (0, 0, 1)]
     assert len(_job(*agents).failures) == 2
 
 
 def test_two_rounds_of_a_worker_are_two_failures() -> None:
-    """What a worker reported in two rounds that were recovered from, or in two lives, is not one failure."""
+    """Documents of a worker in two rounds or incarnations are two failures."""
     lives = [make_error(3, round=0), make_error(3, round=1), make_error(3, round=1, incarnation=2)]
     assert len(_job(*lives, make_error(3, round=2)).history) == 3
 
@@ -421,7 +421,7 @@ def test_stock_files_are_never_merged() -> None:
 
 
 def test_a_failure_always_has_a_fingerprint() -> None:
-    """What the writer did not fingerprint is fingerprinted; what it did is kept."""
+    """A missing fingerprint is computed; an existing one is kept."""
     given_, made = _job(make_error(0, fingerprint="1:0123456789ab"), make_error(1)).failures
     assert given_.fingerprint == "1:0123456789ab"
     assert made.fingerprint.startswith("1:")
@@ -474,7 +474,7 @@ _ENTRIES = st.builds(
 def test_the_order_of_reading_does_not_matter(
     documents: list[WorkerError], entries: list[NodePresence], shuffler: random.Random
 ) -> None:
-    """However documents and roster entries are listed, the picture is the same."""
+    """The job does not depend on the order of documents and roster entries."""
     unreadable = [Unreadable("b.pb", "empty"), Unreadable("a.pb", "refused")]
     expected = _assembled(documents, entries, unreadable)
     for items in (documents, entries, unreadable):
@@ -499,14 +499,14 @@ def test_no_document_is_lost(documents: list[WorkerError]) -> None:
 
 
 def test_the_digest_is_over_the_documents_names() -> None:
-    """The digest is the same for the same documents in any order, and another for more or others."""
+    """The digest depends on the documents' names, not on their order."""
     one, other = make_error(0), make_error(1)
     assert digest_of([one, other]) == digest_of([other, one])
     assert len({digest_of([]), digest_of([one]), digest_of([other]), digest_of([one, other])}) == 4
 
 
 def test_seals_are_in_the_order_of_what_they_rest_on() -> None:
-    """The seal that rests on the most documents comes first, then by name."""
+    """Seals are sorted by number of documents, most first, then by name."""
     seal = Seal("b", "", 2, "earliest", "", 0, "", "", "", make_error().kind, make_error().origin, None, "")
     seals = (seal, replace(seal, name="a"), replace(seal, name="c", count=9))
     assert [item.name for item in _job(seals=seals).seals] == ["c", "a", "b"]
@@ -516,7 +516,7 @@ def test_seals_are_in_the_order_of_what_they_rest_on() -> None:
 
 
 def test_everybody_reported() -> None:
-    """With a report of every node of the roster, everything was looked at."""
+    """With a final entry of every node the coverage is complete."""
     job = _job(
         make_error(0, node="a", group_rank=0),
         roster=(make_presence(node="a", nodes=2), make_presence(Phase.SUCCEEDED, node="b", group_rank=1, nodes=2)),
@@ -526,7 +526,7 @@ def test_everybody_reported() -> None:
 
 
 def test_a_silent_node_is_named() -> None:
-    """A node that joined and sent nothing makes the picture incomplete, and is named."""
+    """A node that joined and sent nothing makes the coverage incomplete, and is named."""
     job = _job(
         make_error(0, node="a"),
         roster=(make_presence(node="a", nodes=2), make_presence(Phase.JOINED, node="b", group_rank=1, nodes=2)),
@@ -544,7 +544,7 @@ def test_many_silent_nodes_are_not_all_named() -> None:
 
 @pytest.mark.parametrize(("expected_nodes", "complete"), [(1, True), (2, False), (None, False)])
 def test_the_expected_number_of_nodes(expected_nodes: int | None, complete: bool) -> None:
-    """The caller's number of nodes counts; without it and without a roster nobody knows, and nothing is complete."""
+    """The caller's number of nodes is expected; without it and a roster the number is unknown."""
     coverage = _job(make_error(), expected_nodes=expected_nodes).coverage
     assert (coverage.expected, coverage.complete) == (expected_nodes, complete)
 
@@ -560,7 +560,7 @@ def test_two_workers_of_a_node_are_one_report() -> None:
 
 
 def test_a_stock_file_without_a_worker_is_a_report_of_its_own() -> None:
-    """Files of Flyte's own that name no worker are taken for one node each, those that do for that node."""
+    """A file of Flyte's own counts for the worker that it names, else for a node of its own."""
     stock = {"writer": Writer.STOCK, "exception": None}
     nameless = [make_error(None, node="", **stock) for _ in range(2)]
     named = [make_error(None, node="a", **stock) for _ in range(2)]
@@ -581,7 +581,7 @@ def test_a_node_without_a_name_is_its_group_rank() -> None:
     ],
 )
 def test_what_was_not_looked_at_makes_it_incomplete(snapshot: dict[str, Any]) -> None:
-    """An unreadable document, or anything else that could not be looked at, is said and makes it incomplete."""
+    """An unreadable document or a note makes the coverage incomplete, and is in the notes."""
     coverage = _job(make_error(), expected_nodes=1, **snapshot).coverage
     assert not coverage.complete
     (note,) = coverage.notes
@@ -599,14 +599,14 @@ def test_many_unreadable_documents_are_counted_and_some_named() -> None:
 
 
 def test_foreign_files_are_named_and_harmless() -> None:
-    """A file that is no document is said to have been left alone, and changes nothing else."""
+    """A file that is not a document is named in the notes and otherwise ignored."""
     coverage = _job(make_error(), expected_nodes=1, foreign=("notes.txt",)).coverage
     assert coverage.complete
-    assert coverage.notes == ("1 files in the errors folder are no error documents and were left alone: notes.txt",)
+    assert coverage.notes == ("1 files in the errors folder are not error documents and were ignored: notes.txt",)
 
 
 def test_a_document_that_was_never_uploaded_is_missed() -> None:
-    """A receipt that says a document is not durable makes the picture incomplete and gives the reason."""
+    """A receipt of a failed upload makes the coverage incomplete and gives the reason."""
     receipt = Receipt("e1.pb", durable=False, error="refused", rank=3)
     coverage = _job(make_error(), roster=(make_presence(receipts=(receipt,)),)).coverage
     assert not coverage.complete
@@ -614,15 +614,15 @@ def test_a_document_that_was_never_uploaded_is_missed() -> None:
 
 
 def test_a_document_that_has_gone_is_missed() -> None:
-    """A receipt for a document that is not there is said."""
+    """A receipt for a missing document is named in the notes."""
     receipt = Receipt("e1-gone.pb", durable=True)
     coverage = _job(make_error(), roster=(make_presence(receipts=(receipt,)),)).coverage
-    assert coverage.notes == ("worker-0 says it uploaded e1-gone.pb, but it is not there",)
+    assert coverage.notes == ("worker-0 reported the upload of e1-gone.pb, but the document is missing",)
 
 
 @pytest.mark.parametrize("snapshot", [{}, {"unreadable": (Unreadable("e1-here.pb", "empty"),)}])
 def test_a_document_that_is_there_is_not_missed(snapshot: dict[str, Any]) -> None:
-    """A receipt for a document that was read, or found unreadable, is no news."""
+    """A receipt for a listed document adds no note."""
     here = make_error(documents=(DocumentRef("e1-here.pb"),)) if not snapshot else make_error()
     entry = make_presence(receipts=(Receipt("e1-here.pb", durable=True),))
     notes = _job(here, roster=(entry,), **snapshot).coverage.notes
@@ -645,24 +645,24 @@ def test_a_document_that_is_there_is_not_missed(snapshot: dict[str, Any]) -> Non
     ],
 )
 def test_whether_all_nodes_are_done(phases: list[Phase], expected_nodes: int | None, done: bool) -> None:
-    """All nodes are done once as many as take part have said that they have nothing more to write."""
+    """All nodes are done if as many as take part have a final entry."""
     entries = [make_presence(phase, node=f"n{n}", group_rank=n, nodes=2) for n, phase in enumerate(phases)]
     assert nodes_done(entries, expected_nodes) is done
 
 
-def test_one_node_that_speaks_twice_is_one() -> None:
-    """Two final entries of one node do not stand for two nodes."""
+def test_two_entries_of_one_node_count_once() -> None:
+    """Two final entries of one node count once."""
     assert not nodes_done([make_presence(nodes=2), make_presence(Phase.SUCCEEDED, nodes=2)])
 
 
 def test_an_earlier_rounds_entries_do_not_count_as_done() -> None:
-    """That everybody was done in round 0 says nothing of round 1."""
+    """Final entries of round 0 do not count in round 1."""
     entries = [make_presence(Phase.FAILED, round=0), make_presence(Phase.JOINED, round=1)]
     assert not nodes_done(entries)
 
 
 def test_the_members_of_a_merge_are_not_changed() -> None:
-    """Merging takes the first exception that somebody knows, whole."""
+    """The merge takes the whole exception of the first document with one."""
     inner = ExceptionInfo("OSError", "disk full", notes=("on /data",))
     (failure,) = _job(make_error(3, exception=None), make_error(3, exception=inner, writer=Writer.AGENT)).failures
     assert failure.exception == inner
@@ -680,5 +680,5 @@ def test_the_members_of_a_merge_are_not_changed() -> None:
     ids=["done", "silent", "its agent failed", "its agent is gone", "nobody said"],
 )
 def test_whether_the_pods_live(failures: list[WorkerError], roster: list[NodePresence], live: bool) -> None:
-    """A node that never said that it is done, or whose agent is gone, may have taken its pod along."""
+    """A node without a final entry, or with a lost agent, counts as a lost pod."""
     assert pods_live(assemble(Snapshot(documents=tuple(failures), roster=tuple(roster)))) is live

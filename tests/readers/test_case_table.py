@@ -1,4 +1,4 @@
-"""Every row of the table of cases in the design: what the reader says, and that it does not say something else."""
+"""Every row of the case table in docs/design.md."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _TIES = {
 
 @pytest.mark.parametrize(("errors", "rank"), _TIES.values(), ids=_TIES)
 def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt: Attempt, errors: list, rank: int) -> None:
-    """At the same time, evidence decides, then the lowest rank; whichever name comes first in the listing."""
+    """With equal times evidence decides, then the lowest rank, for any order of the listing."""
     for number, order in enumerate(itertools.permutations(errors)):
         for name, error in enumerate(order):
             attempt.put(f"{number}/firstfault/errors/{name}.pb", encode(error))
@@ -58,7 +58,7 @@ def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt: Attempt
 
 
 def test_same_timestamp_of_different_faults(attempt: Attempt) -> None:
-    """By default, of two faults at the same time the lowest rank's comes first, and the other one is named too."""
+    """By default the lowest rank of two simultaneous faults comes first, and the other one is named too."""
     errors = [
         make_error(rank, node=f"w-{9 - rank}", message=text) for rank, text in ((7, "no labels"), (2, "no shard"))
     ]
@@ -85,7 +85,7 @@ def test_missing_timestamp_comes_last_and_is_said(attempt: Attempt, folder: str)
 
 
 def test_missing_timestamp_of_one_fault_of_two(attempt: Attempt) -> None:
-    """By default too it comes last, and the verdict says that nobody knows."""
+    """By default, too, it comes last, and the confidence is low."""
     attempt.write(make_error(0, node="w-0", at_ms=None, message="no labels"), make_error(1, node="w-1", at_ms=5))
     verdict = attempt.reader().verdict()
     assert (verdict.ranks, verdict.confidence) == ((1,), "low")
@@ -93,7 +93,7 @@ def test_missing_timestamp_of_one_fault_of_two(attempt: Attempt) -> None:
 
 
 def test_no_timestamp_at_all_is_said(attempt: Attempt) -> None:
-    """When nobody recorded a time the lowest rank is taken, and neither a time nor a tie of times is claimed."""
+    """Without any time the lowest rank is taken, and the verdict claims neither a time nor a tie."""
     attempt.write(make_error(2, at_ms=None), make_error(1, at_ms=None))
     verdict = attempt.reader(strategy="earliest").verdict()
     assert (verdict.ranks, verdict.timestamp_ns, verdict.confidence) == ((1,), None, "low")
@@ -107,16 +107,16 @@ _GOOD = encode(make_error(0, node="w-0", at_ms=-5, message="x" * 100))
 _BROKEN = {
     "empty": (b"", "is empty (0 bytes)"),
     "truncated": (_GOOD[: len(_GOOD) // 2], "is not an error document"),
-    "oversized": (_GOOD + b"\0" * MAX_DOCUMENT_BYTES, f"more than the {MAX_DOCUMENT_BYTES}"),
+    "oversized": (_GOOD + b"\0" * MAX_DOCUMENT_BYTES, f"more than the limit of {MAX_DOCUMENT_BYTES}"),
     "undecodable": (b"<html>502 Bad Gateway</html>", "is not an error document"),
-    "of another kind": (b"\x10\x01", "holds no error"),
+    "of another kind": (b"\x10\x01", "has no error"),
 }
 
 
 @pytest.mark.parametrize(("data", "reason"), _BROKEN.values(), ids=_BROKEN)
 @pytest.mark.parametrize("name", ["firstfault/errors/broken.pb", "error-broken.pb"], ids=["ours", "stock"])
 def test_a_broken_document_is_skipped_counted_and_named(attempt: Attempt, name: str, data: bytes, reason: str) -> None:
-    """A document that cannot be used is skipped, counted in the coverage, and named with the reason."""
+    """An unreadable document is skipped, counted in the coverage, and named with the reason."""
     attempt.put(name, data)
     attempt.write(make_error(3, node="w-1", group_world_size=1))
     reader = attempt.reader()
@@ -142,7 +142,7 @@ def test_the_limit_is_the_largest_document_that_is_read(attempt: Attempt, size: 
 
 
 def test_only_broken_documents_are_an_error_that_nobody_can_name(attempt: Attempt) -> None:
-    """If nothing could be read the attempt failed all the same: undetermined, with the documents named."""
+    """With unreadable documents alone the attempt has failed; the verdict is undetermined and names them."""
     attempt.put("firstfault/errors/broken.pb", b"")
     reader = attempt.reader()
     assert reader.is_error()
@@ -156,7 +156,7 @@ def test_only_broken_documents_are_an_error_that_nobody_can_name(attempt: Attemp
 
 
 def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document that may not be read is skipped, counted and named, with the permission that is missing."""
+    """A document without read permission is skipped, counted and named with the missing permission."""
     (secret,) = attempt.write(make_error(0, node="w-0"))
     attempt.write(make_error(3, node="w-1", at_ms=9))
     get = FsspecStore.get
@@ -179,7 +179,7 @@ def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, mon
 
 @pytest.fixture
 def late(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Node w-1 writes its document and says so only after the roster has been looked at; the looks are recorded."""
+    """Node w-1 writes its document and roster entry after the first listing; the listings are recorded."""
     looks: list[str] = []
     listed = FsspecStore.pages
 
@@ -212,13 +212,13 @@ def test_a_late_document_is_waited_for(attempt: Attempt, late: list[str]) -> Non
 
 
 def test_without_time_to_settle_nobody_is_waited_for(attempt: Attempt, late: list[str]) -> None:
-    """Without time to settle the reader looks once."""
+    """Without `settle_seconds` the reader lists once."""
     assert attempt.reader().verdict().settled
     assert len(late) == 1
 
 
 def test_the_wait_is_bounded_and_its_end_is_said(attempt: Attempt) -> None:
-    """If a node never reports, the reader gives up, says that it did, and names the node."""
+    """If a node never reports, the reader stops waiting, says so, and names the node."""
     attempt.write(make_error(0, node="w-0", group_rank=0))
     attempt.join(
         make_presence(node="w-0", group_rank=0, nodes=2),
@@ -273,7 +273,7 @@ def test_the_document_is_the_authority_on_its_round(attempt: Attempt) -> None:
 
 
 def test_an_earlier_incarnation_is_history(attempt: Attempt) -> None:
-    """What a pod reported before it was restarted in place is history."""
+    """Documents of a pod before its restart in place are history."""
     attempt.write(
         make_error(0, at_ms=-500, message="before the restart", incarnation=1),
         make_error(0, at_ms=0, message="after it", incarnation=2),
@@ -282,11 +282,11 @@ def test_an_earlier_incarnation_is_history(attempt: Attempt) -> None:
     assert verdict.message == "after it"
 
 
-# --- one worker heard twice -----------------------------------------------------------------------------------------
+# --- several documents of one worker --------------------------------------------------------------------------------
 
 
-def test_one_worker_heard_twice_is_merged(attempt: Attempt) -> None:
-    """The worker's document and its agent's about it are one failure, with what each of them knows."""
+def test_two_documents_of_one_worker_are_merged(attempt: Attempt) -> None:
+    """The worker's document and its agent's are one failure with the fields of both."""
     attempt.write(
         make_error(3, message="mine"),
         make_error(3, at_ms=900, exception=None, message="exit code 1", exit_code=1, writer=Writer.AGENT),
@@ -304,7 +304,7 @@ def test_one_worker_heard_twice_is_merged(attempt: Attempt) -> None:
 
 @pytest.mark.parametrize("withdrawn", [True, False])
 def test_an_exception_that_was_handled_is_no_error(attempt: Attempt, withdrawn: bool) -> None:
-    """An attempt whose nodes succeeded has not failed, though one of them wrote of an exception in flight."""
+    """An attempt whose nodes succeeded has not failed, despite a document about an exception in flight."""
     life = {"node": "w-0", "group_rank": 0, "incarnation": 7}
     (name,) = attempt.write(make_error(3, in_flight=True, **life))
     assert attempt.reader().is_error()
@@ -318,7 +318,7 @@ def test_an_exception_that_was_handled_is_no_error(attempt: Attempt, withdrawn: 
 
 
 def test_a_node_that_failed_may_withdraw_a_document(attempt: Attempt) -> None:
-    """Beside a failure that is real, a document that its node took back is in neither verdict nor digest."""
+    """A withdrawn document beside a real failure is in neither verdict nor digest."""
     (handled,) = attempt.write(make_error(3, in_flight=True, message="handled", group_rank=0))
     (real,) = attempt.write(make_error(1, at_ms=9, message="real", group_rank=0))
     receipts = (Receipt(handled, durable=True, withdrawn=True), Receipt(real, durable=True))
@@ -348,7 +348,7 @@ def test_what_a_stopped_worker_had_in_flight_is_a_consequence(attempt: Attempt) 
 
 @pytest.mark.parametrize("outputs", [True, False])
 def test_nothing_found_is_not_an_error(attempt: Attempt, outputs: bool) -> None:
-    """Without an error document there is no error; who reads one all the same gets Flyte's ErrorFileNotFound."""
+    """Without an error document there is no error; `read_error` returns Flyte's ErrorFileNotFound."""
     if outputs:
         attempt.put("outputs.pb", b"")
     reader = attempt.reader()
@@ -382,7 +382,7 @@ _ANSWERS: dict[str, Any] = {
 def test_storage_that_cannot_be_listed_is_never_no_error(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, ask: Any, error: StoreError
 ) -> None:
-    """Whatever is asked, storage that cannot be listed is a typed error, also when there are outputs."""
+    """Every method raises a typed error if the storage cannot be listed, also if there are outputs."""
     attempt.put("outputs.pb", b"")
     _refuse_listing(monkeypatch, error)
     with pytest.raises(type(error), match=str(error)):
@@ -390,7 +390,7 @@ def test_storage_that_cannot_be_listed_is_never_no_error(
 
 
 def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a pod judges by its own documents, says so, and names the permission that is missing."""
+    """A pod that may not list uses its own documents, says so, and names the missing permission."""
     attempt.write(make_error(0, node="w-0", at_ms=-50, message="another pod's"))
     _refuse_listing(monkeypatch, AccessDeniedError("refused; check the credentials and the list permission"))
     own = Snapshot(documents=(make_error(3, node="w-1", group_world_size=2, message="mine"),))
@@ -432,7 +432,7 @@ def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, warn
 
 
 def test_clock_skew_is_named_by_default_too() -> None:
-    """A clock that is ahead of the storage's is named, with the least by which it is."""
+    """A clock ahead of the storage's is named, with the least difference."""
     ref = DocumentRef("a.pb", last_modified_ns=START_NS - 600 * _S)
     ahead = make_error(0, node="w-0", at_ms=0, upload_delay_ns=0, documents=(ref,))
     verdict = MultiErrorFileOutputReader("unused").conclude_from(make_job(ahead)).verdict
@@ -443,7 +443,7 @@ def test_clock_skew_is_named_by_default_too() -> None:
 
 
 def test_every_look_is_fresh(attempt: Attempt) -> None:
-    """The same reader, asked again, sees what was written since."""
+    """The same reader sees documents that were written after its last call."""
     reader = attempt.reader()
     assert not reader.is_error()
     attempt.write(make_error(1, at_ms=5, message="second"))

@@ -1,4 +1,4 @@
-"""``firstfault classify``: JSON lines in, JSON lines out, and one clear line for what is none."""
+"""``firstfault classify``: JSON lines in, JSON lines out, and one line for an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_lines() -> None:
-    """One answer a line, in order, with the id as it came; empty lines are left out."""
+    """One answer per line, in order, with the id of the input; empty lines are skipped."""
     rows = [
         {"id": "a", "exception_type": "ValueError", "message": "bad batch"},
         {"id": 2, "message": "[gloo/pair.cc:1] Connection closed by peer [10.0.0.7]:4711"},
@@ -37,13 +37,13 @@ def test_lines() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ('{"id": 1}\n{"id": ', "line 2 of stdin is no JSON"),
+        ('{"id": 1}\n{"id": ', "line 2 of stdin is not JSON"),
         ("[1]", "line 1 of stdin must be an object"),
-        ('{"message": 7}', "'message' in line 1 of stdin must be a text"),
+        ('{"message": 7}', "'message' in line 1 of stdin must be a string"),
     ],
 )
 def test_bad_input(text: str, reason: str) -> None:
-    """One line that says which line is wrong, and exit code 2."""
+    """An invalid line has exit code 2 and an error with its number."""
     done = run(text)
     assert done.returncode == 2
     assert reason in done.stderr
@@ -51,7 +51,7 @@ def test_bad_input(text: str, reason: str) -> None:
 
 
 def test_signatures_of_ones_own(tmp_path: Path) -> None:
-    """A file is asked first; one that is not valid is named."""
+    """A file's signatures come first; an invalid file is named in the error."""
     file = tmp_path / "ours.toml"
     file.write_text(
         'schema = 1\n[[signature]]\nid = "ours"\npattern = "bad batch"\nrole = "secondary"\ncategory = "data"\n'

@@ -1,4 +1,4 @@
-"""The command line and ``firstfault show``: exit codes, the JSON contract, files, help, and one line for an error."""
+"""The command line and ``firstfault show``: exit codes, JSON, files, help and errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _DECISION_KEYS = {"retry", "kind", "origin", "enforced", "reason", "retries_left
 
 @dataclass(frozen=True)
 class Ran:
-    """What a run of the command line did."""
+    """The result of a run of the command line."""
 
     code: int
     out: str
@@ -80,7 +80,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
 
 
 def test_the_exit_codes_are_a_contract() -> None:
-    """Other tools rely on these numbers."""
+    """The exit codes have the documented numbers."""
     assert {code.name: code.value for code in EXIT} == {
         "OK": 0,
         "TOOL_FAILED": 1,
@@ -117,7 +117,7 @@ def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a 
 
 
 def test_an_unreadable_document_is_a_root_cause_nobody_can_name(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """An attempt of which nothing can be read did not succeed."""
+    """An attempt with an unreadable document alone has failed."""
     attempt.put("outputs.pb", b"")
     attempt.put("error.pb", b"")
     ran = run("show", attempt.uri)
@@ -135,19 +135,22 @@ def test_an_unreadable_document_is_a_root_cause_nobody_can_name(attempt: Attempt
         (("show", "out", "--expected-nodes", "many"), "not a valid integer"),
         (("show", "out", "--colour"), "No such option"),
         (("show", "out", "--jsn"), "Did you mean"),
-        (("shwo", "out"), "no command 'shwo'; did you mean 'show'?"),
-        (("Watch", "out"), "no command 'Watch'; did you mean 'watch'?"),
-        (("frobnicate",), "no command 'frobnicate'; there are classify, run, show and watch (see 'firstfault --help')"),
-        ((), "a command is missing; there are classify, run, show and watch (see 'firstfault --help')"),
-        (("--debug",), "a command is missing"),
+        (("shwo", "out"), "unknown command 'shwo'; did you mean 'show'?"),
+        (("Watch", "out"), "unknown command 'Watch'; did you mean 'watch'?"),
+        (
+            ("frobnicate",),
+            "unknown command 'frobnicate'; commands are classify, run, show and watch (see 'firstfault --help')",
+        ),
+        ((), "missing command; commands are classify, run, show and watch (see 'firstfault --help')"),
+        (("--debug",), "missing command"),
         (("show", "out", "--json", "--markdown"), "--json and --markdown write to stdout; choose one"),
         (("show", "out", "--markdown", "--html", "-"), "--markdown and --html - write to stdout; choose one"),
         (("show", "out", "--strategy", "earlyest"), "there is no strategy 'earlyest'; known are evidence, earliest"),
-        (("show", "nosuchthing://bucket/out"), "there is no storage of the kind 'nosuchthing'"),
+        (("show", "nosuchthing://bucket/out"), "unknown storage scheme 'nosuchthing'"),
     ],
 )
 def test_a_usage_error(run: Callable[..., Ran], arguments: tuple[str, ...], reason: str) -> None:
-    """What cannot be asked is exit code 2, with the reason in one line on stderr and nothing on stdout."""
+    """Invalid arguments have exit code 2, the reason in one line on stderr, and nothing on stdout."""
     ran = run(*arguments)
     assert ran.code == EXIT.USAGE
     (line,) = ran.err.splitlines()
@@ -158,7 +161,7 @@ def test_a_usage_error(run: Callable[..., Ran], arguments: tuple[str, ...], reas
 
 @pytest.mark.parametrize("path", ["", "/firstfault", "/firstfault/errors", "/error.pb", "/elsewhere"])
 def test_nothing_found(attempt: Attempt, run: Callable[..., Ran], path: str) -> None:
-    """Where there is nothing, the exit code is 3, and one line says where it was looked."""
+    """Without documents and outputs the exit code is 3, and one line names the folder."""
     ran = run("show", attempt.uri + path)
     assert ran.code == EXIT.NOTHING_FOUND
     assert ran.out == ""
@@ -168,7 +171,7 @@ def test_nothing_found(attempt: Attempt, run: Callable[..., Ran], path: str) -> 
 
 
 def test_outputs_do_not_excuse_an_errors_folder(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """Who names an empty errors folder is not told that the attempt succeeded."""
+    """An empty errors folder has exit code 3, also if the attempt has outputs."""
     attempt.put("firstfault/errors/outputs.pb", b"")
     (attempt.folder / "firstfault/errors/outputs.pb").unlink()
     attempt.put("outputs.pb", b"")
@@ -177,10 +180,10 @@ def test_outputs_do_not_excuse_an_errors_folder(attempt: Attempt, run: Callable[
 
 
 def test_success_is_said(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """An attempt that left outputs and no error did not fail, and that is said."""
+    """An attempt with outputs and no error has exit code 0 and a line that says so."""
     attempt.put("outputs.pb", b"")
     ran = run("show", attempt.uri)
-    assert ran == Ran(EXIT.OK, "no error: the attempt left outputs\n", "")
+    assert ran == Ran(EXIT.OK, "no error: the attempt has outputs\n", "")
 
 
 # --- errors of the tool ---------------------------------------------------------------------------------------------
@@ -188,7 +191,7 @@ def test_success_is_said(attempt: Attempt, run: Callable[..., Ran]) -> None:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listing is refused, in words of two lines and colours."""
+    """A listing that is refused with two coloured lines."""
 
     async def listing(self: FsspecStore, folder: str = "") -> list:
         raise AccessDeniedError("cannot list:\n\x1b[31mrefused\x1b[0m")
@@ -197,18 +200,18 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_folder_of_a_run_leads_to_its_attempts(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
-    """A folder that holds attempts is none itself: where the first lies is said."""
+    """For the folder of all attempts the error names the first attempt."""
     attempt.write(make_error(3))
     Path(attempt.uri).rename(tmp_path / "0")
     ran = run("show", str(tmp_path))
     assert ran.code == EXIT.NOTHING_FOUND
-    assert f"attempts lie below it, the first in {tmp_path}/0" in ran.err
+    assert f"it is the folder of all attempts; the first is {tmp_path}/0" in ran.err
 
 
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_a_storage_error_is_one_line(attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...]) -> None:
-    """A storage that refuses is exit code 1 and one plain line, even if there are outputs."""
+    """A refused request has exit code 1 and one plain line, even if there are outputs."""
     attempt.put("outputs.pb", b"")
     ran = run("show", attempt.uri, *options)
     assert ran == Ran(EXIT.TOOL_FAILED, "", "firstfault: cannot list: refused\n")
@@ -217,7 +220,7 @@ def test_a_storage_error_is_one_line(attempt: Attempt, run: Callable[..., Ran], 
 @pytest.mark.usefixtures("refused")
 @pytest.mark.parametrize("arguments", [("--debug", "show"), ("show", "--debug")])
 def test_debug_gives_a_traceback(attempt: Attempt, arguments: tuple[str, ...]) -> None:
-    """With --debug, before or after the command, the error is raised as it is."""
+    """With --debug, before or after the command, the error is raised unchanged."""
     with pytest.raises(AccessDeniedError):
         main([*arguments, attempt.uri])
 
@@ -227,7 +230,7 @@ def _bug(*arguments: object, **options: object) -> None:
 
 
 def test_a_bug_is_one_line(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also an error that nobody foresaw is one line, which names it and says how to see more."""
+    """An unexpected error is one line with its name and a pointer to --debug."""
     monkeypatch.setattr(FsspecStore, "list", _bug)
     ran = run("show", attempt.uri)
     assert ran.code == EXIT.TOOL_FAILED
@@ -235,14 +238,14 @@ def test_a_bug_is_one_line(attempt: Attempt, run: Callable[..., Ran], monkeypatc
 
 
 def test_a_bug_with_debug(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --debug a bug is raised as it is."""
+    """With --debug an unexpected error is raised unchanged."""
     monkeypatch.setattr(FsspecStore, "list", _bug)
     with pytest.raises(ZeroDivisionError):
         main(["show", attempt.uri, "--debug"])
 
 
 def test_an_interrupt(attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C is exit code 130 and one line."""
+    """Ctrl-C has exit code 130 and one line."""
 
     def interrupt(self: object) -> None:
         raise KeyboardInterrupt
@@ -257,7 +260,7 @@ def test_an_interrupt(attempt: Attempt, run: Callable[..., Ran], monkeypatch: py
 
 
 def test_json(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """With --json stdout is one object with exactly the keys of the contract, and stderr is empty."""
+    """With --json stdout is one object with exactly the keys of the schema, and stderr is empty."""
     attempt.write(make_error(3, node="w-1", message="bad"), make_error(0, node="w-0", at_ms=30, message="peer"))
     attempt.join(make_presence(node="w-1", nodes=2), make_presence(node="w-0", group_rank=1, nodes=2))
     ran = run("show", attempt.uri, "--json")
@@ -287,7 +290,7 @@ def test_json_without_an_error(attempt: Attempt, run: Callable[..., Ran], output
 
 
 def test_text(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """Without --json stdout begins with the answer and ends with where the documents are."""
+    """Without --json stdout begins with the answer and ends with the documents' URI."""
     attempt.write(make_error(3, node="w-1", message="bad"))
     lines = run("show", attempt.uri).out.splitlines()
     assert lines[0] == "ValueError rank 3 w-1 no retry: bad"
@@ -309,7 +312,7 @@ def test_hostile_documents_do_not_reach_the_terminal(
 
 
 def test_the_options_reach_the_reader(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """Strategy and number of nodes are those of the command line."""
+    """--strategy and --expected-nodes reach the reader."""
     attempt.write(make_error(0, kind=Kind.RECOVERABLE), make_error(1, at_ms=5))
     ran = run("show", attempt.uri, "--strategy", "strictest", "--expected-nodes", "7", "--json")
     verdict = json.loads(ran.out)["verdict"]
@@ -317,7 +320,7 @@ def test_the_options_reach_the_reader(attempt: Attempt, run: Callable[..., Ran])
 
 
 def test_verbose(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """With -v, the documents of each sentence and the ranks of each node are told too."""
+    """With -v the report has the documents of each sentence and the ranks of each node."""
     (name,) = attempt.write(make_error(3, node="w-1", message="bad"))
     assert f"source: {name}\n" in run("show", attempt.uri, "-v").out
     assert "source: " not in run("show", attempt.uri).out
@@ -327,7 +330,7 @@ def test_verbose(attempt: Attempt, run: Callable[..., Ran]) -> None:
 
 
 def test_html_is_written_as_a_file(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
-    """With --html FILE the page is in the file, its path is printed, and nothing else lies beside it."""
+    """With --html FILE the page is in the file, its path is printed, and no other file is left."""
     attempt.write(make_error(3, node="w-1", message="caf\u00e9 <b>"))
     file = tmp_path / "pages" / "report.html"
     file.parent.mkdir()
@@ -351,7 +354,7 @@ def test_html_on_stdout(attempt: Attempt, run: Callable[..., Ran]) -> None:
 
 @pytest.mark.parametrize("option", ["--json", "--markdown"])
 def test_html_beside_another_form(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path, option: str) -> None:
-    """A page can be written beside what goes to stdout, which stays what it is."""
+    """--html FILE does not change the other output on stdout."""
     attempt.write(make_error(3, node="w-1"))
     alone = run("show", attempt.uri, option)
     ran = run("show", attempt.uri, option, "--html", str(tmp_path / "report.html"))
@@ -360,12 +363,12 @@ def test_html_beside_another_form(attempt: Attempt, run: Callable[..., Ran], tmp
 
 
 def test_html_of_success(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
-    """Of an attempt that did not fail no page is written, and stdout has no page that is none."""
+    """For an attempt without an error no page is written."""
     attempt.put("outputs.pb", b"")
     ran = run("show", attempt.uri, "--html", str(tmp_path / "report.html"))
-    assert ran == Ran(EXIT.OK, "no error: the attempt left outputs\n", "")
+    assert ran == Ran(EXIT.OK, "no error: the attempt has outputs\n", "")
     assert not (tmp_path / "report.html").exists()
-    assert run("show", attempt.uri, "--html", "-") == Ran(EXIT.OK, "", "no error: the attempt left outputs\n")
+    assert run("show", attempt.uri, "--html", "-") == Ran(EXIT.OK, "", "no error: the attempt has outputs\n")
 
 
 def test_markdown(attempt: Attempt, run: Callable[..., Ran]) -> None:
@@ -403,7 +406,7 @@ def test_a_file_that_cannot_be_written(  # noqa: PLR0917 - fixtures and a table
     file: str,
     reason: str,
 ) -> None:
-    """A file that cannot be made is a usage error of one line that says why, and leaves nothing behind."""
+    """A file that cannot be written is a usage error of one line with the reason, and leaves no file."""
     attempt.write(make_error(3, node="w-1"))
     (tmp_path / "file").touch()
     monkeypatch.chdir(tmp_path)
@@ -417,7 +420,7 @@ def test_a_file_that_cannot_be_written(  # noqa: PLR0917 - fixtures and a table
 
 
 def test_a_device_is_not_replaced(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
-    """What is no file, and a link to a file elsewhere, stay what they are and get the page."""
+    """A link and a pipe stay what they are and receive the page."""
     attempt.write(make_error(3, node="w-1"))
     (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
     assert run("show", attempt.uri, "--html", str(tmp_path / "link.html")).code == EXIT.ROOT_CAUSE
@@ -447,7 +450,7 @@ def _attempts(folder: Path) -> None:
 
 @pytest.mark.parametrize("options", [("-v",), ("--markdown",), ("--html", "-")])
 def test_the_attempts_are_side_by_side(tmp_path: Path, run: Callable[..., Ran], options: tuple[str, ...]) -> None:
-    """Who asks for more than the answer gets the other attempts beside it."""
+    """-v, --html and --markdown show the other attempts."""
     _attempts(tmp_path)
     ran = run("show", str(tmp_path / "1"), *options)
     assert "on rank 1 after 3" in ran.out
@@ -457,7 +460,7 @@ def test_the_attempts_are_side_by_side(tmp_path: Path, run: Callable[..., Ran], 
 def test_the_answer_costs_one_attempt(
     tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
-    """Who asks for the answer only, in a pipe, does not wait for the other attempts."""
+    """--json and a plain pipe do not read the other attempts."""
     _attempts(tmp_path)
     listed: list[str] = []
     pages = FsspecStore.pages
@@ -478,7 +481,7 @@ def test_the_answer_costs_one_attempt(
 
 @pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("show", "--help")])
 def test_help(run: Callable[..., Ran], arguments: tuple[str, ...]) -> None:
-    """Help is printed and is no error."""
+    """Help is printed with exit code 0."""
     ran = run(*arguments)
     assert ran.code == EXIT.OK
     assert ran.out.startswith("Usage: firstfault")
@@ -492,7 +495,7 @@ def test_the_help_documents_the_exit_codes(run: Callable[..., Ran]) -> None:
 
 
 def _examples(text: str) -> list[list[str]]:
-    """The command lines below "Examples:", each as a shell would hand it over, without what comes after it."""
+    """Return the arguments of each command line below "Examples:", without pipes and redirections."""
     below = text.partition("\n  Examples:\n")[2].partition("\n\n")[0]
     lines = [line[line.index("firstfault ") :] for line in below.splitlines()]
     return [
@@ -502,7 +505,7 @@ def _examples(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("command", ["", "show", "watch", "classify", "run"])
 def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    """The help of the group and of each command has examples, and the command line takes each of them."""
+    """The help of the group and of each command has examples that the parser accepts."""
     if command == "run":
         pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
     monkeypatch.chdir(Path(__file__).parents[2])
@@ -519,7 +522,7 @@ def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPa
 
 
 def test_no_line_of_help_is_folded(run: Callable[..., Ran]) -> None:
-    """Exit codes and examples stand in lines as they were written, without marks of how."""
+    """The help keeps the lines of exit codes and examples, without click's marks."""
     for command in ("show", "watch", "classify", "run"):
         text = run(command, "--help").out
         assert "\\b" not in text
@@ -538,7 +541,7 @@ class _Point:
 @click.command()
 @click.option("--count", type=int)
 def _theirs(count: int) -> int:
-    """Theirs."""
+    """Do nothing."""
     click.echo(f"ran with {count}")
     return 7
 
@@ -551,14 +554,14 @@ def test_another_distribution_adds_a_command(run: Callable[..., Ran], monkeypatc
     """A command of an entry point is listed and run, and its return value is the exit code."""
     _offered(monkeypatch, lambda: _theirs)
     assert run("run", "--count", "3") == Ran(7, "ran with 3\n", "")
-    assert "  run       Theirs.\n" in run("--help").out
+    assert "  run       Do nothing.\n" in run("--help").out
 
 
 @pytest.mark.parametrize("error", [ModuleNotFoundError("No module named 'torch'", name="torch"), ImportError("torch")])
 def test_a_command_whose_package_is_missing(
     run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, error: ImportError
 ) -> None:
-    """A command that cannot be loaded says what to install, whatever its arguments, and does not harm the help."""
+    """A command that cannot be loaded says what to install, and the help still works."""
 
     def load() -> None:
         raise error
@@ -575,7 +578,7 @@ def test_a_command_whose_package_is_missing(
 def test_another_distribution_cannot_replace_a_command(
     attempt: Attempt, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`show` is ours, whoever offers a command of that name."""
+    """An entry point cannot replace `show`."""
     _offered(monkeypatch, lambda: _theirs)
     monkeypatch.setattr(_Point, "name", "show")
     assert run("show", attempt.uri).code == EXIT.NOTHING_FOUND
@@ -591,7 +594,7 @@ def _process(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 
 
 def test_as_a_process(attempt: Attempt) -> None:
-    """Started as a program, it prints the answer, exits with its code, and complains about nothing."""
+    """As a program it prints the answer and exits with its code, without warnings."""
     attempt.write(make_error(3, node="w-1", message="caf\u00e9", kind=Kind.RECOVERABLE))
     ran = _process("show", attempt.uri, **os.environ)
     assert ran.returncode == EXIT.ROOT_CAUSE_RETRYABLE
@@ -602,7 +605,7 @@ def test_as_a_process(attempt: Attempt) -> None:
 
 @pytest.mark.parametrize("options", [(), ("-v",), ("--json",), ("--markdown",), ("--html", "-")])
 def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
-    """Whoever has closed stdout gets the exit code, and no complaint."""
+    """With a closed stdout the exit code is the same, and stderr is empty."""
     attempt.write(make_error(3, node="w-1"))
     program = [sys.executable, "-c", "from firstfault.cli import main; main()", "show", attempt.uri, *options]
     closing = ["sh", "-c", f"{shlex.join(program)} >&-"]
@@ -612,7 +615,7 @@ def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("options", [(), ("-v",), ("--json",), ("--markdown",), ("--html", "-")])
 def test_an_empty_environment(attempt: Attempt, options: tuple[str, ...]) -> None:
-    """Without HOME, PATH or a locale every form is printed all the same."""
+    """Every output format works without HOME, PATH and a locale."""
     attempt.write(make_error(3, node="w-1", message="caf\u00e9"))
     ran = _process("show", attempt.uri, *options)
     assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
@@ -622,7 +625,7 @@ def test_an_empty_environment(attempt: Attempt, options: tuple[str, ...]) -> Non
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 @pytest.mark.parametrize("options", [(), ("-v",), ("--markdown",)])
 def test_any_encoding_of_stdout(attempt: Attempt, options: tuple[str, ...], encoding: str) -> None:
-    """What stdout's encoding does not have is shown by its escape, on a terminal and in a pipe."""
+    """Characters that stdout's encoding does not have are escaped, on a terminal and in a pipe."""
     attempt.write(make_error(3, node="w-1", message="\U0001f525"))
     for forced in ("", "1"):
         ran = _process("show", attempt.uri, *options, PYTHONIOENCODING=encoding, FORCE_COLOR=forced)
@@ -641,7 +644,7 @@ def test_any_encoding_of_stdout(attempt: Attempt, options: tuple[str, ...], enco
     ids=["pipe", "FORCE_COLOR", "NO_COLOR", "dumb"],
 )
 def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], folded: bool, coloured: bool) -> None:
-    """A pipe gets one fact a line; what is a terminal, or to be treated as one, gets labels, and colours if it may."""
+    """A pipe gets one fact per line; a terminal, or FORCE_COLOR, gets labels and colours."""
     attempt.write(make_error(3, node="w-1", message="bad"))
     out = _process("show", attempt.uri, **environment).stdout
     assert (b"root cause: ValueError" not in out) is folded
@@ -649,7 +652,7 @@ def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], 
 
 
 def test_a_pipe_loads_no_drawing(attempt: Attempt) -> None:
-    """What is not drawn is not loaded: neither rich nor jinja2 in a pipe or for JSON."""
+    """A pipe and --json import neither rich nor jinja2."""
     attempt.write(make_error(3, node="w-1"))
     for options in ((), ("--json",)):
         code = (

@@ -1,4 +1,4 @@
-"""The conformance suites, on everything that is built in; and that they notice what they are for."""
+"""The conformance suites on the built-in stores and strategies, and on broken ones."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_suite_refuses_a_broken_strategy(strategy: object, check: str) -> No
 
 
 class _Caching(FsspecStore):
-    """Answers the second listing from memory."""
+    """A store that caches listings."""
 
     async def list(self, folder: str = "") -> list:
         if not hasattr(self, "_seen"):
@@ -123,7 +123,7 @@ class _Caching(FsspecStore):
 
 
 class _Appending(FsspecStore):
-    """Writes behind what is there already."""
+    """A store that appends on put."""
 
     async def put(self, path: str, data: bytes) -> None:
         before = await self.get(path) if await self.exists(path) else b""
@@ -131,7 +131,7 @@ class _Appending(FsspecStore):
 
 
 class _Unlimited(FsspecStore):
-    """Does not care about the limit."""
+    """A store that ignores the limit."""
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
         del limit

@@ -75,7 +75,7 @@ def test_a_longer_number_does_not_move_the_cut_of_a_long_message() -> None:
     ids=["message", "type", "frames", "signal", "exit code", "subject", "stock message", "stock code"],
 )
 def test_another_fault_has_another_fingerprint(one: str, other: str) -> None:
-    """What makes a fault another one changes the fingerprint."""
+    """A different fault has a different fingerprint."""
     assert one != other
 
 
@@ -106,18 +106,18 @@ def test_lines_and_folders_do_not_count() -> None:
 
 
 def test_only_the_innermost_frames_count() -> None:
-    """How the training was started, the outermost frames, does not count."""
+    """The outermost frames, which depend on how the training was started, do not matter."""
     assert _raised(frames=(FrameInfo("launcher.py", 1, "main"), *_FRAMES)) == _raised(frames=_FRAMES)
 
 
 @pytest.mark.parametrize("message", ["", "\udc80", "x" * 1_000_000, "\x1f"])
 def test_the_form(message: str) -> None:
-    """Whatever was raised, the fingerprint is the version and twelve hex digits."""
+    """The fingerprint of any exception is the version and twelve hex digits."""
     assert re.fullmatch("1:[0-9a-f]{12}", _raised(message))
 
 
 def test_it_is_stable() -> None:
-    """Version 1 stays what it is: fingerprints of different releases are compared across attempts."""
+    """Fingerprints of version 1 never change, because attempts of different releases are compared."""
     assert _raised("bad sample 17", frames=_FRAMES[:1]) == "1:ab4cfd85858c"
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_user(attempt: Attempt) -> None:
-    """A user's error that is not recoverable is read as one."""
+    """A non-recoverable user error is read as such."""
     attempt.stock("error.pb", origin=FlyteExecutionError.USER, kind=ContainerError.NON_RECOVERABLE)
     reader = attempt.reader()
     assert reader.is_error()
@@ -27,14 +27,14 @@ def test_user(attempt: Attempt) -> None:
 
 
 def test_system(attempt: Attempt) -> None:
-    """A system error that is recoverable is read as one: the system's budget pays."""
+    """A recoverable system error is read as such, on the system's budget."""
     attempt.stock("error.pb", origin=FlyteExecutionError.SYSTEM, kind=ContainerError.RECOVERABLE)
     read = attempt.reader().read_error()
     assert (read.code, read.message, read.kind, read.recoverable) == ("red", "hi", Origin.SYSTEM, True)
 
 
 def test_multi_user_error(attempt: Attempt) -> None:
-    """Of three workers' files the one with the earliest time is the root cause."""
+    """The file with the earliest time of three workers is the root cause."""
     for number, seconds in enumerate([100, 99, 100]):
         attempt.stock(
             f"error-{number}.pb",
@@ -55,7 +55,7 @@ def test_multi_user_error(attempt: Attempt) -> None:
     "names", [("error-2.pb", "error-0.pb", "error-1.pb"), ("error-b.pb", "error-c.pb", "error-a.pb")]
 )
 def test_multi_user_error_under_any_names(attempt: Attempt, names: tuple[str, ...]) -> None:
-    """Which file has which random name does not matter."""
+    """The files' random names do not matter."""
     for number, (name, seconds) in enumerate(zip(names, [100, 99, 100], strict=True)):
         attempt.stock(name, seconds=seconds, worker=f"worker-{number}")
     assert attempt.reader().read_error().worker == "worker-1"
@@ -73,19 +73,19 @@ def test_multi_user_error_backward_compat(attempt: Attempt) -> None:
 
 
 def test_too_large(attempt: Attempt) -> None:
-    """A file larger than the limit is an error that cannot be named: not recoverable, and never "no error"."""
+    """A file larger than the limit is an undetermined error: not recoverable, and never "no error"."""
     attempt.stock("error.pb", message="x" * MAX_DOCUMENT_BYTES)
     reader = attempt.reader()
     assert reader.is_error()
     verdict = reader.verdict()
     assert (verdict.scope, verdict.coverage.unreadable) == (Scope.UNDETERMINED, 1)
-    assert f"more than the {MAX_DOCUMENT_BYTES}" in verdict.coverage.notes[0]
+    assert f"more than the limit of {MAX_DOCUMENT_BYTES}" in verdict.coverage.notes[0]
     read = reader.read_error()
     assert (read.code, read.recoverable) == ("ErrorFileBadFormat", False)
 
 
 def test_too_large_beside_others(attempt: Attempt) -> None:
-    """One file that is too large does not hide the others."""
+    """A file that is too large does not hide the others."""
     attempt.stock("error-0.pb", message="x" * MAX_DOCUMENT_BYTES, seconds=1, worker="worker-0")
     attempt.stock("error-1.pb", seconds=100, worker="worker-1")
     assert attempt.reader().read_error().worker == "worker-1"

@@ -34,13 +34,13 @@ _ROSTER_KEYS = st.builds(
 
 @given(_ERROR_KEYS)
 def test_an_error_key_says_what_it_was_made_from(key: ErrorKey) -> None:
-    """Written and parsed, a key is the same."""
+    """A key survives the round trip through its name."""
     assert ErrorKey.parse(str(key)) == key
 
 
 @given(_ROSTER_KEYS)
 def test_a_roster_key_says_what_it_was_made_from(key: RosterKey) -> None:
-    """Written and parsed, a roster key is the same."""
+    """A roster key survives the round trip through its name."""
     assert RosterKey.parse(str(key)) == key
 
 
@@ -86,7 +86,7 @@ def test_roster_keys_sort_by_round(keys: list[RosterKey]) -> None:
     ],
 )
 def test_a_value_out_of_range_does_not_break_the_grammar(key: dict[str, int], read: dict[str, int | None]) -> None:
-    """A number that has no room is brought to the nearest that has, a rank to none."""
+    """A number out of range becomes the nearest valid one; a rank out of range becomes None."""
     values = {"round": 0, "timestamp_ns": 1, "rank": 1, "group_rank": 1, "incarnation": 1, "fingerprint": ""}
     parsed = ErrorKey.parse(str(ErrorKey(**{**values, **key, "uuid": "0" * 32})))
     assert parsed == ErrorKey(**{**values, **read, "uuid": "0" * 32})
@@ -113,7 +113,7 @@ _GOOD = str(ErrorKey(1, START_NS, 3, 1, "0123456789ab", 1_700_000_000_000, "f" *
     ],
 )
 def test_a_foreign_name_is_no_key(name: str) -> None:
-    """A name of another grammar says nothing, instead of something wrong."""
+    """A name of another grammar is parsed as None."""
     assert ErrorKey.parse(_GOOD) is not None
     assert ErrorKey.parse(name) is None
 

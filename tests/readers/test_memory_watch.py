@@ -1,4 +1,4 @@
-"""The container's memory, from control groups of both versions, wherever they are mounted."""
+"""The container's memory, from control groups of both versions and at any mount point."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_version_1(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("version", [1, 2])
 def test_where_the_group_is(version: int, path: str, mount_root: str, folder: str, tmp_path: Path) -> None:
-    """The group is found from a host, from a container that sees its own path, and from one that sees another's."""
+    """The group is found on a host, in a container that sees its own path, and in one that sees the host's path."""
     tree = (version_1 if version == 1 else version_2)(tmp_path, path, mount_root)
     mount = "sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup"
     tree.write(f"{mount}/{folder}", **(v1_files() if version == 1 else v2_files()))
@@ -138,7 +138,7 @@ def test_where_the_group_is(version: int, path: str, mount_root: str, folder: st
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_no_limit(version: int, tmp_path: Path) -> None:
-    """Where no group has a limit there is none, and the figures are those of the process's own group."""
+    """Without any limit the limit is None, and the figures are those of the process's own group."""
     tree = (version_1 if version == 1 else version_2)(tmp_path, "/job/step")
     mount = "sys/fs/cgroup/memory" if version == 1 else "sys/fs/cgroup"
     unlimited = v1_files(memory__limit_in_bytes=_V1_NO_LIMIT) if version == 1 else v2_files(memory__max="max")
@@ -150,7 +150,7 @@ def test_no_limit(version: int, tmp_path: Path) -> None:
 
 
 def test_a_limit_further_up(tmp_path: Path) -> None:
-    """A limit that the job's group sets counts, with that group's use; kills are counted where the process is."""
+    """The limit and the usage are those of the nearest group with a limit; kills are those of the process's group."""
     tree = version_2(tmp_path, "/job/step/task")
     tree.write("sys/fs/cgroup/job", **v2_files(memory__max=4000, memory__current=3000, memory__peak=3500))
     tree.write("sys/fs/cgroup/job/step", **v2_files(memory__max="max"))
@@ -168,7 +168,7 @@ def test_a_limit_further_up(tmp_path: Path) -> None:
 
 
 def test_the_watermark_is_the_highest_sample(tmp_path: Path) -> None:
-    """A kernel that keeps no peak gets the highest sample for one, with the time of that sample."""
+    """Without a peak of the kernel's, the peak is the highest sample, with its time."""
     tree = version_2(tmp_path)
     tree.write("sys/fs/cgroup", **v2_files(memory__peak=None))
     watch = tree.watch()
@@ -185,13 +185,13 @@ def test_the_watermark_is_the_highest_sample(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cgroup", ["", "nonsense", "0:\n::\n", "4:memory:/somewhere", "0::/somewhere"])
 def test_a_machine_without_control_groups(cgroup: str, tmp_path: Path) -> None:
-    """Where nothing can be read, nothing is known."""
+    """Without control groups every figure is None."""
     assert Tree(tmp_path, cgroup, "nonsense\n22 1 0:21 / /proc rw - proc proc rw").watch().report() == _NOTHING
     assert MemoryWatch(tmp_path / "empty").report() == _NOTHING
 
 
 def test_files_that_go_away(tmp_path: Path) -> None:
-    """A group that is taken away under the watch leaves what was seen before."""
+    """After the group is removed, the report has the figures of earlier samples."""
     tree = version_2(tmp_path)
     tree.write("sys/fs/cgroup", **v2_files())
     watch = tree.watch()
@@ -208,7 +208,7 @@ def test_files_that_go_away(tmp_path: Path) -> None:
 
 
 def test_this_machine() -> None:
-    """On whatever runs the tests, every figure is absent or plausible."""
+    """On the test machine every figure is None or plausible."""
     report = MemoryWatch().report()
     assert report.keys() == _NOTHING.keys()
     assert report["oom_kill"] in {None, 0}

@@ -1,4 +1,4 @@
-"""The names that the library promises, its errors, and what importing it costs."""
+"""The library's public names, its errors and its import time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_importing_is_cheap() -> None:
 
 
 def test_importing_loads_nothing_heavy() -> None:
-    """Importing the library loads neither a client of a storage, nor protobuf, nor anything of the plugin's."""
+    """Importing the library imports no storage client, no protobuf and nothing of the plugin."""
     code = f"import sys, firstfault; print([name for name in {_HEAVY!r} if name in sys.modules])"
     assert _python(code) == "[]"
 
@@ -49,7 +49,7 @@ def test_importing_loads_nothing_heavy() -> None:
     ],
 )
 def test_a_room_loads_only_what_it_needs(module: str, absent: tuple[str, ...]) -> None:
-    """Each room can be used without the libraries that are none of its business; none needs flytekit or torch."""
+    """Each package imports only its own dependencies; none imports flytekit or torch."""
     wanted = (*absent, "flytekit", "torch", "flytekitplugins.firstfault", "pytest")
     code = f"import sys, {module}; print([name for name in {wanted!r} if name in sys.modules])"
     assert _python(code) == "[]"
@@ -64,7 +64,7 @@ def test_the_public_names() -> None:
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """A name that is not promised is no attribute, as of any module."""
+    """An unknown name raises AttributeError."""
     with pytest.raises(AttributeError, match="no_such_name"):
         firstfault.no_such_name  # noqa: B018 - looking is what is tested
 
@@ -74,7 +74,7 @@ _ERRORS = [getattr(errors, name) for name in errors.__all__]
 
 @pytest.mark.parametrize("error", _ERRORS, ids=lambda error: error.__name__)
 def test_every_error_has_one_base(error: type) -> None:
-    """Every error has the common base and a built-in one beside it, and a text that is what it was given."""
+    """Every error has the common base, a built-in base, and the message it was given."""
     assert issubclass(error, firstfault.FirstFaultError)
     assert str(error("what to do")) == "what to do"
     others = [base for base in error.__mro__ if base.__module__ == "builtins" and base not in {object, BaseException}]
@@ -90,7 +90,7 @@ def test_slugs_are_unique_and_plain() -> None:
 
 @pytest.mark.parametrize("error", _ERRORS, ids=lambda error: error.__name__)
 def test_exit_codes_are_those_of_the_tool(error: type) -> None:
-    """What the caller got wrong is exit code 2, everything else 1."""
+    """A usage error has exit code 2, every other error 1."""
     assert error.exit_code == (2 if issubclass(error, errors.UsageError) else 1)
 
 

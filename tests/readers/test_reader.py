@@ -41,7 +41,7 @@ _OUTPUTS = LiteralMap(literals={"loss": Literal(scalar=Scalar(primitive=Primitiv
 
 
 def test_outputs_are_read(attempt: Attempt) -> None:
-    """What a successful attempt left is returned as flyteidl's message."""
+    """The outputs of a successful attempt are returned as flyteidl's message."""
     attempt.put("outputs.pb", _OUTPUTS.SerializeToString())
     reader = attempt.reader()
     assert reader.exists()
@@ -60,7 +60,7 @@ def test_missing_outputs(attempt: Attempt) -> None:
 
 
 def test_broken_outputs(attempt: Attempt) -> None:
-    """Outputs that are none are an error that says where."""
+    """Invalid outputs are an error with their URI."""
     attempt.put("outputs.pb", b"not protobuf")
     outputs, error = attempt.reader().read()
     assert outputs is None
@@ -69,7 +69,7 @@ def test_broken_outputs(attempt: Attempt) -> None:
 
 
 def test_errors_beat_outputs(attempt: Attempt) -> None:
-    """An attempt that left both has failed."""
+    """An attempt with outputs and errors has failed."""
     attempt.put("outputs.pb", _OUTPUTS.SerializeToString())
     attempt.write(make_error())
     reader = attempt.reader()
@@ -116,7 +116,7 @@ def test_a_stock_root_cause_keeps_its_text(attempt: Attempt) -> None:
 
 
 def test_the_three_layouts_are_read_together(attempt: Attempt) -> None:
-    """Our documents, error-<uuid>.pb and error.pb beside the outputs are one picture."""
+    """Our documents, error-<uuid>.pb and error.pb beside the outputs are read together."""
     attempt.write(make_error(0, node="w-0", at_ms=2_000, message="ours"))
     attempt.stock("error-a.pb", seconds=START_NS // 10**9 + 1, worker="w-1", message="with a uuid")
     attempt.stock("error.pb", message="plain")
@@ -150,7 +150,7 @@ def test_a_single_document(attempt: Attempt) -> None:
 
 @pytest.mark.parametrize(("name", "folder"), [("error.pb", "."), ("errors", "firstfault")])
 def test_a_relative_name(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, name: str, folder: str) -> None:
-    """A bare name is looked for in the working directory."""
+    """A bare name is a path in the working directory."""
     attempt.stock("error.pb", message="here")
     attempt.write(make_error(message="here"))
     monkeypatch.chdir(attempt.folder / folder)
@@ -158,27 +158,27 @@ def test_a_relative_name(attempt: Attempt, monkeypatch: pytest.MonkeyPatch, name
 
 
 def test_a_single_document_that_is_missing(attempt: Attempt) -> None:
-    """A document that was named and is not there is an error, not "no error"."""
+    """A missing single document raises ObjectNotFoundError."""
     with pytest.raises(ObjectNotFoundError, match="error-x"):
         MultiErrorFileOutputReader(f"{attempt.uri}/error-x.pb").is_error()
 
 
 def test_a_single_document_that_is_broken(attempt: Attempt) -> None:
-    """A document that was named and cannot be read says why."""
+    """An unreadable single document raises an error with the reason."""
     attempt.put("error.pb", b"")
     with pytest.raises(BadDocumentError, match=r"error\.pb is empty"):
         MultiErrorFileOutputReader(f"{attempt.uri}/error.pb").verdict()
 
 
 def test_a_single_document_that_is_too_large(attempt: Attempt) -> None:
-    """A document that was named and is larger than a document may be is refused."""
+    """A single document that is too large raises ObjectTooLargeError."""
     attempt.stock("error.pb", message="x" * MAX_DOCUMENT_BYTES)
     with pytest.raises(ObjectTooLargeError, match=r"error\.pb"):
         MultiErrorFileOutputReader(f"{attempt.uri}/error.pb").verdict()
 
 
 def test_where_a_failure_was_read(attempt: Attempt) -> None:
-    """Each failure names its document, where that is, its size and when the storage got it."""
+    """Each failure has its document's name, URI, size and modification time."""
     (name,) = attempt.write(make_error())
     path = attempt.folder / "firstfault" / "errors" / name
     (failure,) = attempt.reader().job().failures
@@ -188,7 +188,7 @@ def test_where_a_failure_was_read(attempt: Attempt) -> None:
 
 
 def test_foreign_files_are_left_alone(attempt: Attempt) -> None:
-    """A file in the errors folder that is no document is not opened, and said."""
+    """A file in the errors folder that is not a document is not opened, and named in the notes."""
     attempt.write(make_error())
     attempt.put("firstfault/errors/README.md", b"")
     attempt.put("firstfault/errors/old/e.pb", b"")
@@ -196,11 +196,11 @@ def test_foreign_files_are_left_alone(attempt: Attempt) -> None:
     coverage = attempt.reader().verdict().coverage
     assert coverage.unreadable == 0
     (note,) = coverage.notes
-    assert note.endswith("left alone: README.md")
+    assert note.endswith("ignored: README.md")
 
 
 def test_a_broken_roster_entry_is_said(attempt: Attempt) -> None:
-    """A roster entry that cannot be read makes the picture incomplete and is named."""
+    """An unreadable roster entry makes the coverage incomplete and is named."""
     attempt.write(make_error())
     attempt.join(make_presence(nodes=1))
     attempt.put("firstfault/roster/r1-broken.pb", b"")
@@ -211,7 +211,7 @@ def test_a_broken_roster_entry_is_said(attempt: Attempt) -> None:
 
 
 def test_a_document_that_goes_away_while_reading(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A document that is listed and gone a moment later is unreadable, not a failure of the whole read."""
+    """A document that disappears after the listing counts as unreadable."""
     attempt.write(make_error(3))
     gone = attempt.put("firstfault/errors/gone.pb", encode(make_error(0, at_ms=-5)))
     get = FsspecStore.get
@@ -228,7 +228,7 @@ def test_a_document_that_goes_away_while_reading(attempt: Attempt, monkeypatch: 
 
 
 def test_many_documents(attempt: Attempt) -> None:
-    """More documents than are read at a time are all read."""
+    """All documents are read, also more than are read concurrently."""
     attempt.write(*(make_error(rank, node=f"w-{rank // 8}", at_ms=100 - rank) for rank in range(100)))
     verdict = attempt.reader().verdict()
     assert verdict.root.rank == 99
@@ -251,7 +251,7 @@ def test_a_memory_folder() -> None:
 
 
 def test_the_strategy_is_chosen_by_name_or_passed(attempt: Attempt) -> None:
-    """The default is evidence; another is chosen by its name, or passed as a function."""
+    """The default strategy is evidence; another is given by name or as a function."""
     attempt.write(make_error(0, at_ms=0, kind=Kind.RECOVERABLE, message="not yet"), make_error(1, at_ms=5))
 
     def backwards(job: JobErrors) -> Verdict:
@@ -263,7 +263,7 @@ def test_the_strategy_is_chosen_by_name_or_passed(attempt: Attempt) -> None:
 
 
 def test_the_retry_policy_is_the_callers(attempt: Attempt) -> None:
-    """The caller's policy and what it knows of the attempt decide."""
+    """The caller's policy and context decide."""
     attempt.write(make_error(kind=Kind.RECOVERABLE))
     assert attempt.reader().decision().retry
     assert not attempt.reader(retry_policy=never()).decision().retry
@@ -288,13 +288,13 @@ def test_the_retry_policy_is_the_callers(attempt: Attempt) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_at_once(options: dict[str, Any], reason: str) -> None:
-    """A setting that makes no sense is refused before anything is read."""
+    """An invalid argument raises a UsageError before anything is read."""
     with pytest.raises(UsageError, match=reason):
         MultiErrorFileOutputReader("out", **options)
 
 
 def test_it_works_inside_an_event_loop(attempt: Attempt) -> None:
-    """The plain calls work in a notebook or a server, inside a running event loop; so does the asynchronous one."""
+    """The sync methods and `job_async` work inside a running event loop."""
     attempt.write(make_error(3))
 
     async def inside() -> tuple[Verdict, JobErrors]:
@@ -306,7 +306,7 @@ def test_it_works_inside_an_event_loop(attempt: Attempt) -> None:
 
 
 def test_an_error_crosses_from_an_event_loop(attempt: Attempt) -> None:
-    """An error inside a running event loop is the caller's, not a thread's."""
+    """Inside a running event loop an error is raised in the caller."""
 
     async def inside() -> None:
         MultiErrorFileOutputReader(f"{attempt.uri}/error.pb").verdict()
@@ -316,7 +316,7 @@ def test_an_error_crosses_from_an_event_loop(attempt: Attempt) -> None:
 
 
 def test_what_could_not_be_uploaded_is_added(attempt: Attempt) -> None:
-    """A pod's own documents count once: those that are in the storage are not added again."""
+    """A pod's own documents are added only if they are not in the storage."""
     shared = make_error(0, at_ms=9, message="uploaded")
     name = attempt.put("firstfault/errors/e1-shared.pb", encode(shared))
     own = Snapshot(
@@ -356,7 +356,7 @@ def _seal(conclusion: Conclusion, decision: Decision = _SEALED, **changes: Any) 
 
 
 def test_the_sealed_decision_holds(attempt: Attempt) -> None:
-    """What the pods decided by the task's own policy holds as long as the documents are the same."""
+    """The sealed decision is used while the documents are the same."""
     attempt.write(make_error())
     attempt.put("error.pb", _seal(attempt.reader().conclude()))
     assert attempt.reader().decision() == _SEALED
@@ -366,7 +366,7 @@ def test_the_sealed_decision_holds(attempt: Attempt) -> None:
 
 
 def test_a_seal_is_no_failure(attempt: Attempt) -> None:
-    """The verdict that a pod left beside the outputs is not one more failure, nor part of the digest."""
+    """A seal beside the outputs is neither a failure nor part of the digest."""
     attempt.write(make_error())
     before = attempt.reader().conclude()
     attempt.put("error-a.pb", _seal(before))
@@ -376,7 +376,7 @@ def test_a_seal_is_no_failure(attempt: Attempt) -> None:
 
 
 def test_a_seal_that_rests_on_less_does_not_decide(attempt: Attempt) -> None:
-    """With a document that the seal does not know, verdict and decision are made anew."""
+    """With a document more than the seal has, verdict and decision are made again."""
     attempt.write(make_error(3, at_ms=5))
     attempt.put("error.pb", _seal(attempt.reader().conclude()))
     attempt.write(make_error(0, at_ms=0, message="late"))
@@ -386,14 +386,14 @@ def test_a_seal_that_rests_on_less_does_not_decide(attempt: Attempt) -> None:
 
 
 def test_another_strategy_does_not_take_the_sealed_decision(attempt: Attempt) -> None:
-    """Who asks another strategy gets the decision on its verdict."""
+    """Another strategy gives the decision on its own verdict."""
     attempt.write(make_error())
     attempt.put("error.pb", _seal(attempt.reader().conclude()))
     assert attempt.reader(strategy="strictest").decision() != _SEALED
 
 
 def test_the_sealed_strategy_is_the_default(attempt: Attempt) -> None:
-    """Without a strategy of the caller's, the one that the job was run with is used; an unknown one is not."""
+    """Without a strategy of the caller's that of the seal is used, if it is known."""
     attempt.write(make_error(0, at_ms=0, kind=Kind.RECOVERABLE), make_error(1, at_ms=5))
     strict = attempt.reader(strategy="strictest").conclude()
     attempt.put("error.pb", _seal(strict))
@@ -403,7 +403,7 @@ def test_the_sealed_strategy_is_the_default(attempt: Attempt) -> None:
 
 
 def test_the_seal_speaks_when_the_documents_are_gone(attempt: Attempt) -> None:
-    """After the documents were deleted, the verdict that the pods sealed is what is known, and that is said."""
+    """Without documents the sealed verdict is used, and a note says so."""
     attempt.write(make_error(3, node="w-1", message="bad sample"))
     attempt.put("firstfault/errors/README.md", b"")
     conclusion = attempt.reader().conclude()
@@ -415,12 +415,12 @@ def test_the_seal_speaks_when_the_documents_are_gone(attempt: Attempt) -> None:
     assert again.verdict.ranks == (3,)
     assert not again.verdict.coverage.complete
     assert again.verdict.coverage.notes[0] == conclusion.verdict.coverage.notes[0]
-    assert again.verdict.coverage.notes[-1].endswith("this is the verdict that the pods sealed")
+    assert again.verdict.coverage.notes[-1].endswith("this is the pods' sealed verdict")
     assert again.decision == _SEALED
 
 
 def test_of_several_seals_the_one_that_rests_on_most_speaks(attempt: Attempt) -> None:
-    """A seal that rests on more documents beats one that rests on fewer, whoever wrote last."""
+    """The seal with the most documents is used, not the latest."""
     few = attempt.reader()
     attempt.write(make_error(3, at_ms=5, message="few"))
     attempt.put("error-z.pb", _seal(few.conclude()))
@@ -432,7 +432,7 @@ def test_of_several_seals_the_one_that_rests_on_most_speaks(attempt: Attempt) ->
 
 
 def test_a_seal_of_another_version_still_says_what_it_says_to_flyte(attempt: Attempt) -> None:
-    """A sealed verdict whose JSON is not known, without documents: code, time and worker come from its outer error."""
+    """A seal with unknown JSON gives code, time and worker from its outer error."""
     attempt.write(make_error())
     before = attempt.reader().conclude()
     data = _seal(before, json='{"schema": "firstfault.verdict/v9"}')
@@ -449,21 +449,21 @@ def test_a_seal_of_another_version_still_says_what_it_says_to_flyte(attempt: Att
 
 
 def test_flyte_fields_cover_flytes_own() -> None:
-    """The error carries what Flyte's ExecutionError does: code, message, kind, recoverable, time, worker, URI."""
+    """The error has code, message, kind, recoverable, time, worker and URI, as Flyte's ExecutionError has."""
     ours = {field.name for field in fields(ExecutionError)}
     theirs = {field.name for field in FlyteExecutionError.DESCRIPTOR.fields}
     assert {"recoverable", "timestamp_ns"} <= ours
     assert theirs - ours <= {"timestamp", "recoverability"}
 
 
-def test_an_unknown_strategy_is_told_apart(attempt: Attempt) -> None:
-    """A name that is not known is its own error, for a caller that lists the known ones."""
+def test_an_unknown_strategy(attempt: Attempt) -> None:
+    """An unknown strategy raises UnknownStrategyError."""
     with pytest.raises(UnknownStrategyError):
         attempt.reader(strategy="no_such")
 
 
 def test_only_the_last_round_is_in_the_report(attempt: Attempt) -> None:
-    """History is there to be looked at, and not in the verdict."""
+    """`history` has failures of earlier rounds; the verdict does not."""
     attempt.write(make_error(0, message="old"), make_error(1, round=1, at_ms=1, message="new", writer=Writer.WORKER))
     attempt.join(make_presence(Phase.JOINED, round=1, nodes=1))
     conclusion = attempt.reader().conclude()
@@ -472,7 +472,7 @@ def test_only_the_last_round_is_in_the_report(attempt: Attempt) -> None:
 
 
 def test_a_node_that_failed_without_a_document_is_an_error(attempt: Attempt) -> None:
-    """A node that says it failed makes the attempt fail, also if every upload of its documents was refused."""
+    """A failed roster entry makes the attempt fail, also without any document."""
     attempt.join(make_presence(Phase.FAILED, node="a", group_rank=0, group_world_size=1))
     conclusion = attempt.reader().conclude()
     assert conclusion.verdict.scope is Scope.UNDETERMINED

@@ -1,4 +1,4 @@
-"""What is opened of a large cascade, and that the answer is the one that all of it would give."""
+"""A large cascade: few documents are opened, and the verdict is that of all documents."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def named(error: WorkerError) -> WorkerError:
 
 
 def victim(rank: int, **fields: object) -> WorkerError:
-    """Return what a rank leaves that lost its peer."""
+    """Return the document of a rank that lost its peer."""
     values = {"node": f"w-{rank // 8}", "group_rank": rank // 8, "at_ms": 10 + rank / 10, "world_size": MANY, **fields}
     return named(make_error(rank, exception="RuntimeError", message=CLOSED.format(rank=rank), **values))
 
 
 def root(rank: int = 211, **fields: object) -> WorkerError:
-    """Return a fault of a rank's own."""
+    """Return the document of a rank's own fault."""
     values = {"node": f"w-{rank // 8}", "group_rank": rank // 8, "at_ms": 5, "world_size": MANY, **fields}
     return named(make_error(rank, exception="ValueError", message="bad batch", **values))
 
 
 def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Snapshot:
-    """Return the snapshot of a job in which all ranks that are not among `others` lost a peer."""
+    """Return the snapshot of a job in which all ranks except `others` lost a peer."""
     gone = {error.rank for error in others} | set(leave_out)
     victims = [victim(rank) for rank in range(MANY) if rank not in gone]
     roster = [
@@ -72,7 +72,7 @@ def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Snapshot:
 
 
 def read(snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence") -> tuple[JobErrors, Objects]:
-    """Return what a reader makes of the snapshot as objects, and what it asked for."""
+    """Return the verdict on the snapshot, written as objects, and the requests of the reader."""
     objects = Objects(snapshot)
     return looked_at(objects, strategy, assemble), objects
 
@@ -81,7 +81,7 @@ def read(snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence") -
 
 
 def test_a_handful_tells_what_all_would() -> None:
-    """Of 600 documents a few of each fault are opened; verdict, counts and digest are those of all of them."""
+    """A few of 600 documents are opened; verdict, counts and digest are those of all documents."""
     snapshot = cascade(root())
     job, objects = read(snapshot)
     whole = assemble(snapshot)
@@ -97,10 +97,7 @@ def test_a_handful_tells_what_all_would() -> None:
     assert verdict.victims.count == full.victims.count == MANY - 1
     assert verdict.coverage.complete
     assert (verdict.coverage.expected, verdict.coverage.reported) == (75, 75)
-    assert (
-        f"{documents} of {MANY} documents were opened; the names of the others say that they are alike"
-        in verdict.coverage.notes
-    )
+    assert f"{documents} of {MANY} documents were opened; the others are alike by their names" in verdict.coverage.notes
     assert "599 others were stopped, or name a peer that was gone" in verdict.why
 
 
@@ -123,7 +120,7 @@ def test_a_strategy_that_does_not_say_gets_all(strategy: str) -> None:
 
 
 def test_one_fault_of_all_ranks() -> None:
-    """Of a mistake that every rank makes, all ranks are in the verdict, though a few documents were opened."""
+    """If every rank has the same fault, the verdict has all ranks although few documents were opened."""
     snapshot = Snapshot(documents=tuple(root(rank) for rank in range(MANY)))
     job, objects = read(snapshot)
     verdict = run_strategy(get_strategy("evidence"), job)
@@ -136,7 +133,7 @@ def test_one_fault_of_all_ranks() -> None:
 
 
 def test_of_one_fault_at_two_times_only_those_that_were_opened_are_the_same() -> None:
-    """Half of the job was killed a minute after the other: nobody can say of the unopened ones to which they belong."""
+    """If half of the job was killed a minute later, the verdict has only opened ranks of the first half."""
 
     def killed(rank: int) -> WorkerError:
         fields = {"exception": None, "signal": "SIGKILL", "exit_code": -9, "writer": Writer.AGENT}
@@ -153,7 +150,7 @@ def test_of_one_fault_at_two_times_only_those_that_were_opened_are_the_same() ->
 
 
 def stopped(rank: int, line: int, given: int) -> WorkerError:
-    """Return what an agent writes about a worker that it stopped at a line, after so many collectives."""
+    """Return the document of an agent about a stopped worker, with its line and its number of collectives."""
     stack = (
         "Current thread 0x00007f (most recent call first):\n"
         '  File "/x/torch/distributed/distributed_c10d.py", line 9 in all_reduce\n'
@@ -174,7 +171,7 @@ def stopped(rank: int, line: int, given: int) -> WorkerError:
 
 
 def test_the_one_that_hung_is_found_among_those_that_were_stopped() -> None:
-    """All but one were stopped in the same collective; the one that had been given fewer is opened and named."""
+    """The only worker with fewer collectives than the others is opened and named."""
     timed_out = named(
         make_error(
             7,
@@ -194,7 +191,7 @@ def test_the_one_that_hung_is_found_among_those_that_were_stopped() -> None:
 
 
 def test_a_death_among_those_that_were_stopped() -> None:
-    """A worker that nobody stopped is found among hundreds that died of the same signal because they were."""
+    """A worker that its agent did not stop is found among hundreds that were stopped by the same signal."""
     others = [stopped(rank, 20, 40) for rank in range(MANY) if rank != 433]
     own = named(
         make_error(
@@ -206,7 +203,7 @@ def test_a_death_among_those_that_were_stopped() -> None:
 
 
 def test_mixed_names_are_opened_until_they_are_told_apart() -> None:
-    """Where a fault's name does not tell who was stopped, as an older version wrote it, more of it is opened."""
+    """If only some opened workers of a fault were stopped, as in names of older versions, more are opened."""
     prints = {"fingerprint": "1:" + "a" * 12}
     others = [replace(stopped(rank, 20, 40), **prints) for rank in range(MANY) if rank != 3]
     own = replace(
@@ -218,8 +215,8 @@ def test_mixed_names_are_opened_until_they_are_told_apart() -> None:
     assert run_strategy(get_strategy("evidence"), job).ranks == (3,)
 
 
-def test_a_word_of_the_worker_and_one_of_its_agent() -> None:
-    """What an agent says of a death is read together with what the worker had said, whichever was chosen."""
+def test_documents_of_the_worker_and_its_agent() -> None:
+    """The agent's and the worker's documents about one process are opened together."""
     words = [victim(rank) for rank in range(MANY) if rank != 211]
     deaths = [
         named(
@@ -244,7 +241,7 @@ def test_a_word_of_the_worker_and_one_of_its_agent() -> None:
 
 
 def test_whoever_is_named_is_opened() -> None:
-    """A failure that nothing but a peer's word leads to is opened."""
+    """A failure that only a peer's text names is opened."""
     blaming = [
         named(
             make_error(
@@ -264,7 +261,7 @@ def test_whoever_is_named_is_opened() -> None:
 
 
 def test_a_strategy_that_cannot_say_whom_it_wants(caplog: pytest.LogCaptureFixture) -> None:
-    """A strategy of somebody else's that raises while it is asked gets what everybody gets, and that is said."""
+    """A strategy whose `named` raises gets the default documents, and a warning is logged."""
 
     @reads(Reads.GROUPS, lambda job: [1 // len(job.history)])
     def broken(job: JobErrors) -> Verdict:
@@ -273,11 +270,11 @@ def test_a_strategy_that_cannot_say_whom_it_wants(caplog: pytest.LogCaptureFixtu
     job, objects = read(cascade(root()), broken)
     assert run_strategy(broken, job).ranks == (211,)
     assert objects.gets < 150
-    assert "could not say whose documents it wants (ZeroDivisionError" in caplog.text
+    assert "failed to name the documents that it wants (ZeroDivisionError" in caplog.text
 
 
 def test_ten_thousand_faults_are_not_all_opened() -> None:
-    """Where every rank says something else, a bounded number is opened, the earliest among them."""
+    """If every rank has another fault, a bounded number is opened, including the earliest."""
     words = [
         named(make_error(rank, at_ms=rank, message=f"fault {chr(97 + rank % 26) * (2 + rank // 26)}"))
         for rank in range(3000)
@@ -293,7 +290,7 @@ def test_ten_thousand_faults_are_not_all_opened() -> None:
 
 
 def test_a_name_that_is_not_true_costs_it_all() -> None:
-    """One document that says something else than its name: no name is believed, every document is opened."""
+    """If one document contradicts its name, every document is opened."""
     liar = root(211, at_ms=900)
     key = ErrorKey.parse(error_key_for(liar))
     assert key is not None
@@ -307,7 +304,7 @@ def test_a_name_that_is_not_true_costs_it_all() -> None:
 
 
 def test_documents_without_a_fault_in_their_names_are_all_opened() -> None:
-    """A name that says nothing about the fault says nothing about who is alike."""
+    """Documents without a fingerprint in their names are all opened."""
     plain = [replace(victim(rank), fingerprint="") for rank in range(MANY)]
     documents = tuple(replace(error, documents=(DocumentRef(error_key_for(error)),)) for error in plain)
     job, _ = read(Snapshot(documents=documents))
@@ -315,7 +312,7 @@ def test_documents_without_a_fault_in_their_names_are_all_opened() -> None:
 
 
 def test_what_cannot_be_read_is_replaced_by_its_like() -> None:
-    """Of a fault whose chosen documents cannot be read, others are opened; what could not be read is counted."""
+    """If the chosen documents of a fault cannot be read, others are opened; the unreadable ones are counted."""
     snapshot = cascade(root())
     early = [error for error in snapshot.documents if error.rank != 211][:8]
     kept = tuple(error for error in snapshot.documents if error not in early)
@@ -363,7 +360,7 @@ def test_an_exception_that_was_handled_after_all() -> None:
 
 
 def test_earliest_opens_one_document() -> None:
-    """Two listings and one document, and the answer says what it did not look at."""
+    """`earliest` sends two listings and one read, and its notes say what it did not read."""
     job, objects = read(cascade(root()), "earliest")
     verdict = run_strategy(get_strategy("earliest"), job)
     assert (objects.lists, objects.gets) == (2, 1)
@@ -371,11 +368,11 @@ def test_earliest_opens_one_document() -> None:
     assert verdict.victims.count == MANY - 1
     assert not verdict.coverage.complete
     assert verdict.confidence == "medium"
-    assert "only the first page of names was looked at (600 documents), and 1 were opened" in verdict.coverage.notes
+    assert "only the first page of names was read (600 documents), and 1 were opened" in verdict.coverage.notes
 
 
 def test_all_of_one_moment_are_opened() -> None:
-    """Equal times are decided by what documents say, so all of them are opened."""
+    """All documents with the earliest time are opened."""
     tied = [root(211), root(12), named(make_error(5, node="w-0", group_rank=0, at_ms=5, exception=None, exit_code=1))]
     job, objects = read(cascade(*tied), "earliest")
     assert objects.gets == 3
@@ -384,7 +381,7 @@ def test_all_of_one_moment_are_opened() -> None:
 
 @pytest.mark.parametrize("name", ["zzz.pb", "a.pb", "e1-zzz.pb"])
 def test_another_writers_document_is_not_missed(name: str) -> None:
-    """A document with any other name, wherever it is listed, is opened: it may be the earliest."""
+    """A document with any other name is opened: it may be the earliest."""
     snapshot = cascade(root())
     foreign = make_error(99, node="w-12", group_rank=12, at_ms=-5, message="first of all")
     objects = Objects(
@@ -410,8 +407,8 @@ def test_a_first_document_that_is_not_the_whole_answer(first: WorkerError) -> No
     assert run_strategy(get_strategy("earliest"), job).ranks == expected.ranks
 
 
-def test_an_earlier_life_of_a_node_is_history() -> None:
-    """The first document of a life that the node has left behind is not the failure that is judged."""
+def test_an_earlier_incarnation_is_history() -> None:
+    """The first document of an earlier incarnation is not judged."""
     old = root(3, at_ms=1, incarnation=1_000)
     snapshot = cascade(root(), old)
     again = make_presence(Phase.JOINED, node="w-0", group_rank=0, nodes=MANY // 8, incarnation=2_000)
@@ -423,7 +420,7 @@ def test_an_earlier_life_of_a_node_is_history() -> None:
 
 
 class _Shuffled(Objects):
-    """Lists in no order, and says that it does."""
+    """A store with unsorted pages."""
 
     async def page(self, folder: str = "", *, after: str = "") -> Page:
         page = await super().page(folder, after=after)
@@ -434,8 +431,8 @@ class _Shuffled(Objects):
         yield names[::-1]
 
 
-def test_a_storage_that_does_not_keep_its_word() -> None:
-    """Names that do not come in order are noticed, everything is listed, and the answer is the same."""
+def test_a_storage_that_lists_out_of_order() -> None:
+    """If names are not sorted, everything is listed, and the answer is the same."""
     snapshot = cascade(root())
     for strategy in ("earliest", "evidence"):
         job = looked_at(_Shuffled(snapshot), strategy, assemble)
@@ -444,7 +441,7 @@ def test_a_storage_that_does_not_keep_its_word() -> None:
 
 
 class _Broken(Objects):
-    """Fails behind the first page."""
+    """A store that fails behind the first page."""
 
     async def page(self, folder: str = "", *, after: str = "") -> Page:
         if "e1-" in after and not after.endswith("e1-:"):
@@ -453,7 +450,7 @@ class _Broken(Objects):
 
 
 def test_a_listing_that_breaks_off_is_an_error() -> None:
-    """Where the second page cannot be read, nothing is concluded from the first; `earliest` needs no second one."""
+    """If the second page cannot be read, an error is raised; `earliest` does not need it."""
     snapshot = Snapshot(documents=(root(), *(victim(rank) for rank in range(1200) if rank != 211)))
     with pytest.raises(StoreUnavailableError, match="the second page"):
         looked_at(_Broken(snapshot), "evidence", assemble)

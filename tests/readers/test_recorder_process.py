@@ -1,4 +1,4 @@
-"""The recorder as a process: it uploads, answers, outlives signals and its agent, and leaves nothing behind."""
+"""The recorder as a process: it uploads, answers, survives signals and its agent, and cleans up."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HANG_S = 30.0
-"""After which something that should have happened is a failure."""
+"""Longest wait for an expected event."""
 SHORT_S = 0.5
-"""A deadline that is meant to pass."""
+"""A deadline that a test lets pass."""
 TOLERANCE_S = 2.0
-"""How much longer than its deadline a request may take on a busy machine."""
+"""Tolerance on a deadline on a busy machine."""
 ERRORS = "firstfault/errors"
 ROSTER = "firstfault/roster"
 _CLIENTS = 8
 
 
 def until(what: str, condition: Callable[[], bool]) -> None:
-    """Wait until something in another process has happened."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < deadline, f"still not so: {what}"
@@ -50,7 +50,7 @@ def until(what: str, condition: Callable[[], bool]) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, though nobody may have asked for its exit code."""
+    """Whether a process has ended; it may be a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -69,13 +69,13 @@ class Out:
         return str(self.folder)
 
     def files(self, where: str = ERRORS) -> dict[str, bytes]:
-        """Return what lies in one of its folders, by name."""
+        """Return the names of the files in one of its folders, sorted."""
         folder = self.folder / where
         files = sorted(folder.glob("*.pb")) if folder.is_dir() else []
         return {path.name: path.read_bytes() for path in files}
 
     def failures(self) -> list[WorkerError]:
-        """Return what its documents say."""
+        """Return its decoded documents."""
         found = [decode(data, DocumentRef(name)) for name, data in self.files().items()]
         return [failure for failure in found if isinstance(failure, WorkerError)]
 
@@ -86,7 +86,7 @@ class Out:
 
 @pytest.fixture
 def out(tmp_path: Path) -> Out:
-    """Return an output prefix in which nothing is yet."""
+    """Return an empty output prefix."""
     return Out(tmp_path / "out")
 
 
@@ -100,7 +100,7 @@ def short() -> Iterator[str]:
 
 @pytest.fixture
 def start(short: str) -> Iterator[Callable[..., RecorderProcess]]:
-    """Start recorders; none of them outlives the test, frozen or not."""
+    """Start recorders, and kill those that are left after the test."""
     started: list[RecorderProcess] = []
 
     def run(uri: str, **options: object) -> RecorderProcess:
@@ -116,14 +116,14 @@ def start(short: str) -> Iterator[Callable[..., RecorderProcess]]:
 
 
 def with_modules(folder: Path) -> dict[str, str]:
-    """Return this environment with one more folder of modules."""
+    """Return this environment with one more folder on PYTHONPATH."""
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "PYTHONPATH": path}
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A storage that is installed as a plug-in of fsspec's, and writes nothing before its gate is opened."""
+    """A storage, installed as an fsspec plug-in, whose writes wait until its gate is opened."""
 
     folder: Path
 
@@ -132,11 +132,11 @@ class Gate:
         return f"gated://{out.folder}"
 
     def environment(self) -> dict[str, str]:
-        """Return the environment in which it is installed."""
+        """Return an environment with this storage."""
         return {**with_modules(self.folder), "GATE": str(self.folder)}
 
     def waiting(self) -> int:
-        """Return how many writes have come to the gate."""
+        """Return the number of writes that reached the gate."""
         return len(list(self.folder.glob("write-*")))
 
     def open(self) -> None:
@@ -193,7 +193,7 @@ def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
 
 
 def test_an_upload(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """The file lies in the storage when the answer comes, and the receipt says how long that took, here and there."""
+    """The file is in the storage before the answer, and both receipts have the time from fault to durable."""
     process = start(out.uri)
     began = time.monotonic_ns()
     receipt = Recorder(process.folder).put(
@@ -207,7 +207,7 @@ def test_an_upload(start: Callable[..., RecorderProcess], out: Out) -> None:
 
 
 def test_a_file_outside_of_the_spool(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
-    """Any file can be uploaded; beside one that is in no spool nothing is noted, and without a fault no time told."""
+    """A file outside of a spool is uploaded without a receipt file; without a fault the receipt has no time."""
     process = start(out.uri)
     file = tmp_path / "entry.pb"
     file.write_bytes(b"joined")
@@ -220,7 +220,7 @@ def test_a_file_outside_of_the_spool(start: Callable[..., RecorderProcess], out:
 def test_a_relative_file(
     start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path is the client's: the recorder may have another working directory."""
+    """A relative path is resolved against the client's working directory, not the recorder's."""
     process = start(out.uri)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -229,14 +229,14 @@ def test_a_relative_file(
 
 
 def test_a_file_that_is_not_there(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
-    """What cannot be read is not durable, and the receipt says why."""
+    """The receipt of an unreadable file is not durable and says why."""
     process = start(out.uri)
     receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", tmp_path / "a.pb", deadline_seconds=HANG_S, rank=1)
     assert receipt == Receipt("a.pb", durable=False, error=f"{tmp_path / 'a.pb'} could not be read", rank=1)
 
 
 def test_many_at_once(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
-    """Eight workers' uploads are under way together: none waits for another one's answer."""
+    """Eight uploads run concurrently."""
     process = start(gate.uri(out), environment=gate.environment())
     files = [spooled(process, f"{rank}.pb", str(rank).encode()) for rank in range(_CLIENTS)]
 
@@ -253,7 +253,7 @@ def test_many_at_once(start: Callable[..., RecorderProcess], out: Out, gate: Gat
 
 
 def test_the_same_document_twice(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
-    """Who asks for an upload that is under way waits for that one."""
+    """A second request for a path joins the upload in progress."""
     process = start(gate.uri(out), environment=gate.environment())
     file = spooled(process)
     recorder = Recorder(process.folder)
@@ -266,7 +266,7 @@ def test_the_same_document_twice(start: Callable[..., RecorderProcess], out: Out
 
 
 def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
-    """The client waits no longer than it may; the recorder goes on, and notes the outcome beside the document."""
+    """The client returns at its deadline; the recorder finishes the upload and writes the receipt to the spool."""
     process = start(gate.uri(out), environment=gate.environment())
     file = spooled(process)
     began = time.monotonic()
@@ -281,7 +281,7 @@ def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out,
 
 
 def test_a_recorder_that_is_frozen(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """Whether storage or recorder hangs makes no difference to the client; what it asked for is done later."""
+    """The client returns at its deadline if the recorder hangs; the recorder does the upload later."""
     process = start(out.uri)
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
@@ -297,10 +297,10 @@ def test_a_recorder_that_is_frozen(start: Callable[..., RecorderProcess], out: O
 
 @pytest.mark.parametrize(
     ("uri", "reason"),
-    [("nosuch://bucket/run", "no storage of the kind 'nosuch'"), ("/dev/null/run", "cannot write /dev/null/run")],
+    [("nosuch://bucket/run", "unknown storage scheme 'nosuch'"), ("/dev/null/run", "cannot write /dev/null/run")],
 )
 def test_a_storage_that_cannot_be(start: Callable[..., RecorderProcess], uri: str, reason: str) -> None:
-    """The receipt says why nothing can be uploaded, to the client and in the spool."""
+    """The receipt says why the storage cannot be opened, to the client and in the spool."""
     process = start(uri)
     receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S, rank=2)
     assert (receipt.durable, receipt.rank, receipt.fault_to_durable_ns) == (False, 2, None)
@@ -309,7 +309,7 @@ def test_a_storage_that_cannot_be(start: Callable[..., RecorderProcess], uri: st
 
 
 def test_resources(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """The recorder tells what it saw of the container's memory."""
+    """The recorder reports the container's memory figures."""
     report = Recorder(start(out.uri).folder).resources(HANG_S)
     numbers = {"oom_kill", "memory_used_bytes", "memory_peak_bytes", "memory_limit_bytes", "watermark_ns"}
     assert report.keys() == numbers
@@ -317,7 +317,7 @@ def test_resources(start: Callable[..., RecorderProcess], out: Out) -> None:
 
 
 def test_the_roster(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
-    """The recorder lists the roster for whoever has no connection to the storage, and says why if it cannot."""
+    """The recorder lists the roster, and says why if it cannot."""
     recorder = Recorder(start(out.uri).folder)
     assert recorder.roster(HANG_S) == []
     file = tmp_path / "entry"
@@ -333,7 +333,7 @@ def test_the_roster(start: Callable[..., RecorderProcess], out: Out, tmp_path: P
 
 
 def test_no_recorder(tmp_path: Path) -> None:
-    """Without a recorder a client is told so, whatever it wants."""
+    """Without a recorder every request raises RecorderUnavailableError."""
     recorder = Recorder(NodeFolder(tmp_path))
     with pytest.raises(RecorderUnavailableError, match=str(tmp_path)):
         recorder.put(f"{ERRORS}/a.pb", tmp_path / "a.pb", deadline_seconds=HANG_S)
@@ -344,7 +344,7 @@ def test_no_recorder(tmp_path: Path) -> None:
 
 
 def test_a_recorder_that_was_killed(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """A socket on which nobody listens any more is no recorder."""
+    """A socket without a listener raises RecorderUnavailableError."""
     process = start(out.uri)
     Recorder(process.folder).resources(HANG_S)
     os.kill(process.pid, signal.SIGKILL)
@@ -357,7 +357,7 @@ def test_a_recorder_that_was_killed(start: Callable[..., RecorderProcess], out: 
 def test_a_recorder_that_is_killed_while_one_waits(
     start: Callable[..., RecorderProcess], out: Out, gate: Gate, up: bool
 ) -> None:
-    """Whoever waits for an answer learns at once that none will come, also if nobody had listened yet."""
+    """A waiting client gets RecorderUnavailableError as soon as the recorder dies, before or after it accepts."""
     process = start(gate.uri(out), environment=gate.environment())
     if not up:
         os.kill(process.pid, signal.SIGSTOP)
@@ -373,7 +373,7 @@ def test_a_recorder_that_is_killed_while_one_waits(
 
 @contextlib.contextmanager
 def listening(folder: NodeFolder, backlog: int) -> Iterator[socket.socket]:
-    """Listen where a recorder would."""
+    """Listen on the recorder's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(folder.socket))
         listener.listen(backlog)
@@ -381,7 +381,7 @@ def listening(folder: NodeFolder, backlog: int) -> Iterator[socket.socket]:
 
 
 def test_an_answer_that_breaks_off(short: str) -> None:
-    """Half an answer is none."""
+    """Half an answer raises RecorderUnavailableError."""
     folder = NodeFolder(Path(short))
     with listening(folder, 1) as listener, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(Recorder(folder).resources, HANG_S)
@@ -394,7 +394,7 @@ def test_an_answer_that_breaks_off(short: str) -> None:
 
 
 def test_a_full_queue(short: str) -> None:
-    """A client that cannot even connect waits for its turn, at most the deadline."""
+    """A client waits while the recorder's backlog is full, at most until its deadline."""
     folder = NodeFolder(Path(short))
     with listening(folder, 0), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
         first.connect(str(folder.socket))
@@ -410,7 +410,7 @@ def test_a_full_queue(short: str) -> None:
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGPIPE"])
 def test_signals_do_not_end_it(start: Callable[..., RecorderProcess], out: Out, name: str, up: bool) -> None:
-    """What ends a pod does not end its recorder, from its first moment on."""
+    """Signals that terminate a pod do not end its recorder, not even during its start."""
     process = start(out.uri)
     if up:
         Recorder(process.folder).resources(HANG_S)
@@ -420,14 +420,14 @@ def test_signals_do_not_end_it(start: Callable[..., RecorderProcess], out: Out, 
 
 
 def test_starting_leaves_the_callers_signals_alone(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """Signals that were held back for the new process reach this one again."""
+    """Signals are unblocked in this process after the recorder has started."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     start(out.uri)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_the_end(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """An end leaves neither process nor folder; a second one does nothing; what was only spooled stays unsaid."""
+    """`end` removes process and folder and uploads no spooled document; a second call does nothing."""
     process = start(out.uri)
     assert process.alive()
     assert Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S).durable
@@ -445,7 +445,7 @@ def test_the_end(start: Callable[..., RecorderProcess], out: Out) -> None:
 
 
 def test_an_end_before_the_beginning(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """A recorder that is ended at once ends."""
+    """A recorder can be ended right after its start."""
     process = start(out.uri)
     process.end(HANG_S)
     assert not process.alive()
@@ -453,7 +453,7 @@ def test_an_end_before_the_beginning(start: Callable[..., RecorderProcess], out:
 
 
 def test_an_end_waits_for_what_is_in_hand(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
-    """An upload that is under way is finished before the recorder goes."""
+    """An upload in progress finishes before the recorder exits."""
     process = start(gate.uri(out), environment=gate.environment())
     with ThreadPoolExecutor(2) as pool:
         asked = pool.submit(Recorder(process.folder).put, f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S)
@@ -468,7 +468,7 @@ def test_an_end_waits_for_what_is_in_hand(start: Callable[..., RecorderProcess],
 def test_an_end_does_not_wait_for_ever(
     start: Callable[..., RecorderProcess], out: Out, gate: Gate, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An upload that hangs is given up, with a line that says so; the process goes all the same."""
+    """A hanging upload is named on stderr, and the recorder exits."""
     process = start(gate.uri(out), environment=gate.environment())
     Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=SHORT_S)
     until("the upload at the gate", lambda: gate.waiting() == 1)
@@ -476,12 +476,12 @@ def test_an_end_does_not_wait_for_ever(
     assert not process.alive()
     assert not process.folder.path.exists()
     assert capfd.readouterr().err == (
-        f"firstfault recorder: {ERRORS}/a.pb was not uploaded: the storage had not answered when the job ended\n"
+        f"firstfault recorder: {ERRORS}/a.pb was not uploaded: the storage did not answer before the job ended\n"
     )
 
 
 def test_an_end_of_a_frozen_recorder(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """A recorder that does not answer is killed when the time is up."""
+    """A recorder that does not answer is killed after the timeout."""
     process = start(out.uri)
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
@@ -492,7 +492,7 @@ def test_an_end_of_a_frozen_recorder(start: Callable[..., RecorderProcess], out:
 
 
 def test_a_folder_that_is_removed(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """A recorder whose folder is gone goes too."""
+    """A recorder exits when its folder is gone."""
     process = start(out.uri)
     Recorder(process.folder).resources(HANG_S)
     shutil.rmtree(process.folder.path)
@@ -500,14 +500,14 @@ def test_a_folder_that_is_removed(start: Callable[..., RecorderProcess], out: Ou
 
 
 def test_the_folder_is_private(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """Nobody else on the machine may read what is spooled, or ask the recorder for anything."""
+    """No other user may read the spool or connect to the recorder."""
     assert start(out.uri).folder.path.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_too_deep_for_a_socket(
     start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long TMPDIR is passed over; a long folder that was asked for is refused, and the message says why."""
+    """A long TMPDIR is ignored; a long `parent` raises a UsageError that says why."""
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
@@ -520,7 +520,7 @@ def test_a_folder_too_deep_for_a_socket(
 
 
 def test_a_start_that_fails_leaves_no_folder(out: Out, short: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the process cannot be started the caller is told, and nothing stays behind."""
+    """If the process cannot be started, an OSError is raised and no folder is left."""
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(FileNotFoundError):
         start_recorder(out.uri, deadline_seconds=1.0, parent=short)
@@ -530,7 +530,7 @@ def test_a_start_that_fails_leaves_no_folder(out: Out, short: str, monkeypatch: 
 def test_modules_in_the_working_directory(
     start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A training's own json.py does not stand before Python's."""
+    """A json.py in the working directory does not shadow the standard library's."""
     for name in ("json", "asyncio", "queue", "uuid"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported the wrong module')")
     monkeypatch.chdir(tmp_path)
@@ -541,7 +541,7 @@ def test_modules_in_the_working_directory(
 def test_a_request_that_makes_no_sense(
     start: Callable[..., RecorderProcess], out: Out, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A request that cannot be understood gets no answer, and the next one does."""
+    """An invalid request gets no answer, and the next request does."""
     process = start(out.uri)
     for line in (b"\n", b"not json\n", b"[]\n", b'{"op": "fly"}\n', b'{"op": "put"}\n', b"\xff\xfe\n", b"{" * 200_000):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -576,19 +576,19 @@ class Agent:
     folder: NodeFolder
 
     def kill(self) -> None:
-        """End it as the kernel ends a process that takes too much memory."""
+        """Kill it with SIGKILL, as the OOM killer does."""
         self.process.kill()
         self.process.wait(HANG_S)
 
     def wait_for_recorder(self) -> None:
-        """Wait until the recorder has ended; it leaves no folder."""
+        """Wait until the recorder has ended and its folder is gone."""
         until("the recorder's end", lambda: is_gone(self.recorder_pid))
         assert not self.folder.path.exists()
 
 
 @pytest.fixture
 def agent(short: str) -> Iterator[Callable[..., Agent]]:
-    """Start agents; neither they nor their recorders outlive the test."""
+    """Start agents, and kill those that are left after the test, with their recorders."""
     started: list[Agent] = []
 
     def run(uri: str, environment: dict[str, str] | None = None, deadline_seconds: float = HANG_S) -> Agent:
@@ -626,8 +626,8 @@ def without_pidfd(tmp_path: Path) -> dict[str, str]:
     return with_modules(tmp_path / "site")
 
 
-def say_last_words(folder: NodeFolder, round_number: int = 1) -> None:
-    """Leave what an agent leaves at the start of a round."""
+def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
+    """Write the documents that an agent writes at the start of a round."""
     lost = make_error(None, at_ms=None, exception=None, message="died without a word", round=round_number)
     folder.last_words.add(DOCUMENT, encode(lost))
     folder.last_words.add(PRESENCE, encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)))
@@ -645,10 +645,10 @@ def spool_failure(spool: Spool, rank: int, *, held: bool = False, round_number: 
 def test_an_agent_that_is_killed(
     agent: Callable[..., Agent], out: Out, without_pidfd: dict[str, str], kernel_tells: bool
 ) -> None:
-    """Its death is recorded, what its node had spooled is uploaded, the roster has the receipts, and nothing stays."""
+    """The recorder uploads the agent's death, the spooled documents and the roster entry with receipts, and exits."""
     dying = agent(out.uri, None if kernel_tells else without_pidfd)
     folder = dying.folder
-    say_last_words(folder)
+    write_last_words(folder)
     open_name = spool_failure(folder.spool("1-0"), 0)
     held_name = spool_failure(folder.spool("1-1"), 1, held=True)
     done_name = spool_failure(folder.spool("1-2"), 2)
@@ -688,10 +688,10 @@ def test_an_agent_that_is_killed(
         assert (receipts[name].fault_to_durable_ns or 0) > 0
 
 
-def test_an_agent_that_exits_without_a_word(agent: Callable[..., Agent], out: Out) -> None:
-    """An agent that ends otherwise than by a kill, and did not say that it would, has died as well."""
+def test_an_agent_that_exits_without_ending_its_recorder(agent: Callable[..., Agent], out: Out) -> None:
+    """An agent that exits without ending its recorder counts as dead."""
     dying = agent(out.uri)
-    say_last_words(dying.folder)
+    write_last_words(dying.folder)
     assert dying.process.stdin is not None
     dying.process.stdin.close()
     dying.wait_for_recorder()
@@ -699,10 +699,10 @@ def test_an_agent_that_exits_without_a_word(agent: Callable[..., Agent], out: Ou
 
 
 def test_an_agent_that_dies_before_its_recorder_is_up(agent: Callable[..., Agent], out: Out) -> None:
-    """A death that nobody was there to see is noticed all the same."""
+    """The recorder notices a death that happened before it started to watch."""
     dying = agent(out.uri)
     os.kill(dying.recorder_pid, signal.SIGSTOP)
-    say_last_words(dying.folder)
+    write_last_words(dying.folder)
     dying.kill()
     os.kill(dying.recorder_pid, signal.SIGCONT)
     dying.wait_for_recorder()
@@ -710,7 +710,7 @@ def test_an_agent_that_dies_before_its_recorder_is_up(agent: Callable[..., Agent
 
 
 def test_an_agent_that_dies_before_its_first_round(agent: Callable[..., Agent], out: Out) -> None:
-    """Without last words the spool is uploaded, and nothing is said about the agent."""
+    """Without `last_words` the recorder uploads the spool, and no document about the agent."""
     dying = agent(out.uri)
     name = spool_failure(dying.folder.spool("agent"), 0)
     dying.kill()
@@ -720,9 +720,9 @@ def test_an_agent_that_dies_before_its_first_round(agent: Callable[..., Agent], 
 
 
 def test_bytes_that_are_no_document(agent: Callable[..., Agent], out: Out, capfd: pytest.CaptureFixture[str]) -> None:
-    """What cannot be read is uploaded as it is, and last words that cannot be read cost no other document."""
+    """Unreadable documents are uploaded as they are; an unreadable document about the agent affects no other."""
     dying = agent(out.uri)
-    say_last_words(dying.folder)
+    write_last_words(dying.folder)
     dying.folder.last_words.add(DOCUMENT, b"\xff\xff\xff")
     dying.folder.spool("0-0").add("strange.pb", b"\xff\xff\xff")
     dying.kill()
@@ -735,11 +735,11 @@ def test_bytes_that_are_no_document(agent: Callable[..., Agent], out: Out, capfd
 def test_a_death_with_a_storage_that_fails(
     agent: Callable[..., Agent], out: Out, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The roster entry says which documents were lost and why, and so does the log."""
+    """The roster entry and the log say which uploads failed and why."""
     (out.folder / "firstfault").mkdir(parents=True)
     (out.folder / ERRORS).touch()
     dying = agent(out.uri)
-    say_last_words(dying.folder)
+    write_last_words(dying.folder)
     name = spool_failure(dying.folder.spool("1-0"), 0)
     dying.kill()
     dying.wait_for_recorder()
@@ -752,9 +752,9 @@ def test_a_death_with_a_storage_that_fails(
 def test_a_death_with_a_storage_that_hangs(
     agent: Callable[..., Agent], out: Out, gate: Gate, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The recorder of a dead agent waits for a storage no longer than its deadline, and says what is lost."""
+    """The recorder of a dead agent waits for the storage until its deadline, and names the lost documents."""
     dying = agent(gate.uri(out), gate.environment(), SHORT_S)
-    say_last_words(dying.folder)
+    write_last_words(dying.folder)
     name = spool_failure(dying.folder.spool("1-0"), 0)
     dying.kill()
     dying.wait_for_recorder()
@@ -764,9 +764,9 @@ def test_a_death_with_a_storage_that_hangs(
 
 
 def test_a_worker_that_dies_with_its_agent(agent: Callable[..., Agent], out: Out, gate: Gate) -> None:
-    """The recorder of an agent that has died still answers those that it took with it."""
+    """The recorder of a dead agent still answers its workers."""
     dying = agent(gate.uri(out), gate.environment())
-    say_last_words(dying.folder)
+    write_last_words(dying.folder)
     dying.kill()
     until("the last words at the gate", lambda: gate.waiting() == 1)
     name = spool_failure(dying.folder.spool("1-0"), 0)
@@ -782,9 +782,9 @@ def test_a_worker_that_dies_with_its_agent(agent: Callable[..., Agent], out: Out
 
 
 def test_a_worker_that_asks_late(agent: Callable[..., Agent], out: Out) -> None:
-    """A worker that was about to ask when its agent died is waited for, also when all else has been said."""
+    """The recorder of a dead agent waits a moment for late requests of workers."""
     dying = agent(out.uri)
-    say_last_words(dying.folder)
+    write_last_words(dying.folder)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(HANG_S)
         connection.connect(str(dying.folder.socket))
@@ -797,9 +797,9 @@ def test_a_worker_that_asks_late(agent: Callable[..., Agent], out: Out) -> None:
 
 
 def test_an_end_is_not_a_death(agent: Callable[..., Agent], out: Out) -> None:
-    """An agent that has ended its recorder may end itself without a document."""
+    """After an agent has ended its recorder, its own exit is not reported."""
     dying = agent(out.uri)
-    say_last_words(dying.folder)
+    write_last_words(dying.folder)
     spool_failure(dying.folder.spool("1-0"), 0)
     Recorder(dying.folder).end(HANG_S)
     dying.kill()
@@ -813,7 +813,7 @@ def test_an_end_is_not_a_death(agent: Callable[..., Agent], out: Out) -> None:
 
 @pytest.mark.parametrize("module", ["client", "spool", "folder"])
 def test_a_dying_process_imports_next_to_nothing(module: str) -> None:
-    """What a worker needs to be recorded loads neither a storage, nor protobuf, nor an event loop, nor the server."""
+    """The client imports neither storage, protobuf, asyncio nor the server."""
     heavy = ("asyncio", "fsspec", "google.protobuf", "flyteidl", "stamina", "subprocess", "tempfile", "ssl")
     heavy += (
         "firstfault.wire.documents",
@@ -827,7 +827,7 @@ def test_a_dying_process_imports_next_to_nothing(module: str) -> None:
 
 
 def test_nothing_is_left_in_the_caller(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """Starting and asking leave no thread and no open file in the caller: it may fork right after."""
+    """Start and requests leave no thread and no open file in the caller, which may fork afterwards."""
     descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208 - names only
     process = start(out.uri)
     Recorder(process.folder).resources(HANG_S)

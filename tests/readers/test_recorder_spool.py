@@ -1,4 +1,4 @@
-"""The spool: documents wait whole under their names, and say what became of them."""
+"""The spool: whole documents with their receipts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _names(spool: Spool, *, held: bool = False) -> list[str]:
 
 
 def test_spool(tmp_path: Path) -> None:
-    """A document waits in the spool under its name, with its receipt once there is one."""
+    """The spool has a document under its name, with its receipt once that is written."""
     spool = Spool(tmp_path / "there")
     assert spool.documents() == []
     spool.add("b.pb", b"2")
@@ -44,7 +44,7 @@ def test_spool(tmp_path: Path) -> None:
 
 
 def test_spool_shows_whole_files_only(tmp_path: Path) -> None:
-    """What a process that was killed was just writing is no document, and half a receipt is none."""
+    """The spool leaves out a half-written document and a half-written receipt."""
     spool = Spool(tmp_path)
     spool.add("a.pb", b"1")
     (tmp_path / "b.pb.part").write_bytes(b"2")
@@ -55,7 +55,7 @@ def test_spool_shows_whole_files_only(tmp_path: Path) -> None:
 
 
 def test_a_document_is_replaced_whole(tmp_path: Path) -> None:
-    """A second document of the same name takes the first one's place."""
+    """A second document of the same name replaces the first one."""
     spool = Spool(tmp_path)
     spool.add("a.pb", b"1")
     spool.add("a.pb", b"2")
@@ -63,7 +63,7 @@ def test_a_document_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_a_receipt_of_a_loss(tmp_path: Path) -> None:
-    """A receipt keeps why a document was lost."""
+    """A receipt keeps the reason for a failed upload."""
     spool = Spool(tmp_path)
     spool.add("a.pb", b"1")
     lost = Receipt("a.pb", durable=False, error="the storage is on fire")
@@ -74,7 +74,7 @@ def test_a_receipt_of_a_loss(tmp_path: Path) -> None:
 
 
 def test_a_withdrawn_document(tmp_path: Path) -> None:
-    """A document that its writer takes back stays, and is marked."""
+    """A withdrawn document stays in the spool and is marked."""
     spool = Spool(tmp_path / "there")
     spool.withdraw("a.pb")
     spool.add("a.pb", b"1")
@@ -84,7 +84,7 @@ def test_a_withdrawn_document(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_a_held_document(tmp_path: Path, held: bool) -> None:
-    """A document that is held back is shown only to those who ask, under its own name and with its marks."""
+    """`documents` returns a held document only on request, under its own name and with its marks."""
     spool = Spool(tmp_path)
     spool.add("a.pb", b"1", held=True)
     spool.add("b.pb", b"2")
@@ -98,7 +98,7 @@ def test_a_held_document(tmp_path: Path, held: bool) -> None:
 
 
 def test_a_held_document_that_is_released(tmp_path: Path) -> None:
-    """A document that was held back and then added is one document, and not held."""
+    """A held document that is added again is one document, which is not held."""
     spool = Spool(tmp_path)
     spool.add("a.pb", b"held", held=True)
     spool.add("a.pb", b"released")
@@ -107,7 +107,7 @@ def test_a_held_document_that_is_released(tmp_path: Path) -> None:
 
 
 def test_the_folder_of_a_node(tmp_path: Path) -> None:
-    """Each process has a spool of its own; the last words are none, and everything lies in the node's folder."""
+    """Each process has a spool of its own in the node's folder; `spools` leaves out `last_words`."""
     folder = _set_up(tmp_path)
     assert folder.spools() == []
     folder.spool("agent").add("a.pb", b"1")
@@ -123,7 +123,7 @@ def test_settings_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_gone_is_not_made_again(tmp_path: Path) -> None:
-    """Whoever adds a document while the folder is removed, or later, makes none: nothing of a node is left behind."""
+    """A document that is added during or after the removal does not recreate the node's folder."""
     folder = _set_up(tmp_path / "firstfault-x")
     over = threading.Event()
 

@@ -93,7 +93,7 @@ _VERDICT = Verdict(
 
 
 def test_the_contract() -> None:
-    """The whole contract: every key, its place and its form."""
+    """The JSON has every key of the schema, in its form."""
     assert json.loads(to_json(_VERDICT, _DECISION)) == {
         "schema": "firstfault.verdict/v1",
         "verdict": {
@@ -131,7 +131,7 @@ def test_the_contract() -> None:
 
 
 def test_every_key_is_there_when_nothing_is_known() -> None:
-    """A verdict about which little is known has the same keys, with null and empty values."""
+    """A verdict with few known fields has the same keys, with null and empty values."""
     bare = verdict_to_dict(Verdict(Scope.UNDETERMINED, "", "unknown", "", "", "earliest"))
     assert list(bare) == _VERDICT_KEYS
     assert (bare["node"], bare["timestamp"], bare["ranks"]) == (None, None, [])
@@ -140,7 +140,7 @@ def test_every_key_is_there_when_nothing_is_known() -> None:
 
 @given(_VERDICTS, _DECISIONS)
 def test_verdict_and_decision_come_back(verdict: Verdict, decision: Decision) -> None:
-    """Written and read, verdict and decision are the same."""
+    """Verdict and decision survive the round trip."""
     text = to_json(verdict, decision)
     assert verdict_from_json(text) == verdict
     assert decision_from_json(text) == decision
@@ -148,21 +148,21 @@ def test_verdict_and_decision_come_back(verdict: Verdict, decision: Decision) ->
 
 @given(_VERDICTS)
 def test_it_is_one_line_of_ascii(verdict: Verdict) -> None:
-    """The object is one line of ASCII without control characters, whatever a message holds."""
+    """The JSON is one line of ASCII without control characters, for any message."""
     text = to_json(verdict, _DECISION)
     assert text.isascii()
     assert text.isprintable()
 
 
 def test_a_lone_surrogate_can_be_written() -> None:
-    """A text that is no valid UTF-8 does not stop the report."""
+    """Invalid UTF-8 in a message does not raise."""
     text = to_json(replace(_VERDICT, message="\udc80"), _DECISION)
     text.encode()
     assert verdict_from_json(text).message == "\udc80"
 
 
 def test_the_root_is_not_written() -> None:
-    """The root is in the documents, not in the report."""
+    """The JSON does not have the root."""
     assert verdict_from_json(to_json(replace(_VERDICT, root=make_error()), _DECISION)) == _VERDICT
 
 
@@ -184,13 +184,13 @@ def test_the_root_is_not_written() -> None:
     ],
 )
 def test_what_is_no_report_is_none(text: str) -> None:
-    """A text that is no report of this schema is None, never a crash."""
+    """Any text of another schema is read as None."""
     assert verdict_from_json(text) is None
     assert decision_from_json(text) is None
 
 
 def test_keys_of_a_newer_report_are_tolerated() -> None:
-    """Keys that this version does not know, in any part of a report, are left alone."""
+    """Unknown keys are ignored in every part."""
     document = json.loads(to_json(_VERDICT, _DECISION))
     for part in (document, document["verdict"], document["decision"], document["verdict"]["coverage"]):
         part["new"] = 1
@@ -212,7 +212,7 @@ def test_keys_of_a_newer_report_are_tolerated() -> None:
     ],
 )
 def test_times(timestamp_ns: int | None, text: str | None) -> None:
-    """A time is RFC 3339 in UTC with all its nanoseconds, and is read back to the same."""
+    """A time is RFC 3339 in UTC with nanoseconds, and survives the round trip."""
     assert format_timestamp(timestamp_ns) == text
     assert parse_timestamp(text) == timestamp_ns
 
@@ -222,7 +222,7 @@ def test_times(timestamp_ns: int | None, text: str | None) -> None:
     [("2023-11-14T22:13:20Z", START_NS), ("2023-11-14T22:13:20.5Z", START_NS + 500_000_000)],
 )
 def test_shorter_times_are_read(text: str, timestamp_ns: int) -> None:
-    """A time with fewer decimals, as other tools write it, is read."""
+    """A time with fewer decimals is read."""
     assert parse_timestamp(text) == timestamp_ns
 
 
@@ -239,6 +239,6 @@ def test_shorter_times_are_read(text: str, timestamp_ns: int) -> None:
     ],
 )
 def test_what_is_no_time_is_refused(text: str) -> None:
-    """A text that is no time in UTC is refused."""
+    """A text that is not a time in UTC raises a ValueError."""
     with pytest.raises(ValueError, match="time"):
         parse_timestamp(text)

@@ -91,7 +91,7 @@ _POLICIES: dict[str, Callable[[], RetryPolicy]] = {"yes": lambda: never() | _yes
     ],
 )
 def test_policies_compose(policy: RetryPolicy, retry: bool) -> None:
-    """Either, both and not mean what they say, in any nesting and with plain functions on either side."""
+    """`|`, `&` and `~` work in any nesting, with plain functions on either side."""
     assert bool(policy(_verdict(), _CONTEXT)) is retry
 
 
@@ -159,19 +159,19 @@ def test_a_plain_function_sees_verdict_and_context() -> None:
 
 @pytest.mark.parametrize("policy", [17, "never", ()])
 def test_what_is_no_policy_is_refused(policy: Any) -> None:
-    """What cannot be called is refused."""
+    """A policy that is not callable raises a UsageError."""
     with pytest.raises(UsageError, match="must be callable"):
         decide(_verdict(), policy)
 
 
 def test_what_is_no_policy_is_refused_in_a_composition() -> None:
-    """A composition checks its parts when it is made, not when a job has failed."""
+    """A composition checks its parts when it is made."""
     with pytest.raises(UsageError, match="must be callable"):
         explicit() | 17
 
 
 def test_an_unknown_category_is_refused() -> None:
-    """A policy on a category that does not exist would never match; it is refused, and the known ones are listed."""
+    """An unknown category raises a UsageError that lists the known ones."""
     with pytest.raises(UsageError, match=r"unknown category premption; known are .*preemption"):
         on_category("node_lost", "premption")
 
@@ -190,7 +190,7 @@ def test_an_unknown_category_is_refused() -> None:
     ],
 )
 def test_explicit_and_declared(kind: Kind, origin: Origin, by_explicit: bool, by_declared: bool) -> None:
-    """What the user's code raised as recoverable is explicit, what a system's writer called so is declared."""
+    """`explicit` matches recoverable errors of the user's code, `declared` those of Flyte and the agent."""
     verdict = _verdict(make_error(3, kind=kind, origin=origin))
     assert bool(explicit()(verdict, _CONTEXT)) is by_explicit
     assert bool(declared()(verdict, _CONTEXT)) is by_declared
@@ -201,7 +201,7 @@ def test_explicit_and_declared(kind: Kind, origin: Origin, by_explicit: bool, by
     [(0, None, False), (9, None, False), (0, 0, True), (0, 1, False), (1, 1, True), (3, 1, True)],
 )
 def test_exhausted(attempt: int, retries: int | None, over: bool) -> None:
-    """Retries are used up when as many attempts have been retried; if the number is not known they never are."""
+    """Retries are used up after that many attempts; never if the number is not known."""
     assert bool(exhausted()(_verdict(), RetryContext(attempt=attempt, retries=retries))) is over
 
 
@@ -215,7 +215,7 @@ def test_exhausted(attempt: int, retries: int | None, over: bool) -> None:
     ],
 )
 def test_same_fault_everywhere(scope: Scope, ranks: tuple[int, ...], world: int, same: bool) -> None:
-    """It is everywhere if all ranks of a world of more than one have it."""
+    """A fault is everywhere if all ranks of a world of more than one have it."""
     verdict = _verdict(make_error(0, world_size=world), scope=scope, ranks=ranks)
     assert bool(same_fault_everywhere()(verdict, _CONTEXT)) is same
 
@@ -265,7 +265,7 @@ _DEFAULT = {
 
 @pytest.mark.parametrize(("changes", "retry", "origin"), _DEFAULT.values(), ids=_DEFAULT)
 def test_the_default(changes: dict[str, Any], retry: bool, origin: Origin) -> None:
-    """By default what was raised as recoverable takes from the user's budget, what came from outside the system's."""
+    """By default a recoverable exception uses the user's budget, a cause from outside the system's."""
     decision = decide(_verdict(make_error(3, **changes)))
     assert (decision.retry, decision.origin) == (retry, origin)
     assert decision.kind is (Kind.RECOVERABLE if retry else Kind.NON_RECOVERABLE)
@@ -290,11 +290,11 @@ def test_the_default(changes: dict[str, Any], retry: bool, origin: Origin) -> No
         ),
         (
             {"category": "data"},
-            "nothing says that another attempt would end differently (data: malformed or missing training data)",
+            "nothing suggests that a retry would help (data: malformed or missing training data)",
         ),
         (
             {"category": "of_the_future"},
-            "nothing says that another attempt would end differently (of_the_future: of_the_future)",
+            "nothing suggests that a retry would help (of_the_future: of_the_future)",
         ),
     ],
 )
@@ -322,7 +322,7 @@ def _memory(oom_kill: int | None, peak: int | None, limit: int | None) -> Worker
     ids=["far below the limit", "no limit", "not far below", "at the limit", "peak unknown", "no kill", "unknown"],
 )
 def test_memory_that_the_host_lacks(root: WorkerError, retry: bool) -> None:
-    """A container that was killed below its own limit is the host's fault; one at its limit met its own."""
+    """An OOM kill below the container's limit is the host's fault; one at the limit is not."""
     decision = decide(_verdict(root))
     assert decision.retry is retry
     assert not retry or decision.origin is Origin.SYSTEM
@@ -367,37 +367,37 @@ _GONE = replace(_of_the_gpu("", ""), exception=None, writer=Writer.AGENT)
     ],
 )
 def test_a_gpu_that_is_broken(root: WorkerError, retry: bool) -> None:
-    """What the driver says is evidence; the same text in an exception of the program's own is none."""
+    """A driver's error is evidence; the same text in an exception of the user's code is not."""
     decision = decide(_verdict(root))
     assert decision.retry is retry
     assert not retry or (decision.origin is Origin.SYSTEM and "gpu_hardware" in decision.reason)
 
 
 def test_the_same_fault_again() -> None:
-    """The decision says that the attempt before failed in the same way; a policy can make that a reason to stop."""
+    """The decision says that the previous attempt failed in the same way; a policy can stop for that."""
     recoverable = _verdict(make_error(3, kind=Kind.RECOVERABLE, exception="flytekit.FlyteRecoverableException"))
     again = RetryContext(attempt=1, retries=5, previous_fingerprint=recoverable.fingerprint)
     other = replace(again, previous_fingerprint="1:000000000000")
     policy = explicit() & ~same_fault_again()
 
     assert decide(recoverable, None, again).retry
-    assert decide(recoverable, None, again).reason.endswith("; the attempt before failed with the same fault")
+    assert decide(recoverable, None, again).reason.endswith("; the previous attempt failed with the same fault")
     assert not decide(recoverable, policy, again).retry
-    assert "the attempt before failed with the same fault" in decide(recoverable, policy, again).reason
+    assert "the previous attempt failed with the same fault" in decide(recoverable, policy, again).reason
     for context in (other, _CONTEXT):
         assert decide(recoverable, policy, context).retry
         assert "attempt before" not in decide(recoverable, None, context).reason
 
 
 def test_the_same_fault_on_all_ranks_is_the_reason() -> None:
-    """Where all ranks failed with one fault the decision gives that as its reason."""
+    """If all ranks failed with one fault, the decision says so."""
     roots = [replace(make_error(rank), place=replace(make_error(rank).place, world_size=2)) for rank in (0, 1)]
     verdict = run_strategy(get_strategy("majority"), make_job(*roots))
-    assert decide(verdict).reason == "the same fault on all ranks, which another attempt would meet again"
+    assert decide(verdict).reason == "the same fault on all ranks; a retry would meet it again"
 
 
 def test_undetermined_is_said_plainly() -> None:
-    """Where nobody knows the root cause there is no retry, and the reason says that."""
+    """Without a known root cause there is no retry, and the reason says so."""
     decision = decide(undetermined(make_job(), "earliest"))
     assert decision == Decision(
         retry=False,
@@ -421,21 +421,21 @@ def test_undetermined_is_said_plainly() -> None:
     ],
 )
 def test_every_policy_copes_with_an_unknown_root(policy: RetryPolicy) -> None:
-    """Where nobody knows the root cause, no policy but one on "unknown" says retry, and none fails."""
+    """Without a known root cause only a policy on "unknown" says retry, and no policy raises."""
     verdict = undetermined(make_job(), "earliest")
     assert not policy(verdict, _CONTEXT)
     assert on_category("unknown")(verdict, _CONTEXT)
 
 
 def test_only_the_root_causes_mark_counts() -> None:
-    """A victim that was raised as recoverable does not make the job one."""
+    """A recoverable victim does not make the job recoverable."""
     job = make_job(make_error(3, at_ms=0), make_error(0, at_ms=30, kind=Kind.RECOVERABLE))
     assert not decide(run_strategy(get_strategy("earliest"), job)).retry
 
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_without_living_pods_it_is_advice(alive: bool) -> None:
-    """If no pod lives to leave the verdict, stock Flyte does not read it: the decision is advice."""
+    """If no pod lives to write the verdict for stock Flyte, the decision is advice."""
     assert decide(_verdict(), None, RetryContext(pods_alive=alive)).enforced is alive
 
 
@@ -449,7 +449,7 @@ def test_without_living_pods_it_is_advice(alive: bool) -> None:
     ],
 )
 def test_a_budget_that_is_used_up(left: int | None, origin: Origin, spent: bool, paid: str) -> None:
-    """It is still worth a retry, which is what Flyte is told; nobody is told that there will be one."""
+    """With a used-up budget the decision still says retry to Flyte, and its reason says that the budget is used up."""
     policy = on_category("data", origin=origin)
     decision = decide(_verdict(category="data"), policy, RetryContext(2, 2, retries_left=left))
     assert (decision.kind, decision.is_spent) == (Kind.RECOVERABLE, spent)
@@ -467,7 +467,7 @@ def test_the_default_is_the_default() -> None:
 
 @pytest.mark.parametrize("swapped", [False, True])
 def test_whose_budget_does_not_depend_on_the_order(swapped: bool) -> None:
-    """Of two policies that both agree, the one that knows whose budget pays says so, wherever it stands."""
+    """If two policies agree, the vote that names a budget counts, in either order."""
     external, left = on_category("preemption"), ~exhausted()
     policy = left & external if swapped else external & left
     verdict = run_strategy(get_strategy("earliest"), make_job(make_error(category="preemption")))
@@ -476,7 +476,7 @@ def test_whose_budget_does_not_depend_on_the_order(swapped: bool) -> None:
 
 
 def test_an_operand_that_cannot_matter_is_not_asked() -> None:
-    """A policy that cannot change the answer is not called: if it fails, nothing is lost."""
+    """A policy that cannot change the answer is not called."""
 
     def broken(verdict: Verdict, context: RetryContext) -> bool:
         raise RuntimeError(f"{verdict} {context}")

@@ -1,4 +1,4 @@
-"""The other attempts of a task, read beside the one that is asked about."""
+"""Summaries of the other attempts of a task."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_number_of_an_attempt(uri: str, found: tuple[str, int] | None) -> No
 
 
 def test_three_attempts_of_which_one_cannot_be_read(tmp_path: Path) -> None:
-    """One that cannot be read stands between the others with the reason, and harms neither."""
+    """An unreadable attempt has a note with the reason; the others are not affected."""
     _fails(tmp_path, 0, rank=3)
     (tmp_path / "1").symlink_to(tmp_path / "1")
     _fails(tmp_path, 2, rank=1)
@@ -82,7 +82,7 @@ def test_three_attempts_of_which_one_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_an_attempt_of_which_every_document_is_damaged(tmp_path: Path, number: int) -> None:
-    """What nobody can decode is not compared with what the others failed of, whichever of them is asked about."""
+    """An attempt with an undecodable document is not compared with the others."""
     _fails(tmp_path, 0)
     _put(tmp_path / "1" / "error.pb", b"\xff\xff")
     _fails(tmp_path, 2)
@@ -95,7 +95,7 @@ def test_an_attempt_of_which_every_document_is_damaged(tmp_path: Path, number: i
 
 
 def test_an_attempt_with_several_damaged_documents(tmp_path: Path) -> None:
-    """One of them is told of, the others are counted."""
+    """The note names one unreadable document and counts the others."""
     _fails(tmp_path, 0)
     for number in range(3):
         _put(tmp_path / "1" / "firstfault" / "errors" / f"e1-damaged-{number}.pb", b"\xff\xff")
@@ -105,7 +105,7 @@ def test_an_attempt_with_several_damaged_documents(tmp_path: Path) -> None:
 
 
 def test_an_attempt_whose_documents_are_gone(tmp_path: Path) -> None:
-    """A node that says that it failed, with nothing else there, says nothing that could be compared."""
+    """An attempt with a failed node and no documents has a note that says so."""
     _fails(tmp_path, 0)
     entry = make_presence(Phase.FAILED, node="w-1")
     _put(tmp_path / "1" / "firstfault" / "roster" / roster_key_for(entry), encode_presence(entry))
@@ -115,24 +115,24 @@ def test_an_attempt_whose_documents_are_gone(tmp_path: Path) -> None:
 
 
 def test_what_became_of_the_others(tmp_path: Path) -> None:
-    """One that left outputs succeeded; one that has begun, and no more, is said to have left nothing yet."""
+    """An attempt with outputs succeeded; one with a roster alone may still run."""
     _fails(tmp_path, 0)
     _put(tmp_path / "1" / "outputs.pb")
     entry = make_presence(Phase.JOINED, node="w-1")
     _put(tmp_path / "2" / "firstfault" / "roster" / roster_key_for(entry), encode_presence(entry))
     notes = [item.note for item in _siblings(tmp_path, 0, below="/firstfault/errors")]
-    assert notes == ["", "succeeded", "left neither an error nor outputs; it may still run"]
+    assert notes == ["", "succeeded", "has neither an error nor outputs; it may still run"]
 
 
 @pytest.mark.parametrize("below", ["", "/", "/firstfault/errors"])
 def test_an_only_attempt_has_no_siblings(tmp_path: Path, below: str) -> None:
-    """Where there is nothing to compare, nothing is compared."""
+    """Without other attempts the result is empty."""
     _fails(tmp_path, 0)
     assert _siblings(tmp_path, 0, below) == ()
 
 
 def test_a_folder_without_a_number_has_no_siblings(tmp_path: Path) -> None:
-    """Of a prefix that is no attempt's, nobody looks beside it."""
+    """For a prefix without an attempt's number the result is empty."""
     _fails(tmp_path, 0)
     (tmp_path / "0").rename(tmp_path / "here")
     _fails(tmp_path, 1)
@@ -142,7 +142,7 @@ def test_a_folder_without_a_number_has_no_siblings(tmp_path: Path) -> None:
 
 
 def test_ten_others_at_most(tmp_path: Path) -> None:
-    """Of many attempts the ten that are nearest before it are read, and those after it where there is room."""
+    """At most ten other attempts are read: the nearest earlier ones, then later ones."""
     for number in range(20):
         _fails(tmp_path, number)
     assert [item.number for item in _siblings(tmp_path, 15)] == list(range(5, 16))
@@ -150,14 +150,14 @@ def test_ten_others_at_most(tmp_path: Path) -> None:
 
 
 def test_the_first_that_is_missing_ends_it(tmp_path: Path) -> None:
-    """An attempt behind a gap belongs to somebody else."""
+    """Attempts behind a missing one are left out."""
     for number in (0, 1, 3):
         _fails(tmp_path, number)
     assert [item.number for item in _siblings(tmp_path, 0)] == [0, 1]
 
 
 def test_storage_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits long for attempts that were not asked about, however many they are."""
+    """The time for other attempts is limited, for any number of them."""
     for number in range(5):
         _fails(tmp_path, number)
     answers = MultiErrorFileOutputReader.job_async
@@ -177,7 +177,7 @@ def test_storage_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_storage_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A refusal is told in the storage's words, and is none of the asked attempt's concern."""
+    """A refused request is the other attempt's note, and does not raise."""
     _fails(tmp_path, 0)
     _fails(tmp_path, 1)
     answers = MultiErrorFileOutputReader.job_async
@@ -194,7 +194,7 @@ def test_storage_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_logs_of_a_run_on_this_machine(tmp_path: Path) -> None:
-    """What ``firstfault run`` printed is found beside an attempt, by pod; of any other attempt nothing is."""
+    """The logs of ``firstfault run`` are found by pod; any other attempt has none."""
     log = tmp_path / "logs" / "attempt-1" / "f00-n0-0-worker-1.log"
     _put(log)
     assert logs_of_run(f"{tmp_path}/1") == {"f00-n0-0-worker-1": str(log)}

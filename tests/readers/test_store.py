@@ -50,7 +50,7 @@ def _in(uri: Path | str, action: Callable[[FsspecStore], Awaitable[Any]]) -> Any
 
 @pytest.mark.parametrize("name", ["a-file/error.pb", "a-file/below/error.pb"])
 def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
-    """Writing below what is a file fails with the path, and does not claim that an object is missing."""
+    """A write below a file raises an error that names the path, not ObjectNotFoundError."""
     (tmp_path / "a-file").write_bytes(b"x")
     with pytest.raises(StoreError, match=rf"cannot write {tmp_path}/{name}") as caught:
         _in(tmp_path, lambda store: store.put(name, b"x"))
@@ -58,7 +58,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, name: str) -> None:
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    """After a write that failed, the folder holds what it held before."""
+    """A failed write leaves the folder unchanged."""
     (tmp_path / "a-file").write_bytes(b"x")
     with pytest.raises(StoreError):
         _in(tmp_path, lambda store: store.put("a-file/error.pb", b"x"))
@@ -66,7 +66,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_still_being_written_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While an object is being written to a folder, a listing shows the old one or none, never a part."""
+    """During a write, a listing shows the old object or none, never a part of the new one."""
     seen: list[list[tuple[str, int]]] = []
     move = LocalFileSystem.mv
 
@@ -85,7 +85,7 @@ def test_a_file_that_is_still_being_written_is_not_listed(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [
-        ("nosuchthing://bucket/out", "there is no storage of the kind 'nosuchthing'"),
+        ("nosuchthing://bucket/out", "unknown storage scheme 'nosuchthing'"),
         ("gs://bucket/out", "pip install 'firstfault\\[gcs\\]'"),
         ("abfs://bucket/out", "pip install 'firstfault\\[azure\\]'"),
         ("s3://bucket/out", "pip install 'firstfault\\[s3\\]'"),
@@ -93,7 +93,7 @@ def test_a_file_that_is_still_being_written_is_not_listed(tmp_path: Path, monkey
     ],
 )
 def test_a_storage_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, uri: str, reason: str) -> None:
-    """A scheme that nobody knows, or whose package is missing, is a usage error that says what to install."""
+    """An unknown scheme or a missing package raises a UsageError that says what to install."""
     known = fsspec.get_filesystem_class
 
     def missing(protocol: str) -> type:
@@ -108,7 +108,7 @@ def test_a_storage_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, uri: s
 
 
 def test_a_store_is_used_inside_async_with(tmp_path: Path) -> None:
-    """A store that was not entered, or has been left, says so."""
+    """A request outside of `async with` raises a RuntimeError that says so."""
     store = open_store(str(tmp_path))
     with pytest.raises(RuntimeError, match="async with"):
         run_sync(store.list())
@@ -166,7 +166,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 @pytest.mark.parametrize("error", _TRANSIENT.values(), ids=_TRANSIENT)
 def test_a_transient_error_is_retried(tmp_path: Path, failing: Callable[..., list[str]], error: Exception) -> None:
-    """A request that fails for a moment is asked again, and its answer is the answer."""
+    """A request that fails once is retried and succeeds."""
     (tmp_path / "a.pb").write_bytes(b"x")
     calls = failing(error, error)
     assert [item.name for item in _in(tmp_path, lambda store: store.list())] == ["a.pb"]
@@ -177,7 +177,7 @@ def test_a_transient_error_is_retried(tmp_path: Path, failing: Callable[..., lis
 def test_a_lasting_transient_error_is_typed(
     tmp_path: Path, failing: Callable[..., list[str]], error: Exception
 ) -> None:
-    """A storage that does not answer at all is an error after retries: never an empty listing."""
+    """A storage that never answers raises StoreUnavailableError after the retries, not an empty listing."""
     calls = failing(*[error] * 9)
     with pytest.raises(StoreUnavailableError, match=rf"cannot list {tmp_path}: .*check the endpoint") as caught:
         _in(tmp_path, lambda store: store.list())
@@ -189,7 +189,7 @@ def test_a_lasting_transient_error_is_typed(
 def test_a_final_error_is_typed_at_once(
     tmp_path: Path, failing: Callable[..., list[str]], error: Exception, kind: type[StoreError], advice: str
 ) -> None:
-    """A refusal is not asked again; its error says what to check."""
+    """A refused request is not retried; its error says what to check."""
     calls = failing(*[error] * 9)
     with pytest.raises(kind, match=advice) as caught:
         _in(tmp_path, lambda store: store.list())
@@ -198,7 +198,7 @@ def test_a_final_error_is_typed_at_once(
 
 
 def test_a_programming_error_is_not_a_storage_error(tmp_path: Path, failing: Callable[..., list[str]]) -> None:
-    """A bug is not dressed up as a problem of the storage."""
+    """A programming error is raised unchanged."""
     failing(ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
         _in(tmp_path, lambda store: store.list())
@@ -213,7 +213,7 @@ def test_a_programming_error_is_not_a_storage_error(tmp_path: Path, failing: Cal
     ],
 )
 def test_errors_are_what_a_caller_would_catch(error: type, builtin: type) -> None:
-    """A caller may catch the built-in error of the same meaning."""
+    """Each error is an instance of the built-in error that a caller would catch."""
     assert issubclass(error, builtin)
     assert issubclass(error, StoreError)
 
@@ -222,7 +222,7 @@ def test_errors_are_what_a_caller_would_catch(error: type, builtin: type) -> Non
 
 
 class _Recording(AsyncFileSystem):
-    """Keeps its objects in a dictionary, natively asynchronous, as s3fs is."""
+    """An asynchronous filesystem, as s3fs is, that keeps its objects in a dictionary."""
 
     protocol = "recording"
     objects: dict[str, bytes] = {}  # noqa: RUF012 - shared by all instances on purpose
@@ -251,7 +251,7 @@ class _Recording(AsyncFileSystem):
 
 
 def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made for the running loop, never shared, without a cache of listings; one put is one write."""
+    """The store makes a filesystem for the running loop, unshared and without a listings cache; a put is one write."""
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda _protocol: _Recording)
 
     async def scenario() -> None:
@@ -295,7 +295,7 @@ def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_settings_of_s3(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: dict[str, str]) -> None:
-    """Flytekit's variables come before botocore's for the endpoint; keys of botocore's own are left to it."""
+    """The endpoint of flytekit's variable overrides botocore's; botocore reads its own keys."""
     for name in ("FLYTE_AWS_ENDPOINT", "FLYTE_AWS_ACCESS_KEY_ID", "FLYTE_AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
@@ -308,7 +308,7 @@ def test_settings_of_s3(monkeypatch: pytest.MonkeyPatch, environment: dict[str, 
 
 
 def test_an_endpoint_must_be_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endpoint without a scheme is refused with what it should look like."""
+    """An endpoint without a scheme raises an error that shows a valid one."""
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", "minio:9000")
     with pytest.raises(UsageError, match=r"https://host:port, not 'minio:9000'"):
         storage_options("s3")
@@ -360,7 +360,7 @@ def test_splitting(uri: str, halves: tuple[str, str]) -> None:
     [("s3://b/x", True), ("gs://b/x", True), ("/x", False), ("x", False), ("file:///x", False), ("memory://x", False)],
 )
 def test_what_is_remote(uri: str, remote: bool) -> None:
-    """A folder of this machine is not remote, whatever scheme names it."""
+    """A folder of this machine is not remote, with or without a scheme."""
     assert is_remote(uri) is remote
 
 
@@ -379,7 +379,7 @@ def test_what_is_remote(uri: str, remote: bool) -> None:
     ],
 )
 def test_what_a_uri_stands_for(uri: str, errors_uri: str, roster: str | None, stock: str | None) -> None:
-    """A URI is an output prefix, the folder of ours in it, an errors folder, or a document."""
+    """A URI is an output prefix, its firstfault/ folder, an errors/ folder or a document."""
     layout = Layout.of(uri)
     assert (layout.errors_uri(), layout.roster, layout.stock) == (errors_uri, roster, stock)
 
@@ -395,5 +395,5 @@ def test_what_a_uri_stands_for(uri: str, errors_uri: str, roster: str | None, st
     ],
 )
 def test_which_files_are_error_files(name: str, ours: bool, stock: bool) -> None:
-    """In our folder every .pb is a document; beside the outputs those that Flyte's own reader would take."""
+    """In errors/ every .pb file is a document; beside the outputs only those that Flyte's reader accepts."""
     assert (is_error_file(name), is_stock_error_file(name)) == (ours, stock)

@@ -27,7 +27,7 @@ _FRAGMENTS = [
 ]
 _FRAGMENTS += ["***", "sig", "hf_"]
 _CPU_SECONDS = 2.0
-"""Far above what linear work on 64 KiB takes, far below what quadratic work does."""
+"""Far longer than linear work on 64 KiB takes, far shorter than quadratic work."""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ _CPU_SECONDS = 2.0
     ],
 )
 def test_secrets_are_redacted(text: str, secret: str) -> None:
-    """What looks like a credential is replaced by three stars, also at the end of a longer text."""
+    """A credential is replaced by three stars, also at the end of a longer text."""
     redacted = redact(f"before {text} after")
     assert secret not in redacted
     assert "***" in redacted
@@ -75,13 +75,13 @@ def test_secrets_are_redacted(text: str, secret: str) -> None:
     ],
 )
 def test_other_text_is_left_alone(text: str) -> None:
-    """What only resembles a credential stays readable."""
+    """A text that only resembles a credential stays readable."""
     assert redact(text) == text
 
 
 @given(st.lists(st.sampled_from(_FRAGMENTS)).map("".join))
 def test_redacting_twice_changes_nothing(text: str) -> None:
-    """A redacted text has nothing left to redact."""
+    """Redacting twice changes nothing more."""
     assert redact(redact(text)) == redact(text)
 
 
@@ -104,7 +104,7 @@ def test_redacting_twice_changes_nothing(text: str) -> None:
     ],
 )
 def test_redacting_is_linear(unit: str) -> None:
-    """A dump of letters as long as a message may be does not hold up a dying worker."""
+    """Redacting a message of maximal length takes little time."""
     text = unit * (65_536 // len(unit))
     started = time.process_time()
     redact(text)
@@ -138,13 +138,13 @@ def test_eliding_keeps_both_ends_and_says_how_much_is_gone() -> None:
     ],
 )
 def test_cleaning(text: str, stored: str) -> None:
-    """What is stored is valid UTF-8 without NUL and secrets, and otherwise the text."""
+    """A cleaned text is valid UTF-8 without NUL and credentials, and otherwise unchanged."""
     assert clean(text, 1_000) == stored
 
 
 @given(_ANY_TEXT)
 def test_whatever_is_cleaned_is_utf8(text: str) -> None:
-    """A cleaned text can be encoded, whatever it was."""
+    """Any cleaned text can be encoded."""
     assert "\x00" not in clean(text, 50)
     clean(text, 50).encode()
 
@@ -164,7 +164,7 @@ def test_whatever_is_cleaned_is_utf8(text: str) -> None:
     ],
 )
 def test_printable(text: str, shown: str) -> None:
-    """What would steer a terminal is dropped; letters, newlines and tabs stay."""
+    """Terminal control is dropped; letters, newlines and tabs stay."""
     assert printable(text) == shown
 
 
@@ -192,7 +192,7 @@ def test_nothing_printable_steers_a_terminal(text: str) -> None:
     ],
 )
 def test_one_line(text: str, limit: int, line: str) -> None:
-    """The first line that says something, with dots where it was cut, never longer than the limit."""
+    """The first non-empty line, with dots if it was cut, never longer than the limit."""
     assert one_line(text, limit) == line
 
 

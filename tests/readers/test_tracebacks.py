@@ -1,4 +1,4 @@
-"""An exception as Python prints it, and its frames told apart."""
+"""The format of exceptions, and frames of the user's code and of libraries."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _raise_a_chain_of_three() -> None:
     ],
 )
 def test_an_exception_looks_as_python_prints_it(function: Any) -> None:
-    """Causes, frames, message and notes stand where Python's own traceback has them."""
+    """Causes, frames, message and notes have the order of Python's own traceback."""
     try:
         function()
     except Exception as error:  # noqa: BLE001 - any of them
@@ -86,7 +86,7 @@ def _recorded_alone(error: BaseException) -> ExceptionInfo:
 
 
 def test_frames_that_were_left_out_are_counted() -> None:
-    """In the middle of a cut stack stands how much is missing."""
+    """A cut stack says in the middle how many frames are missing."""
     frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(4))
     lines = format_exception(ExceptionInfo("RecursionError", "deep", frames=frames, frames_omitted=96)).splitlines()
     assert lines[3] == "  ... 96 frames left out ..."
@@ -142,7 +142,7 @@ def test_frames_of_one_library_stand_together() -> None:
 
 
 def test_own_frames_of_a_cause() -> None:
-    """Where an exception has no frame of the program's own, those of its nearest cause that has some are taken."""
+    """For an exception without frames of the user's code, `own_frames` returns those of the nearest cause with any."""
     cause = ExceptionInfo("KeyError", "", frames=(FrameInfo("/data.py", 3, "read"),), relation="cause")
     raised = ExceptionInfo("E", "", frames=(FrameInfo(f"{_PACKAGES}/torch/x.py", 1, "f"),), causes=(cause,))
     assert [place_of(frame) for frame in own_frames(raised)] == ["data.py:3 in read"]

@@ -1,4 +1,4 @@
-"""The command ``firstfault watch``, and `MultiErrorFileOutputReader.follow` beneath it: an attempt while it runs."""
+"""``firstfault watch`` and `MultiErrorFileOutputReader.follow`."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def node(number: int, phase: Phase = Phase.FAILED, **fields: object) -> object:
 
 
 def victim() -> object:
-    """Return what rank 0 leaves, which names nobody that did it."""
+    """Return the document of rank 0, a victim."""
     return make_error(
         0, node="w-0", group_rank=0, at_ms=20, exception="RuntimeError", message="Connection closed by peer"
     )
 
 
 def later() -> object:
-    """Return a fault of rank 0's own, half a minute after rank 1's."""
+    """Return a fault of rank 0 itself, 30 s after rank 1's."""
     return make_error(0, node="w-0", group_rank=0, at_ms=30_000, exception="KeyError", message="tokens")
 
 
 def root(**fields: object) -> object:
-    """Return what rank 1 leaves, which did it."""
+    """Return the document of rank 1, the root cause."""
     return make_error(1, node="w-1", group_rank=1, at_ms=5, message="bad batch", **fields)
 
 
 @pytest.fixture(autouse=True)
 def _whole_files(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a file be there as a whole or not at all, as storage has it: it is looked at all the time."""
+    """Write a file atomically, as object storage does."""
 
     def put(self: Attempt, path: str, data: bytes) -> str:
         target = self.folder / path
@@ -66,7 +66,7 @@ def _whole_files(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Watch:
-    """Watch the attempt while the steps that are given happen, each when the one before has been looked at.
+    """Watch the attempt during the given steps; each step waits until the previous one has been read.
 
     Return code, stdout and stderr.
     """
@@ -108,7 +108,7 @@ def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 
 def test_an_answer_as_soon_as_it_is_known_and_corrected(attempt: Attempt, watching: Watch) -> None:
-    """The first document is judged at once; one that comes later and tells more corrects it, and that is said."""
+    """The first document gives an answer at once; a later one corrects it."""
     code, out, err = watching(
         lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
         lambda: attempt.write(later()),
@@ -119,12 +119,12 @@ def test_an_answer_as_soon_as_it_is_known_and_corrected(attempt: Attempt, watchi
     first, _, second = out.partition("ValueError rank 1")
     assert "root cause: KeyError, rank 0" in first
     assert "root cause: ValueError, rank 1 on w-1: bad batch" in second
-    assert err.index("round 0 runs on 2 nodes") < err.index("corrected by documents that came later")
+    assert err.index("round 0 runs on 2 nodes") < err.index("corrected by later documents")
     assert err.index("corrected by") < err.index("every node has reported")
 
 
 def test_an_answer_that_stays_is_said_once(attempt: Attempt, watching: Watch) -> None:
-    """What more nodes report is counted, the answer that it leaves as it is not repeated."""
+    """Further reports are counted; an unchanged answer is not printed again."""
     code, out, err = watching(
         lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
         lambda: attempt.write(root(kind=Kind.RECOVERABLE)),
@@ -139,7 +139,7 @@ def test_an_answer_that_stays_is_said_once(attempt: Attempt, watching: Watch) ->
 
 
 def test_json_is_one_line_for_each_answer(attempt: Attempt, watching: Watch) -> None:
-    """With --json each answer is one object on a line of its own."""
+    """With --json each answer is an object on its own line."""
     _, out, _ = watching(
         lambda: attempt.write(later()),
         lambda: attempt.write(root()),
@@ -151,7 +151,7 @@ def test_json_is_one_line_for_each_answer(attempt: Attempt, watching: Watch) -> 
 
 
 def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> None:
-    """A failure that torch restarts after is said, then that it was recovered from, and success is success."""
+    """A failure, torch's restart and the final success are printed in this order; the exit code is 0."""
     code, out, err = watching(
         lambda: attempt.write(root()),
         lambda: attempt.join(node(0, Phase.JOINED, round=1), node(1, Phase.JOINED, round=1)),
@@ -159,11 +159,11 @@ def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> No
     )
     assert code == EXIT.OK
     assert "root cause: ValueError" in out
-    assert err.index("recovered from") < err.index("nothing failed")
+    assert err.index("recovered from") < err.index("without a failure")
 
 
 def test_the_timeout(watching: Watch) -> None:
-    """Where nothing fails until the timeout, that is what it says."""
+    """Without a failure before the timeout the exit code is 4."""
     code, out, err = watching(options=("--interval", "0.01", "--timeout", "0.2"))
     assert (code, out) == (EXIT.TIMEOUT, "")
     assert "no failure in" in err
@@ -171,7 +171,7 @@ def test_the_timeout(watching: Watch) -> None:
 
 
 def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch) -> None:
-    """Where a node never reports, the last answer is the result all the same."""
+    """If a node never reports, the last answer decides the exit code."""
     attempt.write(root())
     attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
     code, out, _ = watching(options=("--interval", "0.01", "--timeout", "3"))
@@ -180,7 +180,7 @@ def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch) -> None:
 
 
 def test_what_cannot_be_watched(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
-    """A single document does not change: a usage error says what to watch instead."""
+    """Watching a single document is a usage error that says what to watch instead."""
     with pytest.raises(SystemExit) as caught:
         main(["watch", f"{attempt.uri}/error.pb"])
     assert caught.value.code == EXIT.USAGE
@@ -198,7 +198,7 @@ def _followed(reader: MultiErrorFileOutputReader, looks: list[JobErrors]) -> Non
 
 
 def test_nothing_is_opened_while_nothing_changes(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each object is opened once, and a look that finds nothing new opens none."""
+    """Each object is read once; a listing without changes reads none."""
     opened: list[str] = []
     listed: list[str] = []
     get, pages = FsspecStore.get, FsspecStore.pages
@@ -228,7 +228,7 @@ def test_nothing_is_opened_while_nothing_changes(attempt: Attempt, monkeypatch: 
 def test_a_storage_that_is_away_for_a_while(
     attempt: Attempt, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A look that fails is said, and the next one goes on; a refusal ends it."""
+    """A failed listing is logged and repeated; a refused one raises."""
     errors = [StoreUnavailableError("away"), StoreUnavailableError("away")]
     listed = FsspecStore.list
 
@@ -243,7 +243,7 @@ def test_a_storage_that_is_away_for_a_while(
     looks: list[JobErrors] = []
     _followed(attempt.reader(), looks)
     assert len(looks) == 1
-    assert caplog.text.count("looking again: away") == 2
+    assert caplog.text.count("retrying: away") == 2
 
     errors.append(AccessDeniedError("refused"))
     with pytest.raises(AccessDeniedError):

@@ -154,13 +154,13 @@ _PRESENCES = st.builds(
 
 @given(_ERRORS)
 def test_a_failure_comes_back(error: WorkerError) -> None:
-    """Encoded and decoded, every field of a failure is the same, and the document is named."""
+    """Every field of a failure survives the round trip, and the failure names its document."""
     assert decode(encode(error), _REF) == replace(error, documents=(_REF,))
 
 
 @given(_PRESENCES)
 def test_a_roster_entry_comes_back(presence: NodePresence) -> None:
-    """Encoded and decoded, a roster entry is the same."""
+    """A roster entry survives the round trip."""
     local = presence.place.local_rank or 0
     if local + len(presence.ranks) < 2**32:
         assert decode_presence(encode_presence(presence), "r1.pb") == presence
@@ -184,12 +184,12 @@ _SEAL = Seal(
 
 
 def test_a_seal_comes_back() -> None:
-    """Encoded and decoded, a sealed verdict is the same."""
+    """A sealed verdict survives the round trip."""
     assert decode(encode_seal(_SEAL), _REF) == _SEAL
 
 
 def test_every_field_is_tried() -> None:
-    """A field that is added to the model is added to the round trip: it is not silently lost."""
+    """The round trip covers every field of the model."""
     drawn = {
         WorkerError: {"documents"},
         Place: set(),
@@ -261,7 +261,7 @@ def _one_of(kind: type, error: WorkerError) -> Any:
 
 @given(_ERRORS)
 def test_flyte_reads_our_documents(error: WorkerError) -> None:
-    """As flyteidl's ErrorDocument, ours has the same code, message, kind, origin, time and worker."""
+    """Parsed as flyteidl's ErrorDocument, our document has the same code, message, kind, origin, time and worker."""
     read = ErrorDocument.FromString(encode(error)).error
     assert (read.code, read.message, read.worker) == (error.code, error.message, error.worker)
     assert ContainerError.Kind.Name(read.kind) == error.kind.value
@@ -272,13 +272,13 @@ def test_flyte_reads_our_documents(error: WorkerError) -> None:
 
 @given(_ERRORS)
 def test_what_flyte_writes_again_is_still_ours(error: WorkerError) -> None:
-    """Read and written by a program that knows only flyteidl, our document loses nothing."""
+    """Our document survives a program that knows only flyteidl's messages."""
     through_flyte = ErrorDocument.FromString(encode(error)).SerializeToString()
     assert decode(through_flyte, _REF) == decode(encode(error), _REF)
 
 
 def test_flyte_reads_a_sealed_verdict() -> None:
-    """As flyteidl's ErrorDocument, a sealed verdict is the error that Flyte is to show."""
+    """Parsed as flyteidl's ErrorDocument, a sealed verdict is the error that Flyte shows."""
     read = ErrorDocument.FromString(encode_seal(_SEAL)).error
     assert (read.code, read.message, read.worker) == ("USER", "boom", "worker-3")
     assert (read.kind, read.origin) == (ContainerError.RECOVERABLE, ExecutionError.SYSTEM)
@@ -326,7 +326,7 @@ def test_a_time_that_cannot_be_is_no_time(stamp: dict[str, int]) -> None:
 
 @pytest.mark.parametrize(("ours", "flytes", "read"), [(7, None, 7), (0, 9, 9), (7, 9, 7), (0, None, None)])
 def test_our_time_comes_before_flytes(ours: int, flytes: int | None, read: int | None) -> None:
-    """The time of our own part of a document counts, else Flyte's."""
+    """The time of our own part of a document overrides Flyte's."""
     document = pb.WorkerErrorDocument(failure=pb.WorkerFailure(wall_time_ns=ours))
     document.error.code = "USER"
     if flytes is not None:
@@ -345,14 +345,14 @@ def _decoded(data: bytes) -> WorkerError | Seal | NodePresence | None:
 
 @pytest.mark.parametrize("data", [encode(_full_error()), encode_seal(_SEAL)], ids=["document", "seal"])
 def test_a_document_cut_off_anywhere(data: bytes) -> None:
-    """Of a document cut off at any byte, nothing worse is said than that it is bad, and that is said at most cuts."""
+    """A document that is cut at any byte decodes or raises BadDocumentError, and raises at most cuts."""
     results = [_decoded(data[:length]) for length in range(len(data))]
     assert sum(result is None for result in results) > len(data) * 0.9
     assert all(result is None or result.code == "USER" for result in results)
 
 
 def test_a_roster_entry_cut_off_anywhere() -> None:
-    """Of a roster entry cut off at any byte, nothing worse is said than that it is bad."""
+    """A roster entry that is cut at any byte decodes or raises BadDocumentError."""
     data = encode_presence(_FULL_PRESENCE)
     bad = 0
     for length in range(len(data)):
@@ -365,7 +365,7 @@ def test_a_roster_entry_cut_off_anywhere() -> None:
 
 @given(st.binary(max_size=300))
 def test_random_bytes(data: bytes) -> None:
-    """Of any bytes at all, nothing worse is said than that they are no document."""
+    """Arbitrary bytes decode or raise BadDocumentError."""
     _decoded(data)
     with contextlib.suppress(BadDocumentError):
         decode_presence(data, "r1.pb")
@@ -373,7 +373,7 @@ def test_random_bytes(data: bytes) -> None:
 
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_one_wrong_byte(position: int, value: int) -> None:
-    """One byte that changed anywhere gives a document or a bad one, never a crash."""
+    """A document with one changed byte decodes or raises BadDocumentError."""
     data = bytearray(encode(_full_error()))
     data[position % len(data)] = value
     _decoded(bytes(data))
@@ -386,20 +386,20 @@ def test_one_wrong_byte(position: int, value: int) -> None:
         (b"\n", "is not an error document"),
         (b"not protobuf", "is not an error document"),
         (b'<?xml version="1.0"?><Error><Code>NoSuchKey</Code></Error>', "is not an error document"),
-        (encode_presence(_FULL_PRESENCE), "holds no error"),
+        (encode_presence(_FULL_PRESENCE), "has no error"),
         (b"\x0a\x04\x0a\x02\xff\xfe", "is not an error document"),
     ],
     ids=["empty", "one byte", "text", "xml", "roster entry", "not UTF-8"],
 )
 def test_a_bad_document_says_which_and_why(data: bytes, reason: str) -> None:
-    """The error for bytes that are no document names the document and what is wrong with it."""
+    """The error for invalid bytes has the document's name and the reason."""
     with pytest.raises(BadDocumentError, match=rf"e1-document\.pb {reason}"):
         decode(data, _REF)
 
 
 @pytest.mark.parametrize("data", [b"", b"not protobuf", encode(_full_error()), b"\x10\x63"])
 def test_a_bad_roster_entry_says_which(data: bytes) -> None:
-    """Bytes that are no roster entry, also of a phase that nobody knows, give an error that names the entry."""
+    """Invalid bytes and an unknown phase raise an error with the entry's name."""
     with pytest.raises(BadDocumentError, match=r"r1-entry\.pb is not a roster entry"):
         decode_presence(data, "r1-entry.pb")
 
@@ -408,7 +408,7 @@ def test_a_bad_roster_entry_says_which(data: bytes) -> None:
 
 
 def test_fields_of_a_newer_schema_are_tolerated() -> None:
-    """A document with fields and messages that this version does not know is read as far as it is known."""
+    """Unknown fields and messages of a document are ignored."""
     document = pb.WorkerErrorDocument.FromString(encode(_full_error()))
     document.failure.schema_version = 99
     newer = document.SerializeToString()
@@ -442,7 +442,7 @@ _SECRET = "password=hunter22"  # noqa: S105 - the one that has to go
 
 
 def _everywhere(text: str) -> WorkerError:
-    """A failure with `text` in every field that is a text."""
+    """Return a failure with `text` in every string field."""
     inner = ExceptionInfo(text, text, relation="cause")
     frame = FrameInfo(text, 7, text, text)
     return make_error(
@@ -467,14 +467,14 @@ def _everywhere(text: str) -> WorkerError:
 
 
 def test_secrets_are_redacted_in_every_field() -> None:
-    """No text of a failure carries a credential into the storage."""
+    """An encoded failure has no credential in any field."""
     data = encode(_everywhere(_SECRET))
     assert b"hunter22" not in data
     assert data.count(b"password=***") > 30
 
 
 def test_secrets_are_redacted_in_receipts_and_seals() -> None:
-    """Neither a receipt's error nor a seal's message carries a credential into the storage."""
+    """An encoded receipt's error and a seal's message have no credential."""
     receipt = Receipt("e1.pb", durable=False, error=_SECRET)
     assert b"hunter22" not in encode_presence(make_presence(receipts=(receipt,)))
     assert b"hunter22" not in encode_seal(replace(_SEAL, message=_SECRET))
@@ -482,18 +482,18 @@ def test_secrets_are_redacted_in_receipts_and_seals() -> None:
 
 @pytest.mark.parametrize("text", ["lone \udc80 surrogate", "\ud800", "NUL \x00", "\U0010ffff", "\x1b[31m"])
 def test_any_text_can_be_stored(text: str) -> None:
-    """A text that is no valid UTF-8 is stored escaped, whatever field it is in."""
+    """Invalid UTF-8 is escaped in every field."""
     assert isinstance(decode(encode(_everywhere(text)), _REF), WorkerError)
 
 
 def test_a_lone_surrogate_is_escaped() -> None:
-    """What cannot be encoded is still recognisable."""
+    """Escaped characters are recognisable."""
     read = decode(encode(make_error(message="bad \udc80 byte")), _REF)
     assert read.message == "bad \\udc80 byte"
 
 
 def _wide(text: str) -> ExceptionInfo:
-    """An exception with more of everything than a document has room for."""
+    """Return an exception with more parts than a document has room for."""
     frame = FrameInfo(text, 7, text, text)
     leaf = ExceptionInfo(text, text, (text,) * 100, (frame,) * 200, (text,) * 100)
     return replace(leaf, causes=(leaf,) * 20, members=(leaf,) * 20)
@@ -538,7 +538,7 @@ def _nested(depth: int) -> ExceptionInfo:
     ],
 )
 def test_a_document_is_never_larger_than_readers_take(build: Callable[[], WorkerError]) -> None:
-    """However much a failure has to say, its document is below the limit, can be read, and says who failed."""
+    """The document of a huge failure is below the limit, decodes, and says who failed."""
     error = build()
     data = encode(error)
     assert len(data) < MAX_DOCUMENT_BYTES
@@ -559,13 +559,13 @@ def test_a_document_is_never_larger_than_readers_take(build: Callable[[], Worker
     ],
 )
 def test_a_number_out_of_range_does_not_cost_the_document(place: Place, read: Place) -> None:
-    """A rank that is none, as torch's -1 before the rendezvous, is left out; a count is brought into its range."""
+    """An invalid rank, such as torch's -1 before the rendezvous, becomes None; a count is limited to its range."""
     assert decode(encode(make_error(place=place)), _REF).place == read
     assert decode_presence(encode_presence(NodePresence(Phase.JOINED, place)), "r1.pb").place == read
 
 
 def test_what_tells_least_is_left_out_first() -> None:
-    """A document that notes alone make too large goes without them, and keeps frames, bases and causes."""
+    """A document that is too large because of its notes loses the notes, and keeps frames, bases and causes."""
     frame = FrameInfo("train.py", 7, "train", "step()")
     cause = ExceptionInfo("OSError", "disk", relation="cause")
     small = ExceptionInfo("ValueError", "boom", ("Exception",), (frame,), causes=(cause,))
@@ -580,7 +580,7 @@ _LONG_STACK = "first frame\n" + "frame\n" * 100_000 + "last frame"
     ("dumps", "kept", "most"), [(1, 1, 65_536), (16, 16, 65_536), (64, 64, 16_384), (99, 64, 16_384)]
 )
 def test_stack_dumps_share_their_room(dumps: int, kept: int, most: int) -> None:
-    """Of each process's stack both ends are kept; many processes get less room each, not fewer processes."""
+    """Every process's stack keeps both ends; many processes get less room each."""
     error = make_error(stack_dumps=tuple(StackDump(pid, pid, _LONG_STACK) for pid in range(dumps)))
     read = decode(encode(error), _REF)
     assert [dump.pid for dump in read.stack_dumps] == list(range(kept))
@@ -591,14 +591,14 @@ def test_stack_dumps_share_their_room(dumps: int, kept: int, most: int) -> None:
 
 
 def test_a_document_too_large_for_its_stacks_has_no_exception_it_did_not_have() -> None:
-    """A failure without an exception that loses its stacks to the limit comes back without an exception."""
+    """A failure without an exception decodes without one after the limit removed its stacks."""
     error = make_error(exception=None, stack_dumps=(StackDump(7, 3, "\U0001f525" * 100_000),) * 64)
     read = decode(encode(error), _REF)
     assert (read.exception, read.stack_dumps) == (None, ())
 
 
 def test_the_first_ten_threads_are_kept() -> None:
-    """Of many exceptions that ended threads, the first ten are in the document."""
+    """A document has at most ten thread failures, the first ones."""
     failures = tuple(ThreadFailure(f"t{number}", START_NS, ExceptionInfo("OSError", "disk")) for number in range(50))
     read = decode(encode(make_error(thread_failures=failures)), _REF)
     assert read.thread_failures == failures[:10]
@@ -618,12 +618,12 @@ def test_the_first_ten_threads_are_kept() -> None:
     ids=["collectives", "caused_by", "stack_dumps", "resources"],
 )
 def test_evidence_out_of_range_does_not_cost_the_document(given_: dict[str, Any], read: dict[str, Any]) -> None:
-    """A number that cannot be is brought into its range or left out; the document is written all the same."""
+    """An invalid number is limited to its range or left out."""
     assert decode(encode(make_error(**given_)), _REF) == replace(make_error(**read), documents=(_REF,))
 
 
 def test_a_deep_nest_of_groups_keeps_its_outside() -> None:
-    """Of exception groups within groups the outermost four are kept."""
+    """Nested exception groups are kept to a depth of four."""
     group = decode(encode(make_error(exception=_nested(10))), _REF).exception
     levels = 1
     while group.members:
@@ -633,7 +633,7 @@ def test_a_deep_nest_of_groups_keeps_its_outside() -> None:
 
 
 def test_a_long_message_keeps_both_ends() -> None:
-    """What an error says first and last is kept, and how much is missing is said."""
+    """A long message keeps both ends and says how many characters are left out."""
     read = decode(encode(make_error(message="first " + "x" * 10_000_000 + " last")), _REF)
     assert read.message.startswith("first ")
     assert read.message.endswith(" last")
@@ -641,7 +641,7 @@ def test_a_long_message_keeps_both_ends() -> None:
 
 
 def test_a_deep_stack_keeps_both_ends() -> None:
-    """Of a very deep stack the outermost and the innermost frames are kept, and the number left out is added up."""
+    """A deep stack keeps its outermost and innermost frames and the total number of omitted frames."""
     frames = tuple(FrameInfo("train.py", number, "recurse") for number in range(1_000))
     read = decode(
         encode(make_error(exception=ExceptionInfo("RecursionError", "", frames=frames, frames_omitted=5))), _REF
@@ -709,7 +709,7 @@ def test_the_same_failure_gives_the_same_bytes() -> None:
 
 
 def test_a_document_of_version_1_is_read() -> None:
-    """A document that version 1 of the schema wrote, byte for byte, gives the failure it was made from."""
+    """The bytes of a version 1 document decode to the failure they were made from."""
     data = bytes.fromhex(
         "0a250a0455534552120a6261642073616d706c65180120012a080880e2cfaa0610073203772d31ca3e48080110011801221e0801100218fb"
         "d095ffbc312001280330013801400448025a03772d3170635107002a36fe9c9717a201160a0a56616c75654572726f721a08626164206461"

@@ -1,4 +1,4 @@
-"""What the storage tests share: documents, other parties that touch the same bucket, and servers that misbehave."""
+"""Fixtures of the storage tests: documents, a second client of the bucket, and faulty servers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @pytest.fixture(scope="session")
 def with_store() -> Callable[..., Any]:
-    """Return a function that opens a store for a folder and returns what an asynchronous function does with it."""
+    """Return a function that runs an async function with an open store and returns its result."""
 
     def run(uri: str, use: Callable[[Store], Awaitable[T]], **options: Any) -> T:
         async def use_it() -> T:
@@ -74,7 +74,7 @@ def write(with_store: Callable[..., Any]) -> Callable[..., list[str]]:
 
 @dataclass(frozen=True)
 class Crowd:
-    """The output prefix of a job that left more documents than one page lists."""
+    """The output prefix of a job with more documents than a page of a listing."""
 
     uri: str
     names: list[str]
@@ -99,7 +99,7 @@ def crowd(s3: S3, write: Callable[..., list[str]]) -> Crowd:
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody else who uses the same bucket, over a client of their own."""
+    """A second client of the bucket."""
 
     client: Any
     bucket: str
@@ -131,7 +131,7 @@ class Peer:
 
 @pytest.fixture
 def peer(s3: S3) -> Iterator[Peer]:
-    """Return another user of the bucket."""
+    """Return a second client of the bucket."""
     with contextlib.closing(s3.client()) as client:
         yield Peer(client, s3.bucket)
 
@@ -155,7 +155,7 @@ def files_in(request: pytest.FixtureRequest) -> Callable[[str], dict[str, bytes]
 
 @pytest.fixture
 def unused_endpoint() -> Iterator[str]:
-    """Hold a port of the loopback on which nobody listens."""
+    """Return an endpoint of a loopback port without a listener."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{held.getsockname()[1]}"
@@ -163,7 +163,7 @@ def unused_endpoint() -> Iterator[str]:
 
 @dataclass
 class SilentServer:
-    """Takes connections and never says a word."""
+    """A server that accepts connections and never answers."""
 
     endpoint: str
     connections: list[socket.socket] = field(default_factory=list)
@@ -194,22 +194,22 @@ def silent_server() -> Iterator[SilentServer]:
 
 @dataclass
 class FaultyProxy:
-    """Stands before the real server and spoils the next requests."""
+    """A proxy before the real server that makes the next requests fail."""
 
     endpoint: str
     faults: deque[str] = field(default_factory=deque)
-    """What goes wrong with the next requests, in order: a status, "drop" or "truncate". Then all goes well."""
+    """Faults of the next requests, in order: a status, "drop" or "truncate"."""
     forbidden: list[str] = field(default_factory=list)
-    """Parts of paths that get 403."""
+    """Requests with one of these parts in their path get 403."""
     sends_away: str = ""
-    """Part of the name of a client that gets 301 without a place to go, as S3 does for a bucket of another region."""
+    """Clients with this part in their name get 301 without a location, as for a bucket in another region."""
     broken_listings: int = 0
-    """From which listing on each fails; 0: none does."""
+    """Number of the first listing that fails, as do all later ones; 0: none fails."""
     requests: list[str] = field(default_factory=list)
     """Method and path of every request."""
 
     def next_fault(self, path: str, client: str) -> str:
-        """Return what goes wrong with the request that has come, empty if nothing does."""
+        """Return the fault of the current request; empty if there is none."""
         if self.sends_away and self.sends_away in client:
             return "301"
         if any(part in path for part in self.forbidden):
@@ -280,7 +280,7 @@ _S3_CODES = {"301": b"PermanentRedirect", "403": b"AccessDenied", "500": b"Inter
 
 @pytest.fixture
 def no_waiting() -> Iterator[None]:
-    """Let retries follow each other at once; as many as ever."""
+    """Remove the pauses between retries, not the retries."""
     stamina.set_testing(True, attempts=4)
     yield
     stamina.set_testing(False)
@@ -288,6 +288,6 @@ def no_waiting() -> Iterator[None]:
 
 @pytest.fixture
 def seconds() -> Callable[[], float]:
-    """Return a function that says how long the test has been running."""
+    """Return a function that returns the time since the test began."""
     start = time.monotonic()
     return lambda: time.monotonic() - start

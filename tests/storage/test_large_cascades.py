@@ -1,4 +1,4 @@
-"""A cascade of more workers than one page lists, on a real S3 server: what is asked, and what is answered."""
+"""A cascade of more workers than a page of a listing, on a real S3 server: the requests and the verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CULPRIT = Cascade(WORKERS).culprit
 
 @pytest.fixture(scope="module")
 def large(s3: S3) -> str:
-    """Write what 1,200 workers leave, one of which raised."""
+    """Write the documents of 1,200 workers, one of which is the root cause."""
     uri = s3.uri("large")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in s3.environment().items():
@@ -52,7 +52,7 @@ def _listings(proxy: FaultyProxy) -> int:
 
 @pytest.mark.parametrize("below", ["", f"/{ERRORS}"], ids=["prefix", "errors"])
 def test_earliest_asks_three_times(large: str, faulty_proxy: FaultyProxy, below: str) -> None:
-    """Two listings and one document, however many there are, from the prefix as from the errors folder."""
+    """`earliest` sends two listings and one read, for the prefix and for the errors folder."""
     verdict = MultiErrorFileOutputReader(large + below, strategy="earliest").verdict()
     assert verdict is not None
     assert verdict.ranks == (CULPRIT,)
@@ -62,7 +62,7 @@ def test_earliest_asks_three_times(large: str, faulty_proxy: FaultyProxy, below:
 
 
 def test_evidence_opens_a_few(large: str, faulty_proxy: FaultyProxy) -> None:
-    """Every name is listed, a few documents are opened, and of each node the entry that says how it ended."""
+    """Every name is listed; a few documents and the final roster entry of each node are opened."""
     reader = MultiErrorFileOutputReader(large)
     verdict = reader.verdict()
     assert verdict is not None
@@ -78,7 +78,7 @@ def test_evidence_opens_a_few(large: str, faulty_proxy: FaultyProxy) -> None:
 
 @pytest.mark.parametrize("strategy", ["earliest", "evidence"])
 def test_a_document_of_another_writer_is_found(crowd: Crowd, s3_environ: S3, strategy: str) -> None:
-    """The earliest failure lies behind all keys, under a name that no grammar knows."""
+    """The earliest failure is found, although its name is of no grammar and sorts behind all keys."""
     verdict = MultiErrorFileOutputReader(crowd.uri, strategy=strategy).verdict()
     assert verdict is not None
     assert verdict.root is not None
@@ -89,7 +89,7 @@ def test_a_document_of_another_writer_is_found(crowd: Crowd, s3_environ: S3, str
 @pytest.mark.usefixtures("no_waiting")
 @pytest.mark.parametrize("strategy", ["earliest", "evidence"])
 def test_a_storage_that_slows_down(large: str, faulty_proxy: FaultyProxy, strategy: str) -> None:
-    """SlowDown in the middle of it is not seen in the answer."""
+    """SlowDown during the listing does not change the verdict."""
     faulty_proxy.faults.extend(["", "503", "503", "", "drop"])
     verdict = MultiErrorFileOutputReader(large, strategy=strategy).verdict()
     assert verdict is not None
@@ -98,7 +98,7 @@ def test_a_storage_that_slows_down(large: str, faulty_proxy: FaultyProxy, strate
 
 @pytest.mark.usefixtures("no_waiting")
 def test_a_page_that_cannot_be_read(large: str, faulty_proxy: FaultyProxy) -> None:
-    """Where the listing fails behind its first page, nothing is concluded from the half that is known."""
+    """If the listing fails behind its first page, an error is raised."""
     faulty_proxy.broken_listings = 3
     with pytest.raises(StoreUnavailableError, match="cannot list"):
         MultiErrorFileOutputReader(large).verdict()
@@ -107,7 +107,7 @@ def test_a_page_that_cannot_be_read(large: str, faulty_proxy: FaultyProxy) -> No
 def test_documents_that_are_gone(
     s3_environ: S3, peer: Peer, with_store: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Documents that are removed between the listing and the reading are counted, and others read in their stead."""
+    """Documents that disappear after the listing are counted, and others are read instead."""
     uri = s3_environ.uri("gone")
     put_all(uri, Cascade(160))
 

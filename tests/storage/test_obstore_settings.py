@@ -1,4 +1,4 @@
-"""What obstore is told, and what it is not trusted with: then fsspec reads."""
+"""The settings of obstore, and those for which fsspec is used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KEYS = {"key": "k", "secret": "s"}
     ],
 )
 def test_what_obstore_reads(uri: str, options: dict[str, Any], kind: type) -> None:
-    """Settings that obstore has make a client of it, and a store over it."""
+    """Settings that obstore supports give an obstore client and store."""
     assert isinstance(client_for(uri, options), kind)
     assert isinstance(open_store(uri, options), ObstoreStore)
 
@@ -63,13 +63,13 @@ def test_what_obstore_reads(uri: str, options: dict[str, Any], kind: type) -> No
     ],
 )
 def test_what_is_left_to_fsspec(uri: str, options: dict[str, Any]) -> None:
-    """Schemes, paths and options that obstore does not have are read by fsspec, which does."""
+    """For schemes, paths and options that obstore does not support, fsspec is used."""
     assert client_for(uri, options) is None
     assert isinstance(open_store(uri, options), FsspecStore)
 
 
 def test_settings_of_flytekit_for_azure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flytekit's variables are enough; a connection string is only adlfs's to read."""
+    """Flytekit's variables are enough for obstore; for a connection string fsspec is used."""
     monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_NAME", "name")
     monkeypatch.setenv("FLYTE_AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
     assert isinstance(client_for("az://container/run", None), AzureStore)
@@ -88,7 +88,7 @@ def test_settings_of_flytekit_for_azure(monkeypatch: pytest.MonkeyPatch) -> None
 def test_credentials_of_google(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: object, is_known: bool
 ) -> None:
-    """Of a kind of credentials that obstore does not know, gcsfs makes use."""
+    """For credentials of an unknown kind gcsfs is used."""
     file = tmp_path / "credentials.json"
     file.write_text(json.dumps(content))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
@@ -96,7 +96,7 @@ def test_credentials_of_google(
 
 
 def test_an_emulator_of_google(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A URL of an emulator is asked without credentials; gcsfs's other words for one are left to it."""
+    """An emulator's URL is used without credentials; for gcsfs's special values gcsfs is used."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
     assert isinstance(client_for("gs://a-bucket/run", None), GCSStore)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", "default")
@@ -104,7 +104,7 @@ def test_an_emulator_of_google(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_profile(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]) -> None:
-    """Credentials of a profile in AWS's own files are found, as botocore finds them."""
+    """Credentials of a profile in AWS's files are found."""
     file = tmp_path / "credentials"
     file.write_text(f"[lab]\naws_access_key_id={s3.access_key}\naws_secret_access_key={s3.secret_key}\n")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
@@ -123,14 +123,14 @@ def test_a_profile(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with
 def test_a_token_of_the_environment_is_not_mixed_in(
     s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
 ) -> None:
-    """Flytekit's keys are used by themselves, whatever session the environment has beside them."""
+    """Flytekit's keys are used without a session token of the environment."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "of somebody else")
     assert with_store(s3_environ.uri(), lambda store: store.list()) == []
 
 
 def test_the_choice_can_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable names the client; a name that is none is a usage error."""
+    """A variable names the client; an unknown name raises a UsageError."""
     monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
     assert isinstance(open_store("s3://a-bucket/run", _KEYS), FsspecStore)
     monkeypatch.setenv(CLIENT_VARIABLE, "boto3")
@@ -139,7 +139,7 @@ def test_the_choice_can_be_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_may_fork(s3_environ: S3, with_store: Callable[..., Any]) -> None:
-    """Whoever may fork uses fsspec, and so does a child whose parent has used obstore."""
+    """A process that may fork uses fsspec, and so does a child whose parent has used obstore."""
     assert isinstance(open_store(s3_environ.uri(), may_fork=True), FsspecStore)
     assert with_store(s3_environ.uri(), lambda store: store.list()) == []
     assert isinstance(open_store(s3_environ.uri()), ObstoreStore)

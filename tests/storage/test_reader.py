@@ -1,4 +1,4 @@
-"""The reader where attempts really lie: in a folder and on S3."""
+"""The reader on a local folder and on S3."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_root_cause_is_found(store_uri: str, write: Callable[..., list[str]]
 
 
 def test_an_attempt_without_any_file(store_uri: str) -> None:
-    """Nothing written is no error, no outputs and no deck; reading an error says that there is none."""
+    """An empty prefix has no error, no outputs and no deck; `read_error` returns ErrorFileNotFound."""
     reader = MultiErrorFileOutputReader(store_uri)
     assert not reader.is_error()
     assert not reader.exists()
@@ -62,7 +62,7 @@ def test_an_attempt_without_any_file(store_uri: str) -> None:
 
 
 def test_outputs_and_deck_are_seen(store_uri: str, with_store: Callable[..., Any]) -> None:
-    """An attempt that left outputs and a deck has them, and no error."""
+    """An attempt with outputs and a deck has no error."""
 
     async def put(store: Store) -> None:
         await store.put("outputs.pb", b"")
@@ -89,7 +89,7 @@ def test_every_way_to_name_it(store_uri: str, write: Callable[..., list[str]], p
 
 
 def test_a_document_that_comes_later_is_seen(store_uri: str, write: Callable[..., list[str]]) -> None:
-    """The same reader sees what has been written since it last looked."""
+    """The same reader sees documents that were written after its last call."""
     reader = MultiErrorFileOutputReader(store_uri)
     seen = [reader.verdict()]
     for error in (VICTIMS[0], ROOT):
@@ -125,14 +125,14 @@ def test_a_document_over_the_limit_is_not_fetched(
 
 
 def test_a_single_document_over_the_limit(store_uri: str, with_store: Callable[..., Any]) -> None:
-    """The only document, named by itself, is refused with its size."""
+    """A single document that is too large raises an error with its size."""
     with_store(store_uri, lambda store: store.put("error.pb", bytes(MAX_DOCUMENT_BYTES + 1)))
     with pytest.raises(ObjectTooLargeError, match=str(MAX_DOCUMENT_BYTES + 1)):
         MultiErrorFileOutputReader(f"{store_uri}/error.pb").job()
 
 
 def test_the_root_cause_on_the_second_page(s3_environ: S3, crowd: Crowd) -> None:
-    """Of 1,500 documents, more than one page lists, the one that is listed last is found if it was the first."""
+    """The earliest of 1,500 documents is found, although it is listed last."""
     job = MultiErrorFileOutputReader(crowd.uri).job()
     assert job.document_count == 1500
     assert job.failures[0].rank == 0
@@ -183,7 +183,7 @@ def test_settling_sees_a_node_that_reports_late(
 def test_a_folder_that_may_not_be_listed_never_reads_as_no_error(
     s3_no_list: S3, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """An account without the list permission gets a refusal from every question about errors."""
+    """An account without the list permission gets AccessDeniedError from every method about errors."""
     for name, value in s3_no_list.environment().items():
         monkeypatch.setenv(name, value)
     with pytest.raises(AccessDeniedError, match="list permission"):
@@ -193,7 +193,7 @@ def test_a_folder_that_may_not_be_listed_never_reads_as_no_error(
 def test_without_the_list_permission_the_own_node_is_judged(
     s3_no_list: S3, monkeypatch: pytest.MonkeyPatch, write: Callable[..., list[str]]
 ) -> None:
-    """A pod that may write but not list judges what it knows itself, and says that this is all, and what is missing."""
+    """A pod that may not list uses its own findings, and a note names the missing permission."""
     for name, value in s3_no_list.environment().items():
         monkeypatch.setenv(name, value)
     uri = s3_no_list.uri()
@@ -213,7 +213,7 @@ def test_without_the_list_permission_the_own_node_is_judged(
 def test_a_document_that_may_not_be_read_is_counted(
     s3_environ: S3, faulty_proxy: FaultyProxy, write: Callable[..., list[str]]
 ) -> None:
-    """One document that the server refuses to hand out is unreadable; the verdict comes from the others."""
+    """A document whose read is refused is unreadable; the verdict comes from the others."""
     uri = s3_environ.uri()
     names = write(uri, ROOT, VICTIMS[0])
     faulty_proxy.forbidden.append(names[0])
@@ -225,7 +225,7 @@ def test_a_document_that_may_not_be_read_is_counted(
 
 @pytest.mark.usefixtures("no_waiting")
 def test_storage_that_is_down_never_reads_as_no_error(s3_environ: S3, unused_endpoint: str) -> None:
-    """With nobody at the endpoint every question about errors is an error itself."""
+    """Without a server every method about errors raises."""
     options = {"endpoint_url": unused_endpoint}
     reader = MultiErrorFileOutputReader(s3_environ.uri(), storage_options=options)
     for call in (reader.is_error, reader.read_error, reader.exists, reader.read, reader.deck_exists):
@@ -237,7 +237,7 @@ def test_storage_that_is_down_never_reads_as_no_error(s3_environ: S3, unused_end
 
 
 def test_inside_a_running_event_loop(store_uri: str, write: Callable[..., list[str]]) -> None:
-    """A notebook's event loop does not get in the way."""
+    """The reader works inside a running event loop."""
     write(store_uri, ROOT)
 
     async def main() -> tuple[bool, int]:
@@ -274,7 +274,7 @@ def show(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 def test_the_command_shows_the_root_cause(
     store_uri: str, write: Callable[..., list[str]], show: Callable[..., tuple[int, str, str]]
 ) -> None:
-    """The command exits with 10 and names the root cause, whatever the storage."""
+    """The command exits with 10 and names the root cause, on every storage."""
     write(store_uri, ROOT, *VICTIMS)
     code, output, errors = show(store_uri)
     assert (code, errors) == (10, "")
@@ -286,7 +286,7 @@ def test_the_command_shows_the_root_cause(
 def test_the_command_says_what_is_wrong_in_one_line(
     s3_environ: S3, show: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Storage that refuses is exit code 1 and one line on the error output: neither "no error" nor a traceback."""
+    """A refused request has exit code 1 and one line on stderr, not "no error" and no traceback."""
     if where == "denied":
         monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "guessed")
         where = s3_environ.uri()

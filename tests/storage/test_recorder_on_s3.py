@@ -23,7 +23,7 @@ _DELAY_MS = 200
 
 
 def test_workers_that_fail_at_once_do_not_queue(s3_environ: S3, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight documents at the same moment are durable after one delay of the storage each, not one after the other."""
+    """Eight simultaneous documents are uploaded concurrently."""
     uri = s3_environ.uri()
     with latency_proxy(s3_environ.endpoint, _DELAY_MS) as proxy:
         monkeypatch.setenv("FLYTE_AWS_ENDPOINT", proxy.endpoint)

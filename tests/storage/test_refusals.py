@@ -1,4 +1,4 @@
-"""What a storage that refuses, is not there, or answers badly becomes: a typed error of one line, in bounded time."""
+"""A storage that refuses, is missing or answers badly gives a typed error of one line, in bounded time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True, params=["fsspec", "obstore"])
 def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test with both clients: they owe the same."""
+    """Run each test with both clients."""
     name: str = request.param
     monkeypatch.setenv(CLIENT_VARIABLE, name)
     return name
@@ -43,12 +43,13 @@ async def put_it(store: Store) -> object:
     return None
 
 
-async def look_at_it(store: Store) -> object:
-    """Ask whether an object is there."""
+async def exists(store: Store) -> object:
+    """Check whether an object exists."""
     return await store.exists("firstfault/errors/a.pb")
 
 
-VERBS = {"list": list_it, "read": get_it, "write": put_it, "look at": look_at_it}
+VERBS = {"list": list_it, "read": get_it, "write": put_it, "exists": exists}
+SAID = {"exists": "read"}
 every_request = pytest.mark.parametrize("verb", VERBS)
 
 
@@ -85,11 +86,11 @@ def test_wrong_credentials(
     wrong: dict[str, str],
     verb: str,
 ) -> None:
-    """A key or a secret that the server does not accept is access denied, and the text says what to check."""
+    """A wrong key or secret raises AccessDeniedError, which says what to check."""
     use_environment(replace(s3, **wrong))
     uri = s3.uri()
     text = refusal(AccessDeniedError, lambda: with_store(uri, VERBS[verb]))
-    assert text.startswith(f"cannot {verb} {uri}/firstfault/errors")
+    assert text.startswith(f"cannot {SAID.get(verb, verb)} {uri}/firstfault/errors")
     assert "check the credentials" in text
     assert "guessed" not in text
 
@@ -120,10 +121,10 @@ def test_no_credentials_at_all(
     seconds: Callable[[], float],
     verb: str,
 ) -> None:
-    """Without credentials the text names the variables to set, at once."""
+    """Without credentials the error names the variables to set, without retries."""
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", s3.endpoint)
     text = refusal(AccessDeniedError, lambda: with_store(s3.uri(), VERBS[verb]))
-    assert f"cannot {verb}" in text
+    assert f"cannot {SAID.get(verb, verb)}" in text
     for name in ("FLYTE_AWS_ACCESS_KEY_ID", "FLYTE_AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
         assert name in text
     assert seconds() < 5
@@ -136,7 +137,7 @@ def test_no_credentials_and_an_instance_service_that_hangs(
     with_store: Callable[..., Any],
     seconds: Callable[[], float],
 ) -> None:
-    """The search of botocore for an instance role, where nobody answers it, ends within seconds and is not repeated."""
+    """The search of botocore for an instance role, without an answer, ends within seconds and is not repeated."""
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", s3.endpoint)
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", silent_server.endpoint)
@@ -151,21 +152,21 @@ def test_no_credentials_and_an_instance_service_that_hangs(
 def test_an_account_that_may_not_list(
     s3_no_list: S3, use_environment: Callable[[S3], None], with_store: Callable[..., Any]
 ) -> None:
-    """An account with read and write but without list can do the former, and the text names the latter."""
+    """An account without the list permission can read and write; the error of a listing names the permission."""
     use_environment(s3_no_list)
     uri = s3_no_list.uri()
     with_store(uri, put_it)
     assert with_store(uri, get_it) == b"data"
-    assert with_store(uri, look_at_it) is True
+    assert with_store(uri, exists) is True
     text = refusal(AccessDeniedError, lambda: with_store(uri, list_it))
     assert "the list permission" in text
 
 
 @pytest.mark.parametrize("verb", ["list", "read", "write"])
 def test_a_bucket_that_does_not_exist(s3_environ: S3, with_store: Callable[..., Any], verb: str) -> None:
-    """A wrong bucket is neither an empty folder nor a missing object: the text says to check its name."""
+    """A missing bucket raises an error that says to check its name."""
     text = refusal(StoreError, lambda: with_store("s3://no-such-place/run", VERBS[verb]))
-    assert f"cannot {verb} s3://no-such-place/run/" in text
+    assert f"cannot {SAID.get(verb, verb)} s3://no-such-place/run/" in text
     assert "check the bucket's name" in text
 
 
@@ -179,10 +180,10 @@ def test_a_bucket_that_cannot_exist(s3_environ: S3, with_store: Callable[..., An
 def test_an_endpoint_that_nobody_listens_on(
     s3_environ: S3, unused_endpoint: str, with_store: Callable[..., Any], verb: str
 ) -> None:
-    """A refused connection is storage that is not available, with the endpoint to check."""
+    """A refused connection raises StoreUnavailableError, which says to check the endpoint."""
     os.environ["FLYTE_AWS_ENDPOINT"] = unused_endpoint
     text = refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))
-    assert f"cannot {verb}" in text
+    assert f"cannot {SAID.get(verb, verb)}" in text
     assert unused_endpoint in text
     assert "check the endpoint" in text
 
@@ -190,7 +191,7 @@ def test_an_endpoint_that_nobody_listens_on(
 def test_a_refused_connection_is_reported_in_time(
     s3_environ: S3, unused_endpoint: str, with_store: Callable[..., Any], seconds: Callable[[], float]
 ) -> None:
-    """With its pauses, four attempts at a port that nobody listens on take a few seconds."""
+    """Four attempts at a closed port, with their pauses, take a few seconds."""
     os.environ["FLYTE_AWS_ENDPOINT"] = unused_endpoint
     refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), list_it))
     assert seconds() < 20
@@ -199,7 +200,7 @@ def test_a_refused_connection_is_reported_in_time(
 def test_an_endpoint_without_a_scheme(
     s3_environ: S3, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
 ) -> None:
-    """An endpoint that is no URL is a mistake of the caller, and said so."""
+    """An endpoint that is not a URL raises a UsageError."""
     monkeypatch.setenv("FLYTE_AWS_ENDPOINT", "minio.flyte:9000")
     text = refusal(UsageError, lambda: with_store(s3_environ.uri(), list_it))
     assert "minio.flyte:9000" in text
@@ -215,7 +216,7 @@ def test_a_server_that_never_answers(
     with_store: Callable[..., Any],
     verb: str,
 ) -> None:
-    """A silent server costs one read timeout for each of the store's attempts: no layer beneath tries again."""
+    """A silent server takes one read timeout per attempt: the clients do not retry by themselves."""
     monkeypatch.setattr(_settings, "READ_TIMEOUT_S", 0.2)
     monkeypatch.setattr(_obstore_settings, "READ_TIMEOUT_S", 0.2)
     monkeypatch.setattr(_fsspec, "_WRITE_TIMEOUT_S", 0.5)
@@ -238,7 +239,7 @@ def test_a_fault_that_passes(
     verb: str,
     faults: list[str],
 ) -> None:
-    """Up to three transient faults in a row are not seen by the caller."""
+    """Up to three transient faults in a row are retried."""
     uri = s3_environ.uri()
     with_store(uri, put_it)
     before = len(faulty_proxy.requests)
@@ -258,17 +259,17 @@ def test_a_fault_that_stays(
     verb: str,
     fault: str,
 ) -> None:
-    """A fault that stays is storage that is not available, after four requests."""
+    """A lasting fault raises StoreUnavailableError after four requests."""
     faulty_proxy.faults.extend([fault] * 100)
     text = refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))
-    assert f"cannot {verb}" in text
+    assert f"cannot {SAID.get(verb, verb)}" in text
     # aiohttp by itself repeats once what was sent on a connection that closed
     assert len(faulty_proxy.requests) in ({4, 8} if fault == "drop" else {4})
 
 
 @pytest.mark.usefixtures("no_waiting")
 def test_an_answer_that_is_cut_off(s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any]) -> None:
-    """Half an object is never returned: it is asked for again, and refused if that does not help."""
+    """A truncated object is read again, and raises an error if it stays truncated."""
     uri = s3_environ.uri()
     with_store(uri, put_it)
     faulty_proxy.faults.append("truncate")
@@ -280,7 +281,7 @@ def test_an_answer_that_is_cut_off(s3_environ: S3, faulty_proxy: FaultyProxy, wi
 def test_a_refusal_is_not_repeated(
     s3_environ: S3, faulty_proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch, with_store: Callable[..., Any]
 ) -> None:
-    """Wrong credentials are sent once: asking again would not make them right."""
+    """Wrong credentials are not retried."""
     monkeypatch.setenv("FLYTE_AWS_SECRET_ACCESS_KEY", "guessed")
     refusal(AccessDeniedError, lambda: with_store(s3_environ.uri(), list_it))
     assert len(faulty_proxy.requests) == 1
@@ -289,7 +290,7 @@ def test_a_refusal_is_not_repeated(
 def test_a_bucket_in_another_region(
     s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any], client: str
 ) -> None:
-    """S3 sends a client that was told the wrong region away; botocore goes there, so the store does too."""
+    """If S3 redirects to the bucket's region, the store follows."""
     faulty_proxy.sends_away = "object_store"
 
     async def use(store: Store) -> object:

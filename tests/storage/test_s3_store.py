@@ -1,4 +1,4 @@
-"""The store on a real S3 server: what a folder cannot show."""
+"""The store on a real S3 server."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True, params=["fsspec", "obstore"])
 def client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test with both clients: they owe the same."""
+    """Run each test with both clients."""
     name: str = request.param
     monkeypatch.setenv(CLIENT_VARIABLE, name)
     return name
 
 
 class TestS3(StoreTests):
-    """What every store owes, on S3."""
+    """The conformance suite on S3."""
 
     @pytest.fixture(autouse=True)
     def _folder(self, s3_environ: S3) -> None:
@@ -56,7 +56,7 @@ async def names(store: Store) -> list[str]:
 
 
 def test_a_folder_that_nobody_wrote_is_empty(s3_environ: S3, with_store: Callable[..., Any]) -> None:
-    """A prefix without objects lists as nothing, also in a bucket whose name holds the word bucket."""
+    """A prefix without objects has an empty listing, also in a bucket whose name contains "bucket"."""
     assert "bucket" in s3_environ.bucket
     assert with_store(s3_environ.uri(), names) == []
 
@@ -64,7 +64,7 @@ def test_a_folder_that_nobody_wrote_is_empty(s3_environ: S3, with_store: Callabl
 def test_only_objects_directly_in_the_folder_are_listed(
     s3_environ: S3, peer: Peer, with_store: Callable[..., Any]
 ) -> None:
-    """Neither deeper objects, nor siblings with the same beginning, nor the folder's own marker are listed."""
+    """A listing has no deeper objects, no siblings with the same prefix, and not the folder's own marker."""
     uri = s3_environ.uri()
     for name in ("/b.pb", "/a.pb", "/deep/c.pb", "-sibling/d.pb"):
         peer.put(uri + name, b"x")
@@ -73,7 +73,7 @@ def test_only_objects_directly_in_the_folder_are_listed(
 
 
 def test_a_listing_says_size_and_time(s3_environ: S3, peer: Peer, with_store: Callable[..., Any]) -> None:
-    """An entry carries its size and when the server says it was written."""
+    """An entry has the object's size and modification time."""
     uri = s3_environ.uri()
     before = time.time_ns()
     peer.put(f"{uri}/a.pb", b"12345")
@@ -118,7 +118,7 @@ def test_what_others_overwrite_is_read_at_once(s3_environ: S3, peer: Peer) -> No
 def test_a_listing_that_fsspec_remembers_is_not_used(
     s3_environ: S3, peer: Peer, with_store: Callable[..., Any]
 ) -> None:
-    """The filesystem that fsspec shares, also with flytekit, does not see a new object; the store does."""
+    """The filesystem that fsspec shares does not see a new object; the store does."""
     uri = s3_environ.uri()
     peer.put(f"{uri}/first.pb", b"x")
     shared = fsspec.filesystem(
@@ -145,7 +145,7 @@ def test_more_than_one_page(s3_environ: S3, peer: Peer, crowd: Crowd, with_store
 
 
 def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: Callable[..., Any]) -> None:
-    """A store of a bucket itself begins behind a name as one of a folder does."""
+    """A store of a whole bucket can list behind a name."""
     folder = s3_environ.uri("bucket").rpartition("/")[2]
 
     async def use(store: Store) -> list[str]:
@@ -161,7 +161,7 @@ def test_a_page_of_the_whole_bucket(s3_environ: S3, with_store: Callable[..., An
 
 
 def test_what_is_put_is_what_others_get(s3_environ: S3, peer: Peer, with_store: Callable[..., Any]) -> None:
-    """Bytes arrive unchanged, under exactly the name that was given."""
+    """The bytes and the name of an object are unchanged."""
     uri = s3_environ.uri()
     data = bytes(range(256)) * 5
     with_store(uri, lambda store: store.put("firstfault/errors/a.pb", data))
@@ -170,14 +170,14 @@ def test_what_is_put_is_what_others_get(s3_environ: S3, peer: Peer, with_store: 
 
 @pytest.mark.parametrize("name", ["missing.pb", "deep/missing.pb"])
 def test_a_missing_object(s3_environ: S3, with_store: Callable[..., Any], name: str) -> None:
-    """A missing object is one, also in a bucket whose name holds the word bucket."""
+    """A missing object raises ObjectNotFoundError, also in a bucket whose name contains "bucket"."""
     with pytest.raises(ObjectNotFoundError, match="no such object"):
         with_store(s3_environ.uri(), lambda store: store.get(name))
 
 
 @pytest.mark.parametrize("size", [MAX_DOCUMENT_BYTES, MAX_DOCUMENT_BYTES + 1, 3 * MAX_DOCUMENT_BYTES])
 def test_the_limit(s3_environ: S3, with_store: Callable[..., Any], size: int) -> None:
-    """An object of the limit's size is returned, a larger one refused with both numbers."""
+    """An object of the limit's size is returned; a larger one raises an error with both sizes."""
     uri = s3_environ.uri()
     with_store(uri, lambda store: store.put("a.pb", bytes(size)))
     if size <= MAX_DOCUMENT_BYTES:
@@ -189,7 +189,7 @@ def test_the_limit(s3_environ: S3, with_store: Callable[..., Any], size: int) ->
 
 @pytest.mark.parametrize("name", ["a b+c&d=e.pb", "ä.pb", "100%.pb", "a#b?.pb"])
 def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: Callable[..., Any], name: str) -> None:
-    """A name with characters that URLs encode is put, listed and read as it is."""
+    """A name with characters that URLs encode is put, listed and read unchanged."""
     uri = s3_environ.uri()
 
     async def use(store: Store) -> tuple[list[str], bytes]:
@@ -204,7 +204,7 @@ def test_names_that_urls_do_not_like(s3_environ: S3, peer: Peer, with_store: Cal
 
 
 def test_the_first_requests_may_come_all_at_once(s3_environ: S3, with_store: Callable[..., Any]) -> None:
-    """64 requests on a store that has no connection yet all succeed, and leave nothing open behind."""
+    """64 first requests at once succeed, and leave no connection open."""
     uri = s3_environ.uri()
 
     async def use(store: Store) -> int:

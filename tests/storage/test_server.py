@@ -21,7 +21,7 @@ def test_only_this_machine_can_reach_it(s3: S3) -> None:
 
 
 def test_its_ports_are_not_the_kernels_to_give(s3: S3) -> None:
-    """No client's own port can collide with one of the server's, as long as it runs."""
+    """The server's ports are outside of the range of client ports."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(int(address.rpartition(":")[2]) < first for address in s3.listening())
 
@@ -33,7 +33,7 @@ def test_no_settings_are_seen() -> None:
 
 
 def test_settings_of_the_outer_environment_are_hidden() -> None:
-    """The test above also passes where whoever runs it has settings of all kinds."""
+    """The test above also passes with settings in the caller's environment."""
     outer = {"AWS_PROFILE": "mine", "FLYTE_AWS_ENDPOINT": "http://elsewhere", "_F_DES": "Earliest"}
     inner = f"{__file__}::{test_no_settings_are_seen.__name__}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", inner]

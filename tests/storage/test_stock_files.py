@@ -25,12 +25,12 @@ WORKER = "run-n0-0-worker-1"
 ONE_FILE: dict[str, str] = {}
 A_FILE_EACH = {"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest", "FLYTE_INTERNAL_WORKER_NAME": WORKER}
 SHORT_NAMES = {"_F_DES": "Earliest", "_F_WN": WORKER}
-"""What the backend sets."""
+"""The variables that the backend sets."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A way to fail, and what Flyte 1.16 makes of it."""
+    """A kind of failure, and Flyte 1.16's result."""
 
     task: str
     code: str
@@ -158,7 +158,7 @@ def check(
     execute: Callable[..., None],
     files_in: Callable[[str], dict[str, bytes]],
 ) -> None:
-    """Run a task and compare what the reader says with the case, and with the bytes as flyteidl reads them."""
+    """Run a task and compare the reader's error with the case and with flyteidl's reading of the bytes."""
     before = time.time_ns() // SECOND * SECOND
     execute(case, uri, mode)
     after = time.time_ns()

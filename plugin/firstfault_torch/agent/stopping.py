@@ -41,10 +41,7 @@ def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, 
     with guarded("asking workers for their stacks"):
         stacks = ask_for_stacks(files, recording.round, pids, _ASKING_S)
     answers = channel.ask(recording.round, pids, _ASKING_S)
-    return {
-        rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {})))
-        for rank in pids
-    }
+    return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
 
 
 def stop_processes(

@@ -1,4 +1,4 @@
-"""The command ``firstfault``. Thin: it parses, calls, prints and chooses an exit code."""
+"""The command ``firstfault``: parses arguments, prints reports, sets exit codes. May import every other package."""
 
 from firstfault.cli._main import main
 from firstfault.cli._output import show_report, write_file

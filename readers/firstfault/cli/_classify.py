@@ -1,4 +1,4 @@
-"""``firstfault classify``: what error texts say, one JSON line each."""
+"""``firstfault classify``: classifies error texts, one JSON line each."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["classify"]
     multiple=True,
     type=click.Path(dir_okay=False),
     metavar="FILE",
-    help="A TOML file of signatures to be asked before those that come with firstfault; may be repeated.",
+    help="A TOML file of signatures, matched before the built-in ones; may be repeated.",
 )
 @debug_option
 def classify(files: tuple[str, ...]) -> int:
-    """Say of error texts whether they are about the process that wrote them.
+    """Classify error texts: a fault of the process that wrote the text, or a reaction to another one.
 
     Reads JSON lines {"id", "exception_type", "message"} on stdin, writes for each
-    {"id", "role", "category", "pointer", "signature"}: role is primary (a fault of its own), secondary
-    (somebody else is gone) or ambiguous; pointer is whom the text names, or null.
+    {"id", "role", "category", "pointer", "signature"}: role is primary (the process's own fault), secondary
+    (a reaction to another failure) or ambiguous; pointer is the peer that the text names, or null.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def _rows() -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise UsageError(f"line {number} of stdin is no JSON: {error}") from error
+            raise UsageError(f"line {number} of stdin is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise UsageError(f'line {number} of stdin must be an object such as {{"id": 1, "message": "..."}}')
         yield number, row
@@ -77,5 +77,5 @@ def _text(row: dict[str, Any], key: str, number: int) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UsageError(f"{key!r} in line {number} of stdin must be a text")
+        raise UsageError(f"{key!r} in line {number} of stdin must be a string")
     return value

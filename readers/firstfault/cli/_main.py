@@ -1,4 +1,4 @@
-"""The group, its commands, and what happens to an error."""
+"""The command group, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 COMMANDS_GROUP = "firstfault.commands"
-"""Entry-point group: a distribution (our own plugin) adds commands without this library knowing it."""
+"""Entry-point group for the commands of other distributions, such as our plugin."""
 
 
 class _Group(click.Group):
-    """Loads commands of other distributions only when they are called; knows what a misspelt one was meant to be."""
+    """Loads commands of other distributions on their first use, and suggests a command for a misspelt one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *(point.name for point in _entry_points())})
@@ -49,8 +49,8 @@ class _Group(click.Group):
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             known = self.list_commands(ctx)
             meant = difflib.get_close_matches(name.lower(), known, n=1)
-            there = f"did you mean {meant[0]!r}?" if meant else f"there are {_listed(known)}"
-            raise click.UsageError(f"no command {name!r}; {there}", ctx)
+            hint = f"did you mean {meant[0]!r}?" if meant else f"commands are {_listed(known)}"
+            raise click.UsageError(f"unknown command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
 
@@ -59,7 +59,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
-    import importlib.metadata  # noqa: PLC0415 - slow, and a command of our own needs none of it
+    import importlib.metadata  # noqa: PLC0415 - slow, and built-in commands do not need it
 
     return tuple(importlib.metadata.entry_points(group=COMMANDS_GROUP))
 
@@ -106,8 +106,8 @@ def group(context: click.Context) -> None:
       firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
     if context.invoked_subcommand is None:
-        there = _listed(context.command.list_commands(context)) if isinstance(context.command, click.Group) else ""
-        raise click.UsageError(f"a command is missing; there are {there}", context)
+        known = _listed(context.command.list_commands(context)) if isinstance(context.command, click.Group) else ""
+        raise click.UsageError(f"missing command; commands are {known}", context)
 
 
 group.add_command(classify)
@@ -116,7 +116,7 @@ group.add_command(watch)
 
 
 def _explained(error: click.ClickException) -> str:
-    """What is wrong with the command line, in a line, and where to look it up if it does not say what was meant."""
+    """Return a usage error in one line, with a pointer to --help unless it already suggests something."""
     text = error.format_message().rstrip(".")
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None or text.endswith("?"):
@@ -126,8 +126,8 @@ def _explained(error: click.ClickException) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with one of `EXIT`."""
-    if sys.stdout is None:  # whoever has closed it wants the exit code alone
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
+    if sys.stdout is None:  # closed: the caller wants the exit code alone
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("stamina").setLevel(logging.ERROR)
     try:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         fail(str(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone; nobody wants a traceback for that
+        sys.stderr.close()  # the reader of our output is gone: no traceback
         sys.exit(EXIT.TOOL_FAILED)
     except Exception as error:
         if debugging():

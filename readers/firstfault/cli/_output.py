@@ -1,4 +1,4 @@
-"""Where reports go: the terminal, a pipe, a file."""
+"""Writes reports to a terminal, a pipe or a file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["check_file", "echo", "on_terminal", "show_report", "write_file"]
 
 
 def on_terminal() -> bool:
-    """Whether stdout is a terminal, or is to be treated as one (FORCE_COLOR)."""
+    """Whether stdout is a terminal, or FORCE_COLOR is set."""
     return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def show_report(report: Report, *, verbose: bool = False) -> None:
-    """Print a report: folded and with colours on a terminal, else one fact a line."""
+    """Print a report: folded and coloured on a terminal, else one fact per line."""
     from firstfault.render.terminal import print_report, terminal_text  # noqa: PLC0415 - `--help` needs none of it
 
     if not on_terminal():
@@ -37,21 +37,21 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
 
 
 def echo(text: str) -> None:
-    """Print on stdout, with escapes for what its encoding does not have."""
+    """Print to stdout; escape characters that its encoding does not have."""
     from firstfault.render.terminal import encodable  # noqa: PLC0415 - as above
 
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
 
 
 def check_file(path: str) -> None:
-    """Check that a file can be written there, before it is worked for.
+    """Check that a file can be written, before the work for its content.
 
     Raises:
-        UsageError: it has no name, is a folder, or lies in none that can be written.
+        UsageError: `path` is empty or a folder, or its folder is missing or not writable.
     """
     try:
         obstacle = _obstacle(Path(path)) if path else "the name is empty; name a file"
-    except (OSError, ValueError) as error:  # no name of a file at all
+    except (OSError, ValueError) as error:  # not a valid file name
         obstacle = f"{_reason(error)}; name another file"
     if obstacle:
         raise UsageError(f"cannot write {path!r}: {obstacle}")
@@ -72,31 +72,31 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _readable() -> int:
-    """The mode that this process gives new files."""
+def _new_file_mode() -> int:
+    """Return the mode of new files under the umask of this process."""
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
 
 
 def write_file(path: str | Path, text: str) -> None:
-    """Write a text file in UTF-8, as a whole or not at all.
+    """Write a UTF-8 text file atomically.
 
     Raises:
-        UsageError: it cannot be written there.
+        UsageError: the file cannot be written.
     """
     target = Path(path)
     data = text.encode("utf-8", "backslashreplace")
     try:
         if target.exists() and not target.is_file():
-            target.write_bytes(data)  # a device or a pipe, which nothing may replace
+            target.write_bytes(data)  # a device or a pipe must not be replaced
             return
         whole = target.resolve()
         handle, beside = tempfile.mkstemp(dir=whole.parent, prefix=".firstfault-")
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
-            os.chmod(beside, _readable())  # noqa: PTH101 - as any other new file, not for this user alone
+            os.chmod(beside, _new_file_mode())  # noqa: PTH101 - mkstemp makes it private
             Path(beside).replace(whole)
         except OSError:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""``firstfault show``: what is known about one attempt."""
+"""``firstfault show``: reports the root cause of one attempt."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def _html(context: click.Context, parameter: click.Parameter, value: str | None)
 
 @click.command()
 @uri_argument
-@click.option("--strategy", help="How to find the root cause; by default the one the job was run with.")
-@click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help="How many nodes should have reported.")
-@click.option("-v", "--verbose", is_flag=True, help="Everything that is known, instead of one screen.")
+@click.option("--strategy", help="Strategy that finds the root cause; default: that of the job.")
+@click.option(
+    "--expected-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes that should have reported."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show all that is known instead of one screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
-@click.option(
-    "--html", metavar="FILE", callback=_html, help="Write one HTML file that needs nothing else; - is stdout."
-)
+@click.option("--html", metavar="FILE", callback=_html, help="Write a self-contained HTML file; - is stdout.")
 @debug_option
 def show(  # noqa: PLR0913, PLR0917 - click's options
     uri: str,
@@ -81,8 +81,8 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         return EXIT.NOTHING_FOUND
     if conclusion is None:
         return _nothing(reader, uri, job, succeeded=succeeded, as_json=as_json, quiet=html == _STDOUT)
-    beside = bool(html) or as_markdown or (not as_json and (verbose or on_terminal()))
-    report = _report(reader, uri, conclusion, strategy, beside=beside)
+    with_attempts = bool(html) or as_markdown or (not as_json and (verbose or on_terminal()))
+    report = _report(reader, uri, conclusion, strategy, with_attempts=with_attempts)
     if html:
         _write_page(report, html, quiet=bool(on_stdout))
     if as_json:
@@ -99,12 +99,12 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
 
 
 def _report(
-    reader: MultiErrorFileOutputReader, uri: str, conclusion: Conclusion, strategy: str | None, *, beside: bool
+    reader: MultiErrorFileOutputReader, uri: str, conclusion: Conclusion, strategy: str | None, *, with_attempts: bool
 ) -> Report:
-    """The report, with the attempts beside this one if they are wanted: each of them is a look at the storage."""
+    """Return the report. `with_attempts` adds the task's other attempts, which costs requests for each."""
     from firstfault.attempts import logs_of_run, sibling_attempts  # noqa: PLC0415 - as above
 
-    attempts = sibling_attempts(uri, conclusion, strategy=strategy) if beside else ()
+    attempts = sibling_attempts(uri, conclusion, strategy=strategy) if with_attempts else ()
     return reader.report(conclusion, attempts=attempts, logs=logs_of_run(uri))
 
 
@@ -118,8 +118,8 @@ def _write_page(report: Report, file: str, *, quiet: bool) -> None:
     click.echo(f"report: {file}", err=quiet)
 
 
-def _below(uri: str) -> str:
-    """Where attempts lie, if `uri` is the folder of a whole run."""
+def _first_attempt(uri: str) -> str:
+    """Return a hint to the first attempt if `uri` is the folder of a whole run, else an empty text."""
     from firstfault.errors import FirstFaultError  # noqa: PLC0415 - as above
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
     from firstfault.store import join  # noqa: PLC0415
@@ -130,25 +130,24 @@ def _below(uri: str) -> str:
         is_attempt = reader.is_error() or reader.exists()
     except FirstFaultError:
         return ""
-    return f"attempts lie below it, the first in {first}" if is_attempt else ""
+    return f"it is the folder of all attempts; the first is {first}" if is_attempt else ""
 
 
-def _nothing(  # noqa: PLR0913 - what was found, and how to say it
+def _nothing(  # noqa: PLR0913 - what was found, and how to print it
     reader: MultiErrorFileOutputReader, uri: str, job: JobErrors, *, succeeded: bool, as_json: bool, quiet: bool
 ) -> int:
-    """Say that there is no error."""
+    """Print that there is no error; return the exit code."""
     from firstfault.report.words import counted  # noqa: PLC0415 - as above
 
     if as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
     if succeeded:
         if not as_json:
-            click.echo("no error: the attempt left outputs", err=quiet)
+            click.echo("no error: the attempt has outputs", err=quiet)
         return EXIT.OK
     hints = [*job.coverage.notes]
     if job.history:
-        was = "was" if len(job.history) == 1 else "were"
-        hints.append(f"{counted(len(job.history), 'failure')} of earlier rounds {was} recovered from")
-    known = "; ".join(hints) or _below(uri) or "is this the attempt's output prefix?"
-    fail(f"no error document in {reader.errors_uri}, and no outputs beside it; {known}")
+        hints.append(f"the job recovered from {counted(len(job.history), 'failure')} of earlier rounds")
+    hint = "; ".join(hints) or _first_attempt(uri) or "is this the attempt's output prefix?"
+    fail(f"no error document in {reader.errors_uri}, and no outputs beside it; {hint}")
     return EXIT.NOTHING_FOUND

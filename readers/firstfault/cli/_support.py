@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, the debug switch, one line for an error."""
+"""Shared by all commands: exit codes, --debug, the argument URI, error lines."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _remember(context: click.Context, parameter: click.Parameter, value: bool) -
     del parameter
     if value:
         context.meta[_DEBUG] = True
-        # the group's own handler runs after the context is gone
+        # `main` handles errors after the context is gone
         os.environ["FIRSTFAULT_DEBUG"] = "1"
 
 
@@ -44,19 +44,19 @@ def debug_option(command: Any) -> Any:
     )(command)
 
 
-def _named(context: click.Context, parameter: click.Parameter, value: str) -> str:
+def _not_empty(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if not value.strip():
         raise click.UsageError(f"{parameter.human_readable_name} is empty; name the attempt's output prefix", context)
     return value
 
 
 def uri_argument(command: Any) -> Any:
-    """Give a command the argument ``URI``, which may not be empty: as of a variable that is not set."""
-    return click.argument("uri", callback=_named)(command)
+    """Give a command the argument ``URI``. It must not be empty, as an unset shell variable is."""
+    return click.argument("uri", callback=_not_empty)(command)
 
 
 def debugging() -> bool:
-    """Whether tracebacks were asked for."""
+    """Whether --debug was given."""
     return bool(os.environ.get("FIRSTFAULT_DEBUG"))
 
 

@@ -1,4 +1,4 @@
-"""``firstfault watch``: follow an attempt while it runs."""
+"""``firstfault watch``: follows a running attempt."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["watch"]
 
 @click.command()
 @uri_argument
-@click.option("--strategy", help="How to find the root cause; by default the one the job was run with.")
-@click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help="How many nodes should report.")
+@click.option("--strategy", help="Strategy that finds the root cause; default: that of the job.")
+@click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes that should report.")
 @click.option(
     "--interval",
     type=click.FloatRange(min=0, min_open=True),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Shortest pause between two looks; longer ones where listing takes long.",
+    help="Shortest pause between two listings; longer where listing is slow.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after this long.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1) for each verdict.")
@@ -40,12 +40,12 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
 ) -> int:
     """Follow a running attempt and print its root cause as soon as it is known.
 
-    URI is the attempt's output prefix or its errors/ folder. If documents that come later change the answer, the new
-    one is printed and said to be one. It ends when every node has reported, or at the timeout.
+    URI is the attempt's output prefix or its errors/ folder. If later documents change the answer, the new answer is
+    printed too. The command ends when every node has reported, or at the timeout.
 
     \b
     Exit codes: those of show for the last answer; 0 also if the attempt recovered,
-    4 nothing failed until the timeout.
+    4 no failure before the timeout.
 
     \b
     Examples:
@@ -55,26 +55,26 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - `--help` needs none of it
 
     reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
-    told = _Told(reader, as_json=as_json)
+    progress = _Progress(reader, as_json=as_json)
     click.echo(f"firstfault: watching {reader.errors_uri}", err=True)
     try:
-        asyncio.run(asyncio.wait_for(_follow(reader, told, interval), timeout))
+        asyncio.run(asyncio.wait_for(_follow(reader, progress, interval), timeout))
     except asyncio.TimeoutError:
-        if told.last is None:
+        if progress.last is None:
             fail(f"no failure in {reader.errors_uri} within {timeout:g} s")
             return EXIT.TIMEOUT
-    if told.last is None:
+    if progress.last is None:
         return EXIT.OK
-    return EXIT.ROOT_CAUSE_RETRYABLE if told.last.decision.retry else EXIT.ROOT_CAUSE
+    return EXIT.ROOT_CAUSE_RETRYABLE if progress.last.decision.retry else EXIT.ROOT_CAUSE
 
 
-async def _follow(reader: MultiErrorFileOutputReader, told: _Told, interval: float) -> None:
+async def _follow(reader: MultiErrorFileOutputReader, progress: _Progress, interval: float) -> None:
     async for job in reader.follow(interval):
-        told.see(job)
+        progress.show(job)
 
 
-class _Told:
-    """What was said so far, and what is new about each look."""
+class _Progress:
+    """Prints what has changed since the previous listing."""
 
     def __init__(self, reader: MultiErrorFileOutputReader, *, as_json: bool) -> None:
         self.last: Conclusion | None = None
@@ -82,24 +82,24 @@ class _Told:
         self._as_json = as_json
         self._nodes = ""
 
-    def see(self, job: JobErrors) -> None:
-        """Say what has changed."""
+    def show(self, job: JobErrors) -> None:
+        """Print what has changed."""
         conclusion = self._reader.conclude_from(job)
         if conclusion is None:
             if self.last is not None:
-                self._note("the round that had failed was recovered from; watching on")
+                self._note("the job recovered from the failed round; still watching")
             elif job.settled:
-                self._note("every node has finished, and nothing failed")
+                self._note("every node has finished without a failure")
             elif job.roster:
-                self._say_nodes(job)
+                self._print_nodes(job)
             self.last = None
             return
         if self.last is None or _answer(self.last) != _answer(conclusion):
             if self.last is not None:
-                self._note("corrected by documents that came later")
+                self._note("corrected by later documents")
             self._print(conclusion)
         self.last = conclusion
-        self._say_nodes(job)
+        self._print_nodes(job)
         if job.settled:
             self._note("every node has reported")
 
@@ -112,16 +112,16 @@ class _Told:
         else:
             show_report(report)
 
-    def _say_nodes(self, job: JobErrors) -> None:
+    def _print_nodes(self, job: JobErrors) -> None:
         from firstfault.report.words import counted  # noqa: PLC0415 - as above
 
         expected = job.coverage.expected
         nodes = counted(expected, "node") if expected else "? nodes"
-        heard = f"{job.coverage.reported} of {expected if expected is not None else '?'} nodes have reported"
-        said = heard if self.last is not None else f"round {job.round} runs on {nodes}"
-        if said != self._nodes:
-            self._note(said)
-        self._nodes = said
+        reported = f"{job.coverage.reported} of {expected if expected is not None else '?'} nodes have reported"
+        line = reported if self.last is not None else f"round {job.round} runs on {nodes}"
+        if line != self._nodes:
+            self._note(line)
+        self._nodes = line
 
     @staticmethod
     def _note(text: str) -> None:
@@ -129,6 +129,6 @@ class _Told:
 
 
 def _answer(conclusion: Conclusion) -> tuple[object, ...]:
-    """What makes an answer another one: not who else has reported meanwhile."""
+    """Return the parts that make two answers differ; the coverage is none of them."""
     verdict, decision = conclusion.verdict, conclusion.decision
     return (verdict.scope, verdict.ranks, verdict.node, verdict.code, verdict.category, decision.retry, decision.origin)

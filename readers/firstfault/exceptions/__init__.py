@@ -1,1 +1,1 @@
-"""Exceptions as data: tracebacks, fingerprints, and where a stopped process stood."""
+"""Exceptions as data: tracebacks, fingerprints, and the stacks of stopped processes. Imports `model` alone."""

@@ -1,10 +1,10 @@
 """Fingerprints: equal for the same fault on another rank, host or attempt, different for another fault.
 
-Version 1 hashes the exception's qualified name, the innermost frames by base name and function (no line numbers: an
-edit above the fault keeps it), and the message with everything that varies taken out. A death without an exception
-hashes its signal or exit code; of a process that its agent stopped also where it stood and what its job's process group
-had been given, so that the one that hung is not taken for one of those that waited. Two versions are never comparable;
-the version is part of the text.
+Version 1 hashes the exception's qualified name, the innermost frames by file name and function (without line numbers,
+so that an edit above the fault does not matter), and the normalized message. Without an exception it hashes the signal
+or the exit code. If the agent stopped the process, it adds the stack position and the last collective of the default
+process group, which tell a hung process from those that waited for it. The version is part of the text, because
+fingerprints of two versions cannot be compared.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ FINGERPRINT_VERSION = 1
 _DIGITS = 12
 _FRAMES = 5
 _MESSAGE = 400
-"""Characters of the normalized message; cut before that, a long path or number would move the cut."""
+"""Characters of the normalized message. It is cut after normalization: long paths and numbers would move the cut."""
 _READ = 10 * _MESSAGE
 _DEFAULT_GROUP = "default_pg"
-"""torch's name for the process group of all ranks; of the others each rank has some."""
+"""torch's name for the process group of all ranks."""
 _VARYING = (
     (re.compile(r"0x[0-9a-fA-F]+|\b[0-9a-fA-F]{8,}\b"), "#"),
     (re.compile(r"(?:/[^\s/'\":,)]+){2,}"), "<path>"),
@@ -65,7 +65,7 @@ def _exception_parts(exception: ExceptionInfo) -> list[str]:
 
 
 def normalized(message: str) -> str:
-    """Return `message` without what varies between ranks and runs: numbers, addresses, paths, white space."""
+    """Return `message` with placeholders for numbers, addresses and paths, which vary between ranks and runs."""
     text = message[:_READ]
     for pattern, replacement in _VARYING:
         text = pattern.sub(replacement, text)

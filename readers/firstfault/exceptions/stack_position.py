@@ -1,4 +1,4 @@
-"""Where a stopped worker stood: in a collective with the others, in other waiting of torch's, or somewhere else."""
+"""The stack position of a stopped worker: in a collective, in another wait inside torch, or elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.tracebacks import is_library
+from firstfault.exceptions.tracebacks import is_library, place_of
+from firstfault.model import FrameInfo
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
@@ -25,7 +26,7 @@ _DEPTH = 12
 
 
 class Stood(enum.Enum):
-    """What a process was doing when its agent asked."""
+    """Where the main thread of a process was."""
 
     COLLECTIVE = "in a collective"
     TORCH = "inside of torch"
@@ -35,15 +36,15 @@ class Stood(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A process's place in its program."""
+    """The stack position of a process."""
 
     stood: Stood
     frame: str = ""
-    """The innermost frame of the program's own: "train.py:12 in step"."""
+    """The innermost frame of the user's code: "train.py:12 in step"."""
 
 
 def where_it_stood(failure: WorkerError) -> Where:
-    """Return where the main thread of a worker stood, from the stack that its agent took before it stopped it."""
+    """Return the position of a worker's main thread, from the stack dump that its agent took before it stopped it."""
     for dump in failure.stack_dumps:
         if dump.rank == failure.rank:
             return _where(dump.text)
@@ -53,12 +54,11 @@ def where_it_stood(failure: WorkerError) -> Where:
 def _where(text: str) -> Where:
     # faulthandler prints the main thread last, innermost frame first
     parts = _THREAD.split(text)
-    frames = [match.groupdict() for match in _FRAME.finditer(parts[-1])]
+    frames = [FrameInfo(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(parts[-1])]
     if not frames:
         return Where(Stood.UNKNOWN)
-    own = next((frame for frame in frames if not is_library(frame["file"])), frames[0])
-    name = f"{own['file'].rsplit('/', 1)[-1]}:{own['line']} in {own['function']}"
-    inner = [frame["file"] for frame in frames[:_DEPTH] if not _OURS.search(frame["file"])]
+    name = place_of(next((frame for frame in frames if not is_library(frame.file)), frames[0]))
+    inner = [frame.file for frame in frames[:_DEPTH] if not _OURS.search(frame.file)]
     if any(_COLLECTIVE.search(file) for file in inner):
         return Where(Stood.COLLECTIVE, name)
     if any(_WAITING.search(file) for file in inner[:2]):

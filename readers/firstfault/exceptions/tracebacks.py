@@ -1,4 +1,4 @@
-"""An exception as Python prints it, and its frames told apart: the program's own, and its libraries'."""
+"""Formats an exception as Python prints it, and separates frames of the user's code from those of libraries."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _BETWEEN = {
 
 @dataclass(frozen=True, slots=True)
 class FrameRun:
-    """Frames that follow each other and are all the program's own, or all of one library."""
+    """Consecutive frames of the user's code, or of one library."""
 
     library: str
-    """Its package, "torch"; empty for frames of the program's own."""
+    """The package, "torch"; empty for the user's code."""
     frames: tuple[FrameInfo, ...]
 
 
@@ -51,21 +51,19 @@ class Link:
 
     exception: ExceptionInfo
     follows: str
-    """How it hangs on the one before it, as Python says it; empty for the first."""
+    """Python's sentence between the previous exception and this one; empty for the first."""
 
 
 def is_library(file: str) -> bool:
-    """Whether a file is none of the program's own: of an installed package, of Python, or of firstfault."""
+    """Whether a file belongs to an installed package, to Python or to firstfault."""
     return _LIBRARY.search(file) is not None
 
 
 def own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
-    """Return the program's own frames, outermost first; of its nearest cause that has any, if it has none itself.
+    """Return the frames of the user's code, outermost first; if there are none, those of the nearest cause with any.
 
-    Those of a group go on in its first member.
-
-    A program may be installed as a package: where nothing else is its own, frames of packages count that are none of
-    the frameworks'.
+    The frames of an exception group include those of its first member. The user's code may be an installed package: if
+    no other frame is found, frames of packages count, except those of Python, torch, flytekit, firstfault and numpy.
     """
     for belongs in (_is_own, lambda frame: _library_of(frame) not in _FRAMEWORKS):
         for link in (exception, *exception.causes):
@@ -77,7 +75,7 @@ def own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
 
 
 def first_member(exception: ExceptionInfo) -> ExceptionInfo | None:
-    """Return the first exception in a group that is none itself; None if it is no group."""
+    """Return the first exception in nested groups that is not a group; None if `exception` is not a group."""
     found = None
     while exception.members:
         found = exception = exception.members[0]
@@ -90,13 +88,13 @@ def place_of(frame: FrameInfo) -> str:
 
 
 def runs(frames: Sequence[FrameInfo]) -> list[FrameRun]:
-    """Return frames in their order, those of one library that follow each other together."""
+    """Return the frames in their order, consecutive frames of one library together."""
     return [FrameRun(library, tuple(group)) for library, group in itertools.groupby(frames, _library_of)]
 
 
 def chain(exception: ExceptionInfo) -> list[Link]:
-    """Return an exception with its causes as Python prints them: the deepest first, itself last."""
-    # `causes` is nearest first; each says how it hangs on the one before it
+    """Return an exception's causes and the exception, in Python's order: the deepest cause first."""
+    # `causes` is nearest first; the relation of each is to the exception before it
     links = [*reversed(exception.causes), exception]
     relations = ["", *(cause.relation for cause in reversed(exception.causes))]
     return [Link(link, _BETWEEN.get(relation, "")) for link, relation in zip(links, relations, strict=True)]

@@ -1,1 +1,1 @@
-"""Where files lie below an output prefix, and what their names say."""
+"""The paths below an output prefix and the grammar of names. Imports `model` and the URI functions of `store`."""

@@ -1,13 +1,13 @@
-"""Names of documents and roster entries: what a first look needs, without opening anything.
+"""Names of documents and roster entries, by which a reader chooses what to open.
 
-A name is a hint, the document the authority. Grammar, version 1 (all fixed width but the uuid's end)::
+If a name contradicts its document, the document is right. Grammar, version 1 (all fields have a fixed width)::
 
     error key   e1-<round>-<time>-<rank>-<group rank>-<fingerprint>-<incarnation>-<uuid>.pb
     roster key  r1-<round>-<group rank>-<phase>-<incarnation>-<uuid>.pb
 
-``round`` is written as 99999 minus itself, so that the last round lists first; ``time`` is nanoseconds since the Unix
-epoch in 19 digits, all nines if unknown; ranks have 7 digits, ``x`` filled if there is none; ``fingerprint`` is the 12
-hex digits of fingerprint version 1, zeros if there is none; ``incarnation`` has 13 digits (milliseconds).
+``round`` is 99999 minus the round, so that the last round lists first; ``time`` is nanoseconds since the Unix epoch in
+19 digits, all nines if unknown; ranks have 7 digits, all ``x`` if there is none; ``fingerprint`` is the 12 hex digits
+of fingerprint version 1, zeros if there is none; ``incarnation`` has 13 digits (milliseconds).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _ROSTER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ErrorKey:
-    """What the name of an error document says."""
+    """The fields of an error document's name."""
 
     round: int
     timestamp_ns: int | None
@@ -69,7 +69,7 @@ class ErrorKey:
 
     @classmethod
     def parse(cls, name: str) -> ErrorKey | None:
-        """Return what `name` says, None if it is no key of this grammar: such a file is opened, never trusted."""
+        """Return the fields of `name`; None if it does not match the grammar, and the file has to be opened."""
         match = _ERROR.fullmatch(name)
         if match is None:
             return None
@@ -87,7 +87,7 @@ class ErrorKey:
 
 @dataclass(frozen=True, slots=True)
 class RosterKey:
-    """What the name of a roster entry says."""
+    """The fields of a roster entry's name."""
 
     round: int
     group_rank: int | None
@@ -103,7 +103,7 @@ class RosterKey:
 
     @classmethod
     def parse(cls, name: str) -> RosterKey | None:
-        """Return what `name` says, None if it is no key of this grammar."""
+        """Return the fields of `name`; None if it does not match the grammar."""
         match = _ROSTER.fullmatch(name)
         if match is None:
             return None

@@ -1,4 +1,4 @@
-"""Where the files of an attempt lie."""
+"""The paths of an attempt's files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["ERRORS", "ROSTER", "Layout", "attempt_of", "is_error_file", "is_stoc
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.
 
-Not ``errors/``: Flyte's reader takes everything under ``<output prefix>/error*.pb`` for a failure of the attempt, also
-the documents of a round that was recovered from.
+Not ``errors/``: Flyte's reader takes every ``<output prefix>/error*.pb`` for a failure of the attempt, also a document
+of a round that the job recovered from.
 """
 ROSTER = "firstfault/roster"
 """Folder of roster entries, below the output prefix."""
@@ -24,7 +24,7 @@ DECK = "deck.html"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The folders and files that a URI stands for. An empty folder name is the root itself, None is none."""
+    """The folders and files that a URI stands for. An empty folder name means the root, None that there is none."""
 
     root: str
     errors: str | None
@@ -41,36 +41,36 @@ class Layout:
         if name.endswith(".pb"):
             return cls(folder, None, None, None, document=name)
         if name == "errors":
-            # beside it, as we write it, lies the roster
+            # the roster is beside it
             return cls(folder, "errors", "roster", None)
         if name == "firstfault":
             return cls(uri, "errors", "roster", None)
         return cls(uri, ERRORS, ROSTER, "")
 
     def errors_uri(self) -> str:
-        """URI of the errors/ folder, or of the document itself."""
+        """Return the URI of the errors/ folder, or of the document itself."""
         return join(self.root, self.document or self.errors or "")
 
 
 def is_error_file(name: str) -> bool:
-    """Whether a file in an errors/ folder is meant to be an error document."""
+    """Whether a file in an errors/ folder is an error document by its name."""
     return name.endswith(".pb")
 
 
 def is_stock_error_file(name: str) -> bool:
-    """Whether Flyte's reader would take this file beside the outputs for an error: prefix error, suffix .pb."""
+    """Whether Flyte's reader takes this file beside the outputs for an error: prefix error, suffix .pb."""
     return name.startswith("error") and name.endswith(".pb")
 
 
 def join_name(folder: str, name: str) -> str:
-    """Path of an object relative to the store's root."""
+    """Return the path of an object relative to the store's root."""
     return f"{folder}/{name}" if folder else name
 
 
 def attempt_of(uri: str) -> tuple[str, int] | None:
-    """Return the folder that holds all attempts and this one's number; None if no number ends the output prefix.
+    """Return the folder of all attempts and this attempt's number; None if the output prefix does not end in one.
 
-    Flyte's output prefix of an attempt is ``<...>/data/<number>``; what lies below it will do as well.
+    Flyte's output prefix of an attempt is ``<...>/data/<number>``. `uri` may be a path below it.
     """
     folder, name = split_name(Layout.of(uri).root)
     if name == "firstfault":

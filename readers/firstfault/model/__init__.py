@@ -1,7 +1,4 @@
-"""The data that flows from documents to a decision.
-
-Frozen dataclasses and enumerations. They import nothing else of firstfault, and neither storage nor protobuf.
-"""
+"""The data of a job: frozen dataclasses and enumerations. Imports no other part of firstfault."""
 
 from firstfault.model.categories import (
     CATEGORIES,

@@ -1,4 +1,4 @@
-"""What one process or one agent reports about one failure."""
+"""One failure of one worker or agent, as its documents report it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ __all__ = [
 
 
 class Kind(str, enum.Enum):
-    """flyteidl.core.ContainerError.Kind: may the engine run the task again."""
+    """flyteidl.core.ContainerError.Kind: whether the engine may run the task again."""
 
     NON_RECOVERABLE = "NON_RECOVERABLE"
     RECOVERABLE = "RECOVERABLE"
 
 
 class Origin(str, enum.Enum):
-    """flyteidl.core.ExecutionError.ErrorKind: whose budget a retry is taken from."""
+    """flyteidl.core.ExecutionError.ErrorKind: whose retry budget a retry uses."""
 
     UNKNOWN = "UNKNOWN"
     USER = "USER"
@@ -43,7 +43,7 @@ class Origin(str, enum.Enum):
 
 
 class Writer(str, enum.Enum):
-    """Who wrote a document."""
+    """The writer of a document."""
 
     WORKER = "worker"
     AGENT = "agent"
@@ -53,7 +53,7 @@ class Writer(str, enum.Enum):
 
 
 class Subject(str, enum.Enum):
-    """Whose failure a document is about."""
+    """Whether a document is about a worker or its agent."""
 
     WORKER = "worker"
     AGENT = "agent"
@@ -72,7 +72,7 @@ class FrameInfo:
 
 @dataclass(frozen=True, slots=True)
 class ExceptionInfo:
-    """An exception as it was found in the process that raised it."""
+    """An exception, recorded in the process that raised it."""
 
     type: str
     """Qualified name; builtins without their module."""
@@ -85,7 +85,7 @@ class ExceptionInfo:
     causes: tuple[ExceptionInfo, ...] = ()
     """The chain of causes and contexts, nearest first, flattened."""
     relation: str = ""
-    """"cause" or "context": how this one hangs on the one before it in `causes`."""
+    """"cause" or "context": the relation to the exception before it in `causes`."""
     frames_omitted: int = 0
     members: tuple[ExceptionInfo, ...] = ()
     """Members of an exception group."""
@@ -93,7 +93,7 @@ class ExceptionInfo:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process stood in the job. None: it had no such rank."""
+    """A process's position in the job. A rank is None if the process has none."""
 
     attempt: int = 0
     round: int = 0
@@ -120,28 +120,26 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class SentSignal:
-    """A signal the agent sent to a process of its own."""
+    """A signal that the agent sent to one of its workers."""
 
     signal: str
     reason: str
-    """For a person; of fixed texts, `TOLD_TO_GO`."""
+    """A text for a person, or `TOLD_TO_GO`."""
 
 
 TOLD_TO_GO = "its agent was told to go"
-"""The reason of an agent that stops its workers because its pod has to end."""
-
+"""The `SentSignal.reason` if the agent stops its workers because its pod is terminated."""
 
 TOLD_TO_GO_BY = "told to go by"
-"""What such an agent tells the others begins so; the signal's name follows."""
-
+"""Prefix of the reason that such an agent sends to its peers; the signal's name follows."""
 
 DIED_UNHEARD = "it died without a word"
-"""What agents tell each other of one that was killed."""
+"""The reason that agents send to each other if one of them was killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StackDump:
-    """Where the threads of one process of the writer's node stood."""
+    """The stacks of the threads of one process on the writer's node."""
 
     pid: int
     rank: int | None
@@ -151,7 +149,7 @@ class StackDump:
 
 @dataclass(frozen=True, slots=True)
 class ThreadFailure:
-    """An exception that ended a thread, which does not end its process."""
+    """An exception that ended a thread, but not its process."""
 
     thread: str
     """The thread's name."""
@@ -166,58 +164,58 @@ class CollectiveProgress:
 
     group: str
     last_operation: str
-    """Of the last one that was enqueued, "allreduce"."""
+    """The last enqueued operation, "allreduce"."""
     enqueued: int
     completed: int | None
-    """None: the backend does not tell."""
+    """None: the backend does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CausedBy:
-    """Whose failure made an agent stop its workers, as it was told."""
+    """The failure for which an agent stopped its workers, as a peer reported it."""
 
     rank: int | None
     node: str
     document: str
-    """Name of the object that says it; empty if it was not known."""
+    """Name of the document about it; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the node's cgroup said. None: could not be read."""
+    """Figures of the node's cgroup; None for one that could not be read."""
 
     oom_kill: int | None = None
-    """How often the kernel's OOM killer struck since the node's recorder started."""
+    """Processes that the kernel's OOM killer has killed since the node's recorder started."""
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
     memory_used_bytes: int | None = None
     watermark_ns: int | None = None
-    """When the highest use was seen, nanoseconds since the Unix epoch."""
+    """Time of the highest usage, nanoseconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentRef:
-    """The object a piece of knowledge comes from."""
+    """The object of a document in the storage."""
 
     name: str
     """Name of the object within its folder."""
     uri: str = ""
     last_modified_ns: int | None = None
-    """When the storage says the upload ended; often whole seconds."""
+    """When the upload ended, by the storage's clock; often whole seconds."""
     size: int = 0
     """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerError:
-    """What is known about one failure of one process or agent; merged if several documents speak of it."""
+    """One failure of one worker or agent, merged from all documents about it."""
 
     code: str
     message: str
     kind: Kind
     origin: Origin
     timestamp_ns: int | None = None
-    """When it was recorded, nanoseconds since the Unix epoch by the writer's clock. None: the document does not say."""
+    """When it was recorded, nanoseconds since the Unix epoch by the writer's clock; None: not known."""
     worker: str = ""
     """ContainerError.worker: the node's name."""
     place: Place = field(default_factory=Place)
@@ -236,35 +234,35 @@ class WorkerError:
     upload_delay_ns: int | None = None
     versions: tuple[tuple[str, str], ...] = ()
     documents: tuple[DocumentRef, ...] = ()
-    """Every document that speaks of this failure."""
+    """All documents about this failure."""
     in_flight: bool = False
-    """Recorded while the exception was still inside the task function; nobody has said that it left it."""
+    """Recorded while the exception was inside the task function; no document says that it left the function."""
     stack_dumps: tuple[StackDump, ...] = ()
     """Of this process, and of others of its node."""
     thread_failures: tuple[ThreadFailure, ...] = ()
     collectives: tuple[CollectiveProgress, ...] = ()
     """One for each process group."""
     caused_by: CausedBy | None = None
-    """Why the agent stopped this worker, if it was for a failure that it was told of."""
+    """The peer's failure for which the agent stopped this worker; None: there was none."""
 
     @property
     def rank(self) -> int | None:
-        """Global rank, None for an agent or a stock file."""
+        """The global rank; None for an agent or a stock file."""
         return self.place.rank
 
     @property
     def node(self) -> str:
-        """The node's name: what the document says, else the host."""
+        """The node's name; the host if the document has no name."""
         return self.place.node or self.worker or self.place.host
 
     @property
     def recoverable(self) -> bool:
-        """Whether the worker itself marked it so."""
+        """Whether the document marks the failure as recoverable."""
         return self.kind is Kind.RECOVERABLE
 
     @property
     def stopped_by_agent(self) -> bool:
-        """Whether the process ended because its own agent told it to: the mark of a victim without a word."""
+        """True if the agent stopped this process before it raised."""
         return bool(self.sent_signals) and self.exception is None
 
     @property

@@ -1,4 +1,4 @@
-"""What was read about one attempt: failures, roster, coverage, seals."""
+"""The failures, the roster, the coverage and the seals of one attempt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Coverage", "JobErrors", "NodePresence", "Phase", "Reads", "Receipt",
 
 
 class Phase(str, enum.Enum):
-    """What a node's roster entry says."""
+    """The state of a node in its roster entry."""
 
     JOINED = "joined"
     FAILED = "failed"
@@ -22,7 +22,7 @@ class Phase(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one document of a node, as its agent knows."""
+    """The outcome of one document's upload."""
 
     name: str
     durable: bool
@@ -30,12 +30,12 @@ class Receipt:
     error: str = ""
     rank: int | None = None
     withdrawn: bool = False
-    """The exception it names was handled by the user's code after all: the document says nothing."""
+    """The user's code handled the exception after all: readers ignore the document."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePresence:
-    """A roster entry: one node's part in one round."""
+    """A roster entry: one node in one round."""
 
     phase: Phase
     place: Place
@@ -43,33 +43,33 @@ class NodePresence:
     receipts: tuple[Receipt, ...] = ()
     timestamp_ns: int | None = None
     first_failure: CausedBy | None = None
-    """Of a node that failed: whose failure ended the round, as far as its agent was told or had seen itself."""
+    """In an entry of phase failed: the failure that ended the round, as far as the agent knows."""
     first_failure_reason: str = ""
-    """The same in a line: "rank 3 on worker-1 failed: ValueError"."""
+    """The same as text: "rank 3 on worker-1 failed: ValueError"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """Who was expected to report, who did, and whether everything was looked at. Counted in nodes."""
+    """How many nodes were expected, how many reported, and whether everything was read."""
 
     expected: int | None
-    """Nodes that took part in the round; None: nobody said."""
+    """Nodes that took part in the round; None: not known."""
     reported: int
-    """Nodes of which at least one document was read, or that said they are done."""
+    """Nodes with at least one document that was read, or with a final roster entry."""
     unreadable: int = 0
     """Documents that exist but could not be read."""
     complete: bool = False
-    """Every expected node has said that it is done, and every document was read.
+    """Every expected node has a final roster entry, and every document was read.
 
-    Of a large cascade: all were listed, and of each fault several were read.
+    In a large cascade every document was listed, and several of each fault were read.
     """
     notes: tuple[str, ...] = ()
-    """Sentences about what was not looked at, or not understood."""
+    """Sentences about what was not read or not understood."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """A verdict that a pod left as its error.pb."""
+    """The verdict that a pod wrote as its error.pb."""
 
     name: str
     digest: str
@@ -89,18 +89,18 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Unopened:
-    """Documents of the round that is judged which were listed and not opened: by their names they are alike."""
+    """Documents of the judged round with the same fault in their names, listed but not opened."""
 
     fingerprint: str
-    """As the failures have it that were opened; ``?:`` and 12 hex digits if none of them was."""
+    """That of the opened documents of the fault; ``?:`` and 12 hex digits if none was opened."""
     count: int
     """Documents."""
     ranks: tuple[int, ...] = ()
-    """Whose they are, ascending; agents and files without a rank are not in it."""
+    """Their ranks, ascending; agents and files without a rank are left out."""
     group_ranks: tuple[int, ...] = ()
-    """Of the nodes, ascending."""
+    """The group ranks of their nodes, ascending."""
     names_hash: int = 0
-    """Sum over what `firstfault.reading.assemble.name_hash` says of the names."""
+    """Sum of `firstfault.reading.assemble.name_hash` over their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,29 +108,29 @@ class JobErrors:
     """Everything that was read about one attempt."""
 
     failures: tuple[WorkerError, ...] = ()
-    """Of the round that is judged, one per process, in time order; those without a time come last.
+    """Failures of the judged round, one per process, by time; those without a time come last.
 
-    In a large cascade, those of which a document was opened: the others are in `unopened`.
+    In a large cascade only those with an opened document; the others are in `unopened`.
     """
     history: tuple[WorkerError, ...] = ()
-    """Failures of earlier rounds and incarnations: recovered from, never judged."""
+    """Failures of earlier rounds and incarnations, which are never judged."""
     roster: tuple[NodePresence, ...] = ()
-    """Entries of the round that is judged."""
+    """Entries of the judged round."""
     seals: tuple[Seal, ...] = ()
     coverage: Coverage = field(default_factory=lambda: Coverage(None, 0))
     round: int = 0
     attempt: int = 0
     settled: bool = True
-    """False: the reader gave up waiting for nodes that had not reported."""
+    """False: the reader stopped waiting before every node had reported."""
     digest: str = ""
-    """Over the names of the documents of the round, in any order, those that were not opened too."""
+    """Digest over the names of the round's documents, opened or not, in any order."""
     document_count: int = 0
-    """Those of the round, opened or not."""
+    """Documents of the round, opened or not."""
     unopened: tuple[Unopened, ...] = ()
-    """What was not opened of a large cascade, by what the names say, the most first."""
+    """Documents of a large cascade that were not opened, grouped by fault, the largest group first."""
 
     def unopened_like(self, fingerprint: str) -> tuple[int, ...]:
-        """Return the ranks with this fault of which no document was opened, ascending."""
+        """Return the ranks with this fault and no opened document, ascending."""
         opened = {failure.rank for failure in self.failures}
         return tuple(
             sorted(
@@ -139,7 +139,7 @@ class JobErrors:
         )
 
     def unopened_elsewhere(self, *fingerprints: str) -> int:
-        """Return how many processes have a document that was not opened, with none of these faults."""
+        """Return the number of processes with an unopened document of another fault."""
         opened = {failure.rank for failure in self.failures}
         others = [group for group in self.unopened if group.fingerprint not in fingerprints]
         ranks = {rank for group in others for rank in group.ranks} - opened

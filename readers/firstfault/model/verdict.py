@@ -1,4 +1,4 @@
-"""What a strategy concludes, and whether the task is run again."""
+"""The verdict of a strategy, and the decision whether to run the task again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Decision", "Reason", "Scope", "Suspect", "Verdict", "Victims"]
 
 
 class Scope(str, enum.Enum):
-    """What the root cause is."""
+    """The kind of root cause."""
 
     RANK = "rank"
     RANKS = "ranks"
@@ -23,7 +23,7 @@ class Scope(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A sentence of a verdict, and what it rests on."""
+    """A sentence of a verdict, and the failures that support it."""
 
     text: str
     failures: tuple[WorkerError, ...] = ()
@@ -31,7 +31,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Somebody who may be the root cause when nobody certainly is."""
+    """A possible root cause, if none is certain."""
 
     why: str
     rank: int | None = None
@@ -39,22 +39,22 @@ class Suspect:
 
     @property
     def name(self) -> str:
-        """Whom it names: "rank 3", or the node's name."""
+        """The suspect: "rank 3", or the node's name."""
         return f"rank {self.rank}" if self.rank is not None else str(self.node)
 
 
 @dataclass(frozen=True, slots=True)
 class Victims:
-    """Who failed, or was stopped, as a consequence."""
+    """Processes that failed or were stopped as a consequence."""
 
     count: int = 0
     by_rank: tuple[tuple[int, str], ...] = ()
-    """At most 100 of (rank, one line), by rank."""
+    """(rank, one line) of at most 100 victims, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a strategy returns: the root cause, how sure it is and why, and what it did not see."""
+    """A strategy's result: the root cause, the confidence, the reasons and the coverage."""
 
     scope: Scope
     code: str
@@ -70,10 +70,7 @@ class Verdict:
     """"high", "medium" or "low"."""
     why: tuple[str, ...] = ()
     sources: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
-    """For each sentence of `why` the names of the documents it rests on; empty where the strategy does not say.
-
-    Like `root` it is not in JSON: it leads to documents, and who has none has no use for it.
-    """
+    """For each sentence of `why` the names of its documents, if the strategy gives any. Not in JSON, like `root`."""
     suspects: tuple[Suspect, ...] = ()
     victims: Victims = field(default_factory=Victims)
     coverage: Coverage = field(default_factory=lambda: Coverage(None, 0))
@@ -81,29 +78,29 @@ class Verdict:
     digest: str = ""
     document_count: int = 0
     root: WorkerError | None = None
-    """The failure the verdict rests on, None if there is no single one."""
+    """The root cause; None if no single failure is it."""
 
     @property
     def reasons(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Each sentence of `why` with the names of the documents it rests on."""
+        """Each sentence of `why` with the names of its documents."""
         sources = (*self.sources, *(() for _ in self.why))
         return tuple(zip(self.why, sources, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Whether to run the task again, and who pays."""
+    """Whether to run the task again, and on whose retry budget."""
 
     retry: bool
     kind: Kind
     origin: Origin
     enforced: bool
-    """True: stock Flyte will do this. False: it is advice."""
+    """True: stock Flyte carries it out. False: it is advice."""
     reason: str
     retries_left: int | None = None
     """Of the task's `retries`, before this decision; None: not known."""
 
     @property
     def is_spent(self) -> bool:
-        """Whether it says retry, and the budget that would pay for it is used up: the task is not run again."""
+        """Whether it says retry although the retry budget is used up: the task does not run again."""
         return self.retry and self.origin is not Origin.SYSTEM and self.retries_left == 0

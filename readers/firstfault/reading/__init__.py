@@ -1,1 +1,4 @@
-"""From an output prefix to `JobErrors`: list, choose, open, merge."""
+"""From an output prefix to `JobErrors`: lists, selects, reads and merges documents.
+
+Imports `wire`, `layout`, `store`, `exceptions` and `model`.
+"""

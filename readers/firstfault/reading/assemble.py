@@ -1,6 +1,6 @@
-"""From single documents to one picture of an attempt: which round counts, who is one and the same, who is missing.
+"""Merges documents into `JobErrors`: selects the judged round, merges documents of one process, counts missing nodes.
 
-Pure functions; the rules are those of the case table in docs/design.md.
+Pure functions; docs/design.md has the rules, as a case table.
 """
 
 from __future__ import annotations
@@ -39,44 +39,44 @@ _DIGEST_BITS = 128
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A document that exists and could not be used."""
+    """A document that exists but could not be read."""
 
     name: str
     reason: str
 
     @property
     def round(self) -> int | None:
-        """The round its name claims, None if the name says nothing."""
+        """The round in its name; None if the name has none."""
         key = ErrorKey.parse(self.name)
         return None if key is None else key.round
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What one look at the storage brought."""
+    """Everything that was read or listed at one time."""
 
     documents: tuple[WorkerError, ...] = ()
     seals: tuple[Seal, ...] = ()
     roster: tuple[NodePresence, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
     foreign: tuple[str, ...] = ()
-    """Names of files that are no documents."""
+    """Names of files that are not documents."""
     notes: tuple[str, ...] = field(default=())
-    """Sentences about what was not looked at: with any of them, not everything was."""
+    """Sentences about what was not read; any of them makes the coverage incomplete."""
     unopened: tuple[Unopened, ...] = ()
-    """What was listed of the round that is judged, and not opened because documents alike were."""
+    """Documents of the judged round that were listed, but not opened because similar ones were."""
     unopened_history: int = 0
-    """How many documents of earlier rounds, and lives, were not opened."""
+    """Number of unopened documents of earlier rounds and incarnations."""
     listed: Container[str] = frozenset()
-    """Names of documents, those that were not opened too."""
+    """Names of all documents, opened or not."""
 
 
 def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: bool = True) -> JobErrors:
-    """Return the picture of an attempt.
+    """Return the failures, the roster and the coverage of an attempt. The order within `snapshot` does not matter.
 
     Args:
-        snapshot: what was found, in any order; the result does not depend on it.
-        expected_nodes: overrides what roster and documents say about the number of nodes.
+        snapshot: what was read.
+        expected_nodes: overrides the number of nodes in roster and documents.
         settled: whether every node had reported when the reader stopped waiting.
     """
     withdrawn = _withdrawn(snapshot)
@@ -122,9 +122,9 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
 
 
 def digest_of(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()) -> str:
-    """Return a digest over the names of all documents that `failures` rest on, and of those that were not opened.
+    """Return a digest over the names of all documents, opened or not.
 
-    A sum, so that it depends neither on their order nor on which of them were opened.
+    It is a sum, so it depends neither on their order nor on which of them were opened.
     """
     names = {document.name for failure in failures for document in failure.documents}
     total = sum(map(name_hash, names)) + sum(group.names_hash for group in unopened)
@@ -132,31 +132,31 @@ def digest_of(failures: Iterable[WorkerError], unopened: Iterable[Unopened] = ()
 
 
 def name_hash(name: str) -> int:
-    """Return what a document's name adds to the digest: its uuid, or a hash of a name that has none."""
+    """Return a document's summand of the digest: the uuid in its name, else a hash of the name."""
     number = unique_number(name)
     if number is not None:
         return number
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[: _DIGEST_BITS // 8], "big")
 
 
-# --- which documents say something ----------------------------------------------------------------------------------
+# --- withdrawn documents --------------------------------------------------------------------------------------------
 
 
 def _withdrawn(snapshot: Snapshot) -> frozenset[str]:
-    """Names of the documents that say nothing: the exception in flight was handled by the user's code after all.
+    """Return the names of documents about an exception in flight that the user's code handled after all.
 
-    A receipt says so, or the node does by saying that its workers finished.
+    A receipt marks them, or the node's roster entry says that the node succeeded.
     """
     names = {receipt.name for entry in snapshot.roster for receipt in entry.receipts if receipt.withdrawn}
-    finished = {_life(entry.place) for entry in snapshot.roster if entry.phase is Phase.SUCCEEDED}
+    finished = {_incarnation(entry.place) for entry in snapshot.roster if entry.phase is Phase.SUCCEEDED}
     for document in snapshot.documents:
-        if document.in_flight and _life(document.place) in finished:
+        if document.in_flight and _incarnation(document.place) in finished:
             names |= _names(document)
     return frozenset(names)
 
 
 def _without(snapshot: Snapshot, withdrawn: frozenset[str]) -> Snapshot:
-    """Leave out withdrawn documents, also those that could not be read: nothing is missing with them."""
+    """Return the snapshot without withdrawn documents, readable or not."""
     return replace(
         snapshot,
         documents=tuple(document for document in snapshot.documents if withdrawn.isdisjoint(_names(document))),
@@ -165,14 +165,14 @@ def _without(snapshot: Snapshot, withdrawn: frozenset[str]) -> Snapshot:
 
 
 def _without_receipts(roster: Iterable[NodePresence], withdrawn: frozenset[str]) -> list[NodePresence]:
-    """Leave out what became of withdrawn documents: whether they are there or lost is no news."""
+    """Return the roster without the receipts of withdrawn documents."""
     return [
         replace(entry, receipts=tuple(receipt for receipt in entry.receipts if receipt.name not in withdrawn))
         for entry in roster
     ]
 
 
-def _life(place: Place) -> tuple[object, ...]:
+def _incarnation(place: Place) -> tuple[object, ...]:
     return (node_key(place.node, place.group_rank), place.round, place.incarnation)
 
 
@@ -180,14 +180,14 @@ def _names(document: WorkerError) -> set[str]:
     return {ref.name for ref in document.documents}
 
 
-# --- which documents count ------------------------------------------------------------------------------------------
+# --- rounds and incarnations ----------------------------------------------------------------------------------------
 
 
 def _judged_round(snapshot: Snapshot) -> int:
-    """The last round that has a roster entry or a document; a later roster turns a document into history."""
+    """Return the last round with a roster entry or a document."""
     rounds = [entry.place.round for entry in snapshot.roster]
     rounds += [document.place.round for document in snapshot.documents if document.writer is not Writer.STOCK]
-    # not the names of unreadable documents: a name is a hint, and must not turn what was read into history
+    # a name alone does not count: an unreadable document must not make the readable ones history
     return max(rounds, default=0)
 
 
@@ -204,19 +204,19 @@ def _newest_incarnations(snapshot: Snapshot, round_: int) -> dict[NodeKey, int]:
 
 def _is_current(document: WorkerError, round_: int, newest: dict[NodeKey, int]) -> bool:
     if document.writer is Writer.STOCK:
-        return True  # says nothing about rounds
+        return True  # Flyte's own files have no round
     place = document.place
     if place.round != round_:
         return False
     if not place.incarnation:
-        return True  # of a life that nobody numbered
+        return True  # incarnation unknown
     if place.group_rank is None:
-        lives = [life for (node, _), life in newest.items() if node == place.node]
-        return place.incarnation >= max(lives, default=0)
+        incarnations = [number for (node, _), number in newest.items() if node == place.node]
+        return place.incarnation >= max(incarnations, default=0)
     return place.incarnation >= newest.get(node_key(place.node, place.group_rank), 0)
 
 
-# --- one worker, heard twice ----------------------------------------------------------------------------------------
+# --- several documents of one process -------------------------------------------------------------------------------
 
 
 def _merged(documents: Sequence[WorkerError]) -> list[WorkerError]:
@@ -232,24 +232,30 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
     if document.subject is Subject.AGENT:
         place = document.place
         return ("agent", document.node, place.group_rank, place.round, place.incarnation)
-    # the node belongs to it: a document that claims another node's rank is not that worker's
+    # with the node: two nodes may claim the same rank
     place = document.place
-    life = (place.round, place.incarnation)
-    return ("worker", document.node, life, document.rank, place.pid if document.rank is None else None)
+    return (
+        "worker",
+        document.node,
+        place.round,
+        place.incarnation,
+        document.rank,
+        place.pid if document.rank is None else None,
+    )
 
 
 def _merge(group: Sequence[WorkerError]) -> WorkerError:
-    """One failure out of what several documents say: the worker's own word first, then what its agent saw."""
+    """Return one failure from several documents: the worker's own fields first, then those of its agent."""
     if len(group) == 1:
         (only,) = group
         return only if only.fingerprint else replace(only, fingerprint=fingerprint_of(only))
     ordered = sorted(group, key=lambda item: (_AUTHORITY[item.writer], item.in_flight, _time_order(item)))
-    own = _own_words(ordered)
-    merged = _what_was_meant(own)
+    own = _own_documents(ordered)
+    merged = _about_first_exception(own)
     earliest = min(own, key=_time_order)
     merged = replace(merged, **{name: getattr(earliest, name) for name in _CLOCK})
     for other in ordered:
-        added = _what_it_adds(merged, other)
+        added = _added_fields(merged, other)
         merged = replace(merged, **added) if added else merged
     return replace(
         merged,
@@ -259,22 +265,22 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
     )
 
 
-def _own_words(ordered: Sequence[WorkerError]) -> list[WorkerError]:
-    """What one process said about the exception that ended it: while in flight, by time, then when it had left.
+def _own_documents(ordered: Sequence[WorkerError]) -> list[WorkerError]:
+    """Return a process's own documents about its last exception: those in flight by time, then the final one.
 
-    The most credible document alone, if none was written in flight.
+    If none was written in flight, return the most credible document alone.
     """
     final = next((item for item in ordered if _is_final(item)), None)
     in_flight = sorted((item for item in ordered if item.in_flight), key=_time_order)
     process = final or next(iter(in_flight), None)
-    words = [item for item in in_flight if process is not None and _same_process(item, process)]
-    if not words:
+    early = [item for item in in_flight if process is not None and _same_process(item, process)]
+    if not early:
         return [ordered[0]]
-    return words if final is None else [*words, final]
+    return early if final is None else [*early, final]
 
 
 def _is_final(document: WorkerError) -> bool:
-    """Whether it knows how the task function ended: the worker's own word afterwards, or what torch kept of it."""
+    """Whether it was written after the task function ended, by the worker or from torch's error file."""
     return not document.in_flight and (document.writer is Writer.WORKER or document.exception is not None)
 
 
@@ -283,28 +289,28 @@ def _same_process(one: WorkerError, other: WorkerError) -> bool:
     return len(pids) == 1 or 0 in pids
 
 
-def _what_was_meant(words: Sequence[WorkerError]) -> WorkerError:
-    """The last word about the first exception: it has the most frames, and what came later is the clean-up's own."""
-    spoken = [(word, word.exception) for word in words if word.exception is not None]
-    about_it = [word for word, exception in spoken if _holds(exception, spoken[0][1])]
-    return (about_it or words)[-1]
+def _about_first_exception(documents: Sequence[WorkerError]) -> WorkerError:
+    """Return the last document about the first exception: it has the most frames."""
+    raised = [(document, document.exception) for document in documents if document.exception is not None]
+    about_it = [document for document, exception in raised if _holds(exception, raised[0][1])]
+    return (about_it or documents)[-1]
 
 
 def _holds(later: ExceptionInfo, earlier: ExceptionInfo) -> bool:
     """Whether `later` is the same exception, or was raised from it.
 
-    What was merely raised while `earlier` was on its way out, in a clean-up or by a signal, says less than it does.
+    An exception that was merely raised during the handling of `earlier`, in a clean-up or by a signal, is neither.
     """
-    meant = itertools.takewhile(lambda found: found.relation == "cause", later.causes)
-    return any((found.type, found.message) == (earlier.type, earlier.message) for found in (later, *meant))
+    causes = itertools.takewhile(lambda found: found.relation == "cause", later.causes)
+    return any((found.type, found.message) == (earlier.type, earlier.message) for found in (later, *causes))
 
 
-def _what_it_adds(merged: WorkerError, other: WorkerError) -> dict[str, Any]:
+def _added_fields(merged: WorkerError, other: WorkerError) -> dict[str, Any]:
     return {name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING}
 
 
 _CLOCK = ("timestamp_ns", "monotonic_ns", "boot_id", "upload_delay_ns")
-"""What belongs to one moment: all of it is the earliest word's."""
+"""Fields of one moment; all come from the earliest document."""
 _FILLED = (
     "exception",
     "exit_code",
@@ -319,7 +325,7 @@ _FILLED = (
     "collectives",
     "caused_by",
 )
-"""What a document may know that one which counts more does not."""
+"""Fields that a less credible document fills if they are empty."""
 _NOTHING = (None, "", (), Resources())
 _AUTHORITY = {Writer.WORKER: 0, Writer.AGENT: 1, Writer.RECORDER: 2, Writer.STOCK: 3}
 
@@ -329,10 +335,7 @@ def _in_order(failures: Iterable[WorkerError]) -> tuple[WorkerError, ...]:
 
 
 def _time_order(failure: WorkerError) -> tuple[object, ...]:
-    """By recorded time, without one last; then rank, fingerprint, node and message, which no listing order decides.
-
-    The names of its documents put those in order of which all of that is equal.
-    """
+    """Return the sort key: time (missing last), rank, fingerprint, node, message, and the documents' names."""
     missing = failure.timestamp_ns is None
     return (
         missing,
@@ -367,14 +370,14 @@ def _coverage(
     by_name: dict[str, NodeKey] = {}
     for key in sorted(joined, key=node_order):
         by_name.setdefault(key[0], key)
-    heard = {_reporter(failure, by_name): failure for failure in failures}
-    heard.pop(None, None)
-    nodes = {key[1]: key for key in (*sorted(joined | done, key=node_order), *heard) if key is not None}
+    reporters = {_reporter(failure, by_name): failure for failure in failures}
+    reporters.pop(None, None)
+    nodes = {key[1]: key for key in (*sorted(joined | done, key=node_order), *reporters) if key is not None}
     listed = {number for group in snapshot.unopened for number in group.group_ranks}
     by_name_alone = {nodes.get(number, ("", number)) for number in listed}
-    reported = set(heard) | done | by_name_alone
-    # without a roster (a copied folder) documents are all there is; a pod without firstfault says all in its one file
-    finished = done | {key for key, failure in heard.items() if not roster or failure.writer is Writer.STOCK}
+    reported = set(reporters) | done | by_name_alone
+    # without a roster (a copied folder) and for Flyte's own files, a document means that its node is done
+    finished = done | {key for key, failure in reporters.items() if not roster or failure.writer is Writer.STOCK}
     silent = sorted(joined - reported, key=node_order)
     notes = [*snapshot.notes, *_unreadable_notes(unreadable), *_foreign_notes(snapshot.foreign)]
     notes += _first_few(_receipt_notes(snapshot, roster), "more documents were lost")
@@ -396,11 +399,11 @@ def _coverage(
 
 
 def _reporter(failure: WorkerError, joined: dict[str, NodeKey]) -> NodeKey | None:
-    """The node that a document is from; None for a nameless file where the nodes are known."""
+    """Return the node of a failure; None for a file without a node's name if the roster has the nodes."""
     place = failure.place
     node = place.node or failure.worker
     if place.group_rank is None and node:
-        # without a rank of its own: the node of that name that took part, if one did
+        # no group rank: take it from the roster, by the node's name
         return joined.get(node, (node, None))
     if place.group_rank is None and joined:
         return None
@@ -417,7 +420,7 @@ def _foreign_notes(foreign: Sequence[str]) -> list[str]:
     if not foreign:
         return []
     names = ", ".join(foreign[:_MAX_NAMED])
-    return [f"{len(foreign)} files in the errors folder are no error documents and were left alone: {names}"]
+    return [f"{len(foreign)} files in the errors folder are not error documents and were ignored: {names}"]
 
 
 def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[str]:
@@ -431,7 +434,7 @@ def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[s
             if not receipt.durable:
                 notes.append(f"the document of {who} on {where} was not uploaded: {receipt.error or 'no reason given'}")
             elif receipt.name not in present and receipt.name not in snapshot.listed:
-                notes.append(f"{where} says it uploaded {receipt.name}, but it is not there")
+                notes.append(f"{where} reported the upload of {receipt.name}, but the document is missing")
     return notes
 
 
@@ -440,9 +443,7 @@ def _unopened_notes(snapshot: Snapshot, failures: Sequence[WorkerError]) -> list
     opened = sum(len(failure.documents) for failure in failures)
     notes = []
     if left:
-        notes.append(
-            f"{opened} of {opened + left} documents were opened; the names of the others say that they are alike"
-        )
+        notes.append(f"{opened} of {opened + left} documents were opened; the others are alike by their names")
     if snapshot.unopened_history:
         notes.append(f"{snapshot.unopened_history} documents of earlier rounds were not opened")
     return notes

@@ -1,7 +1,8 @@
-"""One look at an attempt: list it, then open what `firstfault.reading.selection` selects.
+"""Reads an attempt: lists its names and opens its documents.
 
-`earliest` needs no more than the first page of names and the first document. If a name contradicts its document, every
-document is opened.
+A small attempt is read completely. In a large cascade the names tell which documents have the same fault: several of
+each are opened, then those that the strategy names. `earliest` reads the first page and the first documents. If a name
+contradicts its document, every document is opened.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ _PARALLEL_GETS = 64
 
 @dataclass
 class _Opened:
-    """What was read of the documents in a table, by row."""
+    """The opened documents of a table, by row."""
 
     rows: dict[int, WorkerError | Seal | Unreadable] = field(default_factory=dict)
 
     def lies(self, table: KeyTable) -> bool:
-        """Whether a document says something else than its name."""
+        """Whether a document contradicts its name."""
         return any(
             isinstance(found, WorkerError) and not agrees(table.key(row), found) for row, found in self.rows.items()
         )
@@ -77,17 +78,17 @@ async def look(
     judge: Callable[[Snapshot], JobErrors],
     known: Mapping[str, NodePresence] | None = None,
 ) -> Snapshot:
-    """Return what the storage says about an attempt.
+    """List an attempt and return what was read of it.
 
     Args:
-        store: of the layout's root.
-        layout: what lies where.
-        wish_of: what is to be read, given the verdicts that pods have left.
-        judge: makes a job of snapshot, as the caller will.
-        known: roster entries that were read already, by name.
+        store: the store of the layout's root.
+        layout: the attempt's folders.
+        wish_of: returns what to read, given the sealed verdicts.
+        judge: assembles snapshot into a job.
+        known: roster entries that were read before, by name.
 
     Raises:
-        StoreError: it could not be listed, or the only document that was asked for not be read.
+        StoreError: the folder could not be listed, or the layout's only document could not be read.
     """
     if layout.document is not None:
         return _sorted_out([await read_document(store, layout.document, None)])
@@ -103,15 +104,15 @@ async def look(
 
 
 async def list_all(store: Store, layout: Layout) -> Listing:
-    """Return all that lies in an attempt's folders.
+    """Return the listing of an attempt's folders.
 
     Raises:
-        StoreError: it could not be listed.
+        StoreError: a folder could not be listed.
     """
     return await list_everything(store, layout, await begin(store, layout) if store.pages_in_order else None)
 
 
-async def read_listed(  # noqa: PLR0913, PLR0917 - a look's parts
+async def read_listed(  # noqa: PLR0913, PLR0917 - the parts of a read
     store: Store,
     layout: Layout,
     listing: Listing,
@@ -119,15 +120,15 @@ async def read_listed(  # noqa: PLR0913, PLR0917 - a look's parts
     judge: Callable[[Snapshot], JobErrors],
     known: dict[str, NodePresence],
 ) -> Snapshot:
-    """Return what an attempt's objects say, as far as it is wished; see `look`.
+    """Read the documents of a listing as far as the strategy wants them; see `look` for the other arguments.
 
     Args:
-        store: of the layout's root.
-        layout: what lies where.
-        listing: all that lies there.
-        wish_of: what is to be read.
-        judge: makes a job of snapshot.
-        known: roster entries that were read already, by name; those that are read now are added.
+        store: the store of the layout's root.
+        layout: the attempt's folders.
+        listing: their complete listing.
+        wish_of: returns what to read.
+        judge: assembles snapshot into a job.
+        known: roster entries that were read before, by name; new ones are added.
     """
     return await _Look(store, layout, listing, known).read(wish_of, judge)
 
@@ -136,11 +137,10 @@ async def read_listed(  # noqa: PLR0913, PLR0917 - a look's parts
 
 
 async def _first(store: Store, layout: Layout) -> tuple[Snapshot | None, Listing]:
-    """Return the earliest failure of the last round, from the first page, and what was listed.
+    """Return the earliest failure of the last round, from the first page of names, and the listing.
 
-    None where that takes more than a look: of a small attempt, of one that left other files, and where the first
-    document is not the whole answer, because its process was stopped, or the exception was still in flight, or it
-    cannot be read.
+    The findings are None if more must be read: the attempt is small or has other files, or the first document cannot be
+    read, is about a stopped process, or is about an exception in flight.
     """
     early: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
 
@@ -171,16 +171,16 @@ async def _first(store: Store, layout: Layout) -> tuple[Snapshot | None, Listing
         if found.in_flight or found.stopped_by_agent:
             return None, listing
     more = " at least" if listing.rest is not None else ""
-    said = f"only the first page of names was looked at ({len(table)} documents{more}), and {len(rows)} were opened"
+    said = f"only the first page of names was read ({len(table)} documents{more}), and {len(rows)} were opened"
     current = table.rows_of_round(table.last_round(), newest or {})
     return _sorted_out(documents, notes=(said,), unopened=unopened_by_fault(table, current, opened)), listing
 
 
-# --- everything, or as much as tells it all -------------------------------------------------------------------------
+# --- all documents, or several of each fault ------------------------------------------------------------------------
 
 
 class _Look:
-    """Reads what was listed."""
+    """Reads the documents of a listing."""
 
     def __init__(self, store: Store, layout: Layout, listing: Listing, roster: dict[str, NodePresence]) -> None:
         self._store = store
@@ -192,9 +192,9 @@ class _Look:
         self._opened = _Opened()
         self._rest: list[WorkerError | Seal | Unreadable] = []
         self._rows: list[int] = []
-        """Of the round that is judged."""
+        """Rows of the judged round."""
         self._history: list[int] = []
-        """Of earlier rounds and lives."""
+        """Rows of earlier rounds and incarnations."""
 
     async def read(self, wish_of: Callable[[Sequence[Seal]], Wish], judge: Callable[[Snapshot], JobErrors]) -> Snapshot:
         """Return the snapshot."""
@@ -230,7 +230,7 @@ class _Look:
         self._opened.rows.update(zip(new, await _each(read, new), strict=True))
 
     async def _read_groups(self, wish: Wish, judge: Callable[[Snapshot], JobErrors]) -> bool:
-        """Open some documents of each fault, then those of whoever is named; return whether the names were right."""
+        """Open some documents of each fault, then those of named ranks; return whether all names were right."""
         table = self._table
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
         round_ = max([table.last_round(), *(key.round for key in keys)])
@@ -239,7 +239,7 @@ class _Look:
         self._rows = [row for row in rows if not gone or str(table.key(row)) not in gone]
         groups = table.by_fault(self._rows)
         self._history = sorted(set(range(len(table))) - set(rows), key=table.moment)
-        # a name without a fault says nothing about what is in the document
+        # a name without a fingerprint does not tell the fault
         wanted = [*groups.pop(NO_FAULT, ()), *self._of_finished(keys)]
         wanted += some_of_each_fault(groups)
         await self._open(self._history[:OF_HISTORY])
@@ -256,12 +256,12 @@ class _Look:
         return True
 
     def _of_finished(self, keys: Iterable[RosterKey]) -> list[int]:
-        """The rows of nodes that succeeded after all: an exception that was still in flight was handled then."""
+        """Return the rows of nodes that succeeded: their exceptions in flight were handled."""
         finished = {key.group_rank for key in keys if key.phase is Phase.SUCCEEDED}
         return [row for row in self._rows if finished and self._table.group_rank(row) in finished][:MORE]
 
     def _unclear(self, groups: Mapping[str, array[int]]) -> list[int]:
-        """More rows of faults of which nothing could be read, or of which some were stopped and others were not."""
+        """Return more rows of faults of which no opened document is readable, or only some processes were stopped."""
         found = []
         for rows in groups.values():
             read = [self._opened.rows[row] for row in rows if row in self._opened.rows]
@@ -294,16 +294,16 @@ class _Look:
 
 
 async def read_document(store: Store, path: str, item: ObjectInfo | None) -> WorkerError | Seal | Unreadable:
-    """Return what a document says, or why it cannot be read.
+    """Return a decoded document, or why it cannot be read.
 
     Args:
-        store: where.
-        path: of the document, relative to the store's root.
-        item: as it was listed; None: it is the only one, and that it cannot be read is an error.
+        store: the store of the layout's root.
+        path: the document's path, relative to the store's root.
+        item: its entry in a listing; None for a single document, for which errors are raised.
 
     Raises:
-        StoreError: the only document is not there, or could not be read.
-        BadDocumentError: the only document is none.
+        StoreError: the single document is missing, or could not be read.
+        BadDocumentError: the single document is not valid.
     """
     name = path.rsplit("/", 1)[-1]
     if item is not None and item.size > MAX_DOCUMENT_BYTES:
@@ -323,13 +323,13 @@ async def read_document(store: Store, path: str, item: ObjectInfo | None) -> Wor
 
 
 def _too_large(name: str, size: int) -> Unreadable:
-    return Unreadable(name, f"{size} bytes, more than the {MAX_DOCUMENT_BYTES} that a document may have")
+    return Unreadable(name, f"{size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
 
 
 async def read_roster(
     store: Store, folder: str, names: Sequence[ObjectInfo]
 ) -> tuple[dict[str, NodePresence], list[Unreadable]]:
-    """Return entries by name; of one that cannot be read, what its name says, so that it still counts for its round."""
+    """Return the entries by name, and the unreadable ones; those have an entry with the fields of their names."""
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
         if item.size > MAX_DOCUMENT_BYTES:
@@ -351,7 +351,7 @@ async def read_roster(
 
 
 async def _each(call: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:
-    """Return what `call` returns for each item, in their order; bounded in how many are on their way."""
+    """Return the results of `call` for all items, in their order; at most 64 calls run at a time."""
     wanted = list(items)
     results: dict[int, R] = {}
     left = iter(enumerate(wanted))

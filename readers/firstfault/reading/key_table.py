@@ -1,7 +1,4 @@
-"""What a listing tells before anything is opened: the names of error documents as a table, and its groups of faults.
-
-A name is a hint. What a table says decides which documents are opened, never what became of a job.
-"""
+"""The names of error documents as a table, grouped by fault. It decides which documents are opened, not the verdict."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ _HEX = 16
 
 
 class KeyTable:
-    """The names of error documents in columns: about 65 bytes each, however long the name.
+    """The fields of error documents' names in columns, about 65 bytes per document.
 
-    A row is a document's place in the table; rows come in the order in which they were added.
+    A row is a document's index in the table, in the order of `add`.
     """
 
     def __init__(self) -> None:
@@ -38,13 +35,13 @@ class KeyTable:
         self._size = array("q")
         self._modified = array("q")
         self._uuid = bytearray()
-        self._known: set[bytes] = set()
+        self._index: set[bytes] = set()
 
     def __len__(self) -> int:
         return len(self._round)
 
     def add(self, key: ErrorKey, item: ObjectInfo) -> None:
-        """Add a document by its name and its place in a listing."""
+        """Add a document: the fields of its name, and its entry in a listing."""
         self._round.append(key.round)
         self._time.append(_NO_TIME if key.timestamp_ns is None else key.timestamp_ns)
         self._rank.append(_NONE if key.rank is None else key.rank)
@@ -56,7 +53,7 @@ class KeyTable:
         self._uuid += bytes.fromhex(key.uuid)
 
     def key(self, row: int) -> ErrorKey:
-        """Return what the document's name says."""
+        """Return the fields of the document's name."""
         fingerprint = self._fingerprint[row]
         return ErrorKey(
             round=self._round[row],
@@ -73,33 +70,33 @@ class KeyTable:
         return int.from_bytes(self._uuid[row * _UUID_BYTES : (row + 1) * _UUID_BYTES], "big")
 
     def item(self, row: int) -> ObjectInfo:
-        """Return the document as it was listed."""
+        """Return the document's entry in the listing."""
         return ObjectInfo(str(self.key(row)), self._size[row], _or_none(self._modified[row]))
 
     def rank(self, row: int) -> int | None:
-        """Return the rank that the name says."""
+        """Return the rank in the name."""
         return _or_none(self._rank[row])
 
     def group_rank(self, row: int) -> int | None:
-        """Return the node's rank that the name says."""
+        """Return the group rank in the name."""
         return _or_none(self._group[row])
 
     def moment(self, row: int) -> int:
-        """Return what orders rows by time, those without one last."""
+        """Return the sort key by time, in nanoseconds; rows without a time come last."""
         return self._time[row]
 
     def __contains__(self, name: object) -> bool:
-        """Whether a document of this name was listed; the first question is the dear one."""
+        """Whether a document of this name was listed. The first membership test builds the index."""
         number = unique_number(name) if isinstance(name, str) else None
         if number is None:
             return False
-        if len(self._known) != len(self):
+        if len(self._index) != len(self):
             ids = bytes(self._uuid)
-            self._known = {ids[at : at + _UUID_BYTES] for at in range(0, len(ids), _UUID_BYTES)}
-        return number.to_bytes(_UUID_BYTES, "big") in self._known
+            self._index = {ids[at : at + _UUID_BYTES] for at in range(0, len(ids), _UUID_BYTES)}
+        return number.to_bytes(_UUID_BYTES, "big") in self._index
 
     def last_round(self) -> int:
-        """Return the highest round of any name, -1 of an empty table."""
+        """Return the highest round; -1 for an empty table."""
         return max(self._round, default=_NONE)
 
     def rows_of_round(self, number: int, newest: Mapping[int | None, int]) -> list[int]:
@@ -107,29 +104,29 @@ class KeyTable:
 
         Args:
             number: the round.
-            newest: the incarnation of each node, by its rank, as far as the roster knows it.
+            newest: the incarnations in the roster, by group rank.
         """
         rows = [row for row, found in enumerate(self._round) if found == number]
-        lives = dict(newest)
+        incarnations = dict(newest)
         for row in rows:
             node = _or_none(self._group[row])
-            lives[node] = max(lives.get(node, 0), self._incarnation[row])
-        return [row for row in rows if self._is_newest(row, lives)]
+            incarnations[node] = max(incarnations.get(node, 0), self._incarnation[row])
+        return [row for row in rows if self._is_newest(row, incarnations)]
 
-    def _is_newest(self, row: int, lives: Mapping[int | None, int]) -> bool:
+    def _is_newest(self, row: int, incarnations: Mapping[int | None, int]) -> bool:
         node, incarnation = _or_none(self._group[row]), self._incarnation[row]
-        # a name without a node's rank says too little, and one without an incarnation is of a life nobody numbered
-        return node is None or not incarnation or incarnation >= lives[node]
+        # without a group rank or an incarnation, treat it as the newest
+        return node is None or not incarnation or incarnation >= incarnations[node]
 
     def by_fault(self, rows: Iterable[int]) -> dict[str, array[int]]:
-        """Return rows by the fingerprint of their names, each group in the order of time."""
+        """Return rows by the fingerprint in their names, each group sorted by time."""
         groups: dict[int, array[int]] = {}
         for row in sorted(rows, key=self.moment):
             groups.setdefault(self._fingerprint[row], array("q")).append(row)
         return {f"{fingerprint:012x}": found for fingerprint, found in groups.items()}
 
     def of_processes(self, rows: Sequence[int], among: Iterable[int]) -> Iterator[int]:
-        """Yield the rows `among` which are about the same processes as `rows`: a worker's word and its agent's."""
+        """Yield the rows in `among` about the same processes as `rows`: documents of the worker and of its agent."""
         wanted = {self._process(row) for row in rows if self._rank[row] != _NONE}
         return (row for row in among if self._process(row) in wanted)
 

@@ -1,4 +1,4 @@
-"""What lies in an attempt's folders, listed in as few requests as its storage allows."""
+"""Lists an attempt's folders in as few requests as the storage allows."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ if TYPE_CHECKING:
 __all__ = ["Listing", "begin", "list_everything"]
 
 _STOCK = "error"
-"""Every file of Flyte's own sorts behind this, and before our folders."""
+"""Flyte's own files sort behind this name, and before our folders."""
 _BEFORE_NAMES = "!"
-"""Sorts before every name but those that begin with a space; a bare slash at the end is not understood everywhere."""
+"""Sorts before every name that does not begin with a space. Some storages do not accept a trailing slash instead."""
 _AFTER_KEYS = "e1-:"
-"""Sorts behind every key of grammar 1, and before whatever else begins as one."""
+"""Sorts behind every key of grammar 1, and before other names with the same beginning."""
 
 
 @dataclass
 class Listing:
-    """What was listed of one attempt."""
+    """The listing of one attempt."""
 
     table: KeyTable = field(default_factory=KeyTable)
-    """The error documents whose names are keys."""
+    """Error documents whose names match the grammar."""
     others: list[ObjectInfo] = field(default_factory=list)
-    """Documents with other names: they say nothing, so each has to be opened."""
+    """Documents with other names, which all have to be opened."""
     foreign: list[str] = field(default_factory=list)
-    """Names of files that are no documents."""
+    """Names of files that are not documents."""
     stock: list[ObjectInfo] = field(default_factory=list)
     """Flyte's own error files."""
     roster: list[ObjectInfo] = field(default_factory=list)
     in_order: bool = True
-    """Whether the storage has sent names in order, as far as was seen."""
+    """Whether all pages so far were sorted by name."""
     rest: str | None = None
-    """Behind which name there is more to list of what comes before the end of the keys; None: there is nothing."""
-    rest_behind: str | None = None
-    """The same of what comes after them."""
+    """The name behind which to continue the listing up to the end of the keys; None: it is complete."""
+    rest_after_keys: str | None = None
+    """The same for the listing behind the keys."""
 
     def mark(self) -> tuple[object, ...]:
-        """Return something that is another one as soon as something has been added, removed or written anew."""
+        """Return a value that changes when an object is added, removed or overwritten."""
         rest = [(item.name, item.size, item.last_modified_ns) for item in (*self.others, *self.stock, *self.roster)]
         return (len(self.table), sum(map(self.table.number, range(len(self.table)))), tuple(sorted(rest, key=repr)))
 
     def add(self, objects: Iterable[ObjectInfo], layout: Layout) -> None:
-        """Sort objects with names relative to the layout's root into their places."""
+        """Add objects, whose names are relative to the layout's root."""
         for item in objects:
             folder, _, name = item.name.rpartition("/")
             if layout.errors is not None and folder == layout.errors:
@@ -81,16 +81,16 @@ def _named(item: ObjectInfo, name: str) -> ObjectInfo:
 async def begin(
     store: Store, layout: Layout, eager: Callable[[ObjectInfo], None] = lambda _: None, small: int = 0
 ) -> Listing:
-    """List the first page of what comes before the end of the keys, and of what comes after: two requests at once.
+    """List two first pages at once: from the start of the documents, and from the end of the keys.
 
-    The last round's earliest failures are in the one, and its roster is in the other. If the storage has not sent them
-    in order, `Listing.in_order` says so, and nothing else in it is to be used.
+    The first has the last round's earliest failures, the second its roster. If `Listing.in_order` is False, the rest of
+    the listing must not be used.
 
     Args:
-        store: of the layout's root.
-        layout: what lies where.
-        eager: called with the first document by name, as soon as it is known.
-        small: not if there are no more objects than so many.
+        store: the store of the layout's root.
+        layout: the attempt's folders.
+        eager: called with the first document by name, as soon as it is listed.
+        small: `eager` is not called if the page has at most this number of objects.
     """
     listing = Listing()
     start = _STOCK if layout.stock is not None else f"{layout.errors}/{_BEFORE_NAMES}"
@@ -105,17 +105,17 @@ async def begin(
         listing.in_order &= page.in_order
         listing.rest = _take(listing, page, layout, end)
 
-    async def what_follows() -> None:
+    async def after_keys() -> None:
         page = await store.page(after=end)
         listing.in_order &= page.in_order
-        listing.rest_behind = _take(listing, page, layout, None)
+        listing.rest_after_keys = _take(listing, page, layout, None)
 
-    await gathered(documents(), what_follows())
+    await gathered(documents(), after_keys())
     return listing
 
 
 async def list_everything(store: Store, layout: Layout, begun: Listing | None = None) -> Listing:
-    """Return all that lies in the attempt's folders, on from where `begin` stopped."""
+    """Return the complete listing of an attempt's folders; continues one of `begin`."""
     if begun is not None and begun.in_order:
         await gathered(_before(store, layout, begun), _behind(store, layout, begun))
         if begun.in_order:
@@ -143,15 +143,15 @@ def _last(page: Page) -> str:
 
 
 def _take(listing: Listing, page: Page, layout: Layout, end: str | None) -> str | None:
-    """Sort a page in, as far as the name `end`; return behind which name to go on, None if there is no need."""
+    """Add a page up to the name `end`; return the name behind which to continue, None if there is no need."""
     listing.add((item for item in page.objects if end is None or item.name <= end), layout)
     last = _last(page)
     if not page.more or (end is not None and last > end):
         return None
     if end is None:
-        # whatever lies behind the roster is none of ours
+        # nothing behind the roster is ours
         return max(last, f"{layout.roster}/{_BEFORE_NAMES}") if last < f"{layout.roster}0" else None
-    # other folders beside the outputs may be large: from the end of Flyte's own files straight to the documents
+    # skip other folders, which may be large, from the end of Flyte's own files to the documents
     return last if last.startswith(_STOCK) else max(last, f"{layout.errors}/{_BEFORE_NAMES}")
 
 
@@ -163,7 +163,7 @@ async def _before(store: Store, layout: Layout, listing: Listing) -> None:
 
 
 async def _behind(store: Store, layout: Layout, listing: Listing) -> None:
-    while listing.rest_behind is not None and listing.in_order:
-        page = await store.page(after=listing.rest_behind)
+    while listing.rest_after_keys is not None and listing.in_order:
+        page = await store.page(after=listing.rest_after_keys)
         listing.in_order = page.in_order
-        listing.rest_behind = _take(listing, page, layout, None)
+        listing.rest_after_keys = _take(listing, page, layout, None)

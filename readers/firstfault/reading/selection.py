@@ -180,5 +180,5 @@ def ranks_named(wish: Wish, job: JobErrors) -> set[int]:
     try:
         return set(wish.named(job))
     except Exception as error:  # noqa: BLE001 - as above
-        logger.warning("a strategy could not say whose documents it wants (%s: %s)", type(error).__name__, error)
+        logger.warning("the strategy failed to name the documents that it wants (%s: %s)", type(error).__name__, error)
         return set()

@@ -1,8 +1,7 @@
-"""The node's recorder: a small process that uploads what the workers and the agent of one node have to say.
+"""The node's recorder: a process that uploads the documents of one node's workers and agent.
 
-It holds an open client of the storage, so that nothing is imported and nothing heavy runs in a process that is dying;
-and it outlives its agent, so that somebody notices when that is killed. Names are loaded when first used: a dying
-worker pays for the client alone.
+Its open storage client spares a dying worker slow imports, and it outlives the agent to report the agent's death.
+Imports `layout`, `model`, `store` and `wire`. Each name is imported on first use: a worker needs the client alone.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - paid by whoever asks for a name
+    import importlib  # noqa: PLC0415 - as above
 
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value

@@ -6,10 +6,10 @@ from firstfault.recorder.signal_mask import ignore
 
 ignore()
 if not getattr(sys.flags, "safe_path", False):
-    # -m puts the working directory first, and a training's types.py or queue.py would stand before Python's own
+    # -m puts the working directory first, where a training's types.py or queue.py would shadow the standard library's
     sys.path.append(sys.path.pop(0))
 
-from pathlib import Path  # noqa: E402 - the signals come first
+from pathlib import Path  # noqa: E402 - ignore signals first
 
 from firstfault.recorder.folder import NodeFolder  # noqa: E402
 from firstfault.recorder.server import serve  # noqa: E402

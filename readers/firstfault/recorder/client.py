@@ -1,4 +1,4 @@
-"""Talking to the node's recorder: one connection, one line of JSON each way. Imports nothing that costs."""
+"""The client of the node's recorder: one connection and one line of JSON each way. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["NodeFolder", "Recorder"]
 
 _CHUNK_BYTES = 64 * 1024
-_FULL_S = 0.01
-"""Between two tries to connect while the recorder's queue of connections is full, seconds."""
-_LEAST_S = 0.001
-"""The least time a system call may take, seconds: a socket takes zero for "do not wait at all"."""
+_BACKLOG_FULL_S = 0.01
+"""Pause before the next attempt to connect while the recorder's backlog is full, seconds."""
+_SHORTEST_TIMEOUT_S = 0.001
+"""Shortest timeout of a socket, seconds: zero would make it non-blocking."""
 
 
 class Recorder:
-    """A client of the recorder that listens in `folder`. Holds nothing open, so it may be forked and pickled."""
+    """A client of the recorder that listens in `folder`. It keeps nothing open, so it may be forked and pickled."""
 
     def __init__(self, folder: NodeFolder) -> None:
         self._folder = folder
@@ -38,20 +38,19 @@ class Recorder:
         fault_monotonic_ns: int | None = None,
         rank: int | None = None,
     ) -> Receipt:
-        """Have a file uploaded, waiting at most `deadline_seconds`, and return what became of it.
+        """Ask the recorder to upload a file; wait at most `deadline_seconds` and return the receipt.
 
-        The recorder goes on trying when the deadline has passed. If the file lies in a spool, it notes the outcome
-        there.
+        The recorder continues after the deadline. If the file is in a spool, it writes the receipt there.
 
         Args:
-            path: where to, relative to the output prefix.
-            file: what to upload.
+            path: the object's path, relative to the output prefix.
+            file: the file to upload.
             deadline_seconds: counted from now.
-            fault_monotonic_ns: CLOCK_MONOTONIC at the fault, from which the receipt counts.
+            fault_monotonic_ns: CLOCK_MONOTONIC at the fault; `Receipt.fault_to_durable_ns` counts from it.
             rank: the worker's global rank, for the receipt.
 
         Raises:
-            RecorderUnavailableError: there is no recorder, or it ended without an answer.
+            RecorderUnavailableError: no recorder is running, or it ended without an answer.
         """
         name = path.rsplit("/", 1)[-1]
         request = {
@@ -69,66 +68,66 @@ class Recorder:
         return Receipt(name, answer["durable"], answer["fault_to_durable_ns"], answer["error"], rank)
 
     def resources(self, timeout_seconds: float = 1.0) -> dict[str, int | None]:
-        """Return what the recorder saw of the container's memory; see `firstfault.recorder.memory.MemoryWatch.report`.
+        """Return the container's memory figures; see `firstfault.recorder.memory.MemoryWatch.report`.
 
         Raises:
-            RecorderUnavailableError: there is no recorder, or it did not answer within `timeout_seconds`.
+            RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.
         """
         try:
             return self._ask({"op": "resources"}, timeout_seconds)
         except TimeoutError as error:
-            raise self._silent(timeout_seconds) from error
+            raise self._no_answer(timeout_seconds) from error
 
     def roster(self, timeout_seconds: float = 10.0) -> list[str]:
         """Return the names of all roster entries in the storage.
 
         Raises:
-            RecorderUnavailableError: there is no recorder, or it did not answer within `timeout_seconds`.
+            RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.
             StoreError: the storage could not be listed.
         """
         try:
             answer = self._ask({"op": "roster"}, timeout_seconds)
         except TimeoutError as error:
-            raise self._silent(timeout_seconds) from error
+            raise self._no_answer(timeout_seconds) from error
         if answer["error"]:
             raise StoreError(answer["error"])
         names: list[str] = answer["names"]
         return names
 
     def end(self, timeout_seconds: float = 2.0) -> None:
-        """Have the recorder finish what it has in hand and go; return when it does, or after `timeout_seconds`.
+        """Ask the recorder to finish its uploads and exit; return when it does, or after `timeout_seconds`.
 
         Raises:
-            RecorderUnavailableError: there is no recorder.
+            RecorderUnavailableError: no recorder is running.
         """
         try:
             self._ask({"op": "end", "seconds": timeout_seconds}, timeout_seconds)
         except TimeoutError:
             return
 
-    def _silent(self, seconds: float) -> RecorderUnavailableError:
+    def _no_answer(self, seconds: float) -> RecorderUnavailableError:
         return RecorderUnavailableError(f"the recorder in {self._folder.path} did not answer within {seconds:.1f} s")
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the recorder's answer.
 
         Raises:
-            RecorderUnavailableError: nobody listens, or the connection ended without an answer.
-            TimeoutError: the answer did not come in time.
+            RecorderUnavailableError: no recorder is running, or it ended without an answer.
+            TimeoutError: no answer within `seconds`.
         """
         deadline = time.monotonic() + seconds
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 _connect(connection, str(self._folder.socket), deadline)
                 connection.settimeout(_left(deadline))
-                # the process that asks may be anybody's, with SIGPIPE set to end it
+                # SIGPIPE would end a worker that has set it to its default action
                 connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
                 line = _receive(connection, deadline)
         except TimeoutError:
             raise
         except OSError as error:
             raise RecorderUnavailableError(
-                f"nobody records in {self._folder.path} ({error}); the recorder has ended, or was never started"
+                f"no recorder is running in {self._folder.path} ({error}); it has ended, or was never started"
             ) from error
         if not line.endswith(b"\n"):
             raise RecorderUnavailableError(f"the recorder in {self._folder.path} ended without an answer")
@@ -142,16 +141,16 @@ def _connect(connection: socket.socket, address: str, deadline: float) -> None:
         try:
             connection.connect(address)
         except BlockingIOError:
-            # what Linux answers at once, instead of waiting, while the queue is full
+            # Linux returns EAGAIN at once while the backlog is full
             if time.monotonic() >= deadline:
                 raise TimeoutError from None
-            time.sleep(_FULL_S)
+            time.sleep(_BACKLOG_FULL_S)
         else:
             return
 
 
 def _receive(connection: socket.socket, deadline: float) -> bytes:
-    """Return one line, or as much of it as came before the connection ended."""
+    """Return one line, or its beginning if the connection ends early."""
     line = b""
     while not line.endswith(b"\n"):
         connection.settimeout(_left(deadline))
@@ -163,4 +162,4 @@ def _receive(connection: socket.socket, deadline: float) -> bytes:
 
 
 def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), _LEAST_S)
+    return max(deadline - time.monotonic(), _SHORTEST_TIMEOUT_S)

@@ -18,44 +18,44 @@ __all__ = ["DOCUMENT", "PRESENCE", "SOCKET", "NodeFolder", "Settings"]
 SOCKET = "recorder.sock"
 _LAST_WORDS = "last-words"
 DOCUMENT = "document.pb"
-"""Among the last words: what to say about the agent's death, an error document without its time."""
+"""In `NodeFolder.last_words`: the error document about the agent's death, without a time."""
 PRESENCE = "presence.pb"
-"""Among the last words: the agent's last roster entry, phase failed, without receipts and time."""
+"""In `NodeFolder.last_words`: the agent's last roster entry (phase failed), without receipts and time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a recorder is started with."""
+    """The settings of a recorder."""
 
     output_prefix: str
-    """URI below which everything is uploaded."""
+    """URI below which the recorder uploads."""
     deadline_seconds: float
-    """For each document of an agent that died."""
+    """Longest upload of each document after the agent's death, seconds."""
     agent_pid: int
-    """The process that started it, and with which it ends."""
+    """The process that started the recorder; the recorder ends with it."""
     listener: int
     """Descriptor of the listening socket, inherited from the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFolder:
-    """The node's folder and what lies in it."""
+    """The node's folder: the socket, the settings and the spools."""
 
     path: Path
 
     @property
     def socket(self) -> Path:
-        """Where the recorder listens."""
+        """The socket on which the recorder listens."""
         return self.path / SOCKET
 
     @property
     def settings(self) -> Path:
-        """What the recorder was started with, as JSON."""
+        """The file of the recorder's settings (JSON)."""
         return self.path / "settings.json"
 
     @property
     def last_words(self) -> Spool:
-        """What is to be said when the agent dies: `DOCUMENT` and `PRESENCE`, written at the start of each round."""
+        """`DOCUMENT` and `PRESENCE`: written at the start of each round, uploaded if the agent dies."""
         return self.spool(_LAST_WORDS)
 
     def spool(self, name: str) -> Spool:
@@ -63,7 +63,7 @@ class NodeFolder:
         return Spool(self._spools / name)
 
     def spools(self) -> list[Spool]:
-        """Return every spool in which there may be documents, by name; the last words are none."""
+        """Return the spools of all processes, by name, without `last_words`."""
         names = sorted(path.name for path in self._spools.iterdir()) if self._spools.is_dir() else []
         return [self.spool(name) for name in names if name != _LAST_WORDS]
 
@@ -72,25 +72,25 @@ class NodeFolder:
         return self.path / "spool"
 
     def set_up(self, settings: Settings) -> None:
-        """Make what lies in the folder, and leave the settings for the recorder.
+        """Create the folder's contents and write the recorder's settings.
 
         Raises:
-            OSError: they could not be written.
+            OSError: a file could not be written.
         """
         self._spools.mkdir()
         self.settings.write_text(json.dumps(asdict(settings)), encoding="utf-8")
 
     def read_settings(self) -> Settings:
-        """Return what the recorder was started with.
+        """Return the recorder's settings.
 
         Raises:
-            OSError: they could not be read.
+            OSError: the file could not be read.
         """
         return Settings(**json.loads(self.settings.read_text(encoding="utf-8")))
 
     def remove(self) -> None:
-        """Remove the folder and all that is in it; whoever is about to write finds no folder, and makes none."""
-        # under another name first: a file that is added while the rest is removed would keep the folder
+        """Remove the folder and its contents. Late writers find no folder, and do not recreate it."""
+        # rename first: a file that is added during the removal would keep the folder
         gone = self.path.with_name(f"{self.path.name}.gone")
         with contextlib.suppress(OSError):
             self.path.rename(gone)

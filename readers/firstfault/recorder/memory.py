@@ -1,4 +1,4 @@
-"""The container's memory against its limit, as the kernel's control groups tell it."""
+"""The container's memory and its limit, from the kernel's control groups."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 __all__ = ["MemoryWatch"]
 
 _NO_LIMIT_BYTES = 2**60
-"""A limit from here on is none; version 1 says the largest number of whole pages there is."""
+"""A larger limit means no limit: version 1 writes the largest number of whole pages for that."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What one version of control groups calls its files. Each holds a number, `oom` lines of name and number."""
+    """File names of one version of control groups. Each file has one number; `oom` has lines of a name and a number."""
 
     used: str
     peak: str
@@ -35,7 +35,7 @@ class _Group:
     files: _Files
 
     def limited(self) -> Path:
-        """Return the nearest group from here upwards that has a limit; this one if there is none."""
+        """Return the folder of the nearest group upwards that has a limit; of this group if none has."""
         folder = self.folder
         while _bytes(folder / self.files.limit) is None:
             if folder == self.mount:
@@ -47,11 +47,11 @@ class _Group:
 class MemoryWatch:
     """Watches the memory of the control group that this process is in, version 1 or 2. Never raises.
 
-    Usage, peak and limit are those of the nearest group that has a limit; kills are counted where this process is.
-    Usage counts what the kernel would give up before it kills (page cache), so one near the limit is no proof.
+    Usage, peak and limit are those of the nearest group that has a limit; kills are those of this process's group.
+    Usage includes page cache, which the kernel frees before it kills, so usage near the limit proves nothing.
 
     Args:
-        root: where ``/proc`` and the mounts are, for tests.
+        root: folder of ``/proc`` and the mounts, for tests.
     """
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -64,19 +64,19 @@ class MemoryWatch:
         self.sample()
 
     def sample(self) -> None:
-        """Look at the memory in use, and keep the highest figure with its time."""
+        """Read the memory in use, and keep the highest value with its time."""
         used = self._number("used")
         self._used = used
         if used is not None and (self._watermark is None or used > self._watermark):
             self._watermark, self._watermark_ns = used, time.time_ns()
 
     def report(self) -> dict[str, int | None]:
-        """Return what is known now; None stands for what could not be read.
+        """Return the current figures; None for one that could not be read.
 
-        ``oom_kill``: processes of this group that the kernel killed for memory since this watch began.
-        ``memory_used_bytes``, ``memory_limit_bytes``: now; a limit of None is none.
-        ``memory_peak_bytes``: the kernel's own figure, else the highest that a sample has seen.
-        ``watermark_ns``: when a sample saw its highest, nanoseconds since the Unix epoch.
+        ``oom_kill``: processes of this group that the kernel's OOM killer has killed since this watch began.
+        ``memory_used_bytes``, ``memory_limit_bytes``: now; a limit of None means no limit.
+        ``memory_peak_bytes``: the kernel's peak, else the highest sample.
+        ``watermark_ns``: time of the highest sample, nanoseconds since the Unix epoch.
         """
         self.sample()
         kills = self._kills()
@@ -105,7 +105,7 @@ class MemoryWatch:
 
 
 def _own_group(root: Path) -> _Group | None:
-    """Return the group that accounts for this process's memory: of version 1 if that has memory, else of version 2."""
+    """Return this process's group: of version 1 if that has a memory controller, else of version 2."""
     groups = [line.split(":", 2)[1:] for line in _text(root / "proc/self/cgroup").splitlines()]
     paths = {name: group[1] for group in groups if len(group) > 1 for name in group[0].split(",")}
     path = paths.get("memory", paths.get(""))
@@ -128,7 +128,7 @@ def _mounts(root: Path, *, version_1: bool) -> list[tuple[str, Path]]:
 
 
 def _within(mount_root: str, mount: Path, path: str) -> Path:
-    """Return the group's folder. In a container it is the mount point itself, whatever the path from outside says."""
+    """Return the group's folder. In a container it is the mount point itself, also if `path` is a path of the host."""
     prefix = mount_root.rstrip("/")
     inside = path[len(prefix) :].strip("/") if f"{path}/".startswith(f"{prefix}/") else ""
     folder = mount / inside
@@ -136,7 +136,7 @@ def _within(mount_root: str, mount: Path, path: str) -> Path:
 
 
 def _bytes(path: Path) -> int | None:
-    """Return the number in a file; None if there is none, or one that means "no limit"."""
+    """Return the number in a file; None if there is none, or if it means no limit."""
     text = _text(path).strip()
     return int(text) if text.isdigit() and int(text) < _NO_LIMIT_BYTES else None
 

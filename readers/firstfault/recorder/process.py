@@ -1,4 +1,4 @@
-"""Starting a node's recorder, and ending it."""
+"""Starts and ends the node's recorder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from firstfault.errors import RecorderUnavailableError, UsageError
 from firstfault.recorder.client import Recorder
 from firstfault.recorder.folder import SOCKET, NodeFolder, Settings
-from firstfault.recorder.signal_mask import held_back
+from firstfault.recorder.signal_mask import blocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,14 +24,14 @@ __all__ = ["RecorderProcess", "start_recorder"]
 
 _PREFIX = "firstfault-"
 _MKDTEMP_CHARACTERS = 8
-"""What `tempfile.mkdtemp` appends to a prefix."""
+"""Length of what `tempfile.mkdtemp` appends to a prefix."""
 _MAX_SOCKET_PATH_BYTES = 107
-"""sun_path of unix(7), without its end."""
+"""Size of sun_path in unix(7), without the final NUL."""
 _SHORT_FOLDER = "/tmp"  # noqa: S108 - only as the parent of a folder by mkdtemp, where TMPDIR cannot be used
 _BACKLOG = 1024
-"""Connections that may wait for the recorder to come up: more than a node has processes."""
+"""Connections that may wait while the recorder starts: more than a node has processes."""
 _KILLED_S = 1.0
-"""How long a killed process may take to be gone, seconds; one that hangs in the kernel takes longer."""
+"""How long to wait for a killed process, seconds; one that hangs in the kernel takes longer."""
 
 
 def start_recorder(
@@ -41,19 +41,19 @@ def start_recorder(
     parent: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> RecorderProcess:
-    """Start the recorder of this node and return at once: whoever connects waits until it is up.
+    """Start the recorder of this node and return at once; clients that connect wait until it is ready.
 
-    It is in this process's group and session, ignores the signals that end a pod, and ends with this process.
+    It is in this process's group and session, ignores the signals that terminate a pod, and ends with this process.
 
     Args:
         output_prefix: URI below which it uploads.
-        deadline_seconds: for each document that it uploads when this process has died.
-        parent: folder in which to make its folder; None: where temporary files go.
-        environment: all of its environment variables; None: this process's.
+        deadline_seconds: longest upload of each document after this process has died.
+        parent: where to make its folder; None: the folder of temporary files.
+        environment: its environment variables; None: those of this process.
 
     Raises:
-        UsageError: `parent` is too long for a socket in it.
-        OSError: the folder could not be made, or the process not be started.
+        UsageError: `parent` is too long for the path of a socket.
+        OSError: the folder could not be made, or the process could not be started.
     """
     folder = NodeFolder(_make_folder(parent))
     try:
@@ -67,7 +67,7 @@ def start_recorder(
 
 
 class RecorderProcess:
-    """A recorder that this process has started."""
+    """The recorder that this process has started."""
 
     def __init__(self, folder: NodeFolder, process: subprocess.Popen[bytes]) -> None:
         self._folder = folder
@@ -75,23 +75,22 @@ class RecorderProcess:
 
     @property
     def folder(self) -> NodeFolder:
-        """The folder in which it listens; gone when it has ended."""
+        """The node's folder; removed when the recorder has ended."""
         return self._folder
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The recorder's process id."""
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the recorder is running."""
         return self._process.poll() is None
 
     def end(self, timeout_seconds: float = 2.0) -> None:
-        """Let it finish what it has in hand, and leave neither process nor folder, whatever happens.
+        """Let the recorder finish its uploads, kill it after `timeout_seconds`, and remove the folder.
 
-        Args:
-            timeout_seconds: after which it is killed. A second call does nothing.
+        A second call does nothing.
         """
         deadline = time.monotonic() + timeout_seconds
         if self.alive():
@@ -107,10 +106,10 @@ class RecorderProcess:
 
 
 def _make_folder(parent: str | None) -> Path:
-    """Return a new folder that only this user may enter, with a path that is short enough for a socket in it."""
+    """Return a new folder that only this user may enter, with a path short enough for a socket."""
     if parent is not None and not _short_enough(parent):
         raise UsageError(
-            f"{parent!r} is too long: a socket in it may have a path of {_MAX_SOCKET_PATH_BYTES} bytes; "
+            f"the path {parent!r} is too long: a socket's path may have {_MAX_SOCKET_PATH_BYTES} bytes; "
             "give the recorder a folder with a shorter path"
         )
     where = parent or tempfile.gettempdir()
@@ -124,7 +123,7 @@ def _short_enough(parent: str) -> bool:
 
 @contextlib.contextmanager
 def _listening(path: Path) -> Iterator[socket.socket]:
-    """Listen before the process that will accept exists, so that nobody comes too early."""
+    """Listen before the recorder's process exists, so that early clients can connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))
         listener.listen(_BACKLOG)
@@ -133,7 +132,7 @@ def _listening(path: Path) -> Iterator[socket.socket]:
 
 def _start(folder: NodeFolder, listener: int, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "firstfault.recorder", str(folder.path)]
-    with held_back():
+    with blocked():
         return subprocess.Popen(  # noqa: S603 - our own module
             command, stdin=subprocess.DEVNULL, close_fds=True, pass_fds=(listener,), env=environment
         )

@@ -1,4 +1,4 @@
-"""The recorder itself: listens, uploads, watches memory and its agent, and cleans up behind both."""
+"""The recorder's process: answers requests, uploads, samples the memory, and reports the agent's death."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.layout.paths import ROSTER
-from firstfault.recorder.last_words import LastWords, speak_for_agent
+from firstfault.recorder.agent_death import DeadAgent, report_agent_death
 from firstfault.recorder.memory import MemoryWatch
 from firstfault.recorder.spool import Spool
-from firstfault.recorder.uploads import Uploads, say
+from firstfault.recorder.uploads import Uploads, log_line
 from firstfault.recorder.watch import agent_gone
 
 if TYPE_CHECKING:
@@ -25,98 +25,98 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 _SAMPLE_S = 0.5
-"""Between two looks at the memory, and at whether the folder is still there, seconds."""
+"""Interval of memory samples and of checks that the folder exists, seconds."""
 _IDLE_S = 30.0
-"""How long after its start the recorder loads what it needs for an agent's death, seconds: not while a job starts, and
-not at all for one that is over by then. An agent that dies earlier is spoken for a third of a second later."""
+"""Seconds after its start at which the recorder imports what an agent's death needs. Earlier would slow down the start
+of the job, and short jobs need none of it; if an agent dies before, the import delays its document by 0.3 s."""
 _END_S = 2.0
-"""The longest wait for uploads in hand when the job ends, seconds."""
+"""Longest wait for uploads in progress when the job ends, seconds."""
 _END_SHARE = 0.8
-"""Of the time that whoever ends the recorder allows: the rest is for the answer and for going."""
-_LAST_CALL_S = 0.3
-"""How long nobody must have asked before the recorder of a dead agent goes, seconds: its workers may be dying too."""
+"""Share of a client's timeout for uploads in progress; the rest is for the answer and the exit."""
+_QUIET_S = 0.3
+"""Seconds without a request after which the recorder of a dead agent exits: its workers may still report."""
 _TICK_S = 0.02
 
 
 def serve(folder: NodeFolder) -> None:
-    """Record until the agent ends, then leave neither folder nor process. Does not return.
+    """Serve until the agent ends, then remove the folder and exit. Does not return.
 
     Raises:
-        OSError: there are no settings in `folder`.
+        OSError: `folder` has no settings.
     """
     settings = folder.read_settings()
     if not os.environ.get("FIRSTFAULT_DEBUG"):
-        logging.getLogger("stamina").setLevel(logging.ERROR)  # a loss is told, a second try is not
+        logging.getLogger("stamina").setLevel(logging.ERROR)  # the recorder logs lost documents, not retries
     asyncio.run(_live(folder, settings))
 
 
 async def _live(folder: NodeFolder, settings: Settings) -> None:
     try:
         await _Server(folder, settings).live()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the clean-up must come
-        say(f"ended by {type(error).__name__}: {error}")
+    except Exception as error:  # noqa: BLE001 - the clean-up must run after any error
+        log_line(f"ended by {type(error).__name__}: {error}")
     folder.remove()
-    # from inside of the loop, whose end would wait for threads that wait for a storage
+    # inside the loop, whose end would wait for threads that wait for the storage
     os._exit(0)
 
 
 class _Server:
-    """One recorder's life."""
+    """The recorder of one node."""
 
     def __init__(self, folder: NodeFolder, settings: Settings) -> None:
         self._folder = folder
         self._settings = settings
         self._memory = MemoryWatch()
         self._uploads = Uploads(settings.output_prefix)
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
         self._connections = 0
         self._last_request = time.monotonic()
 
     async def live(self) -> None:
-        """Serve until the agent says that it is over, or has died, or the folder is gone."""
+        """Serve until the agent sends "end" or dies, or the folder is gone."""
         listener = socket.socket(fileno=self._settings.listener)
         await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
         agent = asyncio.create_task(agent_gone(self._settings.agent_pid))
-        ends = (agent, asyncio.create_task(self._over.wait()), asyncio.create_task(self._look_around()))
-        warming = asyncio.create_task(self._warm())  # noqa: F841, RUF006 - kept, so that it is not collected
+        ends = (agent, asyncio.create_task(self._ended.wait()), asyncio.create_task(self._watch_memory_and_folder()))
+        preparing = asyncio.create_task(self._prepare())  # noqa: F841, RUF006 - a reference, so that it is not garbage-collected
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if self._over.is_set():
+        if self._ended.is_set():
             return
         if agent.done():
             await self._outlive_agent()
         else:
             await self._uploads.drain(_END_S)
 
-    async def _warm(self) -> None:
+    async def _prepare(self) -> None:
         await self._uploads.warm()
         await asyncio.sleep(_IDLE_S)
-        while self._uploads.in_hand:  # noqa: ASYNC110 - nothing waits for this
+        while self._uploads.in_progress:  # noqa: ASYNC110 - not urgent
             await asyncio.sleep(_SAMPLE_S)
         await asyncio.to_thread(_load_wire)
 
-    async def _look_around(self) -> None:
-        """Watch the memory; return when the folder is gone."""
-        while os.path.isdir(self._folder.path):  # noqa: PTH112, ASYNC240 - twice a second, for days; a local file
+    async def _watch_memory_and_folder(self) -> None:
+        """Sample the memory; return when the folder is gone."""
+        while os.path.isdir(self._folder.path):  # noqa: PTH112, ASYNC240 - often, and cheap on a local file
             self._memory.sample()
             await asyncio.sleep(_SAMPLE_S)
 
     async def _outlive_agent(self) -> None:
-        words = LastWords(self._folder, self._uploads, self._settings.deadline_seconds)
+        agent = DeadAgent(self._folder, self._uploads, self._settings.deadline_seconds)
         try:
-            await speak_for_agent(words, self._memory)
-        except Exception as error:  # noqa: BLE001 - nobody else is left to tell; the clean-up must come
-            say(f"the death of the agent was not recorded: {type(error).__name__}: {error}")
+            await report_agent_death(agent, self._memory)
+        except Exception as error:  # noqa: BLE001 - the clean-up must run after any error
+            log_line(f"the agent's death was not recorded: {type(error).__name__}: {error}")
         deadline = time.monotonic() + self._settings.deadline_seconds
-        while time.monotonic() < deadline and not self._quiet():  # noqa: ASYNC110 - quiet is what nobody tells
+        while time.monotonic() < deadline and not self._quiet():  # noqa: ASYNC110 - no event marks the absence of requests
             await asyncio.sleep(_TICK_S)
 
     def _quiet(self) -> bool:
-        return not self._connections and time.monotonic() - self._last_request > _LAST_CALL_S
+        return not self._connections and time.monotonic() - self._last_request > _QUIET_S
 
     # --- requests -----------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request; one that makes no sense gets no answer."""
+        """Answer one request; close the connection without an answer if the request is invalid."""
         self._connections += 1
         self._last_request = time.monotonic()
         request: dict[str, Any] = {}
@@ -128,7 +128,7 @@ class _Server:
         writer.close()
         self._connections -= 1
         if request.get("op") == "end":
-            self._over.set()
+            self._ended.set()
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["op"] == "put":
@@ -161,4 +161,4 @@ class _Server:
 
 
 def _load_wire() -> None:
-    import firstfault.wire.documents  # noqa: F401, PLC0415 - so that it is there when the agent dies
+    import firstfault.wire.documents  # noqa: F401, PLC0415 - import it before the agent dies

@@ -1,4 +1,4 @@
-"""The signals that end a pod and must not end its recorder, which goes with its agent."""
+"""Block and ignore the signals that terminate a pod: the recorder ends with its agent instead."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["held_back", "ignore"]
+__all__ = ["blocked", "ignore"]
 
-_ENDURED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 
 
 @contextlib.contextmanager
-def held_back() -> Iterator[None]:
-    """Hold these signals back in this thread, and in the processes it starts until those `ignore` them.
+def blocked() -> Iterator[None]:
+    """Block the signals in this thread, and in the processes it starts until they call `ignore`.
 
-    Without it a recorder that was just started would die of a Ctrl-C before it has said that it ignores one.
+    Otherwise a Ctrl-C could kill a new recorder before it ignores SIGINT.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDURED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
     try:
         yield
     finally:
@@ -28,7 +28,7 @@ def held_back() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Ignore these signals from now on, also those that were held back."""
-    for number in _ENDURED:
+    """Ignore the signals from now on, and unblock them."""
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDURED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)

@@ -1,4 +1,4 @@
-"""The spool: the folders of a node in which documents wait until they are durable, and what became of each."""
+"""The spool: a folder for each process of a node, with its documents and their receipts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _WITHDRAWN = ".withdrawn"
 
 @dataclass(frozen=True, slots=True)
 class SpooledDocument:
-    """A document in the spool and what became of it."""
+    """A document in the spool, with its receipt."""
 
     path: Path
     receipt: Receipt | None
-    """None: nobody has finished uploading it."""
+    """None: no upload has finished."""
     withdrawn: bool = False
-    """Its writer has taken it back: it is not to be uploaded."""
+    """The writer withdrew the document: it must not be uploaded."""
 
     @property
     def name(self) -> str:
@@ -37,20 +37,20 @@ class SpooledDocument:
 
     @property
     def held(self) -> bool:
-        """Whether it is to be uploaded only if the agent dies."""
+        """Whether the recorder uploads it only if the agent dies."""
         return self.path.name.endswith(_HELD)
 
     @property
     def is_durable(self) -> bool:
-        """Whether the storage has it."""
+        """Whether it is in the storage."""
         return self.receipt is not None and self.receipt.durable
 
 
 class Spool:
-    """A folder of the node in which one process's documents wait for their upload.
+    """The folder of one process's documents.
 
     Args:
-        folder: made when it is needed, in one that exists: a spool does not make a node's folder again that is gone.
+        folder: created on the first write. Its parent must exist: late writers must not recreate the node's folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,27 +58,27 @@ class Spool:
 
     @property
     def folder(self) -> Path:
-        """Where the documents lie; made when the first one is added."""
+        """The folder of the documents; created by the first write."""
         return self._folder
 
     def add(self, name: str, data: bytes, *, held: bool = False) -> Path:
-        """Put a document in, whole, and return its file.
+        """Write a document atomically and return its file.
 
         Args:
             name: the object's name in the storage, ending with ``.pb``.
             data: its bytes.
-            held: keep it back; it is uploaded only if the agent dies.
+            held: the recorder uploads it only if the agent dies.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the file could not be written.
         """
         return self._write(f"{name}{_HELD if held else ''}", data)
 
     def add_receipt(self, receipt: Receipt) -> None:
-        """Say what became of a document.
+        """Write the receipt of a document.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the file could not be written.
         """
         content = {
             "durable": receipt.durable,
@@ -89,22 +89,22 @@ class Spool:
         self._write(f"{receipt.name}{_RECEIPT}", json.dumps(content).encode())
 
     def withdraw(self, name: str) -> None:
-        """Take a document back, whether or not it is there yet: the recorder will not upload it by itself.
+        """Mark a document, which may not exist yet, as withdrawn: the recorder will not upload it.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the file could not be written.
         """
         self._folder.mkdir(exist_ok=True)
         (self._folder / f"{name}{_WITHDRAWN}").touch()
 
     def documents(self, *, held: bool = False) -> list[SpooledDocument]:
-        """Return what is in the spool, by name; `held` documents only if they are asked for."""
+        """Return the documents in the spool, by name; `held` ones only on request."""
         if not self._folder.is_dir():
             return []
         paths = {path.name: path for path in self._folder.glob(f"*{_DOCUMENT}")}
         if held:
             for path in self._folder.glob(f"*{_DOCUMENT}{_HELD}"):
-                # one that was released meanwhile lies there under its own name as well
+                # a released document exists under its own name as well
                 paths.setdefault(path.name.removesuffix(_HELD), path)
         return [self._document(name, path) for name, path in sorted(paths.items())]
 

@@ -1,4 +1,4 @@
-"""The recorder's uploads: one open store for all of them, many at a time, each path once."""
+"""The recorder's uploads: one open store, several uploads at a time, one for each path."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ if TYPE_CHECKING:
     from firstfault.recorder.spool import Spool
     from firstfault.store import Store
 
-__all__ = ["Uploads", "say"]
+__all__ = ["Uploads", "log_line"]
 
 _PARALLEL = 16
-"""Uploads at a time; more wait for one to end."""
+"""Uploads at a time."""
 _SPARE_THREADS = 2
-"""For imports, beside the uploads of a storage that is not asynchronous."""
+"""Threads for imports, beside those of uploads to a storage that is not asynchronous."""
 
 
 class Uploads:
-    """Uploads below an output prefix. Belongs to one event loop; whoever comes before `warm` has ended waits for it."""
+    """Uploads below an output prefix. Belongs to one event loop; each call waits until `warm` has ended."""
 
     def __init__(self, output_prefix: str) -> None:
         self._output_prefix = output_prefix
         self._store: Store | None = None
-        self._trouble = ""
+        self._open_error = ""
         self._warm = asyncio.Event()
-        self._free = asyncio.Semaphore(_PARALLEL)
-        self._in_hand: dict[str, asyncio.Task[Receipt]] = {}
+        self._slots = asyncio.Semaphore(_PARALLEL)
+        self._in_progress: dict[str, asyncio.Task[Receipt]] = {}
 
     @property
-    def in_hand(self) -> list[str]:
-        """The paths that are on their way."""
-        return list(self._in_hand)
+    def in_progress(self) -> list[str]:
+        """The paths of uploads in progress."""
+        return list(self._in_progress)
 
     async def warm(self) -> None:
-        """Open the store, and keep it open. If that fails, every upload is lost for the same reason."""
+        """Open the store and keep it open. If that fails, every upload fails with the same error."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_PARALLEL + _SPARE_THREADS))
         try:
-            # in a thread, because it imports the storage's client, and meanwhile somebody may connect
+            # importing the storage's client is slow; the loop must accept connections meanwhile
             await asyncio.to_thread(_load, self._output_prefix)
             from firstfault.store import open_store  # noqa: PLC0415 - loaded by now
 
             self._store = await open_store(self._output_prefix).__aenter__()
-        except Exception as error:  # noqa: BLE001 - a storage library may raise anything; it is why nothing is uploaded
-            self._trouble = _reason(error)
+        except Exception as error:  # noqa: BLE001 - storage clients raise errors of any type
+            self._open_error = _reason(error)
         self._warm.set()
 
     async def put(
@@ -64,45 +64,45 @@ class Uploads:
     async def put_file(
         self, path: str, file: Path, spool: Spool | None, *, fault_monotonic_ns: int | None, rank: int | None
     ) -> Receipt:
-        """Upload a file, note the outcome in its `spool` if it has one, and return its receipt; never raises."""
+        """Upload a file, write its receipt to its `spool`, if any, and return the receipt; never raises."""
         return await self._once(path, self._put_file(path, file, spool, fault_monotonic_ns, rank))
 
     async def names(self, folder: str) -> tuple[list[str], str]:
-        """Return the names of the objects in a folder, and why they could not be listed, if so; never raises."""
+        """Return the names of a folder's objects, and the error if they could not be listed; never raises."""
         await self._warm.wait()
         if self._store is None:
-            return [], self._trouble
+            return [], self._open_error
         try:
-            async with self._free:
+            async with self._slots:
                 return [item.name for item in await self._store.list(folder)], ""
-        except Exception as error:  # noqa: BLE001 - as in _put
+        except Exception as error:  # noqa: BLE001 - as in warm
             return [], _reason(error)
 
     async def drain(self, seconds: float) -> None:
-        """Wait for what is in hand, at most `seconds`; what is given up then is said on stderr."""
-        if self._in_hand:
-            await asyncio.wait(set(self._in_hand.values()), timeout=seconds)
-        for path in self._in_hand:
-            say(f"{path} was not uploaded: the storage had not answered when the job ended")
+        """Wait at most `seconds` for the uploads in progress; name those that did not finish on stderr."""
+        if self._in_progress:
+            await asyncio.wait(set(self._in_progress.values()), timeout=seconds)
+        for path in self._in_progress:
+            log_line(f"{path} was not uploaded: the storage did not answer before the job ended")
 
     async def _once(self, path: str, upload: Coroutine[None, None, Receipt]) -> Receipt:
-        """Run an upload to its end, whoever stops waiting for it; one that is in hand is joined."""
-        if path in self._in_hand:
+        """Run an upload, or join the one of the same path; it continues if the caller stops waiting."""
+        if path in self._in_progress:
             upload.close()
         else:
-            self._in_hand[path] = asyncio.create_task(upload)
-            self._in_hand[path].add_done_callback(lambda _: self._in_hand.pop(path))
-        return await asyncio.shield(self._in_hand[path])
+            self._in_progress[path] = asyncio.create_task(upload)
+            self._in_progress[path].add_done_callback(lambda _: self._in_progress.pop(path))
+        return await asyncio.shield(self._in_progress[path])
 
     async def _put(self, path: str, data: bytes, fault_monotonic_ns: int | None, rank: int | None) -> Receipt:
         name = path.rsplit("/", 1)[-1]
         await self._warm.wait()
         if self._store is None:
-            return Receipt(name, durable=False, error=self._trouble, rank=rank)
+            return Receipt(name, durable=False, error=self._open_error, rank=rank)
         try:
-            async with self._free:
+            async with self._slots:
                 await self._store.put(path, data)
-        except Exception as error:  # noqa: BLE001 - a storage library may raise anything; it is why the document is lost
+        except Exception as error:  # noqa: BLE001 - as in warm
             return Receipt(name, durable=False, error=_reason(error), rank=rank)
         took = time.monotonic_ns() - fault_monotonic_ns if fault_monotonic_ns else None
         return Receipt(name, durable=True, fault_to_durable_ns=took, rank=rank)
@@ -119,19 +119,19 @@ class Uploads:
         return receipt
 
 
-def say(text: str) -> None:
-    """Tell whoever reads the pod's log; only what a person must know."""
+def log_line(text: str) -> None:
+    """Write a line to stderr, which is the pod's log."""
     try:
         sys.stderr.write(f"firstfault recorder: {text}\n")
         sys.stderr.flush()
-    except OSError:  # nobody reads it any more
+    except OSError:  # stderr is closed
         return
 
 
 def _load(output_prefix: str) -> None:
-    """Import what the storage needs, by opening it once."""
+    """Open the store once, which imports its client."""
     from firstfault.store import open_store  # noqa: PLC0415
-    from firstfault.sync import run_sync  # noqa: PLC0415 - heavy: only after the recorder listens
+    from firstfault.sync import run_sync  # noqa: PLC0415 - slow: only after the recorder listens
 
     async def look() -> None:
         async with open_store(output_prefix):
@@ -150,7 +150,7 @@ def _read(file: Path) -> bytes | None:
 def _note(spool: Spool, receipt: Receipt) -> None:
     try:
         spool.add_receipt(receipt)
-    except OSError:  # the folder has gone, or its disk is full: whoever waits gets the answer all the same
+    except OSError:  # no folder, or a full disk; the client gets the answer anyway
         return
 
 

@@ -1,4 +1,4 @@
-"""Noticing that the agent has ended."""
+"""Waits for the end of the agent."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import os
 __all__ = ["agent_gone"]
 
 _POLL_S = 0.1
-"""Between two looks where the kernel does not tell, seconds."""
+"""Polling interval without pidfd_open(2), seconds."""
 
 
 async def agent_gone(pid: int) -> None:
-    """Return when the process `pid`, which started this one, has ended; at once if it already has.
+    """Return when the parent process `pid` has ended; at once if it already has.
 
-    The kernel tells where it has pidfd_open(2) and allows it, else this looks ten times a second.
+    Uses pidfd_open(2), and polls ten times a second where that is missing or forbidden.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -30,7 +30,7 @@ async def agent_gone(pid: int) -> None:
 
 
 async def _readable(descriptor: int, pid: int) -> None:
-    # looked at only now: if it is still our parent, the descriptor is of no later process with the same number
+    # checked after opening: if `pid` is still our parent, the number was not reused for another process
     if os.getppid() != pid:
         return
     loop = asyncio.get_running_loop()
@@ -43,5 +43,5 @@ async def _readable(descriptor: int, pid: int) -> None:
 
 
 async def _polled(pid: int) -> None:
-    while os.getppid() == pid:  # noqa: ASYNC110 - there is nothing to wait for
+    while os.getppid() == pid:  # noqa: ASYNC110 - there is no event to wait for
         await asyncio.sleep(_POLL_S)

@@ -1,6 +1,7 @@
-"""Object storage as firstfault needs it: list a folder freshly, get, put. Knows nothing of what the bytes mean.
+"""Object storage: list a folder without a cache, get, put. It does not know what the bytes mean.
 
-The clients are loaded when they are used: one of them is enough, and each costs.
+Imports only `firstfault.errors` of this library. A client (obstore or fsspec) is imported on first use, because each is
+slow to import and one is enough.
 """
 
 from __future__ import annotations
@@ -33,6 +34,6 @@ _CLIENTS = {"FsspecStore": "firstfault.store._fsspec", "ObstoreStore": "firstfau
 def __getattr__(name: str) -> Any:
     if name not in _CLIENTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - paid by whoever asks for a name
+    import importlib  # noqa: PLC0415 - only for a client
 
     return getattr(importlib.import_module(_CLIENTS[name]), name)

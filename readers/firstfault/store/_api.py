@@ -1,4 +1,4 @@
-"""The one protocol that a storage backend fulfils."""
+"""The protocol of a storage backend."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class ObjectInfo:
     size: int
     """Bytes."""
     last_modified_ns: int | None = None
-    """Nanoseconds since the Unix epoch by the storage's clock; often whole seconds. None: it does not say."""
+    """Nanoseconds since the Unix epoch by the storage's clock, often whole seconds; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The beginning of a listing."""
+    """One page of a listing."""
 
     objects: tuple[ObjectInfo, ...]
-    """In the order in which the storage lists them; names are relative to the folder, and hold slashes if deeper."""
+    """In the storage's order. Names are relative to the folder; those of subfolders contain slashes."""
     more: bool
-    """Whether there may be objects behind these."""
+    """Whether more objects may follow."""
 
     @property
     def in_order(self) -> bool:
-        """Whether the objects came in the order of their names, as the listing of an ordered storage does."""
+        """Whether the objects are sorted by name."""
         names = [item.name for item in self.objects]
         return all(one < other for one, other in itertools.pairwise(names))
 
@@ -53,30 +53,27 @@ class Store(Protocol):
 
     @property
     def pages_in_order(self) -> bool:
-        """Whether `page` sends what is first by name first, in one request, as far as is known before asking.
+        """Whether `page` returns the first objects by name in one request.
 
-        False where it is not known, or costs more than it saves: then a reader lists everything.
+        If False, or not known, a reader lists everything instead.
         """
         ...
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
-        """Return the objects directly in `folder` (relative), by name. A folder that does not exist is empty.
-
-        Never answered from a cache.
-        """
+        """Return the objects directly in `folder` (relative), by name; empty if it does not exist. Never cached."""
         ...
 
     def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
-        """As `list`, bit by bit in the order of the storage: of a large folder only one page is held at a time.
+        """Yield the objects of `list` page by page, in the storage's order, holding one page in memory.
 
-        A page that could not be read is asked for again; one object is never given twice.
+        A page that could not be read is requested again. No object is yielded twice.
         """
         ...
 
     async def page(self, folder: str = "", *, after: str = "") -> Page:
-        """Return the first page, at most 1,000 objects, of what lies in or below `folder` and sorts after `after`.
+        """Return at most 1,000 objects in or below `folder` whose names sort after `after`.
 
-        One request where `pages_in_order`.
+        Sends one request if `pages_in_order`.
 
         Args:
             folder: relative.
@@ -88,18 +85,18 @@ class Store(Protocol):
         """Return an object's bytes.
 
         Raises:
-            ObjectNotFoundError: there is none.
-            ObjectTooLargeError: it has more than `limit` bytes. A limit costs a request; leave it out where a listing
-                has told the size.
+            ObjectNotFoundError: the object does not exist.
+            ObjectTooLargeError: it has more than `limit` bytes. A limit may cost a request; leave it out if a listing
+                has given the size.
         """
         ...
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write an object whole: a reader sees all of it or nothing."""
+        """Write an object atomically: a reader sees all of it or none of it."""
         ...
 
     async def exists(self, path: str) -> bool:
-        """Whether there is such an object."""
+        """Whether the object exists."""
         ...
 
     async def __aenter__(self) -> Self: ...

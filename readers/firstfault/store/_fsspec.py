@@ -1,4 +1,4 @@
-"""The store over fsspec: a local folder, memory, S3 through s3fs, and whatever else fsspec has a filesystem for."""
+"""The store over fsspec: a local folder, memory, S3 through s3fs, and every other fsspec filesystem."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from firstfault.errors import (
 from firstfault.store._api import ObjectInfo, Page
 from firstfault.store._listing import PAGE, PART, by_name, first_page, nanoseconds
 from firstfault.store._retry import ATTEMPTS, retried
-from firstfault.store._settings import storage_options
+from firstfault.store._settings import NO_CREDENTIALS, storage_options
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
@@ -36,15 +36,15 @@ __all__ = ["FsspecStore"]
 T = TypeVar("T")
 
 _WRITE_TIMEOUT_S = 20.0
-"""For one attempt to write one document; as long as one answer to a read may take."""
+"""Longest attempt to write a document, seconds; as long as a read may take."""
 _NANO = 1_000_000_000
 
 
 class FsspecStore:
     """A folder of objects over fsspec.
 
-    The filesystem instance is its own, never fsspec's shared one: flytekit's instance caches listings and belongs to
-    another event loop. Asynchronous filesystems are used natively, others through a thread.
+    Each store makes its own filesystem instance: the one that fsspec shares with flytekit caches listings and belongs
+    to another event loop. Asynchronous filesystems are awaited; the others run in a thread.
     """
 
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS) -> None:
@@ -70,19 +70,19 @@ class FsspecStore:
                 f"pip install 'firstfault[{_EXTRAS.get(self._protocol, self._protocol)}]'"
             ) from error
         except ValueError as error:
-            raise UsageError(f"{self._uri}: there is no storage of the kind {self._protocol!r}; {error}") from error
+            raise UsageError(f"{self._uri}: unknown storage scheme {self._protocol!r}; {error}") from error
         if issubclass(kind, AsyncFileSystem):
             options |= {"asynchronous": True, "use_listings_cache": False, "loop": asyncio.get_running_loop()}
         self._fs = kind(**options)
         if self._protocol in {"s3", "s3a"}:
-            self._fs.retries = 1  # five tries of s3fs within each of ours would multiply its timeouts
+            self._fs.retries = 1  # s3fs's retries inside ours would multiply the timeouts
         self._root = str(self._fs._strip_protocol(self._uri)).rstrip("/")  # noqa: SLF001 - fsspec's documented hook
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # s3fs and gcsfs keep a session that belongs to this event loop and complain if it is left open
+        # s3fs and gcsfs warn if their session is still open when this event loop ends
         closer = getattr(self._fs, "_s3creator", None)
         if closer is not None:
             await closer.__aexit__(None, None, None)
@@ -94,7 +94,7 @@ class FsspecStore:
 
     @property
     def pages_in_order(self) -> bool:
-        """S3 lists in order, its directory buckets do not; elsewhere fsspec asks for all pages of a listing anyway."""
+        """True for S3, but not for directory buckets, which are unsorted; elsewhere fsspec fetches all pages anyway."""
         return self._protocol in {"s3", "s3a"} and not self._bucket().endswith("--x-s3")
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
@@ -121,7 +121,7 @@ class FsspecStore:
         return page
 
     async def _entries(self, call: str, folder: str) -> Sequence[ObjectInfo]:
-        """Return what fsspec's `call` (ls, find) finds below a folder; nothing if that does not exist."""
+        """Return the files that fsspec's `call` (ls, find) lists; none if the folder does not exist."""
         path = self._path(folder)
         try:
             found = await self._retried("list", path, lambda: self._call(call, path, detail=True))
@@ -130,7 +130,7 @@ class FsspecStore:
         return _objects(found.values() if isinstance(found, dict) else found, path)
 
     async def _s3_page(self, folder: str, *, after: str = "", token: str = "", delimiter: str = "") -> tuple[Page, str]:
-        """Return one page of S3's listing and what continues it: s3fs itself only asks for all of them at once."""
+        """Return one page of S3's listing and its continuation token; s3fs itself always fetches all pages."""
         path = self._path(folder)
         bucket, _, key = path.partition("/")
         prefix = f"{key}/" if key else ""
@@ -159,21 +159,21 @@ class FsspecStore:
         """Return an object's bytes; see `Store.get`."""
         full = self._path(path)
         if limit is not None:
-            info = await self._retried("look at", full, lambda: self._call("info", full))
+            info = await self._retried("read", full, lambda: self._call("info", full))
             if int(info["size"] or 0) > limit:
                 raise ObjectTooLargeError(f"{self._named(full)} has {info['size']} bytes, {limit} are allowed")
         return bytes(await self._retried("read", full, lambda: self._call("cat_file", full)))
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write an object whole."""
+        """Write an object atomically."""
         full = self._path(path)
         await self._retried("write", full, lambda: self._write(full, data))
 
     async def exists(self, path: str) -> bool:
-        """Whether there is such an object."""
+        """Whether the object exists."""
         full = self._path(path)
         try:
-            info = await self._retried("look at", full, lambda: self._call("info", full))
+            info = await self._retried("read", full, lambda: self._call("info", full))
         except ObjectNotFoundError:
             return False
         return bool(info["type"] == "file")
@@ -184,7 +184,7 @@ class FsspecStore:
             # botocore's PUT says "Expect: 100-continue", and aiohttp waits for that answer without any timeout
             await asyncio.wait_for(write_it, _WRITE_TIMEOUT_S)
             return
-        # A folder shows a file while it grows; a rename makes it appear whole.
+        # a reader may list the folder during the write; the rename makes the file appear whole
         part = f"{full}.{uuid.uuid4().hex}{PART}"
 
         def write() -> None:
@@ -205,7 +205,7 @@ class FsspecStore:
         return await retried(call, lambda error: self._typed(error, verb, full), self._attempts)
 
     def _typed(self, error: Exception, verb: str, full: str) -> Exception:
-        """Return our error for one of fsspec's, botocore's or aiohttp's; a programming error comes back as it is."""
+        """Return the `StoreError` for an error of fsspec, botocore or aiohttp; any other error as it is."""
         where = f"cannot {verb} {self._named(full)}"
         name = type(error).__name__
         if _no_bucket(error):
@@ -213,10 +213,7 @@ class FsspecStore:
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
             return ObjectNotFoundError(f"{where}: there is no such object")
         if name in {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}:
-            return AccessDeniedError(
-                f"{where}: no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-                "(or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
-            )
+            return AccessDeniedError(f"{where}: {NO_CREDENTIALS}")
         if isinstance(error, PermissionError):
             return AccessDeniedError(
                 f"{where}: refused ({_line(error)}); check the credentials and the {verb} permission"
@@ -263,13 +260,13 @@ _BUSY = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
 
 
 def _no_bucket(error: Exception) -> bool:
-    """Whether it is the bucket that does not exist: s3fs has one error for that and for an object."""
+    """Whether the bucket does not exist: s3fs raises one error for a missing bucket and a missing object."""
     response = getattr(error.__cause__, "response", None) or {}
     return bool(response.get("Error", {}).get("Code") == "NoSuchBucket")
 
 
 def _busy(error: Exception) -> bool:
-    """Whether this is s3fs's translation of SlowDown, 503 or 500."""
+    """Whether s3fs made this error from SlowDown, 503 or 500."""
     return isinstance(error, OSError) and error.errno in _BUSY
 
 
@@ -284,14 +281,14 @@ def _objects(entries: Iterable[Mapping[str, Any]], folder: str) -> list[ObjectIn
         ObjectInfo(str(entry["name"]).rstrip("/")[len(folder) :].lstrip("/"), int(entry["size"] or 0), _modified(entry))
         for entry in entries
         if entry["type"] == "file"
-        # a prefix that is an object itself is listed as its own only entry
+        # if the prefix is an object itself, fsspec lists that object
         and str(entry["name"]).rstrip("/") != folder
         and not str(entry["name"]).endswith(PART)
     ]
 
 
 def _modified(entry: Mapping[str, Any]) -> int | None:
-    """When the storage says an object was written; each filesystem has its own word for it."""
+    """Return when an object was written, nanoseconds since the Unix epoch; the key depends on the filesystem."""
     for field in ("LastModified", "last_modified", "mtime", "updated", "created"):
         value = entry.get(field)
         if isinstance(value, dt.datetime):

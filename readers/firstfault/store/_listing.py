@@ -1,4 +1,4 @@
-"""From a client's entries to objects of one folder; shared by all stores."""
+"""What all stores share: the order of a listing, its pages and its times."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 __all__ = ["PAGE", "PART", "by_name", "first_page", "nanoseconds"]
 
 PAGE = 1000
-"""Objects of one LIST answer: what S3 and GCS send at most."""
+"""The most objects in one LIST answer of S3 and GCS."""
 PART = ".part"
-"""Suffix of a file that is being written to a local folder; never a document."""
+"""Suffix of a file that is being written to a local folder; listings leave it out."""
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _NANO = 1_000_000_000
 
@@ -26,12 +26,12 @@ def by_name(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
 
 
 def first_page(objects: Iterable[ObjectInfo], after: str) -> Page:
-    """Return the page that an ordered storage would send, out of a whole listing."""
+    """Return the first page behind the name `after`, from a complete listing."""
     left = by_name(item for item in objects if item.name > after)
     return Page(tuple(left[:PAGE]), len(left) > PAGE)
 
 
 def nanoseconds(moment: dt.datetime) -> int:
-    """Return a point in time as nanoseconds since the Unix epoch; one without a zone is in UTC."""
+    """Return nanoseconds since the Unix epoch; a moment without a time zone is in UTC."""
     since = (moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)) - _EPOCH
     return (since.days * 86_400 + since.seconds) * _NANO + since.microseconds * 1000

@@ -1,4 +1,4 @@
-"""The store over obstore: S3, Google Cloud Storage and Azure natively, quick to load and to ask."""
+"""The store over obstore: S3, Google Cloud Storage and Azure natively. Faster to import and per request than fsspec."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from firstfault.errors import (
 )
 from firstfault.store._api import ObjectInfo, Page
 from firstfault.store._listing import PAGE, by_name, first_page, nanoseconds
-from firstfault.store._obstore_settings import NO_CREDENTIALS, NoCredentialsError, client_for
+from firstfault.store._obstore_settings import NoCredentialsError, client_for
 from firstfault.store._retry import ATTEMPTS, retried
+from firstfault.store._settings import NO_CREDENTIALS
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
@@ -32,27 +33,27 @@ __all__ = ["ObstoreStore", "obstore_for"]
 T = TypeVar("T")
 
 _CHUNK = 250
-"""Objects that are taken from a listing at a time; a page is a multiple of it, so that no page is begun for nothing."""
+"""Objects per chunk of a listing; divides `PAGE`, so that a page needs no further request."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _REFUSED = {401, 403}
 _NOT_FOUND = 404
-_TOO_MANY = 429
-_SERVER = 500
-_ELSEWHERE = {301, 307, 308}
-_NOWHERE = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
-_asked_in: list[int] = []
-"""The process in which a request of obstore's was made first: its threads do not live on in a fork."""
+_TOO_MANY_REQUESTS = 429
+_SERVER_ERROR = 500
+_REDIRECT = {301, 307, 308}
+_NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
+_first_pid: list[int] = []
+"""Id of the process that made the first request: obstore's threads do not survive a fork."""
 
 
 def obstore_for(uri: str, options: Mapping[str, Any] | None, attempts: int) -> ObstoreStore | None:
-    """Return the store for `uri`, None where obstore cannot be used: another scheme, or settings it does not have.
+    """Return the store for `uri`; None if obstore does not support its scheme or settings, or was used before a fork.
 
     Raises:
-        UsageError: the settings are wrong.
+        UsageError: a setting is invalid.
     """
-    if _asked_in and _asked_in[0] != os.getpid():
+    if _first_pid and _first_pid[0] != os.getpid():
         return None
     client = client_for(uri, options)
     return ObstoreStore(uri, client, options, attempts=attempts) if client is not None else None
@@ -64,8 +65,8 @@ class ObstoreStore:
     Args:
         uri: the folder.
         client: an obstore store of its bucket or container.
-        options: fsspec's, for a bucket that only a client which follows redirects can find.
-        attempts: how often to ask where the storage does not answer.
+        options: fsspec's; used if the bucket turns out to be in another region, which only fsspec follows.
+        attempts: how often to send a request that the storage does not answer.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class ObstoreStore:
         _, _, path = self._uri.split("://", 1)[1].partition("/")
         self._root = path
         self._open = False
-        self._instead: FsspecStore | None = None
+        self._fallback: FsspecStore | None = None
 
     @property
     def uri(self) -> str:
@@ -88,7 +89,7 @@ class ObstoreStore:
 
     @property
     def pages_in_order(self) -> bool:
-        """S3 and GCS list in order; S3's directory buckets do not, and Azure has no way to begin in the middle."""
+        """True for S3 and GCS; S3's directory buckets are not sorted, and Azure cannot start behind a name."""
         bucket = self._uri.split("://", 1)[1].partition("/")[0]
         return self._protocol in {"s3", "s3a", "gs", "gcs"} and not bucket.endswith("--x-s3")
 
@@ -100,8 +101,8 @@ class ObstoreStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
-        if self._instead is not None:
-            await self._instead.__aexit__(kind, error, trace)
+        if self._fallback is not None:
+            await self._fallback.__aexit__(kind, error, trace)
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder`, by name; empty if it does not exist."""
@@ -113,7 +114,7 @@ class ObstoreStore:
             found = await obstore.list_with_delimiter_async(self._client, root or None)
             return _objects(found["objects"], root)
 
-        return by_name(await self._asked("list", folder, call, lambda store: store.list(folder)))
+        return by_name(await self._request("list", folder, call, lambda store: store.list(folder)))
 
     async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
         """See `Store.pages`."""
@@ -131,12 +132,15 @@ class ObstoreStore:
         """See `Store.page`."""
         if not self.pages_in_order:
             return first_page(await self._everything(folder), after)
-        return await self._asked(
-            "list", folder, lambda: self._begun(folder, after, PAGE), lambda store: store.page(folder, after=after)
+        return await self._request(
+            "list",
+            folder,
+            lambda: self._first_objects(folder, after, PAGE),
+            lambda store: store.page(folder, after=after),
         )
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
-        """Return an object's bytes; see `Store.get`. A limit costs nothing here."""
+        """Return an object's bytes; see `Store.get`. A limit needs no extra request here."""
         import obstore  # noqa: PLC0415 - loaded by now
 
         async def call() -> bytes:
@@ -146,19 +150,19 @@ class ObstoreStore:
                 raise ObjectTooLargeError(f"{self._named(path)} has {size} bytes, {limit} are allowed")
             return bytes(await found.bytes_async())
 
-        return await self._asked("read", path, call, lambda store: store.get(path, limit=limit))
+        return await self._request("read", path, call, lambda store: store.get(path, limit=limit))
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write an object whole."""
+        """Write an object atomically."""
         import obstore  # noqa: PLC0415 - as above
 
         async def call() -> None:
             await obstore.put_async(self._client, self._path(path), data, use_multipart=False)
 
-        await self._asked("write", path, call, lambda store: store.put(path, data))
+        await self._request("write", path, call, lambda store: store.put(path, data))
 
     async def exists(self, path: str) -> bool:
-        """Whether there is such an object."""
+        """Whether the object exists."""
         import obstore  # noqa: PLC0415 - as above
 
         async def call() -> bool:
@@ -166,21 +170,21 @@ class ObstoreStore:
             return True
 
         try:
-            return await self._asked("look at", path, call, lambda store: store.exists(path))
+            return await self._request("read", path, call, lambda store: store.exists(path))
         except ObjectNotFoundError:
             return False
 
     async def _everything(self, folder: str) -> Sequence[ObjectInfo]:
-        """Return all that lies in or below a folder, in no order."""
+        """Return all objects in or below a folder, unsorted."""
 
         async def instead(store: FsspecStore) -> Page:
             return Page(tuple([item async for page in store.pages(folder) for item in page]), more=False)
 
-        found = await self._asked("list", folder, lambda: self._begun(folder, "", None), instead)
+        found = await self._request("list", folder, lambda: self._first_objects(folder, "", None), instead)
         return found.objects
 
-    async def _begun(self, folder: str, after: str, limit: int | None) -> Page:
-        """Return what lies in or below a folder, as far as `limit` objects."""
+    async def _first_objects(self, folder: str, after: str, limit: int | None) -> Page:
+        """Return the objects in or below a folder behind the name `after`, at most `limit`; all of them if None."""
         import obstore  # noqa: PLC0415 - loaded by now
 
         root = self._path(folder)
@@ -193,32 +197,32 @@ class ObstoreStore:
                 return Page(tuple(objects), more=True)
         return Page(tuple(objects), more=False)
 
-    async def _asked(
+    async def _request(
         self,
         verb: str,
         path: str,
         call: Callable[[], Awaitable[T]],
         instead: Callable[[FsspecStore], Awaitable[T]],
     ) -> T:
-        """Return what `call` returns, or what fsspec does for a bucket that lies elsewhere."""
+        """Return the result of `call`; that of `instead` if the bucket is in another region."""
         if not self._open:
             raise RuntimeError("the store is closed; use it inside `async with`")
-        _asked_in[:] = _asked_in or [os.getpid()]
-        if self._instead is None:
+        _first_pid[:] = _first_pid or [os.getpid()]
+        if self._fallback is None:
             try:
                 return await retried(call, lambda error: self._typed(error, verb, path), self._attempts)
-            except _ElsewhereError:
-                self._instead = await self._fsspec()
-        return await instead(self._instead)
+            except _RedirectError:
+                self._fallback = await self._fsspec()
+        return await instead(self._fallback)
 
     async def _fsspec(self) -> FsspecStore:
-        """S3 sends clients to a bucket's own region; botocore goes there, obstore does not."""
-        from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - needed almost never
+        """Return an open store over botocore, which follows S3's redirect to the bucket's region; obstore does not."""
+        from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - rarely needed
 
         return await FsspecStore(self._uri, self._options, attempts=self._attempts).__aenter__()
 
     def _typed(self, error: Exception, verb: str, path: str) -> Exception:
-        """Return our error for one of obstore's, which says all it knows in its text."""
+        """Return the `StoreError` for an error of obstore, by its text; any other error as it is."""
         if isinstance(error, StoreError):
             return error
         where, text = f"cannot {verb} {self._named(path)}", str(error)
@@ -228,18 +232,18 @@ class ObstoreStore:
             return error
         status, code = _first(_STATUS, text), _first(_CODE, text)
         number = int(status) if status else 0
-        said = " ".join((_first(_MESSAGE, text) or text.split("Debug source:", maxsplit=1)[0]).split())[:300]
-        if code in _NOWHERE:
-            return StoreError(f"{where}: {said}; check the bucket's name")
+        detail = " ".join((_first(_MESSAGE, text) or text.split("Debug source:", maxsplit=1)[0]).split())[:300]
+        if code in _NO_BUCKET:
+            return StoreError(f"{where}: {detail}; check the bucket's name")
         if isinstance(error, FileNotFoundError) or (number == _NOT_FOUND and verb != "write"):
             return ObjectNotFoundError(f"{where}: there is no such object")
-        if number in _ELSEWHERE or "redirect" in text:
-            return _ElsewhereError(f"{where}: {said}")
+        if number in _REDIRECT or "redirect" in text:
+            return _RedirectError(f"{where}: {detail}")
         if number in _REFUSED or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
-            return AccessDeniedError(f"{where}: refused ({said}); check the credentials and the {verb} permission")
-        if isinstance(error, ValueError) or (number and number < _SERVER and number != _TOO_MANY):
-            return StoreError(f"{where}: {said}")
-        return StoreUnavailableError(f"{where}: the storage did not answer ({said}); check the endpoint")
+            return AccessDeniedError(f"{where}: refused ({detail}); check the credentials and the {verb} permission")
+        if isinstance(error, ValueError) or (number and number < _SERVER_ERROR and number != _TOO_MANY_REQUESTS):
+            return StoreError(f"{where}: {detail}")
+        return StoreUnavailableError(f"{where}: the storage did not answer ({detail}); check the endpoint")
 
     def _path(self, relative: str) -> str:
         return join(self._root, relative) if self._root and relative else self._root or relative
@@ -249,7 +253,7 @@ class ObstoreStore:
 
 
 def _objects(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo]:
-    """Return obstore's entries with names relative to `root`; a prefix that is an object itself is none of them."""
+    """Return obstore's entries with names relative to `root`, without `root` itself."""
     return [
         ObjectInfo(entry["path"][len(root) :].lstrip("/"), entry["size"], nanoseconds(entry["last_modified"]))
         for entry in entries
@@ -257,8 +261,8 @@ def _objects(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo
     ]
 
 
-class _ElsewhereError(StoreError):
-    """The bucket is in another region than the client was told."""
+class _RedirectError(StoreError):
+    """The bucket is in another region."""
 
 
 def _first(pattern: re.Pattern[str], text: str) -> str:

@@ -1,4 +1,4 @@
-"""What obstore is told: the same settings as fsspec's, from the same places, or nothing if it lacks one of them."""
+"""obstore's settings, from the same sources as fsspec's."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from firstfault.store._uri import protocol_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["NO_CREDENTIALS", "NoCredentialsError", "client_for"]
+__all__ = ["NoCredentialsError", "client_for"]
 
-NO_CREDENTIALS = (
-    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-    "(or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
-)
 _CREDENTIALS_LAST = dt.timedelta(minutes=10)
-"""How long what botocore gave is used before it is asked again; it renews what is about to end by itself."""
+"""How long obstore uses credentials of botocore, which renews those that expire, before it asks again."""
 _BUCKET = re.compile(r"[A-Za-z0-9._-]{3,255}")
 _REGION = "us-east-1"
 _S3_OPTIONS = {"key", "secret", "token", "anon", "endpoint_url", "client_kwargs", "requester_pays"}
@@ -41,25 +37,25 @@ _NATIVE_VARIABLES = (
     ("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
     ("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",),
 )
-"""Of a service account's role and of a container's: obstore finds those credentials by itself."""
+"""Variables of a service account's and a container's role: obstore finds those credentials itself."""
 
 
 class NoCredentialsError(Exception):
-    """Nobody has any."""
+    """botocore found no credentials."""
 
 
 def client_for(uri: str, given: Mapping[str, Any] | None) -> Any:
-    """Return an obstore store for the bucket of `uri`, None if obstore cannot be told what fsspec would be.
+    """Return an obstore store for the bucket of `uri`; None if obstore does not support its scheme or settings.
 
     Raises:
-        firstfault.errors.UsageError: the settings are wrong.
+        firstfault.errors.UsageError: a setting is invalid.
     """
     protocol = protocol_of(uri)
     place = uri.rstrip("/").split("://", 1)[-1]
     bucket, _, path = place.partition("/")
     segments = path.split("/") if path else []
     if not _BUCKET.fullmatch(bucket) or any(segment in {"", ".", ".."} for segment in segments):
-        return None  # obstore has no such names, fsspec does
+        return None  # obstore refuses such names, fsspec does not
     makers: dict[str, Callable[[str, Mapping[str, Any] | None], Any]] = {
         "s3": _s3,
         "s3a": _s3,
@@ -80,7 +76,7 @@ def _client_options(endpoint: str) -> Any:
 
 
 _RETRIES: Any = {"max_retries": 0}
-"""The store asks again; what is asked again beneath it as well would multiply the timeouts."""
+"""The store retries; retries inside obstore would multiply the timeouts."""
 
 
 # --- S3 -------------------------------------------------------------------------------------------------------------
@@ -102,7 +98,7 @@ def _s3(bucket: str, given: Mapping[str, Any] | None) -> Any:
     if options.get("anon"):
         config["skip_signature"] = True
     elif bool(key) != bool(secret):
-        return None  # one half from here, the other from elsewhere: botocore knows where
+        return None  # only botocore combines a key and a secret of two sources
     else:
         provider = _fixed(key, secret, token) if key else _credentials()
         if provider is not None:
@@ -121,12 +117,12 @@ def _region(endpoint: str) -> str:
 
 
 def _fixed(key: Any, secret: Any, token: Any) -> Callable[[], dict[str, Any]]:
-    """Return what gives these credentials and nothing else: obstore would add a token of the environment's."""
+    """Return a provider of these credentials alone; obstore by itself would add AWS_SESSION_TOKEN."""
     return lambda: {"access_key_id": key, "secret_access_key": secret, "token": token or None, "expires_at": None}
 
 
 def _credentials() -> Callable[[], dict[str, Any]] | None:
-    """Return what gives credentials as botocore finds them; None: obstore finds the same ones by itself."""
+    """Return a provider of the credentials that botocore finds; None if obstore finds the same ones itself."""
     environment = os.environ
     key, secret = environment.get("AWS_ACCESS_KEY_ID"), environment.get("AWS_SECRET_ACCESS_KEY")
     if key and secret:
@@ -138,7 +134,7 @@ def _credentials() -> Callable[[], dict[str, Any]] | None:
 
 
 class _Botocore:
-    """Credentials of a profile, of single sign-on, of an instance: searched when they are first needed."""
+    """Provides credentials of a profile, single sign-on or an instance; looks them up on first use."""
 
     def __init__(self, session: Any) -> None:
         self._session = session
@@ -160,7 +156,7 @@ class _Botocore:
 
 def _botocore_session() -> Any:
     try:
-        import botocore.session  # noqa: PLC0415 - slow, and needed only where credentials are not in the environment
+        import botocore.session  # noqa: PLC0415 - slow, and rarely needed
     except ImportError:
         return None
     return botocore.session.get_session()
@@ -181,7 +177,7 @@ def _gcs(bucket: str, given: Mapping[str, Any] | None) -> Any:
     config: dict[str, Any] = {}
     endpoint = str(options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
     if endpoint and "://" not in endpoint:
-        return None  # gcsfs has words of its own for it
+        return None  # gcsfs accepts special values
     token = options.get("token") or ("anon" if endpoint else None)
     if token == "anon":  # noqa: S105 - gcsfs's word for no credentials
         config["skip_signature"] = True

@@ -1,4 +1,4 @@
-"""Which client reads a URI: obstore where it is installed and understands the settings, else fsspec."""
+"""The choice of a client: obstore if it is installed and supports the settings, else fsspec."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ if TYPE_CHECKING:
 __all__ = ["CLIENT_VARIABLE", "open_store"]
 
 CLIENT_VARIABLE = "FIRSTFAULT_STORAGE_CLIENT"
-"""Environment variable: ``fsspec`` or ``obstore`` instead of choosing."""
+"""Environment variable that names the client: ``fsspec`` or ``obstore``."""
 _CLIENTS = ("", "fsspec", "obstore")
 
 
 def open_store(
     uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS, may_fork: bool = False
 ) -> Store:
-    """Return the store for the folder `uri` (a path or any fsspec URI).
+    """Return the store for the folder `uri` (a path or any fsspec URI), for use with ``async with``. Sends no request.
 
-    s3://, gs:// and az:// are read by obstore if it is installed and can be told all of the settings, everything else
-    by fsspec. Both give the same answers; obstore is faster to load and to ask. Nothing is asked of the storage yet.
-    Use it with ``async with``.
+    obstore reads s3://, gs:// and az:// if it is installed and supports all settings; fsspec reads the rest. Both
+    give the same answers; obstore is faster.
 
     Args:
         uri: the folder.
-        options: fsspec's storage options, whichever client is taken; they win over the environment.
-        attempts: how often to ask where the storage does not answer.
-        may_fork: whether this process may fork later and use a store in the child: after a request of obstore's in the
-            parent, one in the child would hang.
+        options: fsspec's storage options, for either client; they override the environment.
+        attempts: how often to send a request that the storage does not answer.
+        may_fork: True if this process may fork and use a store in the child. It excludes obstore: after a request in
+            the parent, a request in the child hangs.
 
     Raises:
-        UsageError: there is no client for this scheme, or its package is not installed, or the settings are wrong.
+        UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
     """
     wanted = os.environ.get(CLIENT_VARIABLE, "").lower()
     if wanted not in _CLIENTS:

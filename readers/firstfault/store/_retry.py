@@ -1,4 +1,4 @@
-"""Asking again where a storage did not answer."""
+"""Retries of requests that the storage did not answer."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ T = TypeVar("T")
 
 ATTEMPTS = 4
 _TIMEOUT_S = 15.0
-"""After which nothing is tried again, seconds."""
+"""No retry after this time, seconds."""
 
 
 async def retried(call: Callable[[], Awaitable[T]], typed: Callable[[Exception], Exception], attempts: int) -> T:
-    """Return what `call` returns, asked again a little later where the storage was not available.
+    """Return the result of `call`; call it again, after a pause, while the storage is unavailable.
 
     Args:
-        call: one request.
-        typed: our error for one of the client's; a programming error comes back as it is.
-        attempts: how often to ask at most.
+        call: sends one request.
+        typed: returns our error for one of the client's, any other error as it is.
+        attempts: how often to call at most.
 
     Raises:
-        firstfault.errors.StoreError: what `typed` made of the last error.
+        firstfault.errors.StoreError: the last error, converted by `typed`.
     """
-    import stamina  # noqa: PLC0415 - only who asks a storage pays for it
+    import stamina  # noqa: PLC0415 - slow, and only needed for a request
 
     async for attempt in stamina.retry_context(
         on=StoreUnavailableError, attempts=attempts, timeout=_TIMEOUT_S, wait_initial=0.1, wait_max=2.0

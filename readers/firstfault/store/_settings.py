@@ -1,4 +1,4 @@
-"""Where credentials and endpoints come from: the caller, then flytekit's variables, then each library's own."""
+"""Credentials and endpoints: the caller's, else those of flytekit's variables, else what each client finds itself."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from firstfault.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CONNECT_TIMEOUT_S", "READ_TIMEOUT_S", "storage_options"]
+__all__ = ["CONNECT_TIMEOUT_S", "NO_CREDENTIALS", "READ_TIMEOUT_S", "storage_options"]
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
-
+NO_CREDENTIALS = (
+    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
+    "(or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
+)
 
 _AZURE = {
     "account_name": "FLYTE_AZURE_STORAGE_ACCOUNT_NAME",
@@ -28,10 +31,8 @@ _AZURE = {
 def storage_options(protocol: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the fsspec storage options for `protocol`.
 
-    For s3: ``FLYTE_AWS_ENDPOINT``, ``FLYTE_AWS_ACCESS_KEY_ID``, ``FLYTE_AWS_SECRET_ACCESS_KEY`` as flytekit reads
-    them; whatever is not set there is left to botocore (``AWS_*``, profiles, instance roles). For Azure:
-    ``FLYTE_AZURE_STORAGE_ACCOUNT_NAME``, ``FLYTE_AZURE_STORAGE_ACCOUNT_KEY``, ``FLYTE_AZURE_CLIENT_ID``,
-    ``FLYTE_AZURE_CLIENT_SECRET``, ``FLYTE_AZURE_TENANT_ID``, as flytekit does. `given` wins.
+    They are flytekit's variables ``FLYTE_AWS_*`` and ``FLYTE_AZURE_*``; `given` overrides them. The client itself
+    finds what is not set there (for S3: ``AWS_*``, profiles, instance roles).
 
     Raises:
         UsageError: the endpoint is not a URL.
@@ -47,13 +48,13 @@ def storage_options(protocol: str, given: Mapping[str, Any] | None = None) -> di
 
 def _s3(environment: Mapping[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {
-        # s3fs asks HEAD before every GET unless told not to split it
+        # else s3fs sends a HEAD before every GET
         "max_concurrency": 1,
         "config_kwargs": {
             "connect_timeout": CONNECT_TIMEOUT_S,
             "read_timeout": READ_TIMEOUT_S,
             "max_pool_connections": 64,
-            # the store retries; what is retried beneath it as well would multiply the timeouts
+            # the store retries; botocore's retries would multiply the timeouts
             "retries": {"total_max_attempts": 1},
         },
     }

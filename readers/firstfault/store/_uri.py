@@ -6,12 +6,12 @@ __all__ = ["is_remote", "join", "protocol_of", "split_name"]
 
 
 def protocol_of(uri: str) -> str:
-    """The scheme of `uri`, ``file`` for a plain path."""
+    """Return the scheme of `uri`; ``file`` for a plain path."""
     return uri.split("://", 1)[0].lower() if "://" in uri else "file"
 
 
 def is_remote(uri: str) -> bool:
-    """Whether `uri` is something else than a folder of this machine."""
+    """Whether `uri` is not on this machine."""
     return protocol_of(uri) not in {"file", "local", "memory"}
 
 
@@ -21,6 +21,6 @@ def join(folder: str, *parts: str) -> str:
 
 
 def split_name(uri: str) -> tuple[str, str]:
-    """Split ``folder/name`` into its two halves; the folder keeps its scheme, and is ``.`` for a bare name."""
+    """Return (folder, name) of ``folder/name``; the folder keeps its scheme and is ``.`` for a bare name."""
     folder, slash, name = uri.rstrip("/").rpartition("/")
     return folder or slash or ".", name

@@ -1,4 +1,4 @@
-"""Conformance suites that the author of a strategy or a store inherits, and builders for test data.
+"""Conformance suites for strategies and stores, and builders of test data.
 
 Needs pytest. A suite is a class of tests; a subclass says what to test::
 
@@ -10,7 +10,7 @@ Needs pytest. A suite is a class of tests; a subclass says what to test::
 
 import pytest
 
-# before they are imported: a failing assert should say what it compared
+# before the imports, so that a failing assert shows its operands
 pytest.register_assert_rewrite("firstfault.testing._store", "firstfault.testing._strategy")
 
 from firstfault.testing._build import START_NS, make_error, make_job, make_presence  # noqa: E402 - see above

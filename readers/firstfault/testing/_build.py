@@ -1,4 +1,4 @@
-"""Builders of failures, roster entries and jobs: what a test does not name gets a plausible value."""
+"""Builders of failures, roster entries and jobs with plausible defaults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from firstfault.reading.assemble import Snapshot, assemble
 __all__ = ["START_NS", "make_error", "make_job", "make_presence"]
 
 START_NS = 1_700_000_000_000_000_000
-"""The moment from which the builders count, nanoseconds since the Unix epoch."""
+"""Start of the builders' clock, nanoseconds since the Unix epoch."""
 _MS = 1_000_000
 _PLACE_FIELDS = frozenset(field.name for field in dataclasses.fields(Place))
 
@@ -43,8 +43,8 @@ def make_error(
     Args:
         rank: None for a failure without a rank.
         node: the node's name.
-        at_ms: when it was recorded, milliseconds after `START_NS`; None for a document without a time.
-        exception: the exception's qualified name, a whole record, or None for a death without a word.
+        at_ms: when it was recorded, milliseconds after `START_NS`; None for none.
+        exception: the exception's qualified name, a whole record, or None for an end without an exception.
         message: of the exception, and of the document.
         fields: any other field of `WorkerError` or of its `Place`.
     """
@@ -76,7 +76,7 @@ def make_presence(
     """Return the roster entry of a node.
 
     Args:
-        phase: what the node says.
+        phase: the node's state.
         node: the node's name.
         group_rank: the node's rank.
         nodes: how many nodes take part in the round.
@@ -88,5 +88,5 @@ def make_presence(
 
 
 def make_job(*failures: WorkerError, **snapshot: Any) -> JobErrors:
-    """Return the picture that a reader makes of these failures; `snapshot` are other fields of `Snapshot`."""
+    """Return the job that a reader assembles from these failures; `snapshot` are other fields of `Snapshot`."""
     return assemble(Snapshot(documents=failures, **snapshot))

@@ -1,4 +1,4 @@
-"""What every store owes its caller."""
+"""The conformance suite for stores."""
 # ruff: noqa: S101, PLR2004 - a suite of tests asserts, and its numbers are the expectation
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNICODE = "w\u00f6rker 3 \u2192 \U0001f525.pb"
 
 
 class StoreTests:
-    """Inherit it, say how to open the store, and pytest checks it.
+    """Tests that every store must pass. Inherit it and define `open_store`.
 
     ::
 
@@ -39,11 +39,11 @@ class StoreTests:
     """
 
     def open_store(self) -> Store:
-        """Return a store that has not been entered yet; within one test always on the same folder, empty at first."""
+        """Return a store that is not yet entered. All stores of a test share one folder, which is empty at first."""
         raise NotImplementedError
 
     def test_gives_back_what_was_put(self) -> None:
-        """Every byte of an object comes back."""
+        """`get` returns the bytes that were put."""
         data = bytes(range(256)) * 33
 
         async def scenario(store: Store) -> None:
@@ -53,7 +53,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_an_object_may_be_empty(self) -> None:
-        """An object of no bytes exists, is listed with size 0, and gives no bytes."""
+        """An empty object exists, is listed with size 0, and is read as no bytes."""
 
         async def scenario(store: Store) -> None:
             await store.put("errors/a.pb", b"")
@@ -64,7 +64,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_a_name_may_be_unicode(self) -> None:
-        """A name outside of ASCII, with a space, is listed as it was put, and found."""
+        """A name with a space and characters outside of ASCII is listed and found unchanged."""
 
         async def scenario(store: Store) -> None:
             await store.put(f"errors/{_UNICODE}", b"x")
@@ -74,7 +74,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_lists_by_name_with_sizes(self) -> None:
-        """A listing is in the order of the names, whatever the order of writing, and says each size."""
+        """A listing is sorted by name and has the size of each object."""
 
         async def scenario(store: Store) -> None:
             for name in ("c", "a", "b", "B"):
@@ -94,7 +94,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_pages_hold_what_a_list_holds(self) -> None:
-        """Page by page the same objects come as at once, those of folders below left out."""
+        """`pages` yields the objects of `list`, without those of subfolders."""
 
         async def scenario(store: Store) -> None:
             for name in ("c", "a", "old/b", "b"):
@@ -106,7 +106,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_a_page_is_of_all_that_lies_below(self) -> None:
-        """A page holds what is in a folder and below it, from behind a name on, and says that nothing follows."""
+        """A page has the objects in and below a folder behind a name, and says that no more follow."""
 
         async def scenario(store: Store) -> None:
             for name in ("errors/a.pb", "errors/b.pb", "roster/c.pb", "z.pb"):
@@ -126,7 +126,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_a_page_ends(self) -> None:
-        """Of more than 1,000 objects a page holds 1,000; pages, one behind the other, hold each object once."""
+        """A page has at most 1,000 objects; successive pages have each object once."""
         names = [f"{number:04d}.pb" for number in range(1_003)]
 
         async def scenario(store: Store) -> None:
@@ -149,7 +149,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_a_missing_folder_is_empty(self) -> None:
-        """A folder in which nothing was ever put is listed as empty."""
+        """The listing of a missing folder is empty."""
 
         async def scenario(store: Store) -> None:
             assert await store.list("never/written") == []
@@ -158,7 +158,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_a_folder_is_not_an_object(self) -> None:
-        """What lies in a folder below is not listed, nor is that folder; and a folder does not exist as an object."""
+        """A listing has neither subfolders nor their objects, and `exists` is False for a folder."""
 
         async def scenario(store: Store) -> None:
             await store.put("errors/a.pb", b"x")
@@ -171,7 +171,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_every_listing_is_fresh(self) -> None:
-        """An object that was put after a listing is in the next one, with its new size when it is overwritten."""
+        """A listing shows objects that were put, or overwritten, after the previous listing."""
 
         async def scenario(store: Store) -> None:
             assert await store.list("errors") == []
@@ -184,7 +184,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_two_stores_see_each_others_writes_at_once(self) -> None:
-        """What one instance puts, another lists, finds and gets, also if it had looked before."""
+        """A second instance sees what the first one puts, also after it has listed the folder."""
 
         async def scenario(first: Store) -> None:
             async with self.open_store() as second:
@@ -200,7 +200,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_overwriting_replaces_the_whole_object(self) -> None:
-        """Of a longer object that was there before, nothing is left, and nothing else is listed beside it."""
+        """A put replaces all bytes of a longer object, and leaves no other object behind."""
 
         async def scenario(store: Store) -> None:
             await store.put("errors/a.pb", b"a long one" * 1_000)
@@ -211,7 +211,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_getting_what_is_not_there(self) -> None:
-        """A missing object is ObjectNotFoundError, which names it, and does not exist."""
+        """`get` of a missing object raises ObjectNotFoundError with its path, and `exists` is False."""
 
         async def scenario(store: Store) -> None:
             await store.put("errors/a.pb", b"x")
@@ -225,7 +225,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_the_limit_is_the_largest_size_allowed(self) -> None:
-        """An object of exactly `limit` bytes is returned, one byte more is ObjectTooLargeError."""
+        """`get` returns an object of `limit` bytes, and raises ObjectTooLargeError for one byte more."""
 
         async def scenario(store: Store) -> None:
             await store.put("errors/a.pb", b"x" * 1_000)
@@ -236,7 +236,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_the_time_of_a_write_is_plausible(self) -> None:
-        """If the storage says when an object was written, it says about now, in nanoseconds."""
+        """A modification time, if there is one, is about now in nanoseconds."""
 
         async def scenario(store: Store) -> None:
             await store.put("errors/a.pb", b"x")
@@ -247,7 +247,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_the_uri_has_no_slash_at_its_end(self) -> None:
-        """The store says which folder it is, ready to have a name appended."""
+        """`uri` is not empty and has no trailing slash."""
 
         async def scenario(store: Store) -> None:
             assert store.uri

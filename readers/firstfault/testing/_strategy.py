@@ -1,4 +1,4 @@
-"""What every aggregation strategy owes its caller."""
+"""The conformance suite for strategies."""
 # ruff: noqa: S101 - a suite of tests asserts
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _stock_files() -> JobErrors:
 
 
 def _alike() -> JobErrors:
-    """Failures without a rank that agree in all but one thing."""
+    """Failures without a rank that differ in one field each."""
     return make_job(
         *(
             make_error(None, node=node, at_ms=None, exception=None, writer=Writer.STOCK, code=code, message=message)
@@ -137,7 +137,7 @@ _JOBS: dict[str, Callable[[], JobErrors]] = {
 
 
 class StrategyTests:
-    """Inherit it, name the strategy, and pytest checks it.
+    """Tests that every strategy must pass. Inherit it and set `strategy`.
 
     ::
 
@@ -151,11 +151,11 @@ class StrategyTests:
 
     @pytest.fixture(params=_JOBS)
     def job(self, request: pytest.FixtureRequest) -> JobErrors:
-        """Jobs that a strategy must cope with, one after the other; override it to add your own."""
+        """The jobs of the tests; override it to add your own."""
         return _JOBS[request.param]()
 
     def test_returns_a_verdict_with_evidence(self, job: JobErrors) -> None:
-        """The strategy returns a Verdict from the closed lists of scopes and categories, with its evidence."""
+        """The strategy returns a Verdict with a known scope and category, and with reasons."""
         verdict = self._under_test()(job)
         assert isinstance(verdict, Verdict)
         assert isinstance(verdict.scope, Scope)
@@ -167,7 +167,7 @@ class StrategyTests:
         assert len(verdict.headline.splitlines()) == 1
 
     def test_does_not_depend_on_the_order_of_failures(self, job: JobErrors) -> None:
-        """However the failures are shuffled, the verdict says the same."""
+        """The verdict is the same for any order of failures."""
         expected = self._said(job)
         shuffler = random.Random(20_170_228)  # noqa: S311 - an order, not a secret
         for _ in range(_SHUFFLES):
@@ -176,11 +176,11 @@ class StrategyTests:
             assert self._said(replace(job, failures=tuple(failures))) == expected
 
     def test_is_deterministic(self, job: JobErrors) -> None:
-        """Asked twice, the strategy says the same."""
+        """The strategy returns the same verdict twice."""
         assert self._under_test()(job) == self._under_test()(job)
 
     def test_names_only_what_is_in_the_job(self, job: JobErrors) -> None:
-        """A root is one of the job's failures; ranks and node of the verdict are in its failures or its roster."""
+        """The root is one of the job's failures; the verdict's ranks and node are in its failures or its roster."""
         verdict = self._under_test()(job)
         assert verdict.root is None or verdict.root in job.failures
         ranks = {failure.rank for failure in job.failures}.union(*(entry.ranks for entry in job.roster))
@@ -190,19 +190,19 @@ class StrategyTests:
         assert verdict.node is None or verdict.node in nodes
 
     def test_the_root_is_no_victim(self, job: JobErrors) -> None:
-        """Fewer failures are victims than there are failures."""
+        """If there is a root, there are fewer victims than failures."""
         verdict = self._under_test()(job)
         assert 0 <= verdict.victims.count < len(job.failures) + (verdict.root is None)
         assert len(verdict.victims.by_rank) <= verdict.victims.count
 
     def test_survives_the_round_trip_through_json(self, job: JobErrors) -> None:
-        """Written as firstfault.verdict/v1 and read again, the verdict is the same but for its root."""
+        """The verdict survives the round trip through firstfault.verdict/v1, except for its root."""
         verdict = run_strategy(self._under_test(), job)
         again = verdict_from_json(to_json(verdict, decide(verdict)))
         assert again == replace(verdict, root=None)
 
     def test_can_be_decided_on_and_shown(self, job: JobErrors) -> None:
-        """The verdict gives a decision, a message for Flyte in bounded ASCII, and Markdown for a bug report."""
+        """The verdict gives a decision, a bounded ASCII message for Flyte, and Markdown without control characters."""
         verdict = run_strategy(self._under_test(), job)
         decision = decide(verdict)
         report = report_of(job, verdict, decision)
@@ -212,10 +212,10 @@ class StrategyTests:
         assert "\x1b" not in message + markdown(report)
 
     def _under_test(self) -> AggregationStrategy:
-        # a plain function among a class's attributes would be bound to the instance
+        # getattr would bind a plain function to the instance
         found = inspect.getattr_static(type(self), "strategy")
         return get_strategy(found.__func__ if isinstance(found, staticmethod) else found)
 
     def _said(self, job: JobErrors) -> object:
-        """The verdict without its root: of two failures that agree in everything, either may be it."""
+        """Return the verdict without its root, which may be either of two equal failures."""
         return verdict_to_dict(self._under_test()(job))

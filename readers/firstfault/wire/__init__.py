@@ -1,1 +1,1 @@
-"""Documents and verdicts as bytes, and back."""
+"""Encodes and decodes documents (protobuf) and verdicts (JSON). Imports `model`, the generated code and `flyteidl`."""

@@ -1,4 +1,4 @@
-"""Documents and roster entries, to and from bytes. The only module that knows protobuf."""
+"""Encodes and decodes documents and roster entries. The only module that knows their protobuf messages."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 MAX_DOCUMENT_BYTES = 2 * 1024 * 1024
-"""What a reader takes into memory for one document; Flyte's own limit (2 MiB)."""
+"""Largest document that a reader accepts; Flyte's own limit."""
 _MAX_MESSAGE = 64 * 1024
-"""Characters of ContainerError.message; Flyte's admin keeps 100 KB."""
+"""Characters of ContainerError.message; flyteadmin keeps 100 KB."""
 _MAX_TEXT = 16 * 1024
 _MAX_LOG_TAIL = 32 * 1024
 _MAX_DUMP = 64 * 1024
 _MAX_DUMPS = 64
 _MAX_ALL_DUMPS = 1024 * 1024
-"""Characters of all stack dumps together; each gets an equal share, so that of a hang every process is there."""
+"""Characters of all stack dumps together. Each gets an equal share, so that a hang's document has every process."""
 _MAX_THREADS = 10
 _MAX_LINE = 500
 _MAX_NAMES = 50
 _MAX_CAUSES = 10
 _MAX_FRAMES = 100
 _MAX_DEPTH = 4
-"""Exceptions within exceptions; protobuf's own readers give up at 100 messages within messages."""
+"""Nested exceptions; protobuf's parsers refuse more than 100 nested messages."""
 _MAX_READ_EXCEPTIONS = 2000
 """Exceptions that a reader takes from one document, whoever wrote it: causes, members and those of threads together."""
 _MAX_READ_DEPTH = 6
@@ -77,7 +77,7 @@ _MAX_READ_FRAMES = 1000
 """Frames of one exception that a reader takes."""
 _MAX_READ_THREADS = 100
 """Failed threads that a reader takes from one document."""
-_LEFT_OUT_FIRST = (
+_EXPENDABLE = (
     "exception.members",
     "exception.notes",
     "thread_failures",
@@ -86,7 +86,7 @@ _LEFT_OUT_FIRST = (
     "exception.bases",
     "exception.frames",
 )
-"""Parts of a failure that a document too large for a reader goes without, in this order."""
+"""Parts of a failure to leave out of a document that is too large, in this order."""
 _NANO = 1_000_000_000
 _MAX_COUNT = 2**32 - 1
 _MAX_LONG = 2**64 - 1
@@ -107,7 +107,7 @@ _PHASES_BACK = {number: phase for phase, number in _PHASES.items()}
 def encode(error: WorkerError) -> bytes:
     """Return the bytes of a document about `error`.
 
-    They parse as ``flyteidl.core.ErrorDocument`` too. Texts are capped and redacted here, so that no writer can forget.
+    They parse as ``flyteidl.core.ErrorDocument`` too. Texts are cut and redacted here, for all writers.
     """
     failure = pb.WorkerFailure(
         schema_version=SCHEMA_VERSION,
@@ -142,33 +142,33 @@ def encode(error: WorkerError) -> bytes:
     container_error = _container_error(
         error.code, error.message, error.kind, error.origin, error.timestamp_ns, error.worker
     )
-    return _fitted(pb.WorkerErrorDocument(error=container_error, failure=failure))
+    return _within_limit(pb.WorkerErrorDocument(error=container_error, failure=failure))
 
 
 def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
-    """Return what a document says: ours, Flyte's own, or a sealed verdict.
+    """Return the failure in a document of ours or of Flyte's own, or a sealed verdict.
 
     Raises:
-        BadDocumentError: empty, not protobuf, or without an error in it.
+        BadDocumentError: the document is empty, not protobuf, or has no error.
     """
     if not data:
-        raise BadDocumentError(f"{ref.name} is empty (0 bytes); its upload was cut off")
+        raise BadDocumentError(f"{ref.name} is empty (0 bytes); its upload was interrupted")
     document = pb.WorkerErrorDocument()
     try:
         document.ParseFromString(data)
     except (DecodeError, UnicodeDecodeError) as error:
         raise BadDocumentError(f"{ref.name} is not an error document: {error}") from error
     if not document.HasField("error"):
-        raise BadDocumentError(f"{ref.name} holds no error; it is truncated or of another format")
+        raise BadDocumentError(f"{ref.name} has no error; it is truncated or has another format")
     if document.HasField("verdict"):
         return _seal_from_pb(document, ref)
     return _error_from_pb(document, ref)
 
 
-def _fitted(document: pb.WorkerErrorDocument) -> bytes:
-    """The document's bytes, not more than a reader takes: one that is refused for its size says nothing at all."""
+def _within_limit(document: pb.WorkerErrorDocument) -> bytes:
+    """Return the document's bytes, without some parts if it is larger than a reader accepts."""
     data = _bytes(document)
-    for part in _LEFT_OUT_FIRST:
+    for part in _EXPENDABLE:
         if len(data) <= MAX_DOCUMENT_BYTES:
             break
         _leave_out(document.failure, part)
@@ -178,7 +178,7 @@ def _fitted(document: pb.WorkerErrorDocument) -> bytes:
 
 def _leave_out(failure: pb.WorkerFailure, part: str) -> None:
     owner, _, name = part.rpartition(".")
-    # clearing a part of an exception that is not there would make one
+    # ClearField on a missing exception would create one
     if not owner or failure.HasField("exception"):
         (failure.exception if owner else failure).ClearField(name)
 
@@ -201,26 +201,26 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         exception=_exception_from_pb(failure.exception, budget) if failure.HasField("exception") else None,
         exit_code=failure.exit_code if failure.HasField("exit_code") else None,
         signal=failure.signal,
-        sent_signals=_shared(tuple(SentSignal(sent.signal, sent.reason) for sent in failure.sent_signals)),
+        sent_signals=_interned(tuple(SentSignal(sent.signal, sent.reason) for sent in failure.sent_signals)),
         category=failure.category,
         fingerprint=failure.fingerprint,
         log_tail=failure.log_tail,
-        resources=_shared(_resources_from_pb(failure.resources)),
+        resources=_interned(_resources_from_pb(failure.resources)),
         monotonic_ns=failure.monotonic_ns or None,
         boot_id=failure.boot_id,
         upload_delay_ns=failure.upload_delay_ns or None,
-        versions=_shared(tuple(sorted(failure.versions.items()))),
+        versions=_interned(tuple(sorted(failure.versions.items()))),
         documents=(ref,),
         in_flight=failure.in_flight,
         stack_dumps=tuple(_dump_from_pb(dump) for dump in failure.stack_dumps),
         thread_failures=_threads_from_pb(failure.thread_failures, budget),
-        collectives=_shared(tuple(map(_collective_from_pb, failure.collectives))),
+        collectives=_interned(tuple(map(_collective_from_pb, failure.collectives))),
         caused_by=_caused_by_from_pb(failure.caused_by) if failure.HasField("caused_by") else None,
     )
 
 
-def _shared(value: T) -> T:
-    """Return one and the same object for all that are equal: thousands of victims differ in little but their rank."""
+def _interned(value: T) -> T:
+    """Return one object for all equal values, which saves memory: thousands of victims have the same stacks."""
     return cast("T", _kept(value))
 
 
@@ -233,7 +233,7 @@ def _kept(value: object) -> object:
 
 
 def encode_seal(seal: Seal) -> bytes:
-    """Return the bytes of the ``error.pb`` by which a pod hands its verdict to Flyte."""
+    """Return the bytes of the ``error.pb`` that gives a pod's verdict to Flyte."""
     return _bytes(
         pb.WorkerErrorDocument(
             error=_container_error(
@@ -307,7 +307,7 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
     """Return a roster entry.
 
     Raises:
-        BadDocumentError: these bytes are none.
+        BadDocumentError: `data` is not a roster entry, or has an unknown phase.
     """
     entry = pb.RosterEntry()
     try:
@@ -315,7 +315,7 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
     except (DecodeError, UnicodeDecodeError) as error:
         raise BadDocumentError(f"{name} is not a roster entry: {error}") from error
     if entry.phase not in _PHASES_BACK:
-        raise BadDocumentError(f"{name} is not a roster entry: it names no phase that this version knows")
+        raise BadDocumentError(f"{name} is not a roster entry: its phase is unknown to this version")
     return NodePresence(
         phase=_PHASES_BACK[entry.phase],
         place=_place_from_pb(entry.place),
@@ -360,7 +360,7 @@ def _container_error(  # noqa: PLR0913, PLR0917 - the message has six fields
 
 
 def _timestamp_from_pb(error: errors_pb2.ContainerError) -> int | None:
-    """None if unset, not after the epoch (an empty message means that), or beyond what a Timestamp may hold."""
+    """Return nanoseconds since the Unix epoch; None if unset, zero or out of a Timestamp's range."""
     if not error.HasField("timestamp"):
         return None
     stamp: Timestamp = error.timestamp
@@ -407,7 +407,7 @@ def _long_to_pb(number: int | None) -> int | None:
 
 
 def _rank_to_pb(rank: int | None) -> int | None:
-    """None for what is no rank: torch has -1 before the rendezvous, and that must not cost the document."""
+    """Return None for an invalid rank, such as torch's -1 before the rendezvous."""
     return rank if rank is not None and 0 <= rank <= _MAX_COUNT else None
 
 
@@ -439,7 +439,7 @@ _RESOURCES = {
     "memory_used_bytes": "memory_used_bytes",
     "watermark_ns": "watermark_wall_ns",
 }
-"""Each field of the model and what it is called on the wire."""
+"""The field of the model, and its name on the wire."""
 
 
 def _resources_to_pb(resources: Resources) -> pb.ResourceEvidence:
@@ -568,8 +568,8 @@ def _exception_from_pb(record: pb.ExceptionRecord, budget: _Budget, depth: int =
     return ExceptionInfo(
         type=record.type,
         message=record.message,
-        bases=_shared(tuple(record.bases)),
-        frames=_shared(tuple(map(_frame_from_pb, frames))),
+        bases=_interned(tuple(record.bases)),
+        frames=_interned(tuple(map(_frame_from_pb, frames))),
         notes=(*record.notes, *cut),
         causes=causes,
         relation=record.relation,

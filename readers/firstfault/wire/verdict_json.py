@@ -1,4 +1,4 @@
-"""The contract ``firstfault.verdict/v1``: a verdict and a decision as JSON, and back."""
+"""The JSON schema ``firstfault.verdict/v1`` of a verdict and a decision."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def to_json(verdict: Verdict, decision: Decision) -> str:
 
 
 def verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
-    """Return the verdict as the contract has it."""
+    """Return the verdict as an object of the schema."""
     return {
         "scope": verdict.scope.value,
         "ranks": list(verdict.ranks),
@@ -64,7 +64,7 @@ def verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
 
 
 def decision_to_dict(decision: Decision) -> dict[str, Any]:
-    """Return the decision as the contract has it."""
+    """Return the decision as an object of the schema."""
     return {
         "retry": decision.retry,
         "kind": decision.kind.value,
@@ -76,7 +76,7 @@ def decision_to_dict(decision: Decision) -> dict[str, Any]:
 
 
 def verdict_from_json(text: str) -> Verdict | None:
-    """Return the verdict that `to_json` wrote, without its root; None if this is none, or of another schema."""
+    """Return the verdict that `to_json` wrote, without its root; None for any other text."""
     try:
         document = json.loads(text)
         if document["schema"] != SCHEMA:
@@ -87,7 +87,7 @@ def verdict_from_json(text: str) -> Verdict | None:
 
 
 def decision_from_json(text: str) -> Decision | None:
-    """Return the decision that `to_json` wrote; None if this is none, or of another schema."""
+    """Return the decision that `to_json` wrote; None for any other text."""
     try:
         document = json.loads(text)
         if document["schema"] != SCHEMA:
@@ -118,7 +118,7 @@ def parse_timestamp(text: str | None) -> int | None:
     """Return nanoseconds since the Unix epoch; None for None.
 
     Raises:
-        ValueError: not RFC 3339 in UTC.
+        ValueError: `text` is not RFC 3339 in UTC.
     """
     if text is None:
         return None
@@ -168,7 +168,7 @@ def _verdict_from_dict(data: dict[str, Any]) -> Verdict:
 
 
 def _text(value: object) -> str:
-    """Return `value`; a seal may be anybody's, and what is no text must not get into a report."""
+    """Return `value` if it is a string: a seal may come from any writer."""
     if not isinstance(value, str):
-        raise TypeError(f"expected a text, found {type(value).__name__}")
+        raise TypeError(f"expected a string, found {type(value).__name__}")
     return value

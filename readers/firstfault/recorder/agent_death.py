@@ -1,4 +1,4 @@
-"""What the recorder says in the stead of an agent that has died: its last words, and all that its node left behind."""
+"""Uploads after the agent's death: the document about it, the spooled documents and the roster entry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from firstfault.layout.keys import RosterKey, error_key_for, roster_key_for
 from firstfault.layout.paths import ERRORS, ROSTER
 from firstfault.model import DocumentRef, Receipt, Resources, WorkerError, Writer
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
-from firstfault.recorder.uploads import say
+from firstfault.recorder.uploads import log_line
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -22,34 +22,34 @@ if TYPE_CHECKING:
     from firstfault.recorder.spool import Spool, SpooledDocument
     from firstfault.recorder.uploads import Uploads
 
-__all__ = ["LastWords", "speak_for_agent"]
+__all__ = ["DeadAgent", "report_agent_death"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """A document of the node and what became of it."""
+class _Upload:
+    """The receipt of a document and the round of its failure."""
 
     receipt: Receipt
     round: int | None
-    """In which it happened; None: it is not known."""
+    """None if the document could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
-    """Says what an agent that has died cannot say any more.
+class DeadAgent:
+    """Uploads the documents of an agent that has died.
 
     Args:
-        folder: the node's.
-        uploads: where to.
-        deadline_seconds: for each document.
+        folder: the node's folder.
+        uploads: where to upload.
+        deadline_seconds: longest upload of each document.
     """
 
     folder: NodeFolder
     uploads: Uploads
     deadline_seconds: float
 
-    async def about_agent(self, resources: Resources, wall_ns: int, monotonic_ns: int) -> list[_Told]:
-        """Write the document about the agent's death, which was noticed at this moment; nothing if it left none."""
+    async def about_agent(self, resources: Resources, wall_ns: int, monotonic_ns: int) -> list[_Upload]:
+        """Upload the document about the agent's death at this moment; do nothing if the agent left none."""
         data = _read(self.folder, DOCUMENT)
         if data is None:
             return []
@@ -57,7 +57,7 @@ class LastWords:
 
         failure = decode(data, DocumentRef(DOCUMENT))
         if not isinstance(failure, WorkerError):
-            raise TypeError(f"{DOCUMENT} among the last words is no error document")
+            raise TypeError(f"{DOCUMENT} of the agent is not an error document")
         failure = replace(
             failure, timestamp_ns=wall_ns, monotonic_ns=monotonic_ns, writer=Writer.RECORDER, resources=resources
         )
@@ -65,32 +65,32 @@ class LastWords:
         upload = self.uploads.put(
             f"{ERRORS}/{name}", encode(failure), fault_monotonic_ns=monotonic_ns, rank=failure.rank
         )
-        return [_Told(await self._bounded(name, failure.rank, upload), failure.place.round)]
+        return [_Upload(await self._bounded(name, failure.rank, upload), failure.place.round)]
 
-    async def spooled(self, spool: Spool, document: SpooledDocument) -> list[_Told]:
-        """Upload a document that its writer could not, and return what became of it."""
+    async def spooled(self, spool: Spool, document: SpooledDocument) -> list[_Upload]:
+        """Upload a spooled document that is not uploaded yet; return its receipt, nothing for a roster entry."""
         if RosterKey.parse(document.name) is not None:
             await self._receipt(ROSTER, spool, document, None)
             return []
         failure = _failure(document)
         receipt = await self._receipt(ERRORS, spool, document, failure)
-        return [_Told(receipt, failure.place.round if failure is not None else None)]
+        return [_Upload(receipt, failure.place.round if failure is not None else None)]
 
-    async def presence(self, told: list[_Told]) -> None:
-        """Say in the roster that this node is done; nothing if the agent left no entry."""
+    async def presence(self, uploaded: list[_Upload]) -> None:
+        """Upload the roster entry of this node; do nothing if the agent left none."""
         data = _read(self.folder, PRESENCE)
         if data is None:
             return
         from firstfault.wire.documents import decode_presence, encode_presence  # noqa: PLC0415 - as above
 
-        presence = _with_receipts(decode_presence(data, PRESENCE), told)
+        presence = _with_receipts(decode_presence(data, PRESENCE), uploaded)
         name = roster_key_for(presence)
         await self._bounded(name, None, self.uploads.put(f"{ROSTER}/{name}", encode_presence(presence)))
 
     async def _receipt(
         self, where: str, spool: Spool, document: SpooledDocument, failure: WorkerError | None
     ) -> Receipt:
-        """Return what became of a spooled document, after an upload if it needs one."""
+        """Return the receipt of a spooled document; upload it first if it needs that."""
         rank, monotonic_ns = (failure.rank, failure.monotonic_ns) if failure is not None else (None, None)
         if document.withdrawn:
             return Receipt(document.name, durable=document.is_durable, rank=rank, withdrawn=True)
@@ -108,37 +108,37 @@ class LastWords:
             late = f"the storage did not answer within {self.deadline_seconds:.1f} s"
             receipt = Receipt(name, durable=False, error=late, rank=rank)
         if not receipt.durable:
-            say(f"{name} was not uploaded: {receipt.error}")
+            log_line(f"{name} was not uploaded: {receipt.error}")
         return receipt
 
 
-async def speak_for_agent(words: LastWords, memory: MemoryWatch) -> None:
-    """Upload what the agent wanted said about its death, what its node has spooled, and that the node is done.
+async def report_agent_death(agent: DeadAgent, memory: MemoryWatch) -> None:
+    """Upload the document about the agent's death and all spooled documents at once, then the roster entry.
 
-    In this order, at once: where the agent was the container's first process, the kernel is ending this one too.
+    There is little time: if the agent was the container's first process, the kernel is killing this one too.
     """
     wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()
     resources = Resources(**memory.report())
     spooled = [
-        words.spooled(spool, document) for spool in words.folder.spools() for document in spool.documents(held=True)
+        agent.spooled(spool, document) for spool in agent.folder.spools() for document in spool.documents(held=True)
     ]
     outcomes = await asyncio.gather(
-        words.about_agent(resources, wall_ns, monotonic_ns), *spooled, return_exceptions=True
+        agent.about_agent(resources, wall_ns, monotonic_ns), *spooled, return_exceptions=True
     )
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
-            say(f"a document of an agent that died was not uploaded: {type(outcome).__name__}: {outcome}")
-    await words.presence([told for outcome in outcomes if isinstance(outcome, list) for told in outcome])
+            log_line(f"a document of the dead agent was not uploaded: {type(outcome).__name__}: {outcome}")
+    await agent.presence([item for outcome in outcomes if isinstance(outcome, list) for item in outcome])
 
 
-def _with_receipts(presence: NodePresence, told: list[_Told]) -> NodePresence:
-    """Return the entry as of now, with a receipt for each document of its round."""
-    of_this_round = tuple(item.receipt for item in told if item.round in {None, presence.place.round})
+def _with_receipts(presence: NodePresence, uploaded: list[_Upload]) -> NodePresence:
+    """Return the entry with the current time and the receipts of its round."""
+    of_this_round = tuple(item.receipt for item in uploaded if item.round in {None, presence.place.round})
     return replace(presence, receipts=of_this_round, timestamp_ns=time.time_ns())
 
 
 def _failure(document: SpooledDocument) -> WorkerError | None:
-    """Return what a document says; None if nothing that can be read: it is uploaded all the same."""
+    """Return the decoded document; None if it cannot be read."""
     from firstfault.errors import BadDocumentError  # noqa: PLC0415
     from firstfault.wire.documents import decode  # noqa: PLC0415 - heavy, and most runs never need it
 
