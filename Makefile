@@ -1,7 +1,7 @@
 # Each target needs python3 only: it makes .venv if it is missing, or older than pyproject.toml or constraints.txt.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test matrix agent-faults cascades replay simulation bench golden pictures lint format types proto proto-check floors wheel test-wheel clean
+.PHONY: help demo test quick timing matrix agent-faults cascades replay simulation bench golden pictures lint format types proto proto-check floors wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -20,8 +20,14 @@ help: ## print this list
 demo: $(VENV) ## train on 2 nodes, fail on rank 3, explain the failure, retry, succeed
 	$(BIN)/firstfault run examples/recoverable.py train --nodes 2 --store build/demo
 
-test: $(VENV) ## run all tests; ARGS="-k name" goes to pytest
-	@$(BIN)/pytest $(ARGS)
+test: wheel ## build the wheel and run all tests on it; ARGS="-k name" is passed to pytest
+	@tools/test_wheel.sh dist/*.whl $(ARGS)
+
+quick: $(VENV) ## run the tests that start no training on the sources; ARGS="-m jobs" for those that do
+	@$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadgroup -m 'not jobs' $(ARGS)
+
+timing: $(VENV) ## run the tests that measure speed, one by one; they need a machine that does nothing else
+	@$(BIN)/pytest -m timing $(ARGS)
 
 matrix: $(VENV) ## run all 24 combinations of raises; print how long they took
 	@FIRSTFAULT_MATRIX=all $(BIN)/pytest tests/plugin/test_matrix.py $(ARGS)
@@ -71,9 +77,6 @@ floors: $(VENV) ## test the library with its oldest supported dependencies
 wheel: $(VENV) ## build the source distribution and the wheel into dist/
 	@rm -rf dist
 	@tools/quietly.sh "building dist/" $(BIN)/python -m build --no-isolation
-
-test-wheel: wheel ## install the wheel in a folder without the sources, and test it there
-	@tools/test_wheel.sh dist/*.whl
 
 clean: ## remove everything that was made, .venv included
 	@rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +15,43 @@ from tests.s3_server import ServerError, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from tests.s3_server import S3
 
-_STORAGE_VARIABLES = ("AWS_", "FLYTE_", "_F_")
+_OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
+"""How names begin that change what is tested; xdist sets COLUMNS."""
+_ROOT = Path(__file__).resolve().parents[1]
+_SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
+"""Where each package lies in the repository; the wheel's tests run in a folder that has none of them."""
+
+
+# --- what is tested -------------------------------------------------------------------------------------------------
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test other packages than those beside the tests, or the installed ones where there are none."""
+    for package, source_root in _SOURCE_ROOTS.items():
+        sources = _ROOT / source_root
+        expected = sources if sources.is_dir() else Path(sysconfig.get_path("purelib"))
+        spec = importlib.util.find_spec(package)
+        found = spec.origin if spec is not None else None
+        if found is None or not Path(found).resolve().is_relative_to(expected.resolve()):
+            pytest.exit(
+                f"{package} is loaded from {found}, not from {expected}", returncode=pytest.ExitCode.USAGE_ERROR
+            )
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark every test that asks for the S3 server, and leave out those that measure speed unless they are asked for."""
+    for item in items:
+        if "s3" in getattr(item, "fixturenames", ()) or item.get_closest_marker("s3"):
+            item.add_marker("s3")
+            item.add_marker(pytest.mark.xdist_group("s3"))  # one process, so one server
+    if "timing" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("timing")]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 # --- the environment ------------------------------------------------------------------------------------------------
@@ -24,10 +59,10 @@ _STORAGE_VARIABLES = ("AWS_", "FLYTE_", "_F_")
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_outer_settings() -> Iterator[None]:
-    """Hide the storage and Flyte settings, and the AWS profile, of whoever runs the tests."""
+    """Hide the storage and Flyte settings, the AWS profile and the window's size of whoever runs the tests."""
     outer = dict(os.environ)
     for name in outer:
-        if name.startswith(_STORAGE_VARIABLES):
+        if name.startswith(_OUTER_VARIABLES):
             del os.environ[name]
     os.environ.update(
         AWS_CONFIG_FILE=os.devnull, AWS_SHARED_CREDENTIALS_FILE=os.devnull, AWS_EC2_METADATA_DISABLED="true"
@@ -51,13 +86,6 @@ def _restore(environment: dict[str, str]) -> None:
 
 
 # --- the S3 server -------------------------------------------------------------------------------------------------
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that asks for the S3 server."""
-    for item in items:
-        if "s3" in getattr(item, "fixturenames", ()):
-            item.add_marker("s3")
 
 
 @pytest.fixture(scope="session")

@@ -33,8 +33,9 @@ def test_the_proxy_adds_its_delay_and_counts(s3: S3) -> None:
         assert slow.requests() == {}
 
 
-def test_every_way_to_read_is_measured(s3: S3) -> None:
+def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ways read the same 140 documents; each is measured with its requests, and drawn."""
+    monkeypatch.setattr(reading, "DELAYS_MS", (20,))
     rows = list(reading.rows(s3, 1, (1, 140)))
     ways = {row.way for row in rows}
     assert len(ways) == 6
@@ -52,7 +53,10 @@ def test_every_way_to_read_is_measured(s3: S3) -> None:
 
 
 @pytest.mark.jobs
-@pytest.mark.parametrize("task", write_ahead.TASKS)
+@pytest.mark.parametrize(
+    "task",
+    [task if task == "in_finally" else pytest.param(task, marks=pytest.mark.timing) for task in write_ahead.TASKS],
+)
 def test_the_document_is_durable_before_the_first_victim(s3: S3, task: str) -> None:
     """In each of two rounds of a real job on S3 the raise is durable before any other rank has failed or died."""
     taken = write_ahead.raises(s3, task, 2, delay_ms=5, start_method="fork")

@@ -20,9 +20,6 @@ _NAMES = (
     "hang-rank0-of4",
     "frozen-rank3-of4",
     "deadlock-rank1-of4",
-    "SIGKILL-held3.0-rank2-of4",
-    "recoverable-future-rank2-of4",
-    "raise-earlyTrue-rank0-of4",
     "raise-clock+5-rank3-of4",
 )
 

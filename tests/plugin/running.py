@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from firstfault import MultiErrorFileOutputReader
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "kill_all", "running"]
+    from firstfault.model import JobErrors, WorkerError
+
+__all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "kill_all", "running", "short_folder"]
 
 DEADLINE_S = 90
 
@@ -46,6 +53,16 @@ class Ended:
     def prefix(self) -> Path:
         """Its output prefix."""
         return Path(self.attempt["errors"]).parents[1]
+
+    @property
+    def job(self) -> JobErrors:
+        """What our reader makes of the attempt."""
+        return MultiErrorFileOutputReader(str(self.prefix)).job()
+
+    def of_rank(self, rank: int) -> WorkerError:
+        """The one failure on record of a rank."""
+        (failure,) = [failure for failure in self.job.failures if failure.rank == rank]
+        return failure
 
     @property
     def logs(self) -> str:
@@ -104,10 +121,12 @@ class Running:
 
 @contextlib.contextmanager
 def running(file: Path, task: str, folder: Path, inputs: dict[str, Any], *options: str) -> Iterator[Running]:
-    """Start a run without retries, with a temporary folder of its own; end it if the test does not."""
-    marks, temporary = folder / "marks", folder / "tmp"
+    """Start a run without retries, with a temporary folder of its own; end it if the test does not.
+
+    Options of the caller's count more than those that are set here.
+    """
+    marks, temporary = folder / "marks", short_folder()
     marks.mkdir()
-    temporary.mkdir()
     arguments = [sys.executable, "-m", "firstfault", "run", str(file), task, "--store", str(folder / "store")]
     arguments += ["--inputs", json.dumps(inputs), "--json", "--retries", "0", "--system-retries", "0"]
     process = subprocess.Popen(
@@ -123,6 +142,13 @@ def running(file: Path, task: str, folder: Path, inputs: dict[str, Any], *option
         if process.poll() is None:
             process.terminate()
             process.communicate()
+
+
+def short_folder() -> Path:
+    """Return a new folder with so short a path that a socket in it has a valid address; it is removed at exit."""
+    folder = Path(tempfile.mkdtemp(prefix="ff-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def await_exit(pid: int) -> float:

@@ -16,12 +16,11 @@ import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.recorder import NodeFolder
-from tests.plugin.running import Ended, Running, await_exit, kill_all, running
+from tests.plugin.running import Running, await_exit, kill_all, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from firstfault.model import JobErrors, WorkerError
 
 pytestmark = pytest.mark.jobs
 
@@ -30,8 +29,8 @@ TIMES = int(os.environ.get("FIRSTFAULT_REPEAT", "1"))
 SLEEPING_S = 5.0
 BLOCKED_S = 3.0
 TOLD_S = 5.0
-BUSY = 3.0 if TIMES == 1 else 1.0
-"""Factor for limits where other tests may run beside; the figures are printed in any case."""
+GRACE_S = 30.0
+"""Kubernetes' grace period: what must hold on any machine. Limits of speed hold for `make agent-faults`."""
 _taken: dict[str, list[float]] = {}
 
 
@@ -48,7 +47,7 @@ def _table() -> Iterator[None]:
 def took(case: str, seconds: float, limit: float) -> None:
     """Note how long a case took, and check it."""
     _taken.setdefault(case, []).append(seconds)
-    assert seconds < limit * BUSY, case
+    assert seconds < (limit if TIMES > 1 else GRACE_S), case
 
 
 @pytest.fixture
@@ -67,17 +66,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         assert run.left_over() == []
 
 
-def job_of(ended: Ended) -> JobErrors:
-    """What our reader makes of the attempt."""
-    return MultiErrorFileOutputReader(str(ended.prefix)).job()
-
-
-def of_rank(ended: Ended, rank: int) -> WorkerError:
-    """The one failure on record of a rank."""
-    (failure,) = [failure for failure in job_of(ended).failures if failure.rank == rank]
-    return failure
-
-
 repeated = pytest.mark.parametrize("number", range(TIMES))
 
 
@@ -85,7 +73,7 @@ repeated = pytest.mark.parametrize("number", range(TIMES))
 
 
 @repeated
-@pytest.mark.parametrize(("peers", "limit"), [("sleep", SLEEPING_S), ("gloo", BLOCKED_S)])
+@pytest.mark.parametrize(("peers", "limit"), [("sleep", SLEEPING_S)] + [("gloo", BLOCKED_S)] * (TIMES > 1))
 def test_everybody_leaves(start: Callable[..., Running], peers: str, limit: float, number: int) -> None:
     """A rank raises: the verdict names it, its peers were stopped because of it or failed, and all pods end soon."""
     ended = start("spawned", kind="raise", peers=peers).end()
@@ -95,9 +83,10 @@ def test_everybody_leaves(start: Callable[..., Running], peers: str, limit: floa
     assert ended.verdict["victims"]["count"] == 3
     assert ended.verdict["coverage"]["complete"]
     ended.flyte_saw_the_verdict()
+    assert not (ended.prefix / "deck.html").exists(), "the task has no decks"
     if peers == "sleep":
         for rank in (0, 1):
-            victim = of_rank(ended, rank)
+            victim = ended.of_rank(rank)
             assert victim.caused_by is not None
             assert victim.caused_by.rank == 3
             assert "rank 3 on " in victim.sent_signals[0].reason
@@ -110,7 +99,7 @@ def test_everybody_leaves(start: Callable[..., Running], peers: str, limit: floa
 
 
 @repeated
-@pytest.mark.parametrize("clean_up", ["finally", "finally-destroy"])
+@pytest.mark.parametrize("clean_up", ["finally", "finally-destroy"] if TIMES > 1 else ["finally-destroy"])
 @pytest.mark.parametrize("task", ["spawned", "forked"] if TIMES > 1 else ["forked"])
 def test_a_slow_finally(start: Callable[..., Running], task: str, clean_up: str, number: int) -> None:
     """An exception keeps its own document, durable before it has a victim, however slow the clean-up behind it is."""
@@ -119,47 +108,38 @@ def test_a_slow_finally(start: Callable[..., Running], task: str, clean_up: str,
     assert ended.verdict["ranks"] == [rank]
     assert "ValueError" in ended.verdict["headline"]
     ended.flyte_saw_the_verdict()
-    root = of_rank(ended, rank)
+    root = ended.of_rank(rank)
     assert root.exception is not None
     assert root.exception.frames[-1].function == "raise_in"
-    others = [failure for failure in job_of(ended).failures if failure.rank != rank]
+    others = [failure for failure in ended.job.failures if failure.rank != rank]
     first_victim = min(failure.timestamp_ns or 0 for failure in others)
     durable = (root.timestamp_ns or 0) + int(ended.attempt["seconds"]["fault_to_durable"] * 1e9)
     assert durable < first_victim
-    took(f"{clean_up} ({task}): durable before the first victim", (first_victim - durable) / 1e9, 60)
+    took(f"{clean_up} ({task}): durable before the first victim", (first_victim - durable) / 1e9, GRACE_S)
 
 
-@pytest.mark.parametrize(
-    ("kind", "category", "said"),
-    [
-        ("os._exit(0)", "exit", "exited with code 0 before the task function had returned"),
-        ("terminate", "signal", "terminate called without an active exception"),
-    ]
-    + [("interrupt", "user_code", "KeyboardInterrupt"), ("sys.exit", "exit", "SystemExit: 5")] * (TIMES > 1),
-)
-def test_an_end_without_an_error(start: Callable[..., Running], kind: str, category: str, said: str) -> None:
-    """However a worker leaves, its rank is named, with what there is to know about it; no peer waits in vain."""
-    ended = start("forked", kind=kind, peers="sleep").end()
-    root = of_rank(ended, 1)
-    assert ended.verdict["ranks"] == [1], ended.verdict
-    assert ended.verdict["category"] == category
-    assert said in f"{root.message}\n{root.log_tail}"
-    if kind == "terminate":
-        assert said in ended.logs, "stderr goes where it always went"
-        (dump,) = root.stack_dumps
-        assert "Fatal Python error: Aborted" in dump.text
-        assert "Fatal Python error: Aborted" in ended.logs
+def test_an_exit_without_an_error(start: Callable[..., Running]) -> None:
+    """An exit with code 0 before the task has returned is a failure, also where each pod has an error file."""
+    ended = start("forked", "--env", "_F_DES=Earliest", kind="os._exit(0)", peers="sleep").end()
+    root = ended.of_rank(1)
+    assert (ended.verdict["ranks"], ended.verdict["category"]) == ([1], "exit")
+    assert "exited with code 0 before the task function had returned" in root.message
+    assert not (ended.prefix / "error.pb").exists()
+    assert len(list(ended.prefix.glob("error-*.pb"))) == 2, "one of each pod"
     ended.flyte_saw_the_verdict()
 
 
-def test_an_exception_that_was_handled(start: Callable[..., Running]) -> None:
-    """What was recorded on its way out and then handled is withdrawn: the job succeeds, and no error is on record."""
-    ended = start("swallowing").end()
-    assert ended.status == 0, ended.verdict
-    assert ended.verdict is None
-    documents = list((ended.prefix / "firstfault" / "errors").glob("*.pb"))
-    assert len(documents) == 1, "it was recorded before the sockets closed"
-    assert not MultiErrorFileOutputReader(str(ended.prefix)).is_error()
+def test_an_abort(start: Callable[..., Running]) -> None:
+    """What a failed check in native code prints is in the document with the stack, and in the pod's log."""
+    ended = start("forked", kind="terminate", peers="sleep").end()
+    root = ended.of_rank(1)
+    assert (ended.verdict["ranks"], ended.verdict["category"]) == ([1], "signal")
+    assert "terminate called without an active exception" in f"{root.message}\n{root.log_tail}"
+    assert "terminate called without an active exception" in ended.logs, "stderr goes where it always went"
+    (dump,) = root.stack_dumps
+    assert "Fatal Python error: Aborted" in dump.text
+    assert "Fatal Python error: Aborted" in ended.logs
+    ended.flyte_saw_the_verdict()
 
 
 # --- agents that die ------------------------------------------------------------------------------------------------
@@ -167,7 +147,7 @@ def test_an_exception_that_was_handled(start: Callable[..., Running]) -> None:
 
 @pytest.mark.parametrize(
     ("rank", "with_worker"),
-    [(0, False), (1, True)] + [(0, True), (1, False)] * (TIMES > 1),
+    [(0, False)] + [(1, True), (0, True), (1, False)] * (TIMES > 1),
 )
 def test_an_agent_is_killed(start: Callable[..., Running], rank: int, with_worker: bool) -> None:
     """The recorder says that the agent died; the other node hears of it, whoever hosts the store, and says so too."""
@@ -183,7 +163,7 @@ def test_an_agent_is_killed(start: Callable[..., Running], rank: int, with_worke
     assert (ended.verdict["scope"], ended.verdict["category"]) == ("node", "node_lost")
     assert not ended.attempt["decision"]["enforced"]
     assert ended.verdict["coverage"]["reported"] == 2
-    victim = of_rank(ended, 1 - rank)
+    victim = ended.of_rank(1 - rank)
     assert victim.stopped_by_agent
     assert (ended.prefix / "error.pb").exists(), "the survivor has sealed a verdict"
 
@@ -272,12 +252,20 @@ def test_sigterm_after_success(start: Callable[..., Running]) -> None:
 # --- the first exit -------------------------------------------------------------------------------------------------
 
 
-def test_outputs_that_are_late(start: Callable[..., Running]) -> None:
-    """No pod exits before rank 0's outputs are there: Flyte reads them when the first one does."""
-    run = start("slow_output", seconds=3.0)
+def test_a_success_after_a_handled_exception(start: Callable[..., Running]) -> None:
+    """A handled exception is withdrawn, and no pod exits before rank 0's outputs are there.
+
+    The exception was on record: its handler closes the sockets. Flyte reads the outputs when the first pod exits.
+    """
+    run = start("handled", seconds=3.0)
     await_exit(run.mark("rank-1")["agent"])
-    assert list(run.marks.parent.glob("store/*/0/outputs.pb")), "the pod of rank 1 has left before"
-    assert run.end().status == 0
+    assert list(run.marks.parent.glob("store/*/0/outputs.pb")), "the pod of rank 1 has exited before"
+    ended = run.end()
+    assert ended.status == 0, ended.verdict
+    assert ended.verdict is None
+    documents = list((ended.prefix / "firstfault" / "errors").glob("*.pb"))
+    assert len(documents) == 1, "it was recorded before the sockets closed"
+    assert not MultiErrorFileOutputReader(str(ended.prefix)).is_error()
 
 
 def test_a_node_that_has_finished_hears_of_a_failure(start: Callable[..., Running]) -> None:

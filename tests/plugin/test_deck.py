@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -33,15 +32,14 @@ from flytekitplugins.firstfault.deck.keep import DeckKeeper
 from flytekitplugins.firstfault.deck.write import elected, leave_deck
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 from flytekitplugins.firstfault.outputs import await_deck
-from tests.plugin.recordings import recording_at
-from tests.plugin.running import running
+from tests.recordings import recording_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
-    from conftest import Prefix
+    from tests.prefix import Prefix
 
-JOB = Path(__file__).parent / "jobs" / "decks.py"
 LONG_S = 30.0
 SOON_S = 1.0
 
@@ -360,12 +358,13 @@ def _tabs(page: str) -> list[str]:
 @pytest.mark.parametrize("with_peer", [False, True], ids=["alone", "beside the other pod"])
 def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The master's pod writes the deck if it failed, its own decks after the report; a worker's waits and leaves it."""
-    monkeypatch.setattr(deck, "_WRITING_S", 1.5)
+    waits = with_peer and pod.rank
+    monkeypatch.setattr(deck, "_WRITING_S", 0.3 if waits else LONG_S)
     if with_peer:
         pod.another(1 - pod.rank)
     pod.run()
     assert (pod.prefix.folder / "error.pb").exists()
-    if with_peer and pod.rank:
+    if waits:
         assert not (pod.prefix.folder / "deck.html").exists(), "the master's pod would have written it"
         return
     assert _tabs(pod.deck) == ["firstfault", "Timeline", "progress"]
@@ -433,47 +432,3 @@ def test_a_pod_that_is_told_to_go(prefix: Prefix, monkeypatch: pytest.MonkeyPatc
     began = time.monotonic()
     assert leave_deck(verdict, "train", give_up=told) is False
     assert time.monotonic() - began < SOON_S
-
-
-# --- real jobs ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.jobs
-@pytest.mark.parametrize(
-    ("function", "kind", "said"),
-    [
-        ("spawned", "raise", "ValueError: bad batch 17 <script>"),
-        ("forked", "raise", "ValueError: bad batch 17 <script>"),
-        ("spawned", "SIGKILL", "SIGKILL"),
-    ],
-)
-def test_the_deck_of_a_job(function: str, kind: str, said: str, tmp_path: Path) -> None:
-    """When Flyte looks, the report is the deck's first tab, and what rank 0 had made before, killed or not, is next."""
-    with running(JOB, function, tmp_path, {"kind": kind}, "--env", "FLYTE_SDK_LOGGING_LEVEL=20") as run:
-        ended = run.end()
-    ended.flyte_saw_the_verdict()
-    page = (ended.prefix / "deck.html").read_text()
-    assert _tabs(page) == ["firstfault", "progress of rank 0", "Timeline"]
-    assert page.count("<p>loss 0.25 at step 7</p>") == 1
-    assert html.escape(said) in page
-    assert "bad batch 17 <script>" not in page
-    assert html.escape(ended.verdict["node"]) in page
-    assert "firstfault failed while" not in ended.logs
-    decks, seals = _logged(ended.logs, "Upload data to .*/deck.html"), _logged(ended.logs, "Engine folder written")
-    assert len(seals) == 2
-    assert min(decks) <= min(seals), "with a pod's seal it may be the first that leaves"
-    assert len(decks) == 2, "both by one pod: before its seal, and flytekit's own step"
-
-
-def _logged(logs: str, message: str) -> list[str]:
-    """Return when flytekit logged a message, as text that sorts by time."""
-    return re.findall(rf'"asctime": "([^"]+)".*"message": "{message}', logs)
-
-
-@pytest.mark.jobs
-def test_a_job_without_decks(tmp_path: Path) -> None:
-    """A task that has no decks leaves none when it fails."""
-    with running(JOB, "without", tmp_path, {}) as run:
-        ended = run.end()
-    ended.flyte_saw_the_verdict()
-    assert not (ended.prefix / "deck.html").exists()

@@ -49,9 +49,10 @@ from flytekitplugins.firstfault.task import RecoverableVerdictSealedError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conftest import Prefix
     from flyteidl.core.tasks_pb2 import TaskTemplate
     from flytekit.models.literals import LiteralMap
+
+    from tests.prefix import Prefix
 
 pytestmark = [
     # Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has none yet when it forks
@@ -97,12 +98,12 @@ def _step(learning_rate: float) -> list[float]:
     return weights
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.jobs
 @pytest.mark.usefixtures("sandbox")
-def test_training_in_a_workflow(method: str) -> None:
+def test_training_in_a_workflow() -> None:
     """A local call in a workflow trains with DDP, and the workflow goes on with what rank 0 returned."""
 
-    @task(task_config=_config(method))
+    @task(task_config=_config())
     def train(learning_rate: float) -> list[float]:
         return _step(learning_rate)
 
@@ -132,7 +133,7 @@ class Pod:
 CHECKED = Artifact(name="checked", partition_keys=["split"])
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS])
 def pod(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pod:
     """Run a task once by each method, in the execution context that Flyte's entrypoint makes."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -183,6 +184,7 @@ def _literals(function_task: Any, **inputs: Any) -> LiteralMap:
     return TypeEngine.dict_to_literal_map(context, inputs, function_task.python_interface.inputs)
 
 
+@pytest.mark.jobs
 def test_execution_parameters_in_workers(pod: Pod) -> None:
     """A worker knows its execution and the raw output prefix."""
     assert pod.facts["execution"] == "a1b2c3"
@@ -190,6 +192,7 @@ def test_execution_parameters_in_workers(pod: Pod) -> None:
     assert pod.facts["world"] == "2"
 
 
+@pytest.mark.jobs
 def test_checkpoints_in_workers(pod: Pod) -> None:
     """A worker reads the checkpoint of the attempt before and writes its own where the task was told to."""
     assert pod.facts["checkpoint"] == [str(pod.folder / "checkpoint"), str(pod.folder / "before")]
@@ -198,11 +201,13 @@ def test_checkpoints_in_workers(pod: Pod) -> None:
     assert [path.read_bytes() for path in written] == [b"of this attempt"]
 
 
+@pytest.mark.jobs
 def test_omp_num_threads_in_workers(pod: Pod) -> None:
     """As torchrun does, each of several workers gets one OpenMP thread."""
     assert pod.facts["omp"] == "1"
 
 
+@pytest.mark.jobs
 def test_decks_of_rank_0(pod: Pod) -> None:
     """The decks of rank 0 are the task's, those of other ranks are not; there is one timeline."""
     assert "deck of rank 0" in pod.decks
@@ -210,6 +215,7 @@ def test_decks_of_rank_0(pod: Pod) -> None:
     assert pod.decks.count("Timeline") <= 1
 
 
+@pytest.mark.jobs
 def test_output_metadata(pod: Pod) -> None:
     """Metadata that the worker attached to the output is attached to the task's output."""
     (metadata,) = pod.metadata.values()
@@ -227,8 +233,10 @@ def _wait_for_a_document() -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("recoverable", [True, False], ids=["recoverable", "not recoverable"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.jobs
+@pytest.mark.parametrize(
+    ("method", "recoverable"), [("fork", True), ("spawn", False)], ids=["recoverable", "not recoverable"]
+)
 @pytest.mark.usefixtures("sandbox")
 def test_an_error_in_a_local_call(method: str, recoverable: bool) -> None:
     """The caller gets kfpytorch's exception for the root cause, with its time, though another worker failed as well."""
@@ -272,6 +280,7 @@ def test_an_error_in_a_local_call(method: str, recoverable: bool) -> None:
     assert 0 <= error.timestamp - float(text.split()[2]) < CLOSE_S
 
 
+@pytest.mark.jobs
 @pytest.mark.usefixtures("sandbox")
 def test_recording_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an empty strategy it is plain torch elastic with kfpytorch's exception, and workers are told nothing."""

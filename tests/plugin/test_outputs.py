@@ -17,7 +17,7 @@ from flytekitplugins.firstfault.outputs import await_outputs, sealed_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Prefix
+    from tests.prefix import Prefix
 
 LONG_S = 30.0
 SOON_S = 1.0

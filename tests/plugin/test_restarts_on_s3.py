@@ -16,39 +16,37 @@ from firstfault import MultiErrorFileOutputReader
 if TYPE_CHECKING:
     from tests.s3_server import S3
 
-RESTARTING = Path(__file__).parent / "matrix" / "restarting.py"
+RESTARTING = Path(__file__).parent / "jobs" / "restarting.py"
 
 
-def _run(server: S3, faulty_rounds: int) -> tuple[int, dict[str, Any]]:
+def _run(server: S3, faulty_rounds: int, folder: Path) -> tuple[int, dict[str, Any]]:
     arguments = [sys.executable, "-m", "firstfault", "run", str(RESTARTING), "train", "--store", server.uri("restarts")]
     arguments += ["--inputs", json.dumps({"faulty_rounds": faulty_rounds}), "--json", "--retries", "0"]
     environment = {**os.environ, **server.environment()}
-    done = subprocess.run(arguments, env=environment, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False
+    )
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.jobs
-def test_two_restarts_recover(s3_environ: S3) -> None:
-    """Two bad rounds and a good one: a success, with both failures kept as history."""
-    code, result = _run(s3_environ, 2)
-
-    (attempt,) = result["attempts"]
-    job = MultiErrorFileOutputReader(attempt["errors"].removesuffix("/firstfault/errors")).job()
-    assert code == 0
-    assert result["outputs"] == {"o0": 2}
-    assert attempt["verdict"] is None
-    assert job.failures == ()
-    assert {failure.place.round for failure in job.history} == {0, 1}
-    assert any("round 0 is bad" in failure.message for failure in job.history)
-
-
-@pytest.mark.jobs
-def test_restarts_used_up(s3_environ: S3) -> None:
-    """Three bad rounds: the failure of the last one is judged, the others are history."""
-    code, result = _run(s3_environ, 3)
+def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
+    """Three bad rounds: the failure of the last one is judged, the others are history; the page is kept locally."""
+    code, result = _run(s3_environ, 3, tmp_path)
 
     (attempt,) = result["attempts"]
     assert code == 10
     assert attempt["verdict"]["ranks"] == [1]
     assert "round 2 is bad" in attempt["verdict"]["message"]
+    job = MultiErrorFileOutputReader(attempt["errors"].removesuffix("/firstfault/errors")).job()
+    assert job.round == 2
+    assert {failure.place.round for failure in job.failures} == {2}
+    assert {failure.place.round for failure in job.history} == {0, 1}
+    assert any("round 0 is bad" in failure.message for failure in job.history)
+    assert min(failure.timestamp_ns for failure in job.failures) > max(failure.timestamp_ns for failure in job.history)
+    # outputs go to a bucket, the page lies beside the pods' logs
+    report = Path(result["report"])
+    assert report.parent.parent == tmp_path / ".firstfault" / "logs"
+    assert (report.parent / "attempt-0").is_dir()
+    assert "round 2 is bad" in report.read_text(encoding="utf-8")

@@ -11,14 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault import MultiErrorFileOutputReader
 from tests.plugin.running import await_exit, running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from firstfault.model import JobErrors
-    from tests.plugin.running import Ended
 
 pytestmark = pytest.mark.jobs
 
@@ -27,11 +23,6 @@ FILE = Path(__file__).parent / "jobs" / "rounds.py"
 A_STORE_EACH = ("--env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
 LIMIT_BYTES = 2 << 30
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
-
-
-def job_of(ended: Ended) -> JobErrors:
-    """What our reader makes of the attempt."""
-    return MultiErrorFileOutputReader(str(ended.prefix)).job()
 
 
 def listens(pid: int) -> bool:
@@ -55,7 +46,7 @@ def test_one_fault_on_each_node_in_turn(tmp_path: Path) -> None:
     assert ended.result["outputs"] == {"o0": 2.0}
     assert ended.verdict is None
     assert ended.attempt["engine"] == {"job": "Succeeded", "error_seen": None}
-    job = job_of(ended)
+    job = ended.job
     assert (job.failures, job.round) == ((), 2)
     own = {failure.place.round: failure for failure in job.history if "fails on rank" in failure.message}
     assert {number: failure.rank for number, failure in own.items()} == {0: 0, 1: 1}
@@ -83,7 +74,7 @@ def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
     assert "the fault before the rendezvous" in ended.verdict["headline"]
     assert "the fault before the rendezvous" in ended.attempt["engine"]["error_seen"]["message"].splitlines()[0]
     # the other one says so too, once it is awake
-    waits = {failure.node: failure for failure in job_of(ended).failures if failure.category == "rendezvous"}
+    waits = {failure.node: failure for failure in ended.job.failures if failure.category == "rendezvous"}
     waited = waits[ended.verdict["node"]]
     assert waited.exception is not None
     assert waited.exception.type.endswith("RendezvousTimeoutError")
@@ -98,7 +89,7 @@ def test_a_node_that_comes_later(tmp_path: Path) -> None:
     assert ended.verdict is None
     assert ended.result["outputs"] == {"o0": 2.0}
     assert (run.mark("rank-0-0")["world"], run.mark("rank-1-0")["world"]) == (1, 2)
-    job = job_of(ended)
+    job = ended.job
     assert (job.round, job.failures) == (1, ())
     assert {entry.place.group_world_size for entry in job.roster} == {2}
     assert run.left_over() == []
@@ -122,7 +113,7 @@ def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path, memory_group:
     with running(FILE, "out_of_memory", tmp_path, {}) as run:
         (memory_group / "cgroup.procs").write_text(str(run.process.pid))
         ended = run.end()
-    (root,) = [failure for failure in job_of(ended).failures if failure.rank == 1]
+    root = ended.of_rank(1)
     assert ended.verdict["ranks"] == [1]
     assert ended.verdict["category"] == "host_oom"
     assert root.resources.oom_kill == 1
@@ -130,23 +121,16 @@ def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path, memory_group:
     assert (root.resources.memory_peak_bytes or 0) > LIMIT_BYTES * 0.9
 
 
-def test_a_data_loader_that_fails(tmp_path: Path) -> None:
-    """The exception of a loader's process arrives with its own traceback, and the rank that it served."""
+def test_a_data_loader_that_fails_beside_a_thread_that_died(tmp_path: Path) -> None:
+    """A loader's exception keeps its own traceback; a rank that waited for a dead thread is a victim and says so."""
     with running(FILE, "loading", tmp_path, {}) as run:
         ended = run.end()
-    (root,) = [failure for failure in job_of(ended).failures if failure.rank == 1]
-    assert ended.verdict["ranks"] == [1]
+    root, stuck = ended.of_rank(0), ended.of_rank(1)
+    assert ended.verdict["ranks"] == [0]
     assert root.exception is not None
     assert root.exception.type == "LookupError"
     assert "DataLoader worker process 0" in root.message
     assert "shard 2 is gone" in ended.verdict["message"]
-
-
-def test_a_thread_that_dies(tmp_path: Path) -> None:
-    """A rank that waits for a thread which has died is stopped as a victim; its document says of the thread."""
-    with running(FILE, "thread_dies", tmp_path, {}) as run:
-        ended = run.end()
-    (stuck,) = [failure for failure in job_of(ended).failures if failure.rank == 1]
     assert stuck.stopped_by_agent
     (thread,) = stuck.thread_failures
     assert thread.thread == "prefetch"

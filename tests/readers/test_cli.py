@@ -680,13 +680,13 @@ def _nested_members(exception: pb.ExceptionRecord) -> None:
 def test_an_exception_of_too_many_parts_is_shown_in_time(
     run: Callable[..., Ran], attempt: Attempt, change: Callable[[pb.ExceptionRecord], None]
 ) -> None:
-    """A document full of exceptions is read and shown in less than two seconds, and the page says what is cut."""
+    """A document full of exceptions takes less than two seconds of the processor; the page says what is cut."""
     error = make_error(exception="ExceptionGroup", message="several")
     document = pb.WorkerErrorDocument.FromString(encode(error))
     change(document.failure.exception)
     attempt.put(f"firstfault/errors/{error_key_for(error)}", document.SerializeToString())
     page = attempt.folder / "page.html"
-    began = time.perf_counter()
+    began = time.process_time()
     run("show", attempt.uri, "--html", str(page))
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
     assert "more members left out" in page.read_text()

@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -504,10 +505,15 @@ _BAD = {
 }
 
 
+@cache
+def _bad(name: str) -> Report:
+    return _BAD[name]()
+
+
 @pytest.mark.parametrize("name", _BAD)
 def test_bad_input_is_a_useful_screen(name: str) -> None:
     """Whatever is missing or too much, each form begins with the answer, and one screen is about one screen."""
-    report = _BAD[name]()
+    report = _bad(name)
     line = first_line(report.verdict, report.decision)
     for width, rows in ((80, 30), (40, 60)):
         text = _printed(report, width)
@@ -522,7 +528,7 @@ def test_bad_input_is_a_useful_screen(name: str) -> None:
 @pytest.mark.parametrize("name", _BAD)
 def test_bad_input_has_its_details(name: str) -> None:
     """Also with -v every one of these is printed to its end, and folded."""
-    text = _printed(_BAD[name](), 80, verbose=True)
+    text = _printed(_bad(name), 80, verbose=True)
     assert max(map(len, text.splitlines())) <= 80
     assert "Facts" in text
 
@@ -597,7 +603,7 @@ def test_the_blocks_of_plain_lines() -> None:
 
 def test_many_groups_in_plain_lines() -> None:
     """Twenty groups are lines of their own and the others are counted; with -v all of them are."""
-    report = _BAD["10,000 messages"]()
+    report = _bad("10,000 messages")
     groups = [line for line in terminal_text(report).splitlines() if line.startswith("group: ")]
     assert len(groups) == 21
     assert re.fullmatch(r"group: and \d+ more", groups[-1])

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,6 +28,8 @@ def browser() -> Iterator[Browser]:
         pytest.fail("there is no chromium, and in CI nothing of this may be left out")
     if path is None:
         pytest.skip("needs a browser: apt-get install chromium, or say where one is in CHROMIUM")
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415 - other tests run without it
+
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=path, args=_FLAGS)
         yield started

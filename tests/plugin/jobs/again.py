@@ -1,4 +1,4 @@
-"""Jobs that fail in every attempt, in the same way or each time in another."""
+"""A job whose attempts fail in one way, then in another, and in that way again."""
 
 import os
 
@@ -7,20 +7,6 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from firstfault.retry import explicit, same_fault_again
 from flytekitplugins.firstfault import Elastic
-
-
-def _fail(kind: str) -> None:
-    attempt = int(os.environ["FLYTE_ATTEMPT_NUMBER"])
-    if kind == "other":
-        # as many words as attempts: a fingerprint does not look at numbers
-        raise FlyteRecoverableException("shard not ready" + " yet" * attempt)
-    raise FlyteRecoverableException(f"shard {attempt} is not there yet")
-
-
-@task(task_config=Elastic(nnodes=1, nproc_per_node=1, start_method="fork", increase_shared_mem=False), retries=1)
-def patient(kind: str) -> None:
-    """Retried as often as the task allows."""
-    _fail(kind)
 
 
 @task(
@@ -33,6 +19,10 @@ def patient(kind: str) -> None:
     ),
     retries=3,
 )
-def impatient(kind: str) -> None:
-    """Retried as long as it fails in another way each time."""
-    _fail(kind)
+def impatient() -> None:
+    """Retried as long as it fails in another way than before."""
+    attempt = int(os.environ["FLYTE_ATTEMPT_NUMBER"])
+    if attempt == 0:
+        raise FlyteRecoverableException("the disk is full")
+    # a fingerprint does not look at numbers
+    raise FlyteRecoverableException(f"shard {attempt} is not there yet")

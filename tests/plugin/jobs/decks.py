@@ -53,9 +53,3 @@ def spawned(kind: str = "raise") -> float:
 def forked(kind: str = "raise") -> float:
     """Two nodes of two forked workers."""
     return _train(kind)
-
-
-@task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", increase_shared_mem=False))
-def without(kind: str = "raise") -> float:
-    """The same, of which no deck is asked for."""
-    return _train(kind)

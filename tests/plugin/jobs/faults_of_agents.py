@@ -152,18 +152,6 @@ def uneven(rank: int = 0, seconds: float = 0.0, kind: str = "") -> float:
     return 1.0
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
-def swallowing() -> float:
-    """One rank handles an exception whose handler ends the process group."""
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
-    dist.barrier()
-    if dist.get_rank() == 1:
-        swallow()
-    else:
-        dist.destroy_process_group()
-    return 1.0
-
-
 class Slow:
     """An output that takes its time to be written."""
 
@@ -182,4 +170,17 @@ class Slow:
 def slow_output(seconds: float = 0.0) -> Slow:
     """Rank 0's output takes long to be written."""
     mark(f"rank-{os.environ['RANK']}")
+    return Slow(seconds)
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
+def handled(seconds: float = 0.0) -> Slow:
+    """One rank handles an exception whose handler ends the process group; rank 0's output takes long to be written."""
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+    dist.barrier()
+    mark(f"rank-{dist.get_rank()}")
+    if dist.get_rank() == 1:
+        swallow()
+    else:
+        dist.destroy_process_group()
     return Slow(seconds)

@@ -23,15 +23,14 @@ from firstfault.wire.verdict_json import verdict_from_json
 from firstfault_torch.node.document_writer import as_stored as as_stored_in
 from firstfault_torch.node.document_writer import put_file, record_error
 from firstfault_torch.verdict.seal import seal_verdict, torch_error_data
-from tests.plugin.recordings import concluded, recording_at
+from tests.recordings import concluded, recording_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Prefix
-
     from firstfault.conclude import Conclusion
     from firstfault_torch.context import Recording
+    from tests.prefix import Prefix
     from tests.s3_server import S3
 
 LONG_S = 60.0

@@ -34,12 +34,12 @@ from firstfault_torch.node.document_writer import (
 from firstfault_torch.worker import recording as worker
 from firstfault_torch.worker.recording import recorded
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
-from tests.plugin.recordings import recording_at
+from tests.recordings import recording_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Prefix
+    from tests.prefix import Prefix
 
 TOLERANCE_S = 1.0
 """How much longer than its deadline a recording may take on a busy machine."""

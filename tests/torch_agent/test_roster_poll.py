@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from conftest import Prefix
+    from tests.prefix import Prefix
 
 OWN = 1
 ROUND = 2

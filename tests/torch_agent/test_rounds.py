@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from conftest import Prefix
+    from tests.prefix import Prefix
 
 SOON_S = 2.0
 """Milliseconds are usual; who has missed a wake-up looks again after a second."""

@@ -66,9 +66,8 @@ from firstfault_torch.worker.in_flight import Moment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Prefix
-
     from firstfault.model import WorkerError
+    from tests.prefix import Prefix
 
 # Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has hardly any when it forks
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

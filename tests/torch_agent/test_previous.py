@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,13 +16,14 @@ from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault_torch.verdict.previous import VERDICT, Previous, leave_verdict, previous_attempt, retries_left
 from firstfault_torch.verdict.seal import seal_verdict
-from tests.plugin.recordings import concluded, recording_at
+from tests.recordings import concluded, recording_at
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from firstfault_torch.context import Recording
     from tests.s3_server import S3
 
-JOBS = Path(__file__).parent / "jobs" / "again.py"
 AGAIN = "the previous attempt failed with the same fault"
 
 
@@ -127,36 +124,3 @@ def test_the_last_attempt_knows_that_it_is(tmp_path: Path) -> None:
     leave_verdict(first, seal_verdict(one, first).document)
     other = concluded(second, [error], retries=1)
     assert (one.decision.is_spent, other.decision.is_spent) == (False, True)
-
-
-def _run(task: str, kind: str, folder: Path) -> tuple[dict[str, Any], str]:
-    arguments = [sys.executable, "-m", "firstfault", "run", str(JOBS), task, "--store", str(folder), "--json"]
-    arguments += ["--inputs", json.dumps({"kind": kind})]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result, done.stderr
-
-
-@pytest.mark.jobs
-def test_pods_say_that_it_is_the_same_fault(tmp_path: Path) -> None:
-    """Through the stock entrypoint: the second attempt's sealed message says so, the first one's does not."""
-    result, _ = _run("patient", "same", tmp_path)
-
-    first, second = result["attempts"]
-    assert AGAIN not in first["engine"]["error_seen"]["message"]
-    assert AGAIN in second["engine"]["error_seen"]["message"]
-    assert AGAIN in second["decision"]["reason"]
-    assert second["decision"]["retry"] is True
-
-
-@pytest.mark.jobs
-@pytest.mark.parametrize(("kind", "attempts"), [("same", 2), ("other", 4)])
-def test_a_policy_stops_retries_of_the_same_fault(kind: str, attempts: int, tmp_path: Path) -> None:
-    """With the policy the second attempt of the same fault is the last one; other faults take all retries."""
-    result, _ = _run("impatient", kind, tmp_path)
-
-    assert len(result["attempts"]) == attempts
-    last = result["attempts"][-1]
-    assert last["decision"]["retry"] is (kind == "other")
-    assert last["engine"]["error_seen"]["kind"] == ("RECOVERABLE" if kind == "other" else "NON_RECOVERABLE")

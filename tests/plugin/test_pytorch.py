@@ -23,7 +23,7 @@ from flytekitplugins.firstfault.task import VerdictSealedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from conftest import Prefix
+    from tests.prefix import Prefix
 
 CONFIG = PyTorch(worker=Worker(replicas=1), settle_seconds=0.2, increase_shared_mem=False)
 

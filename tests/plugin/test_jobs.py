@@ -1,0 +1,120 @@
+"""Jobs in which one worker of four is killed or raises, what is in their deck, and a job of several attempts."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.model import Writer
+from tests.plugin.running import Ended, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.jobs
+
+FOLDER = Path(__file__).parent / "jobs"
+FILE, AGAIN = FOLDER / "decks.py", FOLDER / "again.py"
+SAME_FAULT = "the previous attempt failed with the same fault"
+KILLED, RAISED = pytest.mark.xdist_group("killed"), pytest.mark.xdist_group("raised")
+"""Tests of the same run stay in one process."""
+
+
+def _ended(folder: Path, task: str, kind: str) -> Iterator[Ended]:
+    with running(FILE, task, folder, {"kind": kind}, "--env", "FLYTE_SDK_LOGGING_LEVEL=20") as run:
+        yield run.end()
+    assert run.left_over() == []
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    """Run spawned workers of which rank 0, which has made a deck, is killed."""
+    yield from _ended(tmp_path_factory.mktemp("killed"), "spawned", "SIGKILL")
+
+
+@pytest.fixture(scope="module")
+def raised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    """Run forked workers of which rank 3 raises; rank 0 has made a deck."""
+    yield from _ended(tmp_path_factory.mktemp("raised"), "forked", "raise")
+
+
+@KILLED
+def test_a_worker_is_killed(killed: Ended) -> None:
+    """A worker that SIGKILL ends is named by its agent with rank, node, signal and exit code; the rest are victims."""
+    verdict, root = killed.verdict, killed.of_rank(0)
+    assert killed.status == 10
+    assert (verdict["scope"], verdict["ranks"]) == ("rank", [0])
+    assert (verdict["category"], verdict["code"]) == ("signal", "USER:SIGKILL")
+    assert verdict["victims"]["count"] == 3, killed.job.failures
+    assert verdict["coverage"]["complete"]
+    assert root.writer is Writer.AGENT
+    assert (root.signal, root.exit_code, root.exception) == ("SIGKILL", -9, None)
+    # which pod is which node is the rendezvous' to decide
+    assert verdict["node"] == root.node == root.worker
+    assert "-worker-" in root.node
+    assert "signal: SIGKILL: killed from outside" in killed.attempt["engine"]["error_seen"]["message"]
+    assert killed.attempt["seconds"]["fault_to_durable"] > 0
+    killed.flyte_saw_the_verdict()
+
+
+@RAISED
+def test_a_worker_raises(raised: Ended) -> None:
+    """A worker that raises while the others are in a collective is named with its exception; the rest are victims."""
+    verdict, root = raised.verdict, raised.of_rank(3)
+    assert raised.status == 10
+    assert verdict["ranks"] == [3]
+    assert verdict["headline"].startswith("ValueError, rank 3 on ")
+    assert verdict["victims"]["count"] == 3, raised.job.failures
+    assert root.writer is Writer.WORKER
+    raised.flyte_saw_the_verdict()
+
+
+@pytest.mark.parametrize(
+    ("fixture", "said"),
+    [
+        pytest.param("killed", "SIGKILL", marks=KILLED),
+        pytest.param("raised", "ValueError: bad batch 17 <script>", marks=RAISED),
+    ],
+)
+def test_the_deck_of_a_job(fixture: str, said: str, request: pytest.FixtureRequest) -> None:
+    """When Flyte looks, the report is the deck's first tab, and what rank 0 had made before, killed or not, is next."""
+    ended: Ended = request.getfixturevalue(fixture)
+    page = (ended.prefix / "deck.html").read_text()
+    tabs = [html.unescape(name) for name in re.findall(r'<li onclick="handleLinkClick\(this\)">(.*?)</li>', page)]
+    assert tabs == ["firstfault", "progress of rank 0", "Timeline"]
+    assert page.count("<p>loss 0.25 at step 7</p>") == 1
+    assert html.escape(said) in page
+    assert "bad batch 17 <script>" not in page
+    assert html.escape(ended.verdict["node"]) in page
+    assert "firstfault failed while" not in ended.logs
+    decks, seals = _logged(ended.logs, "Upload data to .*/deck.html"), _logged(ended.logs, "Engine folder written")
+    assert len(seals) == 2
+    assert min(decks) <= min(seals), "with a pod's seal it may be the first that leaves"
+    assert len(decks) == 2, "both by one pod: before its seal, and flytekit's own step"
+
+
+def _logged(logs: str, message: str) -> list[str]:
+    """Return when flytekit logged a message, as text that sorts by time."""
+    return re.findall(rf'"asctime": "([^"]+)".*"message": "{message}', logs)
+
+
+# --- attempts -------------------------------------------------------------------------------------------------------
+
+
+def test_a_policy_stops_retries_of_the_same_fault(tmp_path: Path) -> None:
+    """Through the stock entrypoint: a second fault of another kind is retried; that it came again ends the retries."""
+    with running(AGAIN, "impatient", tmp_path, {}, "--retries", "3") as run:
+        ended = run.end()
+    attempts = ended.result["attempts"]
+    assert [attempt["decision"]["retry"] for attempt in attempts] == [True, True, False]
+    assert [SAME_FAULT in attempt["decision"]["reason"] for attempt in attempts] == [False, False, True]
+    assert [attempt["engine"]["error_seen"]["kind"] for attempt in attempts] == [
+        "RECOVERABLE",
+        "RECOVERABLE",
+        "NON_RECOVERABLE",
+    ]
+    ended.flyte_saw_the_verdict()

@@ -1,0 +1,82 @@
+"""Fixtures of the agent's and the plugin's tests: an output prefix in a temporary folder, and what was left in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.model import DocumentRef, NodePresence, WorkerError
+from firstfault.wire.documents import decode, decode_presence
+from tests.recordings import recording_at
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from firstfault_torch.context import Recording
+
+_TORCH_HANDLES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_name_service() -> None:
+    """Let this process ask no name service; the processes that a test starts afresh may.
+
+    torch looks both ends of each of a store's connections up, which costs 5 s whenever an answer is lost.
+    """
+    os.environ["RES_OPTIONS"] = "attempts:0"
+    with contextlib.suppress(OSError):
+        socket.getnameinfo(("::ffff:127.0.0.1", 0), 0)  # the C library reads its settings once
+    del os.environ["RES_OPTIONS"]
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """An attempt's output prefix on disk."""
+
+    folder: Path
+
+    @property
+    def uri(self) -> str:
+        """As a task is told."""
+        return str(self.folder)
+
+    @property
+    def errors(self) -> Path:
+        """The folder of error documents; it need not exist."""
+        return self.folder / "firstfault" / "errors"
+
+    def recording(self, deadline_seconds: float = 5.0) -> Recording:
+        """Return a recording into this prefix."""
+        return recording_at(self.uri, deadline_seconds)
+
+    def failures(self) -> list[WorkerError]:
+        """Return what the error documents say, by name."""
+        documents = [decode(path.read_bytes(), DocumentRef(path.name)) for path in sorted(self.errors.glob("*.pb"))]
+        return [document for document in documents if isinstance(document, WorkerError)]
+
+    def roster(self) -> list[NodePresence]:
+        """Return the roster's entries, by name."""
+        folder = self.folder / "firstfault" / "roster"
+        return [decode_presence(path.read_bytes(), path.name) for path in sorted(folder.glob("*.pb"))]
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Prefix:
+    """Return an output prefix in which nothing is yet."""
+    return Prefix(tmp_path / "attempt")
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers_restored() -> Iterator[None]:
+    """Take back the handlers that torch's agent sets in the process that starts workers."""
+    before = {number: signal.getsignal(number) for number in _TORCH_HANDLES}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
