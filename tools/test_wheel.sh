@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # test_wheel.sh WHEEL [PYTEST-ARGUMENT...]
 # Runs the tests against an installed wheel, in a folder from which the sources cannot be reached:
-# first the core of it in an environment with its core dependencies only, then all tests with all dependencies.
+# first the core of it in an environment with its core dependencies only, then all tests with all dependencies, and a
+# job without an engine in an environment without flytekit.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 wheel=$(realpath "$1")
@@ -19,6 +20,13 @@ core=$work/core
 "$quietly" "using it without flytekit and torch" "$core/bin/python" "$root/tools/check_core.py"
 
 "$quietly" "installing the wheel beside all dependencies" "$root/tools/make_wheel_venv.sh" "$wheel"
+
+plain=$root/build/plain-venv
+rm -rf "$plain"
+cp -al "$root/build/wheel-venv" "$plain"
+"$quietly" "removing flytekit from a copy" "$plain/bin/python" -m pip --no-input --disable-pip-version-check \
+  uninstall --yes flytekit flytekitplugins-kfpytorch
+"$quietly" "running a job without Flyte" "$plain/bin/python" "$root/tools/check_plain.py"
 
 # all that the tests read, but no source of the packages
 cd "$root"

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """\
 import logging, sys
-from firstfault_torch.compat import format_exceptions_early
+from firstfault_torch.compat.torch_agent import format_exceptions_early
 import torch.distributed.elastic.multiprocessing.api as api
 
 before = "torch._dynamo" in sys.modules

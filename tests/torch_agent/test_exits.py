@@ -181,7 +181,7 @@ def test_without_pidfds(start: Callable[..., _Worker], monkeypatch: pytest.Monke
     worker = start()
     watch = DeathWatch([worker.process])
     _, monotonic_ns = worker.end("kill")
-    _wait_for(watch.deaths)
+    _wait_for(lambda: _deaths(watch))
     time.sleep(LATE_S)
     (death,) = _deaths(watch)
     watch.stop()

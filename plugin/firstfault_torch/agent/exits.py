@@ -55,7 +55,8 @@ class DeathWatch:
         self._processes = list(processes)
         self._wake = wake
         self._descriptors = contextlib.ExitStack()
-        self._waiting = {_descriptor(process, self._descriptors): index for index, process in enumerate(processes)}
+        descriptors = [_descriptor(process, self._descriptors) for process in processes]
+        self._waiting = {item: index for index, item in enumerate(descriptors) if item is not None}
         self._ended: dict[int, tuple[int, int]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
