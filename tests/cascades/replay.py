@@ -20,13 +20,15 @@ from firstfault.model import JobErrors, Origin, Phase, Scope, Subject, Verdict
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, verdict_for
 from firstfault.strategies import undetermined as nothing_said
+from firstfault.strategies._verdict import candidates
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
 
 RECORDED = Path(__file__).parent / "recorded"
 TORCH = "ChildFailedError"
-STRATEGIES = ("evidence", "earliest", "last_written", TORCH)
+LAST_WRITTEN = "last_written"
+STRATEGIES = ("evidence", "earliest", LAST_WRITTEN, TORCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def verdict_of(cascade: Cascade, strategy: str) -> Verdict | None:
     """Return a strategy's verdict, None if nothing failed in the last round."""
     if not cascade.job.failures and not any(entry.phase is Phase.FAILED for entry in cascade.job.roster):
         return None
-    return run_strategy(child_failed_error if strategy == TORCH else get_strategy(strategy), cascade.job)
+    return run_strategy(BENCHMARKS.get(strategy) or get_strategy(strategy), cascade.job)
 
 
 def child_failed_error(job: JobErrors) -> Verdict:
@@ -111,6 +113,22 @@ def child_failed_error(job: JobErrors) -> Verdict:
         spoken, key=lambda item: ((item.timestamp_ns or 0) // 10**9, item.place.group_rank or 0, item.rank or 0)
     )
     return verdict_for(job, first, strategy=TORCH, why=["the first that was observed"], confidence="low")
+
+
+def last_written(job: JobErrors) -> Verdict:
+    """What a single error.pb that all pods write would hold: the document written last, by the storage's clock."""
+    root = max(candidates(job), key=_written)
+    return verdict_for(job, root, strategy=LAST_WRITTEN, why=["its document was written last"], confidence="low")
+
+
+def _written(failure: WorkerError) -> tuple[object, ...]:
+    modified = max((document.last_modified_ns or 0 for document in failure.documents), default=0)
+    rank = failure.rank if failure.rank is not None else -1
+    return (modified, failure.timestamp_ns or 0, rank, failure.node, failure.message, failure.code)
+
+
+BENCHMARKS = {TORCH: child_failed_error, LAST_WRITTEN: last_written}
+"""What jobs without firstfault show, by name."""
 
 
 def main(arguments: list[str]) -> int:

@@ -34,7 +34,7 @@ from firstfault.strategies import get_strategy, run_strategy  # noqa: E402
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence  # noqa: E402
 from tests.cascades.making import RANKS_PER_NODE, Cascade, Root, Rules, cascades  # noqa: E402
 from tests.cascades.objects import Objects, looked_at  # noqa: E402
-from tests.cascades.replay import TORCH, child_failed_error  # noqa: E402
+from tests.cascades.replay import BENCHMARKS, LAST_WRITTEN, TORCH  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 BY_GROUPS = "evidence by groups"
 """The strategy over what a reader opens of a large cascade, not over all of it."""
-STRATEGIES = ("evidence", BY_GROUPS, "earliest", "last_written", TORCH)
+STRATEGIES = ("evidence", BY_GROUPS, "earliest", LAST_WRITTEN, TORCH)
 # --- judging --------------------------------------------------------------------------------------------------------
 
 
@@ -96,7 +96,7 @@ def simulate(rules: Rules, seeds: Iterable[int], verbose: bool = False) -> tuple
         job = assemble(cascade.snapshot, expected_nodes=nodes)
         assembling.append(time.perf_counter() - began)
         for name, tally in tallies.items():
-            strategy = child_failed_error if name == TORCH else get_strategy(name.partition(" ")[0])
+            strategy = BENCHMARKS.get(name) or get_strategy(name.partition(" ")[0])
             seen = job
             if name == BY_GROUPS:
                 objects = Objects(cascade.snapshot)

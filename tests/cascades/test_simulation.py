@@ -9,6 +9,7 @@ import pytest
 from firstfault.reading.assemble import assemble
 from firstfault.strategies import get_strategy, run_strategy
 from tests.cascades.making import Rules, cascades
+from tests.cascades.replay import last_written
 from tests.cascades.simulation import judge, measure, simulate
 
 _FEW = Rules(workers=256)
@@ -58,7 +59,7 @@ def test_a_wrong_verdict_is_called_wrong() -> None:
     assert judge(cascade, run_strategy(get_strategy("evidence"), job)) == "right"
     victims = [failure for failure in job.failures if failure.rank not in {root.rank for root in cascade.roots}]
     other = assemble(type(cascade.snapshot)(tuple(victims[:1])), expected_nodes=8)
-    assert judge(cascade, run_strategy(get_strategy("last_written"), other)) == "wrong"
+    assert judge(cascade, run_strategy(last_written, other)) == "wrong"
 
 
 def test_it_is_measured() -> None:

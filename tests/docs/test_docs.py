@@ -20,8 +20,9 @@ from firstfault.cli import EXIT
 from firstfault.cli._main import group
 from firstfault.layout import keys
 from firstfault.model import CATEGORIES, Kind, Origin
+from firstfault.model.signal_meanings import SIGNALS
 from firstfault.report import verdict_to_dict
-from firstfault.report.words import SIGNALS, State
+from firstfault.report.words import State
 from firstfault.strategies import get_strategy, run_strategy, unregister_strategy
 from firstfault.strategies._registry import _BUILT_IN
 from firstfault.testing import make_error, make_job

@@ -92,7 +92,7 @@ def _write(folder: Path, *items: WorkerError | NodePresence) -> None:
 # --- lines ----------------------------------------------------------------------------------------------------------
 
 
-def test_nodes_before_anybody_has_said_a_word(pods: Callable[..., list[Pod]], tmp_path: Path) -> None:
+def test_nodes_before_their_first_document(pods: Callable[..., list[Pod]], tmp_path: Path) -> None:
     """A pod of which nothing is known yet is a line with its process."""
     (one,) = pods(None)
     lines = node_lines([one], picture(_reader(tmp_path), make_job()))
@@ -131,13 +131,13 @@ def test_the_states_of_ranks(  # noqa: PLR0917 - fixtures and a table
 
 
 def test_many_nodes() -> None:
-    """Of more nodes than there is room for, those that are not fine are shown first and the rest is counted."""
+    """Of more nodes than there is room for, those with a problem are shown first and the others counted."""
     lines = [NodeLine(f"w-{number}", "pid 1", (), is_fine=number not in {40, 50}) for number in range(64)]
     shown, more = shown_lines(lines)
     assert [line.name for line in shown] == ["w-40", "w-50", *(f"w-{number}" for number in range(14))]
-    assert more == "and 48 more nodes, all of them fine"
+    assert more == "and 48 more nodes, none with a problem"
     assert shown_lines(lines[:16]) == (lines[:16], "")
-    assert shown_lines(lines, 1) == ([lines[40]], "and 63 more nodes, 1 of them not fine")
+    assert shown_lines(lines, 1) == ([lines[40]], "and 63 more nodes, 1 with a problem")
 
 
 # --- the view -------------------------------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def test_a_terminal_that_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_an_interrupt_passes(tmp_path: Path, screen: _Screen) -> None:
-    """Ctrl-C is none of the view's business, and finds the cursor where it was."""
+    """The view passes Ctrl-C on and restores the cursor."""
     running = Running(0, (), _reader(tmp_path), time.monotonic())
     with pytest.raises(KeyboardInterrupt), LiveView(screen.console) as view, view.watching(running):
         raise KeyboardInterrupt

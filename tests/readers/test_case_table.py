@@ -54,7 +54,7 @@ def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt: Attempt
         verdict = MultiErrorFileOutputReader(f"{attempt.uri}/{number}", strategy="earliest").verdict()
         assert verdict.ranks == (rank,)
         assert verdict.confidence == "low"
-        assert any("carry the same time" in sentence for sentence in verdict.why)
+        assert any("have the same time" in sentence for sentence in verdict.why)
 
 
 def test_same_timestamp_of_different_faults(attempt: Attempt) -> None:
@@ -81,7 +81,7 @@ def test_missing_timestamp_comes_last_and_is_said(attempt: Attempt, folder: str)
     verdict = attempt.reader(strategy="earliest").verdict()
     assert verdict.ranks == (1,)
     assert verdict.timestamp_ns == START_NS + 5_000_000
-    assert "1 of 2 failures carry no time and were put last" in verdict.why
+    assert "1 of 2 failures have no recorded time and were put last" in verdict.why
 
 
 def test_missing_timestamp_of_one_fault_of_two(attempt: Attempt) -> None:
@@ -89,7 +89,7 @@ def test_missing_timestamp_of_one_fault_of_two(attempt: Attempt) -> None:
     attempt.write(make_error(0, node="w-0", at_ms=None, message="no labels"), make_error(1, node="w-1", at_ms=5))
     verdict = attempt.reader().verdict()
     assert (verdict.ranks, verdict.confidence) == ((1,), "low")
-    assert "1 of the 2 that may be first carry no time" in verdict.why
+    assert "1 of the 2 that may be first have no recorded time" in verdict.why
 
 
 def test_no_timestamp_at_all_is_said(attempt: Attempt) -> None:
@@ -97,7 +97,7 @@ def test_no_timestamp_at_all_is_said(attempt: Attempt) -> None:
     attempt.write(make_error(2, at_ms=None), make_error(1, at_ms=None))
     verdict = attempt.reader(strategy="earliest").verdict()
     assert (verdict.ranks, verdict.timestamp_ns, verdict.confidence) == ((1,), None, "low")
-    assert verdict.why[0] == "rank 1 on worker-0 was picked by rank: no failure carries a time"
+    assert verdict.why[0] == "rank 1 on worker-0 was picked by rank: no failure has a recorded time"
     assert not any("same time" in sentence for sentence in verdict.why)
 
 
@@ -229,7 +229,7 @@ def test_the_wait_is_bounded_and_its_end_is_said(attempt: Attempt) -> None:
     assert not verdict.settled
     assert not verdict.coverage.complete
     assert "took part but sent no report: w-1" in verdict.coverage.notes
-    assert "not settled: the wait for the other nodes ran out" in reader.read_error().message
+    assert "what the other nodes report: waiting for them timed out" in reader.read_error().message
 
 
 @pytest.mark.parametrize(("expected_nodes", "settled"), [(1, True), (2, False)])
@@ -427,7 +427,8 @@ def test_clock_skew_is_warned_of_and_the_recorded_time_is_used(late_s: int, warn
     warnings = [sentence for sentence in verdict.why if "clock" in sentence]
     assert len(warnings) == bool(warned)
     if warned:
-        assert warnings == [f"the clock of w-0 differs from the storage's by {warned}; the order of times is unsure"]
+        order = "the order of times is not reliable"
+        assert warnings == [f"the clock of w-0 differs from the storage's by {warned}; {order}"]
     assert verdict.confidence == ("low" if warned else "high")
 
 

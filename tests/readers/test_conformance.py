@@ -34,10 +34,6 @@ class TestStrictest(StrategyTests):
     strategy = "strictest"
 
 
-class TestLastWritten(StrategyTests):
-    strategy = "last_written"
-
-
 def _by_function(job: JobErrors) -> Verdict:
     return get_strategy("earliest")(job)
 

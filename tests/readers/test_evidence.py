@@ -1,4 +1,4 @@
-"""The strategy `evidence`: who failed by itself, who is a victim, who is silent, and what clocks can tell."""
+"""The strategy `evidence`: faults and victims, inferred root causes, and what clocks can tell."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def victim(rank: int, at_ms: float = 40, peer: int = 1, **more: Any) -> WorkerEr
 
 
 def waited(rank: int, at_ms: float = 6000, **more: Any) -> WorkerError:
-    """A worker that waited in vain."""
+    """A worker that timed out waiting."""
     return own(rank, at_ms, "RuntimeError", WAITED, **more)
 
 
 def died(rank: int, signal: str = "SIGKILL", code: int = -9, at_ms: float = 50, **more: Any) -> WorkerError:
-    """A worker that is gone without a word, as its agent says."""
+    """A worker that ended without an exception, as its agent reports."""
     return own(rank, at_ms, writer=Writer.AGENT, signal=signal, exit_code=code, **{"exception": None, **more})
 
 
@@ -91,7 +91,7 @@ def done(*failures: WorkerError, nodes: int = 2, **more: Any) -> JobErrors:
 
 
 def names(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
-    """Whom a verdict names, and how surely."""
+    """Return a verdict's scope, ranks and confidence."""
     return verdict.scope.value, verdict.ranks, verdict.confidence
 
 
@@ -116,10 +116,10 @@ def test_an_exception_of_any_name(name: str) -> None:
 
 @pytest.mark.parametrize("signal", ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGTERM", "SIGABRT"])
 def test_a_death_that_is_noticed_late(signal: str) -> None:
-    """A death without a word is stamped after its victims, and is the root cause all the same."""
+    """An end by a signal is recorded after its victims, and is still the root cause."""
     verdict = evidence(done(victim(0, 10), died(3, signal, -9, 2000), victim(2, 12), stopped(1)))
     assert names(verdict) == ("rank", (3,), "high")
-    assert "which its agent had not" in verdict.why[0]
+    assert "which its agent did not send" in verdict.why[0]
 
 
 def test_an_exit_code_of_one_says_nothing() -> None:
@@ -209,8 +209,8 @@ def test_two_faults() -> None:
     assert [(suspect.rank, "300 ms later" in suspect.why) for suspect in verdict.suspects] == [(2, True)]
 
 
-def test_two_faults_of_which_nobody_knows_the_first() -> None:
-    """Two machines whose clocks are not known: low confidence, and what the agents told each other decides."""
+def test_two_faults_in_an_unknown_order() -> None:
+    """Two machines whose clocks are not known: low confidence, and what the agents broadcast decides."""
     one = own(0, 0, boot_id="a")
     other = own(3, 5, "KeyError", "'label'", boot_id="b")
     told = replace(stopped(1), caused_by=CausedBy(3, "worker-1", ""))
@@ -256,7 +256,7 @@ def test_a_worker_that_died_long_before_its_agent() -> None:
     assert evidence(done(agent(1, "node_lost", 60_000), died(3, at_ms=10), victim(0))).ranks == (3,)
 
 
-def test_a_node_that_was_told_to_go() -> None:
+def test_a_terminated_node() -> None:
     """External, whatever becomes of its workers; an exception long before is not."""
     told = agent(1, "preemption")
     ended = own(3, 20, "torch.distributed.elastic.multiprocessing.api.SignalException", "got signal: 15")
@@ -264,18 +264,18 @@ def test_a_node_that_was_told_to_go() -> None:
     assert evidence(done(told, victim(0), own(2, -60_000))).ranks == (2,)
 
 
-def test_a_node_that_was_not_heard_of_again() -> None:
-    """It took part, said nothing more, and its peers name it."""
+def test_a_node_that_sent_no_report() -> None:
+    """It joined the round, sent no report, and its peers name it."""
     roster = (
         make_presence(Phase.FAILED, node="worker-0", group_rank=0, nodes=2, ip="10.0.0.1", ranks=(0, 1)),
         make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ip="10.0.0.2", ranks=(2, 3)),
     )
     verdict = evidence(done(victim(0, peer=2), victim(1, peer=2), roster=roster))
     assert (verdict.scope, verdict.node, verdict.category) == (Scope.NODE, "worker-1", "node_lost")
-    assert "2 name it" in verdict.headline
+    assert "2 failures name it" in verdict.headline
 
 
-# --- silence --------------------------------------------------------------------------------------------------------
+# --- inferred root causes -------------------------------------------------------------------------------------------
 
 
 def _count(enqueued: int) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def _hang() -> list[WorkerError]:
     return [*(waited(rank, **_count(6)) for rank in (0, 1, 2)), stopped(3, IN_SLEEP, **_count(5))]
 
 
-def _told_of() -> list[WorkerError]:
+def _broadcast() -> list[WorkerError]:
     sent = (SentSignal("SIGTERM", "rank 3 failed: KeyError"),)
     return [
         stopped(0),
@@ -315,10 +315,14 @@ def _told_of() -> list[WorkerError]:
     [
         (
             _hang(),
-            "nobody raised a fault of its own",
+            "no rank shows a fault of its own",
             {"worker-0-0.pb", "worker-0-1.pb", "worker-1-2.pb", "worker-1-3.pb"},
         ),
-        (_told_of(), "rank 3 on worker-1: its agent told the others", {"worker-0-1.pb", "worker-1-2.pb"}),
+        (
+            _broadcast(),
+            "rank 3 on worker-1: its agent reported its failure to the other nodes",
+            {"worker-0-1.pb", "worker-1-2.pb"},
+        ),
         (
             [replace(stopped(rank), sent_signals=(SentSignal("SIGTERM", TOLD_TO_GO),)) for rank in (2, 3)]
             + [victim(0)],
@@ -327,19 +331,19 @@ def _told_of() -> list[WorkerError]:
         ),
         (
             [waited(rank, 6000 + rank, **_count(7)) for rank in range(4)],
-            "nobody failed by itself, and nobody stands out",
+            "no rank shows a fault of its own, and none stands out",
             {"worker-0-0.pb", "worker-0-1.pb", "worker-1-2.pb", "worker-1-3.pb"},
         ),
         (
             [waited(3), stopped(0)],
-            "nobody else failed by itself",
+            "no other rank shows a fault of its own",
             {"worker-0-0.pb"},
         ),
     ],
-    ids=["nobody raised", "told of", "told to go", "nobody stands out", "by elimination"],
+    ids=["a hang", "broadcast", "terminated", "none stands out", "by elimination"],
 )
-def test_what_a_sentence_about_silence_rests_on(failures: list[WorkerError], sentence: str, sources: set[str]) -> None:
-    """Who said nothing left no document, but those who tell of it, or were looked at, did."""
+def test_the_documents_of_an_inferred_root(failures: list[WorkerError], sentence: str, sources: set[str]) -> None:
+    """The root cause left no document; the sentence refers to the documents that are evidence for it."""
     roster = (make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(2, 3)),)
     verdict = evidence(done(*map(_documented, failures), roster=roster))
     assert [set(names) for text, names in verdict.reasons if text.startswith(sentence)] == [sources]
@@ -388,15 +392,15 @@ def test_a_thread_that_died() -> None:
     assert "LookupError: no shard" in verdict.headline
 
 
-def test_all_waited_and_nobody_stands_out() -> None:
-    """Equal counters, all in the same collective: undetermined, whoever's clock is first."""
+def test_all_waited_and_none_stands_out() -> None:
+    """Equal counters, all in the same collective: undetermined, whatever the clocks say."""
     verdict = evidence(done(*(waited(rank, 6000 + rank, **_count(7)) for rank in range(4))))
     assert verdict.scope is Scope.UNDETERMINED
     assert (verdict.ranks, verdict.confidence, verdict.category) == ((), "low", "hang")
 
 
 def test_a_document_that_was_lost() -> None:
-    """All the others name somebody, and one rank of a node that is done has nothing on record."""
+    """All others name a peer, and the document of one rank of a node that is done is missing."""
     verdict = evidence(done(victim(0), victim(1), victim(2)))
     assert names(verdict) == ("rank", (3,), "medium")
 
@@ -416,8 +420,8 @@ def test_lost_documents_of_victims() -> None:
     assert names(verdict) == ("rank", (5,), "medium")
 
 
-def test_whom_the_agents_were_told_of() -> None:
-    """The root's document is missing and its node's last word too: the others were stopped because of it."""
+def test_a_broadcast_failure_without_a_document() -> None:
+    """The root's document and its node's report are missing, but the others were stopped because of it."""
     told = {
         "caused_by": CausedBy(3, "worker-1", ""),
         "sent_signals": (SentSignal("SIGTERM", "rank 3 failed: KeyError"),),
@@ -425,21 +429,21 @@ def test_whom_the_agents_were_told_of() -> None:
     roster = (make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(2, 3)),)
     verdict = evidence(done(stopped(0), replace(stopped(1), **told), replace(stopped(2), **told), roster=roster))
     assert names(verdict) == ("rank", (3,), "medium")
-    assert "its agent told the others of it (KeyError)" in verdict.headline
-    # whoever is told of and can be heard is no missing root
+    assert "its agent reported its failure to the other nodes (KeyError)" in verdict.headline
+    # a rank with a document of its own is no missing root
     heard = evidence(done(victim(3), replace(stopped(1), **told), replace(stopped(2), **told), roster=roster))
     assert heard.ranks != (3,)
 
 
-def test_whom_the_agents_were_told_of_is_not_the_root_of_a_wait() -> None:
-    """Who is noticed first when all wait is the first whose time is up: it says nothing."""
+def test_a_broadcast_failure_is_not_the_root_of_a_wait() -> None:
+    """When all wait, the failure that the agents notice first is a timeout: no evidence."""
     told = {"caused_by": CausedBy(0, "worker-0", "")}
     hung = stopped(3, IN_SLEEP, **_count(5))
     verdict = evidence(done(waited(1, **_count(6)), replace(stopped(2, IN_COLLECTIVE, **_count(6)), **told), hung))
     assert verdict.ranks == (3,)
 
 
-def test_a_node_that_was_told_to_go_and_could_not_say_so() -> None:
+def test_a_terminated_node_without_a_document() -> None:
     """Its workers' documents tell why they were stopped."""
     to_go = (SentSignal("SIGTERM", TOLD_TO_GO),)
     verdict = evidence(done(*(replace(stopped(rank), sent_signals=to_go) for rank in (2, 3)), victim(0), stopped(1)))
@@ -483,7 +487,7 @@ def _crashed_while_stopped(rank: int) -> WorkerError:
 
 
 def test_a_crash_while_being_stopped() -> None:
-    """A root cause only if there is no other, and nobody had waited: then its agent may have noticed it too late."""
+    """A root cause only if there is no other, and no rank had waited: then its agent may have noticed it too late."""
     assert evidence(done(own(0), _crashed_while_stopped(1), victim(2), victim(3))).ranks == (0,)
     assert evidence(done(victim(0), _crashed_while_stopped(1), victim(2), victim(3))).ranks == (1,)
     everybody = [waited(rank, **_count(6)) for rank in (0, 1, 2)]
@@ -491,13 +495,13 @@ def test_a_crash_while_being_stopped() -> None:
 
 
 def test_a_text_that_could_not_be_read() -> None:
-    """Of a type that torch raises too: it is no evidence against a death that nobody asked for."""
+    """Of a type that torch raises too: it is no evidence against an unexpected end by a signal."""
     unread = own(0, 0, "RuntimeError", "<no text: reading the exception took too long>")
     assert evidence(done(unread, died(3, "SIGABRT", -6), victim(1), victim(2))).ranks == (3,)
     assert evidence(done(own(0, 0, "MyError", unread.exception.message if unread.exception else ""))).ranks == (0,)
 
 
-def test_a_fault_long_after_somebody_had_waited_in_vain() -> None:
+def test_a_fault_long_after_a_timeout() -> None:
     """A hang stays one, whatever the clean-up a minute later looks like."""
     timed_out = [waited(0, 0, **_count(6)), waited(1, 0, **_count(6))]
     told = agent(1, "preemption", 60_000)
@@ -520,7 +524,7 @@ def _stock(message: str, at_ms: float) -> WorkerError:
 
 
 def test_files_of_flytes_own() -> None:
-    """One is all there is; of several summaries the first is taken, never surely; peers' errors name somebody else."""
+    """A single file is the root cause; of several summaries the first is, without certainty; peers' errors are none."""
     box = "ChildFailedError: train FAILED. Root Cause (first observed failure): rank : 1 exitcode : 1"
     alone = evidence(make_job(_stock(f"RuntimeError: {PEER.format(1)}", 0)))
     assert alone.root is not None
@@ -533,8 +537,8 @@ def test_files_of_flytes_own() -> None:
     assert victims.root is None
 
 
-def test_a_node_that_was_told_to_go_while_others_waited() -> None:
-    """If nobody knows what came first, the verdict is not sure."""
+def test_a_node_that_was_terminated_while_others_waited() -> None:
+    """If the order is not known, the verdict is not certain."""
     apart = [replace(item, boot_id="") for item in (waited(0, 0), waited(1, 0), agent(1, "preemption", 60_000))]
     verdict = evidence(done(*apart))
     assert (verdict.scope, verdict.confidence) == (Scope.EXTERNAL, "medium")
@@ -580,7 +584,7 @@ def test_a_node_that_has_not_reported_yet() -> None:
 
 
 def test_a_node_that_reported_is_not_lost() -> None:
-    """Its documents could not be uploaded; what is told of a node that nobody knows is nothing."""
+    """Its documents could not be uploaded; a report about an unknown node does not count."""
     lost = Receipt("e.pb", durable=False, error="403 Forbidden", rank=3)
     unknown = CausedBy(None, "node 1", "")
     roster = (
@@ -595,7 +599,7 @@ def test_a_node_that_reported_is_not_lost() -> None:
 
 
 def test_an_exit_that_answers_a_signal() -> None:
-    """Whoever leaves when its agent stops it is a victim."""
+    """A process that exits when its agent stops it is a victim."""
     left = own(
         1, 6100, "SystemExit", "143", sent_signals=(SentSignal("SIGTERM", "another one failed"),), in_flight=True
     )
@@ -609,7 +613,7 @@ def test_a_signal_long_after_the_same_signal() -> None:
     assert [suspect.rank for suspect in verdict.suspects] == [0]
 
 
-def test_what_the_agents_were_told_of_beats_an_exception_of_no_kind() -> None:
+def test_a_broadcast_failure_beats_an_exception_without_evidence() -> None:
     """A program that puts its own exception in place of what it caught hides that it is a victim."""
     told = {"first_failure": CausedBy(3, "worker-1", "")}
     roster = tuple(

@@ -255,7 +255,7 @@ def test_the_strategy_is_chosen_by_name_or_passed(attempt: Attempt) -> None:
     attempt.write(make_error(0, at_ms=0, kind=Kind.RECOVERABLE, message="not yet"), make_error(1, at_ms=5))
 
     def backwards(job: JobErrors) -> Verdict:
-        return get_strategy("last_written")(replace(job, failures=job.failures[1:]))
+        return get_strategy("earliest")(replace(job, failures=job.failures[1:]))
 
     assert attempt.reader().verdict().ranks == (0,)
     assert attempt.reader(strategy="strictest").verdict().ranks == (1,)
@@ -477,4 +477,4 @@ def test_a_node_that_failed_without_a_document_is_an_error(attempt: Attempt) -> 
     conclusion = attempt.reader().conclude()
     assert conclusion.verdict.scope is Scope.UNDETERMINED
     assert not conclusion.decision.retry
-    assert "a node says that it failed" in conclusion.verdict.headline
+    assert "a node reported a failure" in conclusion.verdict.headline

@@ -111,7 +111,7 @@ def test_a_small_attempt_is_read_whole() -> None:
         assert not job.unopened
 
 
-@pytest.mark.parametrize("strategy", ["majority", "strictest", "last_written"])
+@pytest.mark.parametrize("strategy", ["majority", "strictest"])
 def test_a_strategy_that_does_not_say_gets_all(strategy: str) -> None:
     """A strategy that does not say what it reads gets every document."""
     job, _ = read(cascade(root()), strategy)

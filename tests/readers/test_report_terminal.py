@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _URI = "s3://bucket/metadata/f00/n0/data/0"
-_LABELS = ["What", "Where", "Retry", "Next", "Unknown", "Code", "Failed", "Followed", "Why", "Heard"]
+_LABELS = ["What", "Where", "Retry", "Next", "Unknown", "Code", "Failed", "Victims", "Why", "Reported"]
 _FRAMES = (
     FrameInfo("/job/train.py", 90, "main", "train(7)"),
     FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/module.py", 1, "_call", "return call()"),
@@ -90,7 +90,7 @@ def _packed(text: str) -> str:
 
 
 def test_the_usual_case_is_one_screen() -> None:
-    """The answers, the code, who failed and who was heard, in this order, on 24 rows of 80 columns."""
+    """The answers, the code, who failed and which nodes reported, in this order, on 24 rows of 80 columns."""
     lines = _printed(_usual()).splitlines()
     assert len(lines) < 24
     assert max(map(len, lines)) <= 80
@@ -435,7 +435,7 @@ def test_markup_is_text(verbose: bool) -> None:
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_nobody_steers_the_terminal(verbose: bool) -> None:
+def test_documents_do_not_steer_the_terminal(verbose: bool) -> None:
     """Escape sequences, carriage returns and direction marks of documents are dropped, wherever they stand."""
     hostile = "\x1b[2J\x1b]0;title\x07red\r\u202e\x9b31m"
     frames = (FrameInfo(hostile, 1, hostile, hostile),)
@@ -498,7 +498,7 @@ _BAD = {
     ),
     "no frames": lambda: _usual(exception=ExceptionInfo("KeyError", "")),
     "an agent": lambda: _report(make_error(None, node="", exception=None)),
-    "a silent node": lambda: _report(
+    "a node without a report": lambda: _report(
         roster=(make_presence(Phase.JOINED, node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2))
     ),
     "another's retryable": lambda: _usual(kind=Kind.RECOVERABLE, category="a category of somebody else's"),
@@ -558,7 +558,7 @@ def test_plain_lines() -> None:
         "next: kubectl logs w-1",
         f"next: firstfault show {_URI}",
         "group: s 2 stopped by its agent, ranks 1-2: SIGTERM: rank 3 failed",
-        "nodes heard: 2 of 2",
+        "nodes reported: 2 of 2",
         "why: rank 3 on w-1 raised an exception of its own",
     ):
         assert line in lines, line
@@ -573,7 +573,7 @@ def test_every_reason_and_suspect_is_a_line() -> None:
         message="caf\u00e9\n" * 5_000,
         why=tuple(f"reason {number}" for number in range(20)),
         sources=(("e1.pb",),),
-        suspects=(Suspect("it is near", rank=4), Suspect("it is silent", node="w-2")),
+        suspects=(Suspect("it is near", rank=4), Suspect("it sent no report", node="w-2")),
     )
     report = replace(report, verdict=verdict)
     text = terminal_text(report)
@@ -581,7 +581,7 @@ def test_every_reason_and_suspect_is_a_line() -> None:
         line for line in text.splitlines() if line.startswith("why: ")
     ]
     assert "suspect: rank 4, it is near" in text
-    assert "suspect: w-2, it is silent" in text
+    assert "suspect: w-2, it sent no report" in text
     assert text.count("caf\u00e9\n") == 5_000
     assert "source: " not in text
     assert "why: reason 0\nsource: e1.pb\nwhy: reason 1\n" in terminal_text(report, verbose=True)

@@ -404,7 +404,7 @@ def test_undetermined_is_said_plainly() -> None:
         kind=Kind.NON_RECOVERABLE,
         origin=Origin.USER,
         enforced=True,
-        reason="the root cause is undetermined; stock Flyte would not retry either",
+        reason="the root cause is undetermined",
     )
 
 

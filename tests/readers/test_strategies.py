@@ -9,12 +9,16 @@ import pytest
 
 from firstfault.model import (
     CATEGORIES,
+    DIED_UNHEARD,
+    TOLD_TO_GO,
+    TOLD_TO_GO_BY,
     Coverage,
     DocumentRef,
     ExceptionInfo,
     JobErrors,
     Kind,
     Origin,
+    Resources,
     Scope,
     SentSignal,
     Subject,
@@ -29,7 +33,7 @@ from firstfault.testing import START_NS, make_error, make_job, make_presence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BUILT_IN = ["earliest", "majority", "strictest", "last_written"]
+_BUILT_IN = ["earliest", "majority", "strictest"]
 _STOPPED = {"exception": None, "writer": Writer.AGENT, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
 _PEER = {"exception": "RuntimeError", "message": "Connection closed by peer"}
 
@@ -53,9 +57,7 @@ _CASCADE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("strategy", "rank"), [("earliest", 3), ("majority", 0), ("strictest", 3), ("last_written", 1)]
-)
+@pytest.mark.parametrize(("strategy", "rank"), [("earliest", 3), ("majority", 0), ("strictest", 3)])
 def test_what_is_picked_of_a_cascade(strategy: str, rank: int) -> None:
     """Of one cascade each strategy picks what it is for; none picks the process that its agent stopped."""
     verdict = _verdict(strategy, *_CASCADE)
@@ -156,13 +158,6 @@ def test_the_most_common_fault_may_be_rare() -> None:
     assert verdict.confidence == "low"
 
 
-def test_last_written_goes_by_the_storages_clock() -> None:
-    """What a racing error.pb would have shown is decided by the upload, not by the recorded time."""
-    first = _modified(make_error(0, at_ms=50), 100)
-    last = _modified(make_error(1, at_ms=0), 200)
-    assert _verdict("last_written", first, last).root.rank == 1
-
-
 # --- how sure earliest is -------------------------------------------------------------------------------------------
 
 _COMPLETE = (make_presence(nodes=1),)
@@ -198,7 +193,7 @@ def test_the_same_fault_later_is_no_victim() -> None:
     same = [make_error(rank, at_ms=rank, message=f"bad config on rank {rank}") for rank in range(3)]
     verdict = _verdict("earliest", *same, make_error(3, at_ms=9, **_PEER))
     assert verdict.victims.by_rank == ((3, "RuntimeError: Connection closed by peer"),)
-    assert "the same fault was recorded by 2 more, which are not counted as victims" in verdict.why
+    assert "2 more recorded the same fault and are not counted as victims" in verdict.why
 
 
 @pytest.mark.parametrize("delay", [0, None])
@@ -289,9 +284,34 @@ def test_how_a_process_is_named(changes: dict[str, Any], name: str) -> None:
         ({"exception": "torch.cuda.OutOfMemoryError"}, "OutOfMemoryError, rank 3 on w-1: boom"),
         (
             {"exception": None, "signal": "SIGKILL", "exit_code": -9},
-            "SIGKILL, rank 3 on w-1: its agent had not sent it",
+            "SIGKILL, rank 3 on w-1: killed by SIGKILL; OOM kills could not be counted",
         ),
-        ({"exception": None, "exit_code": 1}, "exit code 1, rank 3 on w-1: without an exception"),
+        (
+            {"exception": None, "signal": "SIGKILL", "resources": Resources(oom_kill=0)},
+            "SIGKILL, rank 3 on w-1: killed by SIGKILL; no OOM kill was counted",
+        ),
+        (
+            {"exception": None, "signal": "SIGKILL", "resources": Resources(oom_kill=1)},
+            "SIGKILL, rank 3 on w-1: killed by the kernel's OOM killer (oom_kill +1)",
+        ),
+        (
+            {"exception": None, "signal": "SIGSEGV"},
+            "SIGSEGV, rank 3 on w-1: crashed in native code (invalid memory access)",
+        ),
+        (
+            {"exception": None, "signal": "SIGABRT"},
+            "SIGABRT, rank 3 on w-1: the process aborted (a failed check in native code)",
+        ),
+        ({"exception": None, "signal": "SIGRTMIN+3"}, "SIGRTMIN+3, rank 3 on w-1: ended by SIGRTMIN+3"),
+        (
+            {"exception": None, "exit_code": 137},
+            "exit code 137, rank 3 on w-1: exited without an exception (a shell's exit code for SIGKILL)",
+        ),
+        (
+            {"exception": None, "subject": Subject.AGENT, "rank": None, "message": "told to go by SIGTERM"},
+            "USER, the agent of w-1: terminated (SIGTERM)",
+        ),
+        ({"exception": None, "exit_code": 1}, "exit code 1, rank 3 on w-1: exited without an exception"),
         (
             {"exception": None, "message": "Trace:\n\n    File x\n\nMessage:\n\n    ValueError: bad input"},
             "USER, rank 3 on w-1: ValueError: bad input",
@@ -301,7 +321,23 @@ def test_how_a_process_is_named(changes: dict[str, Any], name: str) -> None:
 )
 def test_the_headline(changes: dict[str, Any], headline: str) -> None:
     """The headline is one line: what, who, and what it said; of Flyte's own texts the sentence after "Message:"."""
-    assert _verdict("earliest", make_error(3, node="w-1", **changes)).headline == headline
+    assert _verdict("earliest", make_error(**{"rank": 3, "node": "w-1", **changes})).headline == headline
+
+
+@pytest.mark.parametrize(
+    ("stored", "shown"),
+    [
+        (TOLD_TO_GO, "its agent was terminated"),
+        (f"the agent of w-1 failed: {TOLD_TO_GO_BY} SIGINT", "the agent of w-1 failed: terminated (SIGINT)"),
+        (f"the agent of w-1 failed: {DIED_UNHEARD}", "the agent of w-1 failed: it died"),
+        ("rank 3 on w-1 failed: KeyError", "rank 3 on w-1 failed: KeyError"),
+    ],
+)
+def test_stored_texts_are_shown_in_plain_words(stored: str, shown: str) -> None:
+    """Agents store fixed texts that cannot change; verdicts show other words."""
+    stopped = make_error(1, at_ms=5, exception=None, sent_signals=(SentSignal("SIGTERM", stored),))
+    verdict = _verdict("earliest", make_error(0), stopped)
+    assert verdict.victims.by_rank == ((1, f"stopped by its agent (SIGTERM): {shown}"),)
 
 
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (100, " and 92 more")])

@@ -25,7 +25,7 @@ from firstfault.testing import make_error, make_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_BUILT_IN = ("evidence", "earliest", "majority", "strictest", "last_written")
+_BUILT_IN = ("evidence", "earliest", "majority", "strictest")
 
 
 def mine(job: JobErrors) -> Verdict:

@@ -235,7 +235,7 @@ def _lost_node() -> Report:
     return report_on(job, context=RetryContext(pods_alive=False))
 
 
-def _told_to_go() -> Report:
+def _terminated() -> Report:
     job = job_of(
         make_error(
             None,
@@ -274,7 +274,7 @@ SCOPE_SCENES: dict[str, Callable[[], Report]] = {
     "rank": _of_text("ValueError", "batch 17 has 3 columns, expected 4"),
     "ranks": _same_everywhere,
     "node": _lost_node,
-    "external": _told_to_go,
+    "external": _terminated,
     "undetermined": _deadlock,
 }
 """By scope, what a verdict of it looks like."""
@@ -317,7 +317,7 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = {
     "signal": _death("SIGSEGV", -11),
     "exit": _death("", 3, category="exit"),
     "stopped": lambda: report_on(job_of(stopped(0, 0, "another worker of this node had failed")), strategy="earliest"),
-    "preemption": _told_to_go,
+    "preemption": _terminated,
     "node_lost": _lost_node,
     "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
     "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),

@@ -10,11 +10,13 @@ import pytest
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import Phase, Scope, SentSignal, Subject, Suspect, Unopened, Victims, Writer
+from firstfault.model.signal_meanings import explain_signal
 from firstfault.report import report_of
 from firstfault.report.attempt_changes import AttemptSummary, changes_between, summary_of
-from firstfault.report.cascade import Event, cascade_of
+from firstfault.report.cascade import cascade_of
+from firstfault.report.events import Event
 from firstfault.report.timeline import timeline_of
-from firstfault.report.words import State, duration, explain_signal, ranks_text, short_names
+from firstfault.report.words import State, duration, ranks_text, short_names
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
@@ -48,7 +50,7 @@ def _report(job: JobErrors, **verdict: Any) -> Report:
 
 
 def test_every_rank_has_a_state() -> None:
-    """Root cause, victim, stopped by its agent, finished, and those of whom nothing was heard."""
+    """Root cause, victim, stopped by its agent, finished, and those without a report."""
     cascade = _cascade(
         make_job(
             make_error(3, node="w-1", world_size=8),
@@ -83,7 +85,7 @@ def test_every_rank_has_a_state() -> None:
     [
         ("ranks", {State.ROOT: 4}),
         ("undetermined", {State.UNCLEAR: 4}),
-        ("node", {State.VICTIM: 2, State.SILENT: 2}),
+        ("node", {State.VICTIM: 2, State.UNREPORTED: 2}),
         ("external", {State.STOPPED: 4}),
     ],
 )
@@ -95,7 +97,7 @@ def test_states_of_a_scope(name: str, states: dict[State, int]) -> None:
 
 @pytest.mark.parametrize(("name", "node"), [("node", "f3a9c2d4-n0-0-worker-1"), ("external", "f3a9c2d4-n0-0-worker-1")])
 def test_a_node_can_be_the_root_cause(name: str, node: str) -> None:
-    """The node that was lost, or told to go, is marked; no other is."""
+    """The node that was lost or terminated is marked; no other is."""
     assert [item.name for item in SCOPE_SCENES[name]().cascade.nodes if item.state is State.ROOT] == [node]
 
 
@@ -104,8 +106,8 @@ def test_a_node_has_no_place_in_the_program() -> None:
     assert SCOPE_SCENES["node"]().answers.code == ""
 
 
-def test_who_waited_in_vain_is_a_victim_of_the_one_that_hung() -> None:
-    """Alone its timeout could be read in both ways; the verdict says whom it waited for."""
+def test_a_rank_that_timed_out_is_a_victim_of_the_one_that_hung() -> None:
+    """A timeout may be cause or consequence; the verdict says for which rank it waited."""
     cascade = CATEGORY_SCENES["hang"]().cascade
     assert [item.state for item in cascade.ranks] == [State.VICTIM, State.VICTIM, State.STOPPED, State.ROOT]
 
@@ -122,7 +124,7 @@ def test_a_later_death_by_the_same_signal_is_no_root_cause() -> None:
 
 
 def test_suspects_are_marked() -> None:
-    """Who may be it instead is neither root cause nor victim."""
+    """A suspect is neither root cause nor victim."""
     job = make_job(make_error(3), make_error(5, at_ms=4, exception="KeyError"))
     report = _report(job, suspects=(Suspect("it was near", 5),))
     assert [(item.rank, item.state) for item in report.cascade.ranks] == [(3, State.ROOT), (5, State.SUSPECT)]
@@ -147,7 +149,7 @@ def test_two_nodes_that_claim_one_rank() -> None:
 
 
 def test_a_number_of_ranks_that_cannot_be_is_not_believed() -> None:
-    """One damaged document does not make a report of four billion silent ranks."""
+    """One damaged document does not make a report of four billion unreported ranks."""
     cascade = _cascade(make_job(make_error(3, world_size=2**32 - 1)))
     assert [item.rank for item in cascade.ranks] == [3]
 
@@ -249,7 +251,7 @@ def _killed(*victims: tuple[int, float]) -> Report:
     return _report(make_job(root, *peers))
 
 
-def test_an_order_that_nobody_knows_is_not_told() -> None:
+def test_an_unknown_order_is_not_shown() -> None:
     """A victim is not drawn on one side of a death that may have been before it or after it, nor called earlier."""
     report = _killed((0, -40), (1, 60), (2, 400))
     assert report.followers == (
@@ -277,7 +279,7 @@ def test_a_group_says_until_when() -> None:
 
 
 def test_times_of_a_hang_say_from_when_they_are_counted() -> None:
-    """Nobody saw the root cause begin, so a time alone would seem to be after it; the first failure has none."""
+    """The begin of a hang is not known: later times say that they are counted from the first failure."""
     cascade = CATEGORY_SCENES["hang"]().cascade
     later = [event.later for event in cascade.events if event.state is State.VICTIM]
     assert later[0] == ""
@@ -298,7 +300,7 @@ def test_a_sentence_about_a_hang_is_whole() -> None:
 
 
 def test_a_hang_is_no_origin() -> None:
-    """Nobody saw when it began: times are counted from the first who could wait no longer."""
+    """The begin of a hang is not known: times are counted from the first timeout."""
     report = CATEGORY_SCENES["hang"]()
     assert not report.cascade.from_root
     assert "earlier" not in report.followers
@@ -385,7 +387,7 @@ def test_short_names(names: list[str], short: list[str]) -> None:
     assert list(short_names(names).values()) == short
 
 
-def test_a_signal_nobody_knows_is_not_explained() -> None:
+def test_an_unknown_signal_is_not_explained() -> None:
     """No explanation is better than a guess."""
     assert explain_signal("SIGRTMIN+3", make_error().resources) == ""
 
@@ -396,15 +398,21 @@ def test_a_signal_nobody_knows_is_not_explained() -> None:
 @pytest.mark.parametrize(
     ("job", "unknown"),
     [
-        (make_job(make_error(exception=None, signal="SIGKILL", exit_code=-9)), "who killed it: not its agent"),
-        (make_job(make_error(exception=None, signal="SIGTERM", exit_code=-15)), "who sent it SIGTERM: not its agent"),
-        (make_job(make_error(exception=None, exit_code=3)), "why it exited: it left no exception"),
-        (make_job(make_error(at_ms=None)), "when it was: the root cause carries no time"),
+        (
+            make_job(make_error(exception=None, signal="SIGKILL", exit_code=-9)),
+            "which process sent SIGKILL: not its agent",
+        ),
+        (
+            make_job(make_error(exception=None, signal="SIGTERM", exit_code=-15)),
+            "which process sent SIGTERM: not its agent",
+        ),
+        (make_job(make_error(exception=None, exit_code=3)), "why it exited: it raised no exception"),
+        (make_job(make_error(at_ms=None)), "when the root cause happened: no time was recorded"),
         (make_job(make_error(), notes=("x was refused",)), "x was refused"),
     ],
 )
 def test_what_is_unknown_is_said(job: JobErrors, unknown: str) -> None:
-    """However sure it is who did it, what nobody knows is among the answers."""
+    """Even if the root cause is certain, the answers say what is not known."""
     assert unknown in _report(job).answers.unknown
 
 
@@ -463,7 +471,7 @@ def test_attempts_stand_in_order() -> None:
     assert verdict.scope is Scope.RANK
 
 
-def test_an_attempt_nobody_can_read_hides_no_change() -> None:
+def test_an_unreadable_attempt_hides_no_change() -> None:
     """The one after it is compared with the one before."""
     attempts = (_attempt(0), AttemptSummary(1, note="could not be read: access denied"), _attempt(2))
     changes = changes_between(attempts)

@@ -95,7 +95,7 @@ def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
         (
             _verdict(make_error(12, node="w-1", exception=None, signal="SIGKILL", message="")),
             _NO,
-            "SIGKILL rank 12 w-1 no retry: killed from outside",
+            "SIGKILL rank 12 w-1 no retry: killed by SIGKILL; OOM kills could not be counted",
         ),
         (
             _verdict(make_error(3, node="w-1", exception="torch.OutOfMemoryError", message="CUDA\nmore")),
@@ -115,7 +115,7 @@ def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
         (
             undetermined(make_job(), "earliest"),
             _NO,
-            "undetermined no retry: a node says that it failed, but its error documents are not there",
+            "undetermined no retry: a node reported a failure, but its error documents are missing",
         ),
     ],
 )
@@ -236,10 +236,10 @@ def test_the_message() -> None:
         "victims: 2",
         "  rank 0: RuntimeError: Connection closed by peer",
         "  rank 2: stopped by its agent (SIGTERM): rank 3 failed",
-        "nodes heard: 2 of 2",
+        "nodes reported: 2 of 2",
         "confidence: medium (strategy earliest)",
-        "unknown: whether it was really this one: confidence is medium, see the evidence",
-        "next: open the code where it was raised: train.py:7 in train",
+        "unknown: whether this failure came first: confidence is medium, see the evidence",
+        "next: open the code that raised it: train.py:7 in train",
         "",
         "in your code:",
         "  train.py:7 in train: step(batch)",
@@ -261,11 +261,15 @@ def test_the_message() -> None:
     [
         (_cascade(), _YES, "retry: yes, the node went"),
         (_cascade(), _YES, "enforced by Flyte: no, this is advice"),
-        (replace(_cascade(), settled=False), _NO, "unknown: not settled: the wait for the other nodes ran out"),
-        (_verdict(make_error()), _NO, "nodes heard: 1 of an unknown number, incomplete"),
+        (replace(_cascade(), settled=False), _NO, "unknown: what the other nodes report: waiting for them timed out"),
+        (_verdict(make_error()), _NO, "nodes reported: 1 of an unknown number, incomplete"),
         (_verdict(make_error(at_ms=None)), _NO, "time: not recorded"),
         (_verdict(make_error(exception=None, signal="SIGKILL", exit_code=-9, pid=7)), _NO, "exit code: -9 (pid 7)"),
-        (_verdict(make_error(exception=None, signal="SIGKILL")), _NO, "signal: SIGKILL: killed from outside"),
+        (
+            _verdict(make_error(exception=None, signal="SIGKILL")),
+            _NO,
+            "signal: SIGKILL: killed by SIGKILL; OOM kills could not be counted",
+        ),
         (_verdict(make_error(exception=None, signal="SIGRTMIN+3")), _NO, "signal: SIGRTMIN+3"),
         (_verdict(make_error(), notes=("x was refused",)), _NO, "unknown: x was refused"),
         (_verdict(make_error(), make_error(None, node="w-9", at_ms=1, message="x")), _NO, "victims: 1"),
@@ -281,7 +285,7 @@ def test_facts(verdict: Verdict, decision: Decision, fact: str) -> None:
     ["rank: ", "pid: ", "host: ", "exit code: ", "victims: ", "code: ", "in your code", "clocks: ", "firstfault "],
 )
 def test_what_is_not_known_is_not_a_fact(name: str) -> None:
-    """A number that nobody recorded, a host that is the node, no victims and no URI are not mentioned."""
+    """Numbers that were not recorded, a host that is the node, no victims and no URI are not mentioned."""
     agent = make_error(None, node="w-1", host="w-1", subject=Subject.AGENT, exception=None)
     verdict = _verdict(agent, roster=(make_presence(node="w-1", nodes=1),))
     assert not [line for line in _message(verdict, _NO).splitlines() if line.startswith(name)]
@@ -367,9 +371,9 @@ def test_memory(resources: Resources, fact: str) -> None:
 @pytest.mark.parametrize(
     ("oom_kill", "said"),
     [
-        (None, "killed from outside"),
-        (0, "killed from outside; no OOM kill was counted"),
-        (1, "killed from outside; the kernel's OOM killer did it: oom_kill rose by 1"),
+        (None, "killed by SIGKILL; OOM kills could not be counted"),
+        (0, "killed by SIGKILL; no OOM kill was counted"),
+        (1, "killed by the kernel's OOM killer (oom_kill +1)"),
     ],
 )
 def test_a_kill_is_explained_by_the_memory(oom_kill: int | None, said: str) -> None:
@@ -400,7 +404,7 @@ def test_a_kill_is_explained_by_the_memory(oom_kill: int | None, said: str) -> N
     ],
 )
 def test_evidence_in_one_line(fields: dict[str, Any], fact: str) -> None:
-    """Threads that ended, collectives and whom it was stopped for are a line each."""
+    """Failed threads, collectives, and the failure for which it was stopped are a line each."""
     assert fact in _shown(**fields)
 
 
@@ -477,14 +481,14 @@ def test_a_verdict_without_a_root_can_be_shown() -> None:
     assert "rank: 3" not in _message(bare, _NO)
 
 
-def test_nobody_expected() -> None:
+def test_an_unknown_number_of_nodes() -> None:
     """Coverage without a known number of nodes says so."""
     verdict = replace(_cascade(), coverage=Coverage(None, 3))
-    assert "nodes heard: 3 of an unknown number, incomplete" in _message(verdict, _NO).splitlines()
+    assert "nodes reported: 3 of an unknown number, incomplete" in _message(verdict, _NO).splitlines()
 
 
 def test_the_scope_undetermined_is_in_the_answer() -> None:
-    """A failure of which nobody knows where it was is called undetermined."""
+    """A failure without a rank and a node is undetermined."""
     stock = make_error(None, node="", writer=Writer.STOCK, exception=None, code="red", message="hi")
     verdict = _verdict(stock)
     assert verdict.scope is Scope.UNDETERMINED
@@ -492,7 +496,7 @@ def test_the_scope_undetermined_is_in_the_answer() -> None:
 
 
 def test_no_form_tells_a_credential() -> None:
-    """A stock file's text has been through nobody's hands: all forms leave credentials out."""
+    """The text of a stock file is not redacted when it is written: all forms remove credentials."""
     secret = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105 - the example of AWS's own documentation
     stock = make_error(
         None,
@@ -522,7 +526,7 @@ def _named(report: Report, *names: str) -> list[str]:
     return [line for line in flyte_message(report).splitlines() if line.startswith(names)]
 
 
-def test_who_was_stopped_by_the_roots_own_signal_is_a_victim() -> None:
+def test_a_rank_stopped_by_the_roots_signal_is_a_victim() -> None:
     """Agents that stop their workers by SIGKILL make these no root causes."""
     report = _recorded("SIGKILL-earlyTrue-rank0-of4")
     assert report.verdict.victims.count == 3
@@ -550,8 +554,8 @@ def test_agents_that_failed_are_counted_apart() -> None:
     assert line.startswith("victims: 1 lost a peer, 1 agent failed after it; ")
 
 
-def test_a_sure_verdict_leaves_nobody_who_may_have_been_it() -> None:
-    """Who could be read in both ways is a victim once the root cause is known for sure."""
+def test_a_certain_verdict_leaves_no_suspect() -> None:
+    """A failure that may be cause or consequence is a victim once the root cause is certain."""
     report = _recorded("sys.exit-0-rank0-of4")
     assert report.verdict.confidence == "high"
     assert report.followers.startswith("3 lost a peer; ")
@@ -572,7 +576,7 @@ def test_what_stopped_processes_is_the_signal_not_their_exit_code() -> None:
 
 
 def test_a_group_of_exceptions_says_what_is_in_it() -> None:
-    """What a task group says of itself is nothing that anybody looks for."""
+    """A task group's own text does not say what failed."""
     leaf = ExceptionInfo("ValueError", "shard 3 is empty", frames=(FrameInfo("/root/data.py", 12, "load", "raise"),))
     text = "unhandled errors in a TaskGroup (1 sub-exception)"
     group = replace(scenes.raised("ExceptionGroup", text), members=(leaf,))
@@ -582,7 +586,7 @@ def test_a_group_of_exceptions_says_what_is_in_it() -> None:
     assert report.answers.code == "data.py:12 in load"
 
 
-def test_one_document_that_names_nobody() -> None:
+def test_one_document_without_rank_and_node() -> None:
     """A job without firstfault leaves one: what failed is known, and what to do about it, but not where."""
     stock = make_error(
         None, node="", writer=Writer.STOCK, exception=None, message="Trace:\n\nMessage:\n\nValueError: bad"
@@ -605,8 +609,8 @@ def test_restarts_that_were_recovered_from_are_counted() -> None:
 
 
 def test_a_budget_that_is_used_up() -> None:
-    """The decision is what Flyte is told, and the person is told that nothing will come of it."""
+    """Flyte gets the decision to retry; the report says that the budget is used up."""
     decision = replace(_YES, origin=Origin.USER, enforced=True, retries_left=0)
     report = report_of(make_job(), _verdict(make_error(3)), decision)
     assert report.answers.fate == "will not be retried: no retries are left"
-    assert "retry: yes, but none is left, the node went" in flyte_message(report).splitlines()
+    assert "retry: yes, but the retry budget is used up; the node went" in flyte_message(report).splitlines()

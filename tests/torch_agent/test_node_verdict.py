@@ -207,9 +207,9 @@ def test_a_strategy_that_nobody_knows(prefix: Prefix, caplog: pytest.LogCaptureF
 
 def test_a_strategy_of_ones_own(prefix: Prefix) -> None:
     """The strategy that the task names decides."""
-    failures = [_failure(0, at_ms=0, message="first"), _failure(1, at_ms=9, message="last")]
-    verdict = _settled(replace(prefix.recording(), strategy="majority"), *failures).verdict
-    assert verdict.strategy == "majority"
+    failures = [_failure(0, at_ms=0, kind=Kind.RECOVERABLE), _failure(1, at_ms=9, message="last")]
+    verdict = _settled(replace(prefix.recording(), strategy="strictest"), *failures).verdict
+    assert (verdict.strategy, verdict.ranks) == ("strictest", (1,))
 
 
 def test_a_policy_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:

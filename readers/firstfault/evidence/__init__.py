@@ -1,6 +1,6 @@
 """What failures say: about themselves, about others, and when.
 
-Knows nothing of storage. `classify` reads one text; the strategy ``evidence`` weighs all of an attempt.
+`classify` reads one text; the strategy ``evidence`` weighs all failures of an attempt. Nothing here reads storage.
 """
 
 from __future__ import annotations

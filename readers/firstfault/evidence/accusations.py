@@ -1,4 +1,4 @@
-"""Whom the failures name: pointers resolved to ranks and nodes, and counted by who names them."""
+"""How often failures name each rank and node."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ if TYPE_CHECKING:
     from firstfault.evidence.texts import Pointer
     from firstfault.model import CausedBy, JobErrors
 
-__all__ = ["Accusations", "accusations_of"]
+__all__ = ["Accusations", "accusations_of", "names_it"]
 
 
 @dataclass(frozen=True, slots=True)
 class Accusations:
-    """Who is named by how many others."""
+    """How many others name each rank and node."""
 
     ranks: Counter[int] = field(default_factory=Counter)
     nodes: Counter[str] = field(default_factory=Counter)
-    told: Counter[CausedBy] = field(default_factory=Counter)
-    """Whose failure the agents were told of, without its document: the first that somebody noticed."""
+    broadcast: Counter[CausedBy] = field(default_factory=Counter)
+    """How many agents and workers were stopped for each failure that the agents broadcast, without its document."""
 
     def of(self, judged: ClassifiedFailure) -> int:
-        """Return how many others name this failure's process, or its node."""
+        """Return how many others name this failure's process or its node."""
         rank, node = judged.failure.rank, judged.failure.node
         return (self.ranks[rank] if rank is not None else 0) + self.nodes[node]
 
-    def told_times(self, judged: ClassifiedFailure) -> int:
-        """Return how many were stopped because of it: the first to be noticed, which need not be the first."""
+    def times_broadcast(self, judged: ClassifiedFailure) -> int:
+        """Return how many were stopped because of it. The agents noticed it first, but it need not have been first."""
         rank, node = judged.failure.rank, judged.failure.node
         return sum(
             count
-            for cause, count in self.told.items()
+            for cause, count in self.broadcast.items()
             if (cause.rank == rank if cause.rank is not None else cause.node == node)
         )
 
 
 def accusations_of(job: JobErrors, classified: Iterable[ClassifiedFailure]) -> Accusations:
-    """Return who is named, each time by somebody else."""
+    """Return how often each rank and node is named; a failure that names itself does not count."""
     at = _nodes_by_address(job)
     accusations = Accusations()
     for entry in job.roster:
         if entry.first_failure is not None:
-            accusations.told[replace(entry.first_failure, document="")] += 1
+            accusations.broadcast[replace(entry.first_failure, document="")] += 1
     for judged in classified:
         failure = judged.failure
         if failure.caused_by is not None:
-            accusations.told[replace(failure.caused_by, document="")] += 1
+            accusations.broadcast[replace(failure.caused_by, document="")] += 1
         if judged.pointer is None:
             continue
         rank = judged.pointer.rank
@@ -63,8 +63,13 @@ def accusations_of(job: JobErrors, classified: Iterable[ClassifiedFailure]) -> A
     return accusations
 
 
+def names_it(count: int) -> str:
+    """Return "1 failure names it", "3 failures name it"."""
+    return "1 failure names it" if count == 1 else f"{count} failures name it"
+
+
 def _nodes_by_address(job: JobErrors) -> dict[str, set[str]]:
-    """The nodes behind each address and host name; an address that several share says nothing."""
+    """Return the nodes behind each address and host name; an address that several share names none."""
     at: dict[str, set[str]] = defaultdict(set)
     places = [entry.place for entry in job.roster] + [failure.place for failure in job.failures]
     for place in places:
@@ -83,7 +88,7 @@ def _named_node(pointer: Pointer, at: dict[str, set[str]]) -> str:
 
 
 def _plain(ip: str) -> str:
-    """An IPv4 address without the IPv6 clothes that a dual-stack socket gives it."""
+    """Strip the IPv4-mapped IPv6 prefix that a dual-stack socket adds."""
     bare = ip.removeprefix("::ffff:")
     try:
         socket.inet_aton(bare)

@@ -1,4 +1,4 @@
-"""Each failure's failure_class: did it fail by itself, or because of somebody?"""
+"""Each failure's class: a fault of its own, or a consequence of another one's."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, classify, pointer_in
 from firstfault.model import Subject, Writer
+from firstfault.model.signal_meanings import CRASHES, STOPS, ended_by, signal_of_exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,62 +22,60 @@ if TYPE_CHECKING:
 __all__ = ["ClassifiedFailure", "FailureClass", "classify_failures"]
 
 _GENERAL = {"program", "missing-file", ""}
-"""Signatures that an exception meets because it meets no other."""
+"""Signatures that an exception has if no specific one fits."""
 _OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
-"""Signatures that do not know whose connection it was."""
+"""Signatures that do not say whose connection it was."""
 _GROUP = "torch/distributed/"
 _PROGRAMS_OWN = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
-"""Types, with those derived from them, that no transport raises."""
+"""Types that no transport raises; also their subclasses."""
 _TRANSPORTS = {"RuntimeError", "OSError", "EOFError"}
 _SUMMARY = "launcher-summary"
-"""Signature of what a launcher says about all of its workers."""
+"""Signature of a launcher's summary of all its workers."""
 _WAIT = "hang"
-"""Category of the signatures of a wait in vain."""
+"""Category of the signatures of waits that timed out."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
-"""What the handler of a signal raises."""
-_CRASHES = {"SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGKILL"}
-_STOPS = {"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"}
+"""Exceptions that a signal handler raises."""
+_ENDS = CRASHES | {"SIGKILL"}
+"""Signals that a handler cannot, or hardly ever does, turn into something else."""
 _VARYING = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?P<rank>rank) \d+|\d{4,}", re.IGNORECASE)
 """Addresses, ranks and long numbers; not the short ones, which are exit codes, signals and error numbers."""
-_UNTOLD = 128
-"""What shells add to a signal's number to make an exit code of it."""
 
 
 class FailureClass(enum.IntEnum):
-    """What a failure is, from the strongest reason to be the root cause to the weakest."""
+    """Ordered from the strongest reason to be the root cause to the weakest."""
 
     OWN_FAULT = 0
     """An exception of its own, or local evidence of a fault."""
     OWN_EXIT = 1
-    """A signal or an exit that its agent did not cause."""
+    """An exit, or an end by a signal, that its agent did not cause."""
     LOST = 2
-    """An agent, and with it its node, is gone."""
+    """An agent and its node are gone."""
     EXTERNAL = 3
-    """A node was told to go."""
+    """A node was terminated."""
     UNCLEAR = 4
-    """Both readings are common: a collective's timeout, an abort."""
+    """May be cause or consequence: a collective's timeout, an abort."""
     CONSEQUENCE = 5
-    """It names a peer that is gone, or was stopped."""
+    """The failure names a peer that is gone, or its agent stopped the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassifiedFailure:
-    """A failure and what it is."""
+    """A failure with its class."""
 
     failure: WorkerError
     failure_class: FailureClass
     why: str
-    """Half a sentence behind its name."""
+    """A sentence without its subject, which is the process's name."""
     category: str = ""
-    """A more precise one than the failure's own, if a text gives one."""
+    """More precise than the failure's own; empty: no text gives one."""
     pointer: Pointer | None = None
-    """Whom it names."""
+    """The process or host that it names."""
     specific: bool = False
-    """A signature knows this very fault, rather than that it is an exception."""
+    """A signature fits this fault, not only any exception."""
     in_flight: bool = False
     """The exception had not left the task function when its process was stopped."""
     waited: bool = False
-    """It waited in vain for somebody, until its time was up."""
+    """It timed out waiting."""
 
     @property
     def node(self) -> str | None:
@@ -85,36 +84,36 @@ class ClassifiedFailure:
 
 
 def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
-    """Return the failure_class of every failure of the round that is judged, in their order."""
+    """Return every failure of the judged round with its class, in their order."""
     gone = {
         failure.node
         for failure in job.failures
         if failure.subject is Subject.AGENT and failure.category in {"preemption", "node_lost"}
     }
-    return tuple(_finding(failure, gone) for failure in job.failures)
+    return tuple(_classify(failure, gone) for failure in job.failures)
 
 
-def _finding(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
+def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.subject is Subject.AGENT:
         return _of_agent(failure)
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
-        if failure.signal in _CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
+        if failure.signal in _ENDS | {"SIGABRT"} and failure.signal != sent.signal:
             why = f"crashed ({failure.signal}) while its agent stopped it"
             return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
-        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, f"was stopped by its agent: {sent.reason}")
+        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, f"was stopped by its agent: {sent.shown_reason}")
     if failure.exception is not None:
         return _of_exception(failure, failure.exception, gone)
     if failure.signal or failure.exit_code is not None:
-        return _of_death(failure, gone)
+        return _of_exit(failure, gone)
     return _of_text(failure)
 
 
 def _of_agent(failure: WorkerError) -> ClassifiedFailure:
     if failure.category == "preemption":
-        return ClassifiedFailure(failure, FailureClass.EXTERNAL, "was told to go")
+        return ClassifiedFailure(failure, FailureClass.EXTERNAL, "was terminated")
     if failure.category == "node_lost":
-        return ClassifiedFailure(failure, FailureClass.LOST, "is gone without a word")
+        return ClassifiedFailure(failure, FailureClass.LOST, "is gone: no report")
     if failure.exception is None:
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, "failed")
     found = _chain(failure.exception)
@@ -123,21 +122,21 @@ def _of_agent(failure: WorkerError) -> ClassifiedFailure:
             failure, FailureClass.OWN_FAULT, f"failed: {found.why}", _precise(found), found.pointer, _is(found)
         )
     failure_class = FailureClass.UNCLEAR if found.role is Role.AMBIGUOUS else FailureClass.CONSEQUENCE
-    return ClassifiedFailure(failure, failure_class, f"lost the others: {found.why}", "", found.pointer)
+    return ClassifiedFailure(failure, failure_class, f"lost its peers: {found.why}", "", found.pointer)
 
 
 def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure:
     name = exception.type.rsplit(".", 1)[-1]
     if name in _ANSWERS:
         if failure.node in gone or failure.sent_signals:
-            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was told to go with its node")
+            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
         return ClassifiedFailure(
-            failure, FailureClass.OWN_EXIT, "was ended by a signal that its agent had not sent", "signal"
+            failure, FailureClass.OWN_EXIT, "was ended by a signal that its agent did not send", "signal"
         )
     if name == "SystemExit":
         if failure.sent_signals:
-            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "left when its agent stopped it")
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "left by itself", "exit")
+            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "exited when its agent stopped it")
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit")
     found = _chain(exception)
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.role is Role.PRIMARY:
@@ -146,18 +145,18 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
             failure, FailureClass.OWN_FAULT, why, _precise(found), found.pointer, _is(found), in_flight
         )
     if found.role is Role.SECONDARY and _is_of_the_program(exception):
-        why = "raised an exception of its own, whatever its text reminds of"
+        why = "raised an exception of its own: no transport raises this type"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
     if found.role is Role.SECONDARY and found.signature in _OF_ANY_CONNECTION and not _is_of_a_group(exception):
-        why = f"lost a connection, which need not be one to a peer ({found.signature})"
+        why = f"lost a connection, perhaps not to a peer ({found.signature})"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
     if found.role is Role.SECONDARY:
-        why = f"names somebody else ({found.signature}): {found.why}"
+        why = f"points to another process ({found.signature}): {found.why}"
         waited = found.category == _WAIT
         return ClassifiedFailure(
             failure, FailureClass.CONSEQUENCE, why, "", found.pointer, in_flight=in_flight, waited=waited
         )
-    why = f"can be read in both ways ({found.signature or 'unknown text'}): {found.why}"
+    why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
     waited = found.category == _WAIT
     return ClassifiedFailure(
         failure, FailureClass.UNCLEAR, why, found.category, found.pointer, in_flight=in_flight, waited=waited
@@ -165,75 +164,67 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
 
 
 def _is_of_a_group(exception: ExceptionInfo) -> bool:
-    """Whether an exception came out of torch's collectives or its store, or nobody can tell."""
+    """Whether an exception came out of torch's collectives or store; True if it has no frames."""
     frames = [frame for link in (exception, *exception.causes) for frame in link.frames]
     return not frames or any(_GROUP in frame.file for frame in frames)
 
 
 def _is_of_the_program(exception: ExceptionInfo) -> bool:
-    """Whether it is of a type that no transport raises, and came from outside of torch's collectives."""
+    """Whether its type is one that no transport raises, and it came from outside of torch's collectives."""
     links = (exception, *exception.causes)
     names = {name.rsplit(".", 1)[-1] for link in links for name in (link.type, *link.bases)}
     return bool(names & _PROGRAMS_OWN) and not names & _TRANSPORTS and not _is_of_a_group(exception)
 
 
-def _of_death(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
-    said = _classified(failure.log_tail, "", ()) if failure.log_tail else None
-    signal = failure.signal or _signal_of(failure.exit_code)
-    if signal in _STOPS and failure.node in gone:
-        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was told to go with its node")
-    if said is not None and said.role is Role.PRIMARY and said.signature not in _GENERAL | {"killed", "crashed"}:
-        why = f"wrote before it died ({said.signature}): {said.why}"
-        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _precise(said), said.pointer, specific=True)
+def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
+    log = _classified(failure.log_tail, "", ()) if failure.log_tail else None
+    signal = failure.signal or signal_of_exit_code(failure.exit_code)
+    if signal in STOPS and failure.node in gone:
+        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
+    if log is not None and log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
+        why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
+        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _precise(log), log.pointer, specific=True)
     if signal == "SIGKILL" and failure.resources.oom_kill:
-        return ClassifiedFailure(
-            failure, FailureClass.OWN_EXIT, "was killed by the kernel for want of memory", "host_oom"
-        )
-    if signal in _CRASHES or signal in _STOPS:
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"was ended by {signal}, which its agent had not sent")
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
+    if signal in _ENDS or signal in STOPS:
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
     if signal == "SIGABRT":
-        if said is not None and said.role is Role.SECONDARY:
+        if log is not None and log.role is Role.SECONDARY:
             return ClassifiedFailure(
-                failure, FailureClass.CONSEQUENCE, f"aborted over a peer ({said.signature})", "", said.pointer
+                failure, FailureClass.CONSEQUENCE, f"aborted because of a peer ({log.signature})", "", log.pointer
             )
-        if said is not None and said.category == _WAIT:
-            why = f"aborted over a wait ({said.signature})"
-            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, said.category, said.pointer, waited=True)
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "aborted, which its agent had not asked for")
+        if log is not None and log.category == _WAIT:
+            why = f"aborted because a wait timed out ({log.signature})"
+            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=True)
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
     if failure.exit_code == 1:
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which says nothing of why")
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
 
 
 def _of_text(failure: WorkerError) -> ClassifiedFailure:
-    """A file of Flyte's own: nothing but a text."""
+    """Classify a stock error file, which has only a text."""
     found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
     if found.signature == _SUMMARY:
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary, of what it saw first")
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first")
     if found.role is Role.SECONDARY:
         return ClassifiedFailure(
-            failure, FailureClass.CONSEQUENCE, f"names somebody else ({found.signature})", "", found.pointer
+            failure, FailureClass.CONSEQUENCE, f"points to another process ({found.signature})", "", found.pointer
         )
     if found.role is Role.AMBIGUOUS and found.signature:
-        why, waited = f"can be read in both ways ({found.signature})", found.category == _WAIT
+        why, waited = f"may be cause or consequence ({found.signature})", found.category == _WAIT
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, found.category, waited=waited)
     return ClassifiedFailure(
-        failure, FailureClass.OWN_FAULT, "has a file of Flyte's own", _precise(found), found.pointer, _is(found)
+        failure, FailureClass.OWN_FAULT, "left a stock Flyte error file", _precise(found), found.pointer, _is(found)
     )
 
 
-def _signal_of(exit_code: int | None) -> str:
-    """The signal that a shell made an exit code of."""
-    names = {6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
-    return names.get(exit_code - _UNTOLD, "") if exit_code is not None else ""
-
-
 def _chain(exception: ExceptionInfo) -> Classification:
-    """Return what an exception with its causes says.
+    """Classify an exception with its causes.
 
-    Local evidence anywhere in the chain counts. Else what came first: an exception that was raised from, or while
-    handling, one that names a peer is a consequence, whatever its own text; one that names a peer, raised while
-    handling one of the program's own, is what became of a fault.
+    Local evidence anywhere in the chain counts. Else the first exception decides: one that was raised from, or while
+    handling, an exception that names a peer is a consequence, whatever its own text; one that names a peer but was
+    raised while handling an exception of the program's own is a fault.
     """
     links = [_link(link) for link in (exception, *exception.causes)]
     links += [_chain(member) for member in exception.members]
@@ -246,12 +237,12 @@ def _chain(exception: ExceptionInfo) -> Classification:
 
 
 def _link(exception: ExceptionInfo) -> Classification:
-    # whatever it is called, it was raised
+    # a raised class is an exception, whatever its name
     return _classified(exception.message, exception.type, (*exception.bases, "BaseException"))
 
 
 def _classified(message: str, exception_type: str, bases: Iterable[str]) -> Classification:
-    """Classify a text; thousands of victims that differ in nothing but numbers are looked at once."""
+    """Classify a text. Texts that differ only in numbers, as those of thousands of victims, are classified once."""
     found = _cached(_VARYING.sub(_same_for_all, message), exception_type, tuple(bases))
     if found.pointer is None:
         return found

@@ -1,4 +1,4 @@
-"""When something happened, as an interval: clocks differ, and a death is noticed after it happened."""
+"""When failures happened, as intervals: clocks differ, and agents notice exits late."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ __all__ = ["Clocks", "Interval", "Offset"]
 
 _S = 1_000_000_000
 _NOTICED_NS = _S // 4
-"""How long an agent may take to notice a worker's death."""
-_SPOKEN_NS = 60 * _S
-"""How long before a worker's death the exception may have been raised of which its agent tells."""
+"""How long an agent may take to notice a worker's exit."""
+_REPORTED_NS = 60 * _S
+"""How long before its worker's exit an exception in an agent's report may have been raised."""
 _LOST_NS = 2 * _S
-"""How long others may take to notice an agent's."""
+"""How long its peers may take to notice that an agent is gone."""
 _WHOLE_S = _S
 """The storage's times are often whole seconds."""
 _COPIED_S = 60
-"""Seconds; documents that were stored so much later than they were recorded, on all nodes, are copies."""
+"""If all nodes' documents were stored this many seconds after they were recorded, they are copies."""
 _NAMED = 3
-"""Nodes whose clocks are spoken of."""
+"""Wrong clocks that get a sentence of their own."""
 _UNKNOWN_NS = 3600 * _S
-"""How wrong a clock may be of which nothing is known."""
+"""How wrong an unknown clock may be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A moment that is known to lie between two; nanoseconds."""
+    """The bounds of a moment; nanoseconds."""
 
     low: int
     high: int
 
     def before(self, other: Interval) -> bool:
-        """Whether it certainly was before the other."""
+        """Whether this moment certainly was before the other."""
         return self.high < other.low
 
     def ahead_ns(self, other: Interval) -> int:
-        """Return by how much it was certainly before the other; 0 if that is not certain."""
+        """Return by how much this moment certainly was before the other; 0 if that is not certain."""
         return max(other.low - self.high, 0)
 
 
@@ -54,15 +54,15 @@ class Offset:
     low: int = -_UNKNOWN_NS
     high: int = _UNKNOWN_NS
     is_known: bool = False
-    """Whether it is bounded on both sides by more than a guess."""
+    """Whether both bounds were measured."""
 
 
 class Clocks:
     """Orders an attempt's failures.
 
     Two processes of one boot share a monotonic clock. Otherwise wall clocks are corrected by what the storage's clock
-    says about each node: a receipt tells how long an upload took, so the object's time gives the moment of the fault on
-    the storage's clock, no finer than its whole seconds.
+    says about each node: a receipt has the duration of an upload, so the object's time gives the moment of the fault on
+    the storage's clock, as exactly as that clock's whole seconds.
     """
 
     def __init__(self, job: JobErrors) -> None:
@@ -88,7 +88,7 @@ class Clocks:
     def later(self, first: WorkerError, second: WorkerError) -> Interval | None:
         """Return between which bounds a failure was recorded after another, nanoseconds; negative: before.
 
-        None if that is not known: one carries no time, or nothing is known about a clock.
+        None if that is not known: a failure has no recorded time, or a clock is not known.
         """
         if _share_a_clock(first, second):
             apart = (second.monotonic_ns or 0) - (first.monotonic_ns or 0)
@@ -105,7 +105,7 @@ class Clocks:
 
     @staticmethod
     def noticed_after_ns(failure: WorkerError) -> int:
-        """Return how long before it was recorded a failure may have happened, nanoseconds; 0 of one's own word."""
+        """Return by how many nanoseconds a failure may be older than its record; 0 if its process wrote it."""
         return -_around(0, failure).low
 
     def _on_storage(self, failure: WorkerError) -> Interval | None:
@@ -115,8 +115,8 @@ class Clocks:
         return Interval(moment.low - offset.high, moment.high - offset.low)
 
     def contenders(self, failures: Sequence[WorkerError]) -> list[bool]:
-        """Return of each failure whether none of the others certainly happened before it; linear in their number."""
-        # the earliest end of each boot by its own clock, and of each boot by the storage's
+        """Return for each failure whether no other one certainly happened before it. Takes linear time."""
+        # the earliest failure of each boot, by its own clock and by the storage's
         own: dict[str, int] = {}
         stored: dict[str, int] = {}
         places = [(_boot(failure, index), failure, self._on_storage(failure)) for index, failure in enumerate(failures)]
@@ -137,13 +137,13 @@ class Clocks:
         return found
 
     def sentences(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return a sentence for each node whose clock is known to be wrong by more than the storage can tell, with it.
+        """Return sentences about clocks that are certainly wrong, each with the names of its nodes.
 
-        Those that are wrong by most, and how many more there are, with their names.
+        The worst clocks have a sentence each; the last sentence counts the others.
         """
         moved = self._stored_later()
         if moved is not None:
-            text = f"all documents were stored some {moved} s after they were recorded: copied, or all clocks behind"
+            text = f"all documents were stored about {moved} s after their faults: copies, or all clocks are behind"
             return [(text, tuple(self._offsets))]
         wrong = sorted(
             (-max(offset.low, -offset.high), node, offset)
@@ -155,13 +155,13 @@ class Clocks:
             for _, node, offset in wrong[:_NAMED]
         ]
         more = tuple(node for _, node, _ in wrong[_NAMED:])
-        others = "so is that of one more node" if len(more) == 1 else f"so are those of {len(more)} more nodes"
-        return [*said, (f"{others}, by less", more)] if more else said
+        others = "1 more clock is" if len(more) == 1 else f"{len(more)} more clocks are"
+        return [*said, (f"{others} wrong, by less", more)] if more else said
 
     def _stored_later(self) -> int | None:
-        """By how many seconds the storage's times are later than all nodes' own, if by the same: a copy has new ones.
+        """Return by how many seconds the storage's times are later than every node's, if by the same: copies are.
 
-        It says nothing about one node's clock beside another's.
+        None if they differ. The number does not help to compare two nodes' clocks.
         """
         behind = [-offset.low // _S for offset in self._offsets.values()]
         if len(behind) < 2 or min(behind) < _COPIED_S or max(behind) - min(behind) > _COPIED_S:  # noqa: PLR2004 - nodes
@@ -170,7 +170,7 @@ class Clocks:
 
 
 def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
-    """Whether both have read the monotonic clock of one boot."""
+    """Whether both read the monotonic clock of the same boot."""
     is_same = bool(first.boot_id) and first.boot_id == second.boot_id
     return is_same and first.monotonic_ns is not None and second.monotonic_ns is not None
 
@@ -183,16 +183,16 @@ def _how_wrong(offset: Offset) -> str:
 
 
 def _boot(failure: WorkerError, index: int) -> str:
-    """Whose monotonic clock a failure's is; its own if that is not known."""
+    """Return an id of the failure's monotonic clock; a unique one if it is not known."""
     return failure.boot_id if failure.boot_id and failure.monotonic_ns else f"#{index}"
 
 
 def _around(moment_ns: int, failure: WorkerError) -> Interval:
-    """The failure's own moment: what a process says about itself is exact, what is said about it is late."""
+    """Return when a failure recorded at `moment_ns` happened: exact if the process recorded it, else earlier."""
     if failure.writer in {Writer.WORKER, Writer.STOCK}:
         late = 0 if failure.subject is Subject.WORKER else _LOST_NS
     elif failure.exception is not None and failure.subject is Subject.WORKER:
-        late = _SPOKEN_NS
+        late = _REPORTED_NS
     else:
         late = _LOST_NS if failure.subject is Subject.AGENT and failure.category == "node_lost" else _NOTICED_NS
     return Interval(moment_ns - late, moment_ns)
@@ -228,5 +228,5 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
 
 
 def _between(low: int, high: int) -> Offset:
-    """Where two bounds contradict each other, neither is believed more than the distance between them."""
+    """Return the offset between two bounds, in either order: they may contradict each other."""
     return Offset(min(low, high), max(low, high), is_known=True)

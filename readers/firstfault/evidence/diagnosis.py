@@ -1,4 +1,4 @@
-"""What the failures of one attempt say, judged once: each one's class, the clocks, and who accuses whom."""
+"""What the failures of one attempt say, judged once: their classes, the clocks, and the accusations."""
 
 from __future__ import annotations
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["hung"]
 
 _MANY = 3
-"""More silent ranks than this are not one fault."""
+"""More ranks than this are not one fault."""
 
 
 def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
-    """Return the ranks that the others waited for, by stacks, counters of collectives and threads that have died.
+    """Return the ranks that the others waited for, by their stacks, collective counters and failed threads.
 
-    Only those that stand out: where all stand at the same place, nobody does.
+    Where all ranks are in the same place, none is returned.
     """
     alive = sorted(
         (judged.failure for judged in classified if judged.failure.subject is Subject.WORKER),
@@ -41,7 +41,7 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
 
 
 def _behind(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """The ranks that have been given fewer collectives of a group than most of its members."""
+    """Return the ranks that called fewer collectives of a group than most of its members."""
     found = []
     groups: dict[str, dict[int, int]] = defaultdict(dict)
     for failure in alive:
@@ -55,14 +55,14 @@ def _behind(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
         late = {rank: count for rank, count in counts.items() if count < most}
         if len(late) * 2 <= len(counts):
             found += [
-                (rank, f"it had called {count} collectives of group {group}, the others {most}")
+                (rank, f"it called {count} collectives of group {group}, the others {most}")
                 for rank, count in sorted(late.items())
             ]
     return found
 
 
 def _apart(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """The ranks whose last collective of a group, by its number the same as the others', was another operation."""
+    """Return the ranks that called another operation than the others as a group's collective of the same number."""
     found = []
     steps: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
     for failure in alive:
@@ -72,7 +72,7 @@ def _apart(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
     for (group, number), operations in sorted(steps.items()):
         usual, members = Counter(operations.values()).most_common(1)[0]
         if members * 2 <= len(operations):
-            continue  # nobody stands out
+            continue  # no rank stands out
         found += [
             (rank, f"as collective {number} of group {group} it called {_plain(operation)}, the others {_plain(usual)}")
             for rank, operation in sorted(operations.items())
@@ -82,24 +82,24 @@ def _apart(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
 
 
 def _plain(operation: str) -> str:
-    """An operation without its backend: "all_reduce" of "gloo:all_reduce"."""
+    """Return an operation without its backend: "all_reduce" for "gloo:all_reduce"."""
     return operation.rpartition(":")[2]
 
 
 def _elsewhere(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """The ranks that stood outside of any collective while others waited in one."""
+    """Return the ranks that were outside of any collective while others waited in one."""
     stood = {failure.rank: where_it_stood(failure) for failure in alive if failure.rank is not None}
     waiting = [rank for rank, where in stood.items() if where.stood is Stood.COLLECTIVE]
     timed_out = [failure for failure in alive if failure.exception is not None]
     away = {rank: where for rank, where in stood.items() if where.stood is Stood.ELSEWHERE}
     if not away or not (waiting or timed_out) or len(away) > _MANY:
         return []
-    return [(rank, f"it stood at {where.frame} while the others waited for it") for rank, where in sorted(away.items())]
+    return [(rank, f"it was at {where.frame} while the others waited for it") for rank, where in sorted(away.items())]
 
 
 def _threads(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
     return [
-        (failure.rank, f"its thread {thread.thread!r} had died of {thread.exception.type}: {thread.exception.message}")
+        (failure.rank, f"its thread {thread.thread!r} ended with {thread.exception.type}: {thread.exception.message}")
         for failure in alive
         if failure.rank is not None
         for thread in failure.thread_failures[:1]
@@ -107,8 +107,8 @@ def _threads(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
 
 
 def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """The ranks that answered nothing, neither with a stack nor with counters, and had to be killed; others did."""
-    deaf = {
+    """Return the few ranks that gave neither a stack nor counters and had to be killed."""
+    frozen = {
         failure.rank
         for failure in alive
         if failure.rank is not None
@@ -116,6 +116,6 @@ def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
         and not failure.collectives
         and where_it_stood(failure).stood is Stood.UNKNOWN
     }
-    if not deaf or len(deaf) > _MANY or len(deaf) * 2 > len(alive):
+    if not frozen or len(frozen) > _MANY or len(frozen) * 2 > len(alive):
         return []
-    return [(rank, "it answered no signal, and had to be killed") for rank in sorted(deaf)]
+    return [(rank, "it answered no signal and was killed by SIGKILL") for rank in sorted(frozen)]

@@ -1,4 +1,4 @@
-"""A root cause that left no error of its own: other evidence implies it."""
+"""A root cause that left no error document of its own: other evidence implies it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["InferredRoot"]
 
 @dataclass(frozen=True, slots=True)
 class InferredRoot:
-    """Somebody who said nothing, and why it is likely to be the root cause."""
+    """A rank or node that reported no fault of its own, and why it is likely to be the root cause."""
 
     why: str
     weight: int
-    """Independent reasons for it."""
+    """Number of independent reasons."""
     rank: int | None = None
     node: str = ""
     failure: WorkerError | None = None
-    """What its agent wrote when it stopped it."""
+    """Its agent's document about stopping it; None: there is none."""
     category: str = "hang"

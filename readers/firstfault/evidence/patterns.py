@@ -1,4 +1,4 @@
-"""Regular expressions that take time linear in the text, whatever the text: RE2's, not those of Python's ``re``."""
+"""Regular expressions of RE2: unlike Python's ``re`` they take linear time for any text."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _NOT_IN_RE2 = {
 
 
 def _options() -> re2.Options:
-    # max_mem stays at RE2's 8 MiB a pattern, of which searches use little: texts of 1 MB that nearly fit, three for
-    # each of our signatures, raised a process's memory by 24 MB in all
+    # max_mem stays at RE2's 8 MiB a pattern. Searches use little of it: with three texts of 1 MB that nearly fit for
+    # each signature, a process's memory grew by 24 MB
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False
@@ -36,15 +36,15 @@ def _options() -> re2.Options:
 
 
 def encoded(text: str | bytes) -> bytes:
-    """Return a text as a pattern reads it: UTF-8, with "?" for each lone surrogate."""
+    """Return the UTF-8 that patterns search, with "?" for each lone surrogate."""
     return text if isinstance(text, bytes) else text.encode("utf-8", "replace")
 
 
 class Pattern:
     """A regular expression of RE2; case is ignored, ^ and $ match at lines.
 
-    A search lets other threads run, because RE2's binding releases the GIL. Measured: during a search of 1 s, a thread
-    that slept for 1 ms at a time always ran again within 60 ms.
+    RE2's binding releases the GIL during a search. Measured: during a search of 1 s, a thread that slept for 1 ms at a
+    time ran again within 60 ms.
     """
 
     __slots__ = ("_regexp", "source")
@@ -74,7 +74,7 @@ class Pattern:
         return {name: value.decode("utf-8") for name, value in found.groupdict().items() if value is not None}
 
     def cut_from(self, text: bytes) -> bytes:
-        """Return a text without all that the pattern matches."""
+        """Return a text without all matches of the pattern."""
         kept, end = [], 0
         for found in self._regexp.finditer(text):
             kept.append(text[end : found.start()])
@@ -83,7 +83,7 @@ class Pattern:
 
 
 class Prefilter:
-    """Tells in one pass over a text which of many patterns can match at all, by the literal words that they need."""
+    """Finds in one pass over a text which patterns can match, by the literal words that they need."""
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self._patterns = patterns
@@ -97,7 +97,7 @@ class Prefilter:
         return made
 
     def possible(self, text: bytes) -> Container[int]:
-        """Return the indices of the patterns that can match; all others do not."""
+        """Return the indices of the patterns that can match; the others cannot."""
         # RE2 logs a complaint about an empty filter
         return frozenset(self._filter.Match(text, potential=True) or ()) if self._patterns else frozenset()
 

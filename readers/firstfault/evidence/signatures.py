@@ -27,11 +27,11 @@ __all__ = ["ANY_EXCEPTION", "Role", "Signature", "Signatures", "built_in_signatu
 
 SCHEMA = 1
 ANY_EXCEPTION = "*"
-"""Stands among a signature's types for every exception."""
+"""Among a signature's types: any exception."""
 _REQUIRED = {"id", "pattern", "role", "category", "example", "why"}
 _OPTIONAL = {"types", "unless"}
 _POINTERS = {"rank", "ip", "host", "port", "store"}
-"""Names of groups, without a number at their end that tells alternatives apart."""
+"""Names of groups, without the number that tells alternatives apart."""
 _TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
 
 
@@ -41,9 +41,9 @@ class Role(str, enum.Enum):
     PRIMARY = "primary"
     """The fault is local to the process, host or service that reports it."""
     SECONDARY = "secondary"
-    """Another party vanished, or somebody ended this process."""
+    """A peer is gone, or another process ended this one."""
     AMBIGUOUS = "ambiguous"
-    """Both readings are common."""
+    """May be cause or consequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +59,14 @@ class Signature:
     types: frozenset[str] = frozenset()
     """Names of exceptions, their last part; empty: any text."""
     unless: Pattern | None = None
-    """If this is found in the text, too, the signature does not fit."""
+    """The signature does not fit a text in which this is found."""
 
     def fits(self, types: Iterable[str]) -> bool:
-        """Whether an exception with these names (its own and its bases') is one of this signature's."""
+        """Whether the signature is for an exception with these names: its own and its bases'."""
         return not self.types or not self.types.isdisjoint(types)
 
     def search(self, text: str | bytes) -> dict[str, str] | None:
-        """Return whom the text names, by group; None if the pattern is not found, or `unless` is found, too."""
+        """Return the match's groups; None if the pattern is not found, or `unless` is found."""
         found = self.pattern.search(text)
         if found is None or (self.unless is not None and self.unless.search(text) is not None):
             return None
@@ -75,7 +75,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Signatures:
-    """What one or several files say, in the order in which they are asked."""
+    """Signatures of one or several files, in the order in which they are tried."""
 
     noise: tuple[Signature, ...]
     signatures: tuple[Signature, ...]
@@ -87,17 +87,17 @@ class Signatures:
         object.__setattr__(self, "_filter", Prefilter([signature.pattern for signature in self.signatures]))
 
     def possible_noise(self, text: bytes) -> list[Signature]:
-        """Return the noise that can be in a text, in its order; each is still to be searched for."""
+        """Return the noise that a text may contain, in its order. The caller searches for each."""
         possible = self._noise_filter.possible(text)
         return [noise for index, noise in enumerate(self.noise) if index in possible]
 
     def possible(self, text: bytes) -> list[Signature]:
-        """Return the signatures that can be found in a text, in their order; each is still to be searched for."""
+        """Return the signatures that may fit a text, in their order. The caller searches for each."""
         possible = self._filter.possible(text)
         return [signature for index, signature in enumerate(self.signatures) if index in possible]
 
     def __add__(self, other: Signatures) -> Signatures:
-        """Ask these first, then the other's."""
+        """Return both, these first."""
         return Signatures(self.noise + other.noise, self.signatures + other.signatures)
 
 
@@ -109,7 +109,7 @@ def built_in_signatures() -> Signatures:
 
 
 def load_signatures(path: str | Path) -> Signatures:
-    """Return the signatures of a file of one's own; put them before ours with ``+``.
+    """Return the signatures of a file; put them before the built-in ones with ``+``.
 
     Args:
         path: a TOML file as ``firstfault/evidence/signatures.toml`` describes it.
@@ -129,7 +129,7 @@ def parse_signatures(text: str, name: str) -> Signatures:
 
     Args:
         text: the file's content.
-        name: how to call it in an error.
+        name: the file's name, for error messages.
 
     Raises:
         SignatureError: it is not valid; the text names line and reason.
@@ -163,7 +163,7 @@ def parse_signatures(text: str, name: str) -> Signatures:
 
 
 def _lines(text: str) -> dict[str, list[int]]:
-    """The line of each table, which a TOML reader does not tell."""
+    """Return the line of each table, which tomllib does not give."""
     found: dict[str, list[int]] = {"noise": [], "signature": []}
     for number, line in enumerate(text.splitlines(), start=1):
         match = _TABLE.match(line)

@@ -1,4 +1,4 @@
-"""One text's role, category and pointer: is it about the process that wrote it, or whom does it name?"""
+"""Classifies one text: its role, its category, and the process that it names."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 __all__ = ["Classification", "Pointer", "classify", "pointer_in"]
 
 _READ = 20_000
-"""Characters of a text that are looked at, from both its ends."""
+"""Characters of a text that are read: its head and its tail."""
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w*(?:\.|::))*(?:[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout|Iteration|Killed|Lost)|"
     r"Exception|system_error|bad_alloc)"
 )
 _CARRIER = re.compile(r"terminate called after throwing an instance of '[^']*'\s*(?:what\(\):)?", re.IGNORECASE)
-"""What C++ prints around an exception that nobody caught: the exception is what counts."""
+"""Printed by C++ around an uncaught exception."""
 _NOTHING = re.compile(r"[\W_]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """Whom a text names. A suspect, never a proof."""
+    """The process or host that a text names: a suspect, never a proof."""
 
     rank: int | None = None
     ip: str = ""
@@ -54,31 +54,31 @@ class Classification:
     role: Role
     category: str
     signature: str = ""
-    """Id of the signature that decided; empty: none did."""
+    """Id of the signature that fits; empty: none does."""
     why: str = ""
     pointer: Pointer | None = None
 
 
-_UNKNOWN = Classification(Role.AMBIGUOUS, "unknown", "", "no signature knows this text")
+_UNKNOWN = Classification(Role.AMBIGUOUS, "unknown", "", "no signature fits this text")
 
 
 def classify(
     message: str, exception_type: str = "", bases: Iterable[str] = (), signatures: Signatures | None = None
 ) -> Classification:
-    """Return what a text says about the process that wrote it.
+    """Classify a text as evidence about the process that wrote it.
 
     Args:
         message: an exception's text, or a line of a log.
-        exception_type: the exception's name; for a line of a log whatever tells its source, or nothing.
+        exception_type: the exception's name; for a line of a log its source, or nothing.
         bases: names of the exception's bases.
-        signatures: which to ask; None: those that come with firstfault.
+        signatures: tried in their order; None: those that come with firstfault.
     """
     signatures = signatures or built_in_signatures()
     types = _types(exception_type, bases)
     text = _read_of(f"{exception_type}: {message}" if exception_type else message)
     left, cut = _without_noise(encoded(_CARRIER.sub("", text)), signatures)
     if cut is not None and ANY_EXCEPTION not in types:
-        # a log's name alone is nothing that is left
+        # the name of the log is no text
         left = left.removeprefix(encoded(f"{exception_type}:"))
     if cut is not None and _NOTHING.fullmatch(left.decode("utf-8")):
         return Classification(cut.role, cut.category, cut.id, cut.why)
@@ -95,7 +95,7 @@ def classify(
 
 
 def pointer_in(text: str, signature: str, signatures: Signatures | None = None) -> Pointer | None:
-    """Return whom a text names, by a signature that is known to fit it."""
+    """Return the process that a text names, by a signature that is known to fit it."""
     for candidate in (signatures or built_in_signatures()).signatures:
         if candidate.id == signature:
             found = candidate.search(_read_of(text))
@@ -104,21 +104,21 @@ def pointer_in(text: str, signature: str, signatures: Signatures | None = None) 
 
 
 def _read_of(text: str) -> str:
-    """Return what is read of a text: all of it, or both its ends if it is long."""
+    """Return a text, or the head and the tail of a long one."""
     return text if len(text) <= _READ else f"{text[: _READ // 2]}\n{text[-_READ // 2 :]}"
 
 
 def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
     given = [name for name in (exception_type, *bases) if name]
     names = {re.split(r"\.|::", name)[-1] for name in given}
-    # a class of a function's own has "<locals>" in its name
+    # a class that is defined in a function has "<locals>" in its name
     if any(_EXCEPTION.fullmatch(name.replace("<locals>.", "")) for name in given):
         names.add(ANY_EXCEPTION)
     return names
 
 
 def _without_noise(text: bytes, signatures: Signatures) -> tuple[bytes, Signature | None]:
-    """Return the text without its noise, and the first noise that was in it."""
+    """Return the text without noise, and the first noise that was found."""
     first = None
     for noise in signatures.possible_noise(text):
         if noise.search(text) is not None:
@@ -128,7 +128,7 @@ def _without_noise(text: bytes, signatures: Signatures) -> tuple[bytes, Signatur
 
 
 def _pointer(found: Mapping[str, str]) -> Pointer | None:
-    """Return what the groups of a match name, None if nothing."""
+    """Return the pointer in the groups of a match, None if they are empty."""
     named: dict[str, str] = {}
     for name, value in found.items():
         if value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, field
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "ThreadFailure",
     "WorkerError",
     "Writer",
+    "shown_text",
 ]
 
 
@@ -124,17 +126,35 @@ class SentSignal:
 
     signal: str
     reason: str
-    """A text for a person, or `TOLD_TO_GO`."""
+    """As the agent wrote it: free text, or `TOLD_TO_GO`."""
+
+    @property
+    def shown_reason(self) -> str:
+        """The reason in the words of a report."""
+        return shown_text(self.reason)
 
 
 TOLD_TO_GO = "its agent was told to go"
-"""The `SentSignal.reason` if the agent stops its workers because its pod is terminated."""
+"""Why an agent stopped its workers when its pod was terminated. Stored in documents, so it cannot change."""
 
 TOLD_TO_GO_BY = "told to go by"
-"""Prefix of the reason that such an agent sends to its peers; the signal's name follows."""
+"""Begins what an agent of a terminated pod tells its peers; the signal's name follows. Stored in documents."""
 
 DIED_UNHEARD = "it died without a word"
-"""The reason that agents send to each other if one of them was killed."""
+"""What agents tell each other about an agent that was killed. Stored in documents."""
+
+_SHOWN = (
+    (re.compile(rf"\b{TOLD_TO_GO_BY} (SIG\w+)"), r"terminated (\1)"),
+    (re.compile(r"\btold to go\b"), "terminated"),
+    (re.compile(r"\bdied without a word\b"), "died"),
+)
+
+
+def shown_text(text: str) -> str:
+    """Return a text that an agent stored in the words of a report: "terminated (SIGTERM)", "its agent died"."""
+    for stored, shown in _SHOWN:
+        text = stored.sub(shown, text)
+    return text
 
 
 @dataclass(frozen=True, slots=True)

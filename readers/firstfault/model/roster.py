@@ -21,7 +21,7 @@ __all__ = [
     "nodes_reported",
     "of_newest_incarnations",
     "pods_live",
-    "silent_nodes",
+    "unreported_nodes",
 ]
 
 _FINAL = {Phase.FAILED, Phase.SUCCEEDED}
@@ -84,18 +84,18 @@ def nodes_reported(roster: Iterable[NodePresence]) -> set[NodeKey]:
     return {node_key(entry.place.node, entry.place.group_rank) for entry in roster if entry.phase in _FINAL}
 
 
-def silent_nodes(job: JobErrors) -> tuple[str, ...]:
+def unreported_nodes(job: JobErrors) -> tuple[str, ...]:
     """Return the nodes that took part in the judged round and have not said that they are done, by name."""
     done = nodes_reported(job.roster)
-    silent = {node_key(entry.place.node, entry.place.group_rank) for entry in job.roster} - done
-    return tuple(node_label(key) for key in sorted(silent, key=node_order))
+    unreported = {node_key(entry.place.node, entry.place.group_rank) for entry in job.roster} - done
+    return tuple(node_label(key) for key in sorted(unreported, key=node_order))
 
 
 def pods_live(job: JobErrors) -> bool:
-    """Whether every pod lived to say that it is done, as far as was read; else Flyte reads no file of the attempt.
+    """Whether every pod reported that it is done; if one did not, Flyte reads no file of the attempt.
 
-    A node that joined and fell silent may have died as a whole pod. So has one whose agent is gone, which was the
-    container's main process; the node's recorder speaks for it, but cannot let the pod succeed.
+    If a node joined and did not report, its pod may be gone. If a node's agent is gone, so is the pod, of which it was
+    the main process: the node's recorder can write its report, but cannot let the pod succeed.
     """
     is_lost = any(failure.subject is Subject.AGENT and failure.category == "node_lost" for failure in job.failures)
-    return not is_lost and not silent_nodes(job)
+    return not is_lost and not unreported_nodes(job)

@@ -1,7 +1,7 @@
 """A report as one HTML file that needs nothing else, and as a tab of Flyte's deck.
 
-Every text in it may be anybody's: the template escapes all of them, and the file forbids itself every script but its
-own and every request.
+The texts come from untrusted documents: the template escapes all of them, and the file's content security policy
+allows only its own script and no requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import chain, format_exception, runs
 from firstfault.render.markdown import markdown
 from firstfault.render.message import first_line, log_lines, recovered_lines, said
-from firstfault.report.cascade import line_of
+from firstfault.report.headline import line_of
 from firstfault.report.timeline import timeline_of
 from firstfault.report.words import State, ranks_text, short_names
 from firstfault.strategies import who
@@ -31,19 +31,20 @@ if TYPE_CHECKING:
 
     from firstfault.exceptions.tracebacks import FrameRun
     from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
-    from firstfault.report.cascade import Group, NodeState, RankState
+    from firstfault.report.cascade import NodeState, RankState
     from firstfault.report.data import Report
+    from firstfault.report.groups import Group
 
 __all__ = ["PAGE_SIZE", "deck_html", "page"]
 
 PAGE_SIZE = 100
-"""Ranks that are shown at once."""
+"""Ranks on one page of the grid."""
 _ROWS = 50
-"""Groups, events and documents that are shown at once."""
+"""Groups, events and documents on one page of their table."""
 _EXAMPLES = 8
-"""Groups whose first failure is shown whole."""
+"""Groups whose first failure is quoted."""
 _OTHERS = 16
-"""Processes beside the root cause whose stacks or logs are shown."""
+"""Processes whose stacks or logs are shown."""
 _TEXT = 64_000
 _LOG_LINES = 200
 _RANKS = 120
@@ -51,19 +52,19 @@ _RANKS = 120
 _LINE = 300
 _SHORTEST_LINE = 48
 _LINES = 2_000_000
-"""Bytes of the lines that the script's data has, of all ranks and errors together."""
+"""Bytes of all lines together in the script's data."""
 _JSON_TEXT = 200_000
 
 
 def page(report: Report) -> str:
-    """Return the report as one HTML file: it opens from a folder, without a network, and answers without scripts."""
+    """Return the report as one HTML file that needs no network, and no scripts for its answers."""
     return _rendered("page.html.j2", report, is_deck=False)
 
 
 def deck_html(report: Report) -> str:
-    """Return the report as the body of a tab of Flyte's deck; its rules touch nothing outside of it.
+    """Return the report as the body of a tab of Flyte's deck, with styles that apply to nothing else.
 
-    A deck's page is always light, so this is too.
+    It is always light, as Flyte's page is.
     """
     return _rendered("report.html.j2", report, is_deck=True)
 
@@ -89,7 +90,7 @@ def _rendered(template: str, report: Report, *, is_deck: bool) -> str:
             script_hash=_hash(script),
         )
     )
-    # a lone surrogate of somebody's text has no bytes
+    # lone surrogates in quoted texts cannot be encoded
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -110,12 +111,12 @@ def _environment() -> jinja2.Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Credentials, and what steers a terminal or turns text around, are left out; markup of our own is left alone."""
+    """Remove credentials, control characters and direction marks from a text; the template's own markup stays."""
     return _safe(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _sentence(text: str) -> str:
-    """A sentence begins with a capital letter, unless its first word is a name of ours: "node_lost"."""
+    """Return a text with a capital letter, unless it begins with an identifier like "node_lost"."""
     return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
 
 
@@ -134,7 +135,7 @@ def _hash(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Quoted:
-    """A text of a process, under the name of the process."""
+    """A quoted text, with the name of its process."""
 
     name: str
     text: str
@@ -144,30 +145,30 @@ class _Quoted:
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A document that the page speaks of."""
+    """A document that the page refers to."""
 
     number: int
     ref: DocumentRef
     failure: WorkerError
     line: str
     reason: int
-    """Number of the first sentence of the evidence that rests on it, from 1; 0: none does."""
+    """Number of the first evidence sentence that refers to it, from 1; 0: none does."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Folded:
-    """One exception of a chain, its frames by library."""
+    """One exception of a chain, with its frames grouped by library."""
 
     follows: str
     exception: ExceptionInfo
     runs: tuple[FrameRun | str, ...]
-    """Frames, or a sentence about those that were left out."""
+    """Frames, or a sentence about omitted ones."""
     members: tuple[str, ...]
     message: str
 
 
 class _View:
-    """What the template asks for beyond the report: lists cut to what a person reads, and the script's data."""
+    """What the template needs beyond the report: shortened lists, and the script's data."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -184,18 +185,18 @@ class _View:
 
     @property
     def json(self) -> str:
-        """The verdict and the decision for programs; of a very long text the middle is left out."""
+        """The verdict and the decision as JSON, without the middle of a very long message."""
         verdict = self._report.verdict
         return _in_script(to_json(replace(verdict, message=elide(verdict.message, _JSON_TEXT)), self._report.decision))
 
     @property
     def counts(self) -> list[tuple[State, int]]:
-        """How many ranks are in each state that occurs."""
+        """The number of ranks in each state that occurs."""
         counted = [(state, self._report.cascade.count(state)) for state in State]
         return [(state, count) for state, count in counted if count]
 
     def evidence(self) -> list[tuple[str, list[_Document]]]:
-        """Each sentence of the verdict with the documents it rests on."""
+        """Return each evidence sentence with its documents."""
         return [
             (sentence, [self._by_name[name] for name in names if name in self._by_name])
             for sentence, names in self._report.verdict.reasons
@@ -205,12 +206,12 @@ class _View:
 
     @property
     def root_nodes(self) -> list[str]:
-        """Names of nodes that are the root cause themselves."""
+        """Names of nodes that are themselves the root cause."""
         return [node.name for node in self._report.cascade.nodes if node.state is State.ROOT and node.name]
 
     @property
     def foremost(self) -> int:
-        """Index of the rank to look at first: the root cause, else one of its node, else a suspect."""
+        """Index of the rank to look at first: the root cause, else a rank of its node, else a suspect."""
         cascade = self._report.cascade
         of_node = {node.name: node.state for node in cascade.nodes if node.name}
         states = [(item.state, of_node.get(item.node)) for item in cascade.ranks]  # its own, its node's
@@ -220,11 +221,11 @@ class _View:
 
     @property
     def first_rank(self) -> int:
-        """Index of the first rank of the page that is shown first."""
+        """Index of the first rank of the initial page."""
         return self.foremost // PAGE_SIZE * PAGE_SIZE
 
     def rows(self) -> list[tuple[NodeState | None, str, list[RankState]]]:
-        """The ranks of the first page by node: (the node, its name, its ranks)."""
+        """Return the ranks of the initial page by node: (the node, its name, its ranks)."""
         nodes = {node.name: node for node in self._report.cascade.nodes}
         found: dict[str, list[RankState]] = {}
         for item in self._report.cascade.ranks[self.first_rank : self.first_rank + PAGE_SIZE]:
@@ -232,11 +233,11 @@ class _View:
         return [(nodes.get(name), name, ranks) for name, ranks in found.items()]
 
     def data(self) -> str:
-        """What the script pages through and filters, as JSON that can stand in a page."""
+        """Return the data that the script pages through and filters, as JSON."""
         return _in_script(json.dumps(self._data(), ensure_ascii=False, separators=(",", ":")))
 
     def _data(self) -> dict[str, Any]:
-        """Ranks by group, state and node."""
+        """Return ranks, groups, states and nodes, as lists that refer to each other by index."""
         cascade = self._report.cascade
         states = list(State)
         names = list(dict.fromkeys([*(node.name for node in cascade.nodes), *(item.node for item in cascade.ranks)]))
@@ -273,7 +274,7 @@ class _View:
                     item.local_rank,
                     item.group,
                     item.later,
-                    # most say what their group says
+                    # empty: the same as its group's
                     "" if item.line == lines.get(item.group or 0) else _within(_safe(item.line), room),
                 ]
                 for item in cascade.ranks
@@ -294,11 +295,11 @@ class _View:
 
     @property
     def message(self) -> str:
-        """The verdict's own text, bounded."""
+        """The verdict's own text, of limited length."""
         return elide(said(self._report.verdict), _TEXT)
 
     def examples(self) -> list[tuple[int, _Quoted]]:
-        """The first failure of each of the largest groups but the root cause's, by the group's number."""
+        """Return the number and the first failure of each of the largest groups, without the root cause's."""
         found = []
         for group in self._report.cascade.groups:
             if group.first is None or group.state is State.ROOT:
@@ -309,7 +310,7 @@ class _View:
         return found[:_EXAMPLES]
 
     def stacks(self) -> list[_Quoted]:
-        """Where processes stood, the root cause first, then the suspects."""
+        """Return the stacks of processes, the root cause first, then the suspects."""
         dumps: dict[tuple[int, int | None], _Quoted] = {}
         for failure in self._in_order():
             stood = where_it_stood(failure)
@@ -327,7 +328,7 @@ class _View:
         return list(dumps.values())[:_OTHERS]
 
     def logs(self) -> list[_Quoted]:
-        """What processes printed last, the root cause first, then the suspects."""
+        """Return the last log lines of processes, the root cause first, then the suspects."""
         root = self._report.verdict.root
         found = (
             _Quoted(who(failure), "\n".join(log_lines(failure)[-_LOG_LINES:]), is_root=failure is root)
@@ -352,57 +353,57 @@ class _View:
 
     @property
     def groups(self) -> list[Any]:
-        """The groups that are shown first."""
+        """The groups of the initial page."""
         return list(self._report.cascade.groups[:_ROWS])
 
     @property
     def shortened(self) -> list[Group]:
-        """Those of which the table cannot name all ranks."""
+        """Groups with more ranks than the table shows."""
         return [group for group in self.groups if len(ranks_text(group.ranks)) > _RANKS]
 
     @property
     def nodes(self) -> list[NodeState]:
-        """The nodes, those that are not fine first; as many as a person reads."""
-        order = {State.ROOT: 0, State.SUSPECT: 1, State.SILENT: 2, None: 3, State.FINISHED: 4}
+        """The first nodes, those with a problem before the others."""
+        order = {State.ROOT: 0, State.SUSPECT: 1, State.UNREPORTED: 2, None: 3, State.FINISHED: 4}
         return sorted(self._report.cascade.nodes, key=lambda node: order.get(node.state, 3))[:_ROWS]
 
     @property
     def history(self) -> list[str]:
-        """Failures that were recovered from."""
+        """Failures that the job recovered from."""
         return recovered_lines(self._report.job, _ROWS)
 
     def short(self, name: str) -> str:
-        """A node's name without what all of them share."""
+        """Return a node's name without the parts that all nodes share."""
         return self._short.get(name, name)
 
     def line(self, failure: WorkerError) -> str:
-        """What a failure says, in a line."""
+        """Return what happened to a process, in a line."""
         return line_of(failure)
 
 
 def _in_script(text: str) -> str:
-    """JSON that no page takes for the end of a script; only its strings have these characters."""
+    """Return JSON that cannot end a script element; these characters occur only in its strings."""
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
 def _within(text: str, room: int) -> str:
-    """A line of which the page's data has at most so many bytes."""
+    """Return a line that takes at most so many bytes in the page's data."""
     while (size := len(_in_script(text).encode("utf-8", "backslashreplace"))) > room:
         text = text[: min(len(text) - 1, len(text) * room // size)]
     return text
 
 
 def _marked(node: NodeState | None, states: list[State]) -> list[Any]:
-    """What the script knows of a node's own state: its number, if it has one."""
+    """Return the index of a node's own state, if it has one."""
     if node is None or node.state is None:
         return []
     return [states.index(node.state)]
 
 
 def _documents(report: Report) -> tuple[_Document, ...]:
-    """The documents that the page speaks of: what the evidence rests on first, then by time."""
+    """Return the documents that the page refers to: those of the evidence first, then by time."""
     named = [name for names in report.verdict.sources for name in names]
     by_name = {ref.name: (ref, event.failure) for event in report.cascade.events for ref in event.failure.documents}
     names = dict.fromkeys([*(name for name in named if name in by_name), *by_name])

@@ -11,8 +11,8 @@ from firstfault.text import elide, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from firstfault.report.cascade import Group
     from firstfault.report.data import Report
+    from firstfault.report.groups import Group
 
 __all__ = ["markdown"]
 
@@ -25,9 +25,9 @@ _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[
 
 
 def markdown(report: Report) -> str:
-    """Return the report as Markdown: the answers, who failed, the evidence, the traceback, stack, log and facts.
+    """Return the report as Markdown: answers, failures, evidence, traceback, stack, log and facts.
 
-    Texts of others are escaped, or stand in code blocks that they cannot end.
+    Quoted texts are escaped, or in code blocks that they cannot end.
     """
     return "\n".join(_parts(report)) + "\n"
 
@@ -51,7 +51,7 @@ def _parts(report: Report) -> Iterator[str]:
         title = "### Recovered from, by restarts within this attempt"
         yield from ("", title, "", *(f"- {_plain(line)}" for line in recovered))
     facts = [(fact.name, fact.value) for fact in report.facts]
-    facts += [("nodes heard", report.coverage), ("clocks", report.clocks), ("victims", report.followers)]
+    facts += [("nodes reported", report.coverage), ("clocks", report.clocks), ("victims", report.followers)]
     facts += [("confidence", f"{verdict.confidence} (strategy {verdict.strategy})"), ("read from", report.uri)]
     yield from ("", "### Facts", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in facts if value))
 
@@ -62,7 +62,7 @@ def _answers(report: Report) -> Iterator[str]:
     yield f"- **Retried:** it {_plain(answers.fate)}. {_plain(answers.fate_reason)}"
     yield f"- **Kind:** {answers.fault_owner.value}; {_plain(answers.category)}"
     yield f"- **Look at next:** {_plain(answers.steps[0].text)}" if answers.steps else "- **Look at next:** the log"
-    unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing (nodes heard: {report.coverage})"
+    unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing (nodes reported: {report.coverage})"
     yield f"- **Not known:** {_plain(unknown)}"
     commands = [printable(step.command) for step in answers.steps if step.command]
     if commands:
@@ -81,7 +81,7 @@ def _groups(groups: tuple[Group, ...]) -> Iterator[str]:
 
 
 def _fenced(text: str, language: str = "text") -> Iterator[str]:
-    """A code block with a fence longer than any run of backquotes in it."""
+    """Yield a code block with a fence longer than any run of backquotes in it."""
     text, fence = printable(text), "```"
     while fence in text:
         fence += "`"
@@ -89,5 +89,5 @@ def _fenced(text: str, language: str = "text") -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """One line that Markdown, and HTML within it, takes for text."""
+    """Return one line in which nothing is Markdown or HTML."""
     return " ".join(elide(printable(text), _LINE).split()).translate(_ESCAPED)

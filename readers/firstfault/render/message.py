@@ -1,7 +1,7 @@
 """A report as plain text: the message that Flyte shows.
 
-ASCII, one fact a line, no columns: Flyte's panel is about 40 characters wide, its lists keep 55 characters of the
-first line, and a text is cut in its middle.
+ASCII, one fact a line, no columns: Flyte's panel is about 40 characters wide, its lists show 55 characters of the first
+line, and Flyte cuts a long text in its middle.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from firstfault.exceptions.tracebacks import first_member, own_frames, place_of
 from firstfault.model import Scope
-from firstfault.report.answers import described, headline_parts
-from firstfault.report.cascade import line_of
-from firstfault.report.words import State, explain_signal, ranks_text
+from firstfault.report.headline import described, headline_parts, line_of
+from firstfault.report.words import State, ranks_text
 from firstfault.strategies import who
 from firstfault.text import elide, one_line, printable, sentence_of
 
@@ -29,7 +28,7 @@ _FIRST_LINE = 89
 _MESSAGE = 16_000
 """Characters; Flyte keeps the first and last 50 KB of a text."""
 _SHOWN = 8
-"""Victims, notes and sentences that are listed; the rest is counted."""
+"""Listed victims, notes and sentences; the others are counted."""
 _FACT = 300
 _STACK_LINES = 30
 _RECOVERED = 20
@@ -37,11 +36,11 @@ _LOG_LINES = 20
 _FRAMES = 12
 _LINE = 200
 _NODE_TAIL = 10
-"""Characters of the node's name that the answer has room for, however long the rest is."""
+"""Characters of the node's name that the first line always has room for."""
 
 
 def first_line(verdict: Verdict, decision: Decision) -> str:
-    """One line of less than 90 characters whose first 55 say what, which rank, which node, and retry or not."""
+    """Return a line of less than 90 characters; the first 55 say what, which rank, which node, and retry or not."""
     what = headline_parts(verdict)[0]
     fate = "retry spent" if decision.is_spent else "retry" if decision.retry else "no retry"
     subject = _subject(verdict)
@@ -55,7 +54,7 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
 
 
 def flyte_message(report: Report) -> str:
-    """The text that Flyte shows for a failed attempt, under 16 KB; its first line stands again at its end."""
+    """Return the text that Flyte shows for a failed attempt: below 16 KB, with its first line repeated at the end."""
     verdict, root = report.verdict, report.verdict.root
     line = first_line(verdict, report.decision)
     tail = ["", *_last(report), "", line]
@@ -68,22 +67,22 @@ def flyte_message(report: Report) -> str:
 
 
 def fact_lines(report: Report) -> list[str]:
-    """Return what is known, one fact a line: what, retry, where, when, who followed, who was heard, what to do.
+    """Return the facts, one a line: what, retry, where, when, victims, nodes, what is not known, what to do.
 
-    They may quote documents that somebody else wrote: what would steer a terminal, or begin a line, is left out.
+    Control characters and line breaks in quoted documents are removed.
     """
     return [printable(line).replace("\n", " ").replace("\t", " ") for line in _facts(report)]
 
 
 def said(verdict: Verdict) -> str:
-    """Return the verdict's text without the stack that `stack_lines` has, which the text of a hang ends with."""
+    """Return the verdict's text; for a hang without the stack at its end, which `stack_lines` returns."""
     text = verdict.message.strip()
     own = _own_stack(verdict.root).strip() if verdict.root is not None else ""
     return text.removesuffix(own).rstrip() if own else text
 
 
 def stack_lines(root: WorkerError) -> list[str]:
-    """Return where the root stood, if no traceback says it; from its own stack among those of its node."""
+    """Return the root cause's stack when it was stopped; empty if it has a traceback."""
     if root.exception is not None and root.exception.frames:
         return []
     return _lines(_own_stack(root))
@@ -97,12 +96,12 @@ def _own_stack(root: WorkerError) -> str:
 
 
 def log_lines(root: WorkerError) -> list[str]:
-    """Return what the root printed last, as a terminal would show it."""
+    """Return the root cause's last stderr lines, as a terminal would show them."""
     return _lines(root.log_tail)
 
 
 def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
-    """Return the failures of earlier rounds that the job recovered from, one a line; of more than `limit` the count."""
+    """Return the first `limit` failures that the job recovered from, one a line, and how many more there are."""
     lines = [f"round {failure.place.round}: {who(failure)}: {line_of(failure)}" for failure in job.history[:limit]]
     return [*lines, f"and {len(job.history) - limit} more"] if len(job.history) > limit else lines
 
@@ -113,9 +112,9 @@ def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
 def _facts(report: Report) -> Iterator[str]:
     verdict, decision, answers = report.verdict, report.decision, report.answers
     yield f"root cause: {verdict.headline}"
-    fate = "yes, but none is left" if decision.is_spent else "yes" if decision.retry else "no"
-    yield f"retry: {fate}, {decision.reason}"
-    yield f"enforced by Flyte: {'yes' if decision.enforced else 'no, this is advice'}"
+    fate = "yes, but the retry budget is used up;" if decision.is_spent else "yes," if decision.retry else "no,"
+    yield f"retry: {fate} {decision.reason}"
+    yield ": ".join(report.engine.enforced(decision))
     yield f"fault: {answers.fault_owner.value}"
     yield f"category: {verdict.category}"
     if verdict.node and not any(fact.name == "node" for fact in report.facts):
@@ -124,7 +123,7 @@ def _facts(report: Report) -> Iterator[str]:
     if answers.code:
         yield f"code: {answers.code}"
     yield from _victims(report)
-    yield f"nodes heard: {report.coverage}"
+    yield f"nodes reported: {report.coverage}"
     if report.clocks:
         yield f"clocks: {report.clocks}"
     yield f"confidence: {verdict.confidence} (strategy {verdict.strategy})"
@@ -132,11 +131,11 @@ def _facts(report: Report) -> Iterator[str]:
     if answers.steps:
         yield f"next: {answers.steps[0].text}"
     if report.change:
-        yield f"since the attempt before: {report.change}"
+        yield f"since the previous attempt: {report.change}"
 
 
 def _victims(report: Report) -> Iterator[str]:
-    """Who followed, and who failed besides and may have been the cause too."""
+    """Yield the victims, and the ranks that failed too and may be the root cause."""
     victims = report.verdict.victims
     if report.verdict.scope is Scope.UNDETERMINED:
         yield from _listed("failed", str(victims.count), victims.by_rank, victims.count) if victims.count else ()
@@ -172,7 +171,7 @@ def _own_code(root: WorkerError | None) -> Iterator[str]:
 
 
 def _blocks(verdict: Verdict) -> Iterator[str]:
-    """Where the root stood, and what it printed last; each with a title, indented."""
+    """Yield the root cause's stack and its last log lines, each with a title, indented."""
     root = verdict.root
     if root is None:
         return
@@ -187,7 +186,7 @@ def _blocks(verdict: Verdict) -> Iterator[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """The lines that show something. Of one that was written over, as by a progress bar, what a terminal would show."""
+    """Return the lines that are not empty; of a progress bar's line what is after the last carriage return."""
     lines = (printable(line.rstrip("\r").rpartition("\r")[2]).rstrip() for line in text.split("\n"))
     return [line if len(line) <= _LINE else line[: _LINE - 3] + "..." for line in lines if line]
 
@@ -227,29 +226,24 @@ def _detail(verdict: Verdict) -> str:
     if root is not None and root.exception is not None and name == root.what:
         leaf = first_member(root.exception)
         return described(leaf) if leaf is not None else sentence_of(root.exception.message)
-    if root is not None and root.signal and not root.sent_signals:
-        explained = explain_signal(root.signal, root.resources)
-        if explained:
-            # who did it says more than that somebody did
-            return explained.rpartition("; ")[2] if root.resources.oom_kill else explained.partition("; ")[0]
     return text
 
 
 def _fit_node(node: str, room: int) -> str:
-    """A node's name in at most `room` characters; its end tells pods apart, so the beginning goes first."""
+    """Return a node's name in at most `room` characters: the end is kept, because pods' names differ there."""
     if len(node) <= room:
         return node
-    return ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less tells nothing
+    return ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less would not identify it
 
 
 def _bounded(text: str, limit: int = _FACT) -> str:
-    """One line of printable ASCII, the middle of a long one left out."""
+    """Return one line of printable ASCII, without the middle of a long text."""
     line = printable(_ascii(text)).replace("\n", " ").replace("\t", " ")
     return elide(line, limit).replace("\n", " ")
 
 
 def _spaced(text: str) -> str:
-    """One line of printable ASCII, its words one space apart."""
+    """Return one line of printable ASCII, its words one space apart."""
     return " ".join(printable(_ascii(text)).split())
 
 

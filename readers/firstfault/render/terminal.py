@@ -1,4 +1,4 @@
-"""A report on a terminal: one screen, folded to its width; and as plain lines, one fact each, for pipes and files."""
+"""A report for a terminal: one screen, folded to its width; for pipes and files plain lines, one fact each."""
 
 from __future__ import annotations
 
@@ -12,30 +12,25 @@ from firstfault.exceptions.tracebacks import chain, own_frames, place_of, runs
 from firstfault.layout.paths import Layout
 from firstfault.model import Scope
 from firstfault.render.message import fact_lines, first_line, log_lines, recovered_lines, said, stack_lines
+from firstfault.render.printer import Printer, encodable, one_row
 from firstfault.report.words import State, counted, ranks_text
-from firstfault.text import elide, one_line, printable
+from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
-    from rich.text import Text
 
     from firstfault.model import ExceptionInfo, FrameInfo, WorkerError
     from firstfault.report.attempt_changes import AttemptSummary
-    from firstfault.report.cascade import Group, NodeState
+    from firstfault.report.cascade import NodeState
     from firstfault.report.data import Report
+    from firstfault.report.groups import Group
 
 __all__ = ["encodable", "print_report", "terminal_text"]
 
-_LABEL = 9
-"""Columns of the labels."""
-_NARROW = 50
-"""Columns below which a label stands before its value instead of beside it."""
-_WIDTH = 80
-"""Columns of the terminal for which lines are cut short where one screen has to do."""
 _ROWS = 23
-"""Rows that one screen has room for, with the shell's own below it."""
+"""Rows of one screen, without the shell's prompt."""
 _LOG_LINES = 3
 _RANKS = 40
 """Characters."""
@@ -46,7 +41,7 @@ _PLAIN_LOG = 20
 _PLAIN_FACT = 300
 _SUSPECTS = 5
 _TEXT_LINES = 400
-"""Lines of one text that a terminal shows."""
+"""Lines of one text that are shown."""
 _TEXT_LINE = 2_000
 """Characters of one of them."""
 _ALL = "a pipe (| less) shows all"
@@ -62,12 +57,12 @@ class _Room:
     """How much of each list is shown."""
 
     why: int
-    """Sentences of the evidence."""
+    """Evidence sentences."""
     frames: int
     groups: int
     unknown: int = 3
     is_least: bool = False
-    """Long answers are cut short as well."""
+    """Long answers are cut too."""
 
 
 _ROOMS = (
@@ -78,11 +73,11 @@ _ROOMS = (
     _Room(0, 1, 2),
     _Room(0, 1, 2, 1, is_least=True),
 )
-"""What is tried, until it fits one screen."""
+"""Tried in this order until the report fits one screen."""
 
 
 def terminal_text(report: Report, *, verbose: bool = False) -> str:
-    """Return the report for a pipe or a file: one fact a line, nothing folded, no colours."""
+    """Return the report for a pipe or a file: one fact a line, not folded, without colours."""
     return "\n".join(_plain(report, verbose=verbose))
 
 
@@ -90,41 +85,36 @@ def print_report(report: Report, console: Console, *, verbose: bool = False) -> 
     """Print the report on a terminal, folded to its width.
 
     Args:
-        report: what it says.
-        console: where to; texts of others neither steer it nor are taken for markup.
-        verbose: everything that is known instead of one screen.
+        report: the report.
+        console: where to print; quoted texts cannot steer it and are not markup.
+        verbose: everything that is known, instead of one screen.
     """
-    printer = _Printer(console)
+    printer = Printer(console)
     _print(printer, report, _ROOMS[0], verbose=verbose)
     for room in _ROOMS[1:] if not verbose else ():
         if len(printer.rows) <= _ROWS:
             break
-        printer = _Printer(console)
+        printer = Printer(console)
         _print(printer, report, room, verbose=verbose)
     printer.flush()
 
 
-def _print(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
+def _print(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> None:
     printer.line(first_line(report.verdict, report.decision), style="bold")
     printer.gap()
     _print_answers(printer, report, room, verbose=verbose)
     printer.gap()
     _print_code(printer, report, room, verbose=verbose)
     _print_groups(printer, report, room, verbose=verbose)
-    printer.labelled("Followed", [report.followers] if report.followers else [])
+    printer.labelled("Victims", [report.followers] if report.followers else [])
     if not verbose:
         printer.labelled("Why", report.verdict.why[: room.why])
-    heard = f"{report.coverage} nodes" if report.verdict.coverage.complete else f"nodes: {report.coverage}"
+    coverage = f"{report.coverage} nodes" if report.verdict.coverage.complete else f"nodes: {report.coverage}"
     more = "-v shows more" if not verbose and not printer.fits(_more(report)) else ""
-    printer.labelled("Heard", ["; ".join(filter(None, [heard, report.clocks, more]))])
+    printer.labelled("Reported", ["; ".join(filter(None, [coverage, report.clocks, more]))])
     printer.labelled("Attempts", _few(report.changes, _CHANGES, verbose=verbose, last=True))
     if verbose:
         _print_more(printer, report)
-
-
-def encodable(text: str, encoding: str) -> str:
-    """Return `text` with escapes for what cannot be written in `encoding`."""
-    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 # --- plain lines ----------------------------------------------------------------------------------------------------
@@ -138,7 +128,7 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
     yield _fact("where", answers.where)
     yield _fact("fate", answers.fate)
     yield from fact_lines(report)
-    yield from (f"next: {_one_row(step.command)}" for step in answers.steps if step.command)
+    yield from (f"next: {one_row(step.command)}" for step in answers.steps if step.command)
     groups = report.cascade.groups if verbose else report.cascade.groups[:_PLAIN_GROUPS]
     yield from (
         _fact("group", f"{_group_head(group, verbose=verbose)}: {group.line or group.what}") for group in groups
@@ -157,12 +147,12 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
     yield ""
     yield from _plain_evidence(report, verbose=verbose)
     yield from ("", printable(said(verdict)))
-    for told in _told(report, verbose=verbose):
-        yield from _plain_block("where it stood:", stack_lines(told), None if verbose else _PLAIN_STACK)
-        log = log_lines(told)
+    for failure in _quoted(report, verbose=verbose):
+        yield from _plain_block("where it stood:", stack_lines(failure), None if verbose else _PLAIN_STACK)
+        log = log_lines(failure)
         yield from _plain_block("last lines of its log:", log if verbose else log[-_PLAIN_LOG:], None)
     if report.uri:
-        yield from ("", f"documents: {_one_row(Layout.of(report.uri).errors_uri())}")
+        yield from ("", f"documents: {one_row(Layout.of(report.uri).errors_uri())}")
 
 
 def _plain_evidence(report: Report, *, verbose: bool) -> Iterator[str]:
@@ -175,12 +165,8 @@ def _plain_evidence(report: Report, *, verbose: bool) -> Iterator[str]:
 
 
 def _fact(name: str, value: str) -> str:
-    line = _one_row(f"{name}: {value}").replace("\t", " ")
+    line = one_row(f"{name}: {value}").replace("\t", " ")
     return elide(line, _PLAIN_FACT).replace("\n", " ")
-
-
-def _one_row(text: str) -> str:
-    return printable(text).replace("\n", " ")
 
 
 def _plain_block(title: str, lines: Sequence[str], limit: int | None) -> Iterator[str]:
@@ -195,7 +181,7 @@ def _plain_block(title: str, lines: Sequence[str], limit: int | None) -> Iterato
 # --- one screen -----------------------------------------------------------------------------------------------------
 
 
-def _print_answers(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
+def _print_answers(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> None:
     answers = report.answers
     category = answers.category if verbose else report.verdict.category
     fault = f"{answers.fault_owner.value}, {category}"
@@ -204,7 +190,7 @@ def _print_answers(printer: _Printer, report: Report, room: _Room, *, verbose: b
     printer.labelled("What", [both] if printer.fits(both) else [what, fault])
     place = f"{answers.where}, {answers.code}" if answers.code else answers.where
     printer.labelled("Where", [place, *_known(report)])
-    # what a category means is said at length in more than one place
+    # the category's meaning is shown elsewhere too
     reason = answers.fate_reason if verbose else answers.fate_reason.replace(f" ({answers.category})", "")
     printer.labelled("Retry", [f"{answers.fate}; {reason}"])
     texts = [step.text for step in answers.steps if not step.command]
@@ -222,7 +208,7 @@ def _more(report: Report) -> str:
 
 
 def _known(report: Report) -> Iterator[str]:
-    """Host, exit code, pid and time, in one line."""
+    """Yield host, exit code, pid and time in one line."""
     values = {fact.name: fact.value for fact in report.facts if fact.name in _WITH_WHERE}
     if "time" in values:
         values["time"] = _NANOSECONDS.sub("Z", values["time"])
@@ -237,8 +223,8 @@ def _few(sentences: Sequence[str], limit: int, *, verbose: bool, last: bool = Fa
     return [*shown, f"and {len(sentences) - limit} more (-v)"]
 
 
-def _print_code(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
-    """The program's own frames; of a process that raised nothing what it printed last."""
+def _print_code(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> None:
+    """Print the program's own frames; if the process raised nothing, its last log lines."""
     root = report.verdict.root
     if root is None:
         return
@@ -250,7 +236,7 @@ def _print_code(printer: _Printer, report: Report, room: _Room, *, verbose: bool
         printer.labelled("Log", [printer.short(line) for line in log_lines(root)[-_LOG_LINES:]])
 
 
-def _print_groups(printer: _Printer, report: Report, room: _Room, *, verbose: bool) -> None:
+def _print_groups(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> None:
     groups = report.cascade.groups
     shown = groups if verbose or len(groups) <= room.groups + 1 else groups[: room.groups]
     lines, styles = [], []
@@ -260,13 +246,13 @@ def _print_groups(printer: _Printer, report: Report, room: _Room, *, verbose: bo
             later = group.first.later if group.first is not None and group.state is not State.ROOT else ""
             lines.append(f"{head}: {said}" + (f" ({later})" if later else ""))
         else:
-            # of a victim's text the folders of somebody else's build tell least
+            # paths of build machines, as in gloo's messages, say least
             lines.append(printer.short(f"{head}: {_FOLDERS.sub('.../', said)}"))
         styles.append(_STYLES.get(group.state, ""))
     if len(groups) > len(shown):
         left = groups[len(shown) :]
         lines.append(f"and {len(left)} more groups, {sum(group.count for group in left)} failures (-v)")
-    printer.labelled("Failed", lines or ["nobody left an error that could be read"], styles)
+    printer.labelled("Failed", lines or ["no readable error document"], styles)
 
 
 def _group_head(group: Group, *, verbose: bool) -> str:
@@ -279,7 +265,7 @@ def _group_head(group: Group, *, verbose: bool) -> str:
 # --- everything -----------------------------------------------------------------------------------------------------
 
 
-def _print_more(printer: _Printer, report: Report) -> None:
+def _print_more(printer: Printer, report: Report) -> None:
     if len(report.attempts) > 1:
         printer.section("Attempts side by side", [f"attempt {_attempt_text(attempt)}" for attempt in report.attempts])
     printer.section("Recovered from, by restarts within this attempt", recovered_lines(report.job))
@@ -288,13 +274,13 @@ def _print_more(printer: _Printer, report: Report) -> None:
     printer.section("Evidence", itertools.chain.from_iterable(evidence))
     _print_nodes(printer, report)
     _print_traceback(printer, report)
-    for told in _told(report, verbose=True):
-        _print_stacks_and_log(printer, told)
-    printer.section("What was not looked at, or not understood", report.verdict.coverage.notes)
+    for failure in _quoted(report, verbose=True):
+        _print_stacks_and_log(printer, failure)
+    printer.section("What could not be read", report.verdict.coverage.notes)
     printer.section("Documents", [Layout.of(report.uri).errors_uri()] if report.uri else [])
 
 
-def _print_nodes(printer: _Printer, report: Report) -> None:
+def _print_nodes(printer: Printer, report: Report) -> None:
     by_node = _ranks_by_node(report)
     lines = []
     for node in report.cascade.nodes:
@@ -304,7 +290,7 @@ def _print_nodes(printer: _Printer, report: Report) -> None:
     printer.line(", ".join(f"{state.mark} {state.value}" for state in State), indent=2)
 
 
-def _print_traceback(printer: _Printer, report: Report) -> None:
+def _print_traceback(printer: Printer, report: Report) -> None:
     root, message = report.verdict.root, said(report.verdict)
     if root is not None and root.exception is not None and root.exception.frames:
         printer.section("Traceback", _bounded("\n".join(_folded(root.exception)).split("\n")))
@@ -312,7 +298,7 @@ def _print_traceback(printer: _Printer, report: Report) -> None:
         printer.section("What it said", _bounded(message.split("\n")))
 
 
-def _print_stacks_and_log(printer: _Printer, failure: WorkerError) -> None:
+def _print_stacks_and_log(printer: Printer, failure: WorkerError) -> None:
     name = f"rank {failure.rank}" if failure.rank is not None else failure.node or "the root cause"
     for dump in failure.stack_dumps:
         of = f"rank {dump.rank}, pid {dump.pid}" if dump.rank is not None else f"pid {dump.pid}"
@@ -321,7 +307,7 @@ def _print_stacks_and_log(printer: _Printer, failure: WorkerError) -> None:
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:
-    """The head and the tail of a text, and how much a terminal does not show of it."""
+    """Return the head and the tail of a text, and how many lines are not shown."""
     half = _TEXT_LINES // 2
     left = len(lines) - 2 * half
     shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines
@@ -329,8 +315,8 @@ def _bounded(lines: Sequence[str]) -> list[str]:
     return found if left <= 1 and found == list(lines) else [*found, f"({_ALL})"]
 
 
-def _told(report: Report, *, verbose: bool) -> Iterator[WorkerError]:
-    """Whose stack and log are shown: the root cause's; if nobody is, with `verbose`, those of the suspects."""
+def _quoted(report: Report, *, verbose: bool) -> Iterator[WorkerError]:
+    """Yield the failures whose stack and log are shown: the root cause, else with `verbose` the suspects."""
     if report.verdict.root is not None:
         yield report.verdict.root
     elif verbose and report.verdict.scope is Scope.UNDETERMINED:
@@ -346,7 +332,7 @@ def _node_text(node: NodeState) -> str:
 
 
 def _ranks_by_node(report: Report) -> dict[str, str]:
-    """By node what its ranks are: "X 3 root cause; v 2 victim"."""
+    """Return the states of each node's ranks: "X 3 root cause; v 2 victim"."""
     found: dict[str, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
     for item in report.cascade.ranks:
         found[item.node][item.state].append(item.rank)
@@ -364,7 +350,7 @@ def _attempt_text(attempt: AttemptSummary) -> str:
 
 
 def _folded(exception: ExceptionInfo) -> Iterator[str]:
-    """A traceback in which the frames of a library that follow each other are one line; all of it if none is ours."""
+    """Yield a traceback with consecutive frames of a library in one line; unfolded if no frame is the program's own."""
     fold = bool(own_frames(exception))
     for link in chain(exception):
         if link.follows:
@@ -400,89 +386,3 @@ def _folded_frames(frames: Sequence[FrameInfo], *, fold: bool, innermost: bool) 
             yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
             if frame.code:
                 yield f"    {frame.code}"
-
-
-# --- printing -------------------------------------------------------------------------------------------------------
-
-
-class _Printer:
-    """Collects rows of others' texts: printable, encodable, never markup, folded with a hanging indent, never cut."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.text import Text  # noqa: PLC0415 - plain lines need no rich
-
-        self._console = console
-        self._text = Text
-        self.width = console.width
-        self.rows: list[Text] = []
-        self._hang = _LABEL if self.width >= _NARROW else 2
-
-    def gap(self) -> None:
-        """Add an empty row."""
-        self.rows.append(self._text())
-
-    def flush(self) -> None:
-        """Print what was collected."""
-        for row in self.rows:
-            self._console.print(row, soft_wrap=True)
-
-    def section(self, title: str, lines: Iterable[str]) -> None:
-        """Add a heading and lines as they are, rows of one that is folded deeper than it; nothing without lines."""
-        for index, line in enumerate(lines):
-            if index == 0:
-                self.gap()
-                self.line(title, style="bold")
-            inner = min(2 + len(line) - len(line.lstrip(" ")), self.width // 2)
-            self._rows(" " * inner, " " * (inner + 2), line.lstrip(" "))
-
-    def line(self, text: str, *, indent: int = 0, style: str = "") -> None:
-        """Add one line."""
-        self._rows(" " * indent, " " * indent, text, style)
-
-    def labelled(self, label: str, values: Sequence[str], styles: Sequence[str] = ()) -> None:
-        """Add values beside their label; on a narrow terminal the first of them behind it, the others below."""
-        hang = " " * self._hang
-        for index, (value, style) in enumerate(itertools.zip_longest(values, styles, fillvalue="")):
-            if index:
-                self._rows(hang, hang, value, style)
-            elif self.width >= _NARROW:
-                self._rows(label.ljust(_LABEL), hang, value, style, head_style="bold")
-            else:
-                self._rows("", hang, f"{label}: {value}", style)
-
-    def short(self, text: str, rows: int = 1) -> str:
-        """Return what of a line has room beside a label in so many rows, on a narrow terminal in two or three each."""
-        return one_line(text, rows * (max(self.width, _WIDTH) - _LABEL))
-
-    def beside(self, text: str) -> None:
-        """Add a line below the values of a label."""
-        self.line(text, indent=self._hang)
-
-    def fits(self, text: str) -> bool:
-        """Whether a text has room below the values of a label, in one row."""
-        return self._hang + self._cells(text).cell_len <= self.width
-
-    def command(self, command: str) -> None:
-        """Add what can be copied into a shell: below a label's values, or from the first column in several rows."""
-        if self.fits(command):
-            self.beside(command)
-            return
-        rows = [""]
-        for character in self._clean(_one_row(command)):
-            if self._cells(rows[-1] + character).cell_len >= self.width:
-                rows.append("")
-            rows[-1] += character
-        self.rows += map(self._text, "\\\n".join(rows).split("\n"))
-
-    def _rows(self, head: str, hang: str, text: str, style: str = "", *, head_style: str = "") -> None:
-        room = max(self.width - max(len(head), len(hang)), 1)
-        for index, row in enumerate(self._cells(_one_row(text)).wrap(self._console, room, overflow="fold")):
-            shown = self._text(hang) if index else self._text().append(head, head_style or None)
-            shown.append(row.plain, style or None).rstrip()
-            self.rows.append(shown)
-
-    def _cells(self, text: str) -> Text:
-        return self._text(self._clean(text))
-
-    def _clean(self, text: str) -> str:
-        return encodable(printable(text), self._console.encoding)

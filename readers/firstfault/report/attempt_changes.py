@@ -1,4 +1,4 @@
-"""Attempts of one task side by side: what each ended by, and what changed from one to the next."""
+"""Attempts of one task side by side: how each ended, and what changed from one to the next."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["AttemptSummary", "changes_between", "summary_of"]
 
 @dataclass(frozen=True, slots=True)
 class AttemptSummary:
-    """One attempt in a few words."""
+    """One attempt in short."""
 
     number: int
     verdict: Verdict | None = None
-    """None: it did not fail, or nobody can say; `note` tells."""
+    """None: it did not fail, or this is not known; see `note`."""
     decision: Decision | None = None
     note: str = ""
     """"succeeded", or why nothing is known."""
     nodes: tuple[str, ...] = ()
-    """Names of those that took part, if somebody said."""
+    """Names of those that took part, as far as known."""
     seconds: float | None = None
     """How long it took; None: not known."""
 
@@ -46,10 +46,10 @@ def summary_of(number: int, job: JobErrors, verdict: Verdict, decision: Decision
 
 
 def changes_between(attempts: Sequence[AttemptSummary]) -> tuple[str, ...]:
-    """Return a sentence for each attempt and the one before it: whether it is the same fault, in the same place."""
+    """Return a sentence for each attempt but the first: whether it had the same fault in the same place."""
     found = []
     for index, after in enumerate(attempts[1:], 1):
-        # one of which nothing is known is passed over, after it was said
+        # skip an attempt of which nothing is known, after it was mentioned once
         known = (item for item in reversed(attempts[:index]) if item.verdict is not None or after.verdict is None)
         before = next(known, attempts[index - 1])
         found.append(f"attempt {before.number} to {after.number}: {', '.join(_changes(before, after))}")
@@ -63,7 +63,7 @@ def _changes(before: AttemptSummary, after: AttemptSummary) -> list[str]:
     found = []
     if not (one.fingerprint and other.fingerprint):
         found.append(
-            f"{other.category} after {one.category}" if one.category != other.category else "not to be compared"
+            f"{other.category} after {one.category}" if one.category != other.category else "cannot be compared"
         )
     elif one.fingerprint == other.fingerprint:
         found.append("the same fault again")
@@ -75,7 +75,7 @@ def _changes(before: AttemptSummary, after: AttemptSummary) -> list[str]:
         same, ranks = one.ranks == other.ranks, "rank" if len(other.ranks) == 1 else "ranks"
         again, now = f"on the same {ranks}", f"on {ranks} {ranks_text(other.ranks, _RANKS)}"
         found.append(again if same else f"{now} after {ranks_text(one.ranks, _RANKS)}")
-    # not the pods' names: Flyte puts the attempt's number into them
+    # Flyte puts the attempt's number into the pods' names, so these always differ
     hosts = [verdict.root.place.host if verdict.root is not None else "" for verdict in (one, other)]
     if all(hosts):
         found.append("on the same host" if hosts[0] == hosts[1] else f"on host {hosts[1]} after {hosts[0]}")

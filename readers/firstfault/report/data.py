@@ -1,4 +1,4 @@
-"""Everything a report says, as data: the five answers, and what they rest on. Message, page and terminal draw it."""
+"""Everything that a report says, as data: the five answers and their evidence. Message, page and terminal draw it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.layout.paths import attempt_of
 from firstfault.model import Scope, Subject
+from firstfault.model.signal_meanings import explain_signal
 from firstfault.report.answers import answers_on
 from firstfault.report.attempt_changes import changes_between
-from firstfault.report.cascade import cascade_of, later_text
+from firstfault.report.cascade import cascade_of
+from firstfault.report.engines import FLYTE, Engine, engine_of
+from firstfault.report.events import later_text
 from firstfault.report.redaction import redacted
-from firstfault.report.words import (
-    State,
-    duration,
-    explain_signal,
-    size,
-)
+from firstfault.report.words import State, counted, duration, size
 from firstfault.text import one_line
 from firstfault.wire.verdict_json import format_timestamp
 
@@ -58,21 +56,23 @@ class Report:
     """About the root cause: rank, host, exit code, pid, time, memory."""
     cascade: Cascade
     followers: str
-    """How many followed, and how much later: "7, 5 of them stopped by their agents; ..."; empty if nobody did."""
+    """The victims and how much later they failed: "2 lost a peer, 5 stopped by their agents; ..."; empty: none."""
     clocks: str
-    """How far times of different nodes can be compared."""
+    """How exactly times of different nodes can be compared."""
     coverage: str
-    """How many nodes were heard: "4 of 4"."""
+    """How many nodes reported: "4 of 4"."""
     attempts: tuple[AttemptSummary, ...] = ()
-    """All that are known, this one among them, by number; empty or one: there is nothing to compare."""
+    """All known attempts by number, with this one; fewer than two: there is nothing to compare."""
     changes: tuple[str, ...] = ()
-    """What has changed from each attempt to the next."""
+    """What changed from each attempt to the next."""
     change: str = ""
-    """What has changed since the attempt before this one; empty if that is not known."""
+    """What changed since the attempt before this one; empty: not known."""
     number: int | None = None
-    """The attempt's, from 0; None: nobody said."""
+    """The attempt's number, from 0; None: not known."""
     uri: str = ""
     """Of the attempt's documents; empty: not known."""
+    engine: Engine = FLYTE
+    """The words for what ran the job."""
 
 
 def report_of(  # noqa: PLR0913 - keywords
@@ -91,22 +91,22 @@ def report_of(  # noqa: PLR0913 - keywords
         job: what was read.
         verdict: on it.
         decision: on the verdict.
-        uri: where the attempt's documents lie.
-        logs: by node, files with what its pod printed, where they are at hand; instead of a command for the cluster.
-        attempts: summaries of other attempts, and of this one if there are any.
-        diagnosis: of the job, as its `Conclusion` has it; None makes it anew.
+        uri: of the attempt's documents.
+        logs: local log files by node; they replace the engine's commands.
+        attempts: summaries of all attempts, if there are several.
+        diagnosis: of the job, from its `Conclusion`; None: it is computed.
     """
     diagnosis = diagnosis or diagnose(job)
     job, verdict = redacted(job, verdict)
     clocks = diagnosis.clocks
     cascade = cascade_of(job, verdict, diagnosis)
-    number = _number(job, uri)
+    number, engine = _number(job, uri), engine_of(job, verdict)
     ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
     return Report(
         job=job,
         verdict=verdict,
         decision=decision,
-        answers=answers_on(job, verdict, decision, uri, logs or {}, ordered, number, cascade),
+        answers=answers_on(job, verdict, decision, uri, logs or {}, ordered, number, cascade, engine),
         facts=tuple(_facts(verdict, cascade)),
         cascade=cascade,
         followers=_followers(verdict, cascade, clocks),
@@ -117,6 +117,7 @@ def report_of(  # noqa: PLR0913 - keywords
         change=_change(ordered, number),
         number=number,
         uri=uri,
+        engine=engine,
     )
 
 
@@ -137,7 +138,7 @@ def _change(attempts: Sequence[AttemptSummary], number: int | None) -> str:
 
 
 def _number(job: JobErrors, uri: str) -> int | None:
-    """This attempt's number: Flyte's output prefix ends with it, and its documents have it; None if neither says."""
+    """Return the attempt's number from the end of the output prefix or from the documents; None: neither has it."""
     found = attempt_of(uri) if uri else None
     if found is not None:
         return found[1]
@@ -178,10 +179,10 @@ def _facts(verdict: Verdict, cascade: Cascade) -> Iterator[Fact]:
 
 
 def _no_time(verdict: Verdict, cascade: Cascade) -> str:
-    """Why there is none of the root cause, where others have theirs."""
+    """Return why the root cause has no time."""
     if not any(event.failure.timestamp_ns is not None for event in cascade.events):
         return "not recorded"
-    return "not known: nobody saw it begin" if verdict.category == "hang" else "not known"
+    return "not known: no process recorded when it began" if verdict.category == "hang" else "not known"
 
 
 def _place_facts(root: WorkerError) -> Iterator[Fact]:
@@ -202,7 +203,7 @@ def _end_facts(root: WorkerError) -> Iterator[Fact]:
         yield Fact("pid", str(pid))
     by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
     if by_agent is not None:
-        yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.reason}")
+        yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.shown_reason}")
     elif root.signal:
         explained = explain_signal(root.signal, root.resources)
         yield Fact("signal", f"{root.signal}: {explained}" if explained else root.signal)
@@ -255,16 +256,16 @@ def _memory(root: WorkerError) -> Iterator[str]:
 
 def _followers(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     if verdict.scope is Scope.UNDETERMINED:
-        return ""  # nobody is a victim for sure
+        return ""  # no rank is certainly a victim
     if not cascade.events:
         return str(verdict.victims.count or "")
     stopped, victims = cascade.count(State.STOPPED), cascade.count(State.VICTIM)
     after = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
     agents = sum(event.failure.subject is Subject.AGENT for event in after)
-    became = "waited in vain" if verdict.category == "hang" else "lost a peer"
-    parts = [f"{victims} {became}"] if victims else []
+    what = "timed out waiting" if verdict.category == "hang" else "lost a peer"
+    parts = [f"{victims} {what}"] if victims else []
     parts += [f"{stopped} stopped by {'its agent' if stopped == 1 else 'their agents'}"] if stopped else []
-    parts += [f"{agents} {'agent' if agents == 1 else 'agents'} failed after it"] if agents else []
+    parts += [f"{counted(agents, 'agent')} failed after it"] if agents else []
     text = ", ".join(parts)
     timed = [event for event in after if event.at_ns is not None]
     if not timed or not parts:
@@ -273,10 +274,10 @@ def _followers(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     bounds = [event.bounds for event in timed if event.bounds is not None]
     name = f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
     on = f" on {first.failure.node}" if first.failure.rank is not None and first.failure.node else ""
-    if len(bounds) < len(timed):  # by clocks that nobody compared the order is a guess
+    if len(bounds) < len(timed):  # the clocks were not compared: the order is a guess
         said = f"; the first {first.later}" if first.later else ""
         return f"{text}{said}" + (f"; the last {others[-1].later}" if others else "")
-    # of several whose order is not known, when the first and the last of them were is known nevertheless
+    # the bounds of the first and the last failure are known even if their order is not
     start = Interval(min(item.low for item in bounds), min(item.high for item in bounds))
     end = Interval(max(item.low for item in bounds), max(item.high for item in bounds))
     is_first = all(clocks.before(first.failure, other.failure) for other in others)
@@ -289,26 +290,26 @@ def _followers(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
 
 
 def _clocks(cascade: Cascade, clocks: Clocks) -> str:
-    """How far times of different processes can be compared; empty if there is nothing to compare."""
-    if len(cascade.events) < 2:  # noqa: PLR2004 - one moment
+    """Return how exactly times of different processes can be compared; empty if there is only one."""
+    if len(cascade.events) < 2:  # noqa: PLR2004 - a pair
         return ""
     untimed = [event for event in cascade.events if event.at_ns is None]
     unknown = {event.failure.node for event in cascade.events if event.at_ns is not None and event.bounds is None}
-    if unknown:  # or it is the clock that all are compared with
+    if unknown:  # the unknown clock may be the one that all are compared with
         timed = {event.failure.node for event in cascade.events if event.at_ns is not None}
         unknown = {node for node in timed if not clocks.offset(node).is_known} or unknown
     widths = [event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None]
     said = []
     if untimed:
-        said.append(f"{len(untimed)} of {len(cascade.events)} carry no time")
+        said.append(f"{len(untimed)} of {len(cascade.events)} have no recorded time")
     if unknown:
         whose = _names(sorted(unknown)) if len(unknown) <= _FEW and "" not in unknown else f"{len(unknown)} nodes"
-        verb = "clock of {} is" if len(unknown) == 1 else "clocks of {} are"
-        said.append(f"nobody knows how right the {verb.format(whose)}")
+        clock = "clock" if len(unknown) == 1 else "clocks"
+        said.append(f"the {clock} of {whose} could not be checked")
     if max(widths, default=0) > _MS:
         said.append(f"times are known to within {duration(max(widths))}")
     elif not said:
-        said.append("all processes read one clock")
+        said.append("all processes use one clock")
     return "; ".join(said)
 
 
@@ -318,7 +319,7 @@ def _coverage(verdict: Verdict) -> str:
     text = f"{coverage.reported} of {expected}"
     parts = [] if coverage.complete else ["incomplete"]
     if coverage.unreadable:
-        parts.append(f"{coverage.unreadable} documents could not be read")
+        parts.append(f"{counted(coverage.unreadable, 'document')} could not be read")
     if not verdict.settled:
-        parts.append("the wait for the others ran out")
+        parts.append("waiting for the others timed out")
     return ", ".join([text, *parts])

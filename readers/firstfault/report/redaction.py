@@ -1,6 +1,6 @@
-"""What was read and concluded, without credentials: a file of Flyte's own has been through nobody's hands.
+"""Removes credentials from what was read and concluded: stock error files are not redacted when they are written.
 
-It comes before anything is cut to a line: a credential whose end is cut off is no longer known for one.
+This happens before texts are cut: a credential without its end is not recognised.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["redacted", "redacted_verdict"]
 
 _LEFT_ALONE = {"documents", "fingerprint", "boot_id", "receipts"}
-"""Names of objects and of boots: what leads somewhere has to lead there."""
+"""Fields that identify objects or boots; redaction would break them."""
 
 
 def redacted(job: JobErrors, verdict: Verdict) -> tuple[JobErrors, Verdict]:
-    """Return both with ``***`` for what looks like a credential; what has none is the same object."""
+    """Return both with ``***`` in place of credentials; parts without one are the same objects."""
     failures = tuple(map(_clean, job.failures))
     roots = {id(before): after for before, after in zip(job.failures, failures, strict=True)}
     verdict = redacted_verdict(verdict)
@@ -33,13 +33,13 @@ def redacted(job: JobErrors, verdict: Verdict) -> tuple[JobErrors, Verdict]:
 
 
 def redacted_verdict(verdict: Verdict) -> Verdict:
-    """Return a verdict alone without credentials; its root, for who needs it, is unchanged."""
+    """Return a verdict without credentials; its root is unchanged."""
     bare: Verdict = _clean(replace(verdict, root=None))
     return replace(bare, root=verdict.root, sources=verdict.sources)
 
 
 def _clean(value: Any) -> Any:
-    """Return a dataclass with its texts redacted; itself if there was nothing to redact."""
+    """Return a dataclass with redacted texts; the same object if there was nothing to redact."""
     changed: dict[str, Any] = {}
     for field in fields(value):
         if field.name in _LEFT_ALONE:
@@ -65,5 +65,5 @@ def _cleaned(value: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def _redacted(text: str) -> str:
-    """Frames, nodes and reasons are the same in thousands of documents."""
+    """Redact with a cache: thousands of documents have the same frames, nodes and reasons."""
     return redact(text)

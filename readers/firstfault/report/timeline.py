@@ -1,4 +1,4 @@
-"""The cascade on a line of time, as numbers to be drawn: where each failure stands, and between which bounds."""
+"""The cascade on a time line, as coordinates: each failure's point and bounds."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from firstfault.report.words import State, duration, ranks_text, short_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from firstfault.report.cascade import Cascade, Event
+    from firstfault.report.cascade import Cascade
+    from firstfault.report.events import Event
 
 __all__ = ["Band", "Lane", "Point", "Tick", "Timeline", "timeline_of"]
 
 _MS = 1_000_000
 _EACH = 14
-"""So many failures have a lane each; of more, each group has one."""
+"""Up to so many failures have a lane each; of more, each group has one."""
 _LANES = 14
 _POINTS = 60
 _LABEL = 26
 _TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000)
 _LEFT, _RIGHT = 222.0, 622.0
-"""Where the time begins and ends, in the drawing's own units; names stand left of it, times right."""
+"""The ends of the time axis in the drawing's units, between the names and the times."""
 _TEXT = _RIGHT + 10
 _WIDTH = 790
 _TOP, _LANE_HEIGHT, _BOTTOM = 24.0, 26.0, 8.0
@@ -44,12 +45,12 @@ class Point:
 
     x: float
     is_sure: bool
-    """False: by a clock that was never compared with another."""
+    """False: its clock could not be compared with the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Between which bounds failures lie, as far as the clocks tell."""
+    """The bounds of a lane's failures, as far as the clocks tell."""
 
     x: float
     width: float
@@ -60,7 +61,7 @@ class Lane:
     """One failure, or one group of them."""
 
     y: float
-    """Its middle."""
+    """The middle."""
     label: str
     name: str
     """The label in full."""
@@ -79,29 +80,29 @@ class Timeline:
     width: int
     height: int
     text: float
-    """Where the lanes' times begin."""
+    """x of the lanes' times."""
     lanes: tuple[Lane, ...]
     ticks: tuple[Tick, ...]
     zero: float
-    """Where times are counted from."""
+    """x of the origin."""
     left_out: int
-    """How many lanes more there would be."""
+    """Number of lanes that are not drawn."""
     untimed: int
-    """How many failures carry no time."""
+    """Number of failures without a recorded time."""
 
     @property
     def is_unsure(self) -> bool:
-        """Whether a clock was never compared with another."""
+        """Whether a clock could not be compared with the others."""
         return any(not point.is_sure for lane in self.lanes for point in lane.points)
 
 
 def timeline_of(cascade: Cascade) -> Timeline | None:
-    """Return the drawing, None if nothing but the root cause has a time, or there is none.
+    """Return the drawing; None if fewer than two failures have a time.
 
     The scale is logarithmic to both sides of the root cause, linear below a millisecond.
     """
     timed = [event for event in cascade.events if event.at_ns is not None]
-    if len(timed) < 2:  # noqa: PLR2004 - one moment is no line
+    if len(timed) < 2:  # noqa: PLR2004 - a line needs two
         return None
     rows = [[event] for event in timed] if len(timed) <= _EACH else _by_group(timed)
     shown = rows[:_LANES]
@@ -133,7 +134,7 @@ class _Scale:
         moments = [0, *(sign * tick * _MS for tick in _TICKS_MS for sign in (1, -1))]
         found = [Tick(self.x(at), _tick(at)) for at in moments if self._low <= _log(at) <= self._high]
         kept: list[Tick] = []
-        for tick in found:  # the root cause first, then what leaves room for the others' labels
+        for tick in found:  # zero first, then those whose labels do not overlap
             if all(abs(tick.x - other.x) > 56 for other in kept):  # noqa: PLR2004 - the width of "-100 ms"
                 kept.append(tick)
         return sorted(kept, key=lambda tick: tick.x)
@@ -165,8 +166,7 @@ def _lane(index: int, row: Sequence[Event], cascade: Cascade, scale: _Scale) -> 
     low, high = min(_bounds(event)[0] for event in row), max(_bounds(event)[1] for event in row)
     left = _LEFT if is_open else scale.x(low)
     band = Band(left, round(scale.x(high) - left, 1))
-    # of one that hung, its end says nothing; a point on one side of the root cause says more than is known of one that
-    # may have been on the other
+    # no point for a rank that hung, whose end says nothing, nor for a failure that may be before or after the origin
     known = [event for event in row if not is_open and (event.is_ordered or band.width < 1)]
     places = sorted({(scale.x(event.at_ns or 0), event.bounds is not None) for event in known})
     step = max(len(places) // _POINTS, 1)
@@ -185,7 +185,7 @@ def _lane(index: int, row: Sequence[Event], cascade: Cascade, scale: _Scale) -> 
 
 
 def _names(row: Sequence[Event], cascade: Cascade) -> tuple[str, str]:
-    """A row's name in full, and what a drawing has room for."""
+    """Return a row's name, in full and as short as the drawing needs it."""
     failure = row[0].failure
     if len(row) == 1:
         who = f"rank {failure.rank}" if failure.rank is not None else "agent"
@@ -197,7 +197,7 @@ def _names(row: Sequence[Event], cascade: Cascade) -> tuple[str, str]:
 
 
 def _cut(name: str, room: int) -> str:
-    """A name without its middle, if it has to be: what tells names apart stands at their ends."""
+    """Return a name without its middle if it is too long: names differ at their ends."""
     if len(name) <= room:
         return name
     head = max(room - 2, 0) // 2

@@ -1,4 +1,4 @@
-"""The words that every report uses: states of ranks, whose fault, what a signal means, what to look at next."""
+"""The words that all forms of a report share: states of ranks, whose fault, what to do next, numbers and units."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from firstfault.model import CATEGORIES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from firstfault.model import Resources
+    from firstfault.report.engines import Engine
 
 __all__ = [
     "CATEGORY_ADVICE",
-    "SIGNALS",
     "UNDETERMINED_ADVICE",
     "FaultOwner",
     "State",
     "about_category",
+    "advice_on",
     "counted",
     "duration",
-    "explain_signal",
     "fault_owner_of",
     "ranks_text",
     "short_names",
@@ -31,24 +30,24 @@ __all__ = [
 
 
 class State(str, enum.Enum):
-    """What became of a rank, or of a node; the value is what is shown."""
+    """What happened to a rank or a node; reports show the value."""
 
     ROOT = "root cause"
     SUSPECT = "suspect"
     VICTIM = "victim"
     STOPPED = "stopped by its agent"
     UNCLEAR = "failed, cause or victim"
-    SILENT = "sent no report"
+    UNREPORTED = "sent no report"
     FINISHED = "finished"
 
     @property
     def mark(self) -> str:
-        """One ASCII character, so that nothing is said by colour alone."""
+        """One ASCII character: reports never tell states apart by colour alone."""
         return _MARKS[self]
 
     @property
     def slug(self) -> str:
-        """A name for style sheets and filters."""
+        """The name in style sheets and filters."""
         return self.name.lower()
 
 
@@ -58,13 +57,13 @@ _MARKS = {
     State.VICTIM: "v",
     State.STOPPED: "s",
     State.UNCLEAR: "~",
-    State.SILENT: "?",
+    State.UNREPORTED: "?",
     State.FINISHED: "+",
 }
 
 
 class FaultOwner(str, enum.Enum):
-    """Whose fault it is, in words: what a person fixes, and what a platform does."""
+    """Whose fault it is: the code's, which its author fixes, or the platform's."""
 
     CODE = "failed (your code)"
     INFRASTRUCTURE = "crashed (infrastructure)"
@@ -97,61 +96,40 @@ _INFRASTRUCTURE = {
     "infrastructure",
 }
 _EITHER = {"host_oom", "disk_full", "signal", "hang"}
-"""Memory, disk, native code and waiting are both: what the code takes, and what it is given."""
+"""Memory, disk, native code and waiting depend on the code and on what the platform gives it."""
 
 CATEGORY_ADVICE: dict[str, str] = {
-    "recoverable": "see what the code waited for; it asked for another attempt itself",
-    "user_code": "open the code where it was raised",
+    "recoverable": "see what the code waited for: it asked for another attempt",
+    "user_code": "open the code that raised it",
     "input": "check the task's inputs and its configuration",
     "config": "check the configuration: no worker can run with it",
     "data": "look at the sample that was being read",
     "numerics": "look at the loss and the gradients of the last steps",
-    "checkpoint": "check that the checkpoint is whole and fits the model",
-    "cuda_oom": "use a smaller batch, or look at what else holds the GPU's memory",
+    "checkpoint": "check that the checkpoint is complete and fits the model",
+    "cuda_oom": "use a smaller batch, or find what else uses the GPU's memory",
     "gpu_kernel": "run again with CUDA_LAUNCH_BLOCKING=1 to see which kernel it was",
-    "gpu_hardware": "look for Xid lines in the node's kernel log, and keep it out until its GPU was checked",
-    "host_oom": "raise the memory limit, or load less: look at the data loader's workers",
+    "gpu_hardware": "look for Xid lines in the node's kernel log, and drain the node until its GPU is checked",
+    "host_oom": "lower the batch size or the number of data loader workers, or raise the memory limit",
     "disk_full": "see what fills the disk: checkpoints, caches, /dev/shm",
-    "storage": "check whether the storage answered others at that time",
+    "storage": "check whether the storage was available at that time",
     "network": "check the network between the nodes, and the name service",
-    "external_service": "check whether the service answered at that time",
+    "external_service": "check whether the service was available at that time",
     "auth": "renew or mount the credentials",
-    "collective": "look at the peer it names: this is seldom the root cause",
-    "rendezvous": "see whether all pods were scheduled in time and reach the first one",
-    "hang": "read where it stood, in its stack",
-    "signal": "read the last lines of its log; core dumps and the kernel's log say more",
-    "exit": "read the last lines of its log: something called exit",
-    "stopped": "look for the failure that made its agent stop it",
-    "preemption": "see in its pod's events why it was told to go; go on from a checkpoint",
-    "node_lost": "see in its pod's events what became of it: eviction, reboot, out of memory",
+    "collective": "look at the peer that it names, which is more often the root cause",
+    "rendezvous": "check that all {nodes} started in time and can reach the first one",
+    "hang": "read the stack, which shows where the rank hangs",
+    "signal": "read the last lines of {log}; a core dump and the kernel's log say more",
+    "exit": "read the last lines of {log}: something called exit",
+    "stopped": "find the failure for which its agent stopped it",
+    "preemption": "see in {events} why it was terminated; continue from a checkpoint",
+    "node_lost": "see in {events} why it is gone: eviction, reboot, out of memory",
     "platform": "read the agent's log; the error is torch elastic's or firstfault's own",
-    "infrastructure": "read the pod's events and its log",
-    "unknown": "read the pod's log",
+    "infrastructure": "read {events} and {log}",
+    "unknown": "read {log}",
 }
-"""What to do first about a root cause, for each category; one line for the imperative."""
+"""What to do first about a root cause, by category; `{log}`, `{events}` and `{nodes}` are the engine's words."""
 
-UNDETERMINED_ADVICE = "compare where all stood, and what they logged last"
-
-SIGNALS: dict[str, str] = {
-    "SIGABRT": "it aborted itself: a failed check in native code, or a watchdog's",
-    "SIGBUS": "it touched memory that is not there; often /dev/shm is full",
-    "SIGFPE": "native code divided by zero, or the like",
-    "SIGHUP": "its terminal or session was closed",
-    "SIGILL": "native code was built for another processor",
-    "SIGINT": "it was interrupted, as by Ctrl-C",
-    "SIGKILL": "killed from outside",
-    "SIGPIPE": "it wrote to somebody who had gone",
-    "SIGQUIT": "it was told to quit",
-    "SIGSEGV": "native code touched memory that is not its own",
-    "SIGSYS": "it made a system call that its sandbox forbids",
-    "SIGTERM": "it was told to end",
-    "SIGTRAP": "native code hit a trap: a failed check, or a debugger's",
-    "SIGUSR1": "somebody sent it a signal that schedulers use before a time limit",
-    "SIGUSR2": "somebody sent it a signal of its own meaning",
-    "SIGXCPU": "its CPU time was used up",
-    "SIGXFSZ": "it wrote a file larger than it may",
-}
-"""What a signal that ended a process says, half a sentence."""
+UNDETERMINED_ADVICE = "compare the stacks and the last log lines of all ranks"
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _UNIT = 1024
@@ -160,33 +138,29 @@ _MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
 
 
 def fault_owner_of(category: str) -> FaultOwner:
-    """Return whose fault a root cause of a category is."""
+    """Return whose fault a root cause of this category is."""
     whose = {FaultOwner.CODE: _CODE, FaultOwner.INFRASTRUCTURE: _INFRASTRUCTURE, FaultOwner.EITHER: _EITHER}
     return next((owner for owner, categories in whose.items() if category in categories), FaultOwner.UNKNOWN)
 
 
 def about_category(category: str) -> str:
-    """Return a category with its meaning: "user_code: an exception of ..."; alone if it has none."""
+    """Return a category with its meaning: "user_code: an exception of ..."."""
     meaning = CATEGORIES.get(category)
     return f"{category}: {meaning}" if meaning else category
 
 
-def explain_signal(signal: str, resources: Resources) -> str:
-    """Return what a signal says, with what the node's memory says about a SIGKILL; empty for one nobody knows."""
-    said = SIGNALS.get(signal, "")
-    if signal == "SIGKILL" and resources.oom_kill:
-        return f"{said}; the kernel's OOM killer did it: oom_kill rose by {resources.oom_kill}"
-    if signal == "SIGKILL" and resources.oom_kill == 0:
-        return f"{said}; no OOM kill was counted"
-    return said
+def advice_on(category: str, engine: Engine) -> str:
+    """Return what to do first about a root cause of a category; an unknown one gets the advice for "unknown"."""
+    advice = CATEGORY_ADVICE.get(category, CATEGORY_ADVICE["unknown"])
+    return advice.format(log=engine.log, events=engine.events, nodes=engine.nodes)
 
 
 def ranks_text(ranks: tuple[int, ...] | list[int], limit: int = 0) -> str:
-    """Return ranks as people write them: "0-2, 5, 8-63".
+    """Return ranks as ranges: "0-2, 5, 8-63".
 
     Args:
         ranks: ascending.
-        limit: longest text, in characters; what does not fit is counted. 0: no limit.
+        limit: maximum length in characters, 0 for none; ranks that do not fit are counted.
     """
     runs: list[list[int]] = []
     for rank in ranks:
@@ -206,7 +180,7 @@ def ranks_text(ranks: tuple[int, ...] | list[int], limit: int = 0) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names without what all begin and end with, in whole parts: "worker-2" of "job-worker-2.cluster.local"."""
+    """Return short names without the parts that all share: "worker-2" for "job-worker-2.cluster.local"."""
     known = [name for name in dict.fromkeys(names) if name]
     domains = [name.split(".")[1:] for name in known]
     if len(known) > 1 and all(domain == domains[0] for domain in domains):  # a domain that all hosts share
@@ -223,12 +197,12 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return how many there are: "1 document", "3 documents"."""
+    """Return "1 document", "3 documents"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def duration(nanoseconds: int) -> str:
-    """Return a time for a person: "32 ms", "1.2 s", "4 min", "3 h", "5 d"."""
+    """Return "32 ms", "1.2 s", "4 min", "3 h", "5 d"."""
     size_ns = abs(nanoseconds)
     for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
         if size_ns >= 2 * unit:
@@ -245,7 +219,7 @@ def duration(nanoseconds: int) -> str:
 
 
 def size(number: float) -> str:
-    """Return bytes for a person: "15.9 GiB"."""
+    """Return bytes in binary units: "15.9 GiB"."""
     power = 0
     while number >= _UNIT and power < len(_UNITS) - 1:
         number /= _UNIT

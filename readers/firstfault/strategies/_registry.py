@@ -1,4 +1,4 @@
-"""Where a strategy is found: registered at run time, built in (as strings, loaded late), or in an entry point."""
+"""Finds strategies: registered at run time, built in (as strings, loaded late), or in an entry point."""
 
 from __future__ import annotations
 
@@ -40,13 +40,12 @@ _BUILT_IN = {
     "earliest": "firstfault.strategies.earliest:earliest",
     "majority": "firstfault.strategies.majority:majority",
     "strictest": "firstfault.strategies.strictest:strictest",
-    "last_written": "firstfault.strategies.last_written:last_written",
 }
 
 
 @runtime_checkable
 class AggregationStrategy(Protocol):
-    """Finds the root cause. Pure: the same `JobErrors` gives the same `Verdict`, in whatever order it was read."""
+    """Finds the root cause. Pure: the same `JobErrors` gives the same `Verdict`, in any order of its failures."""
 
     def __call__(self, job: JobErrors, /) -> Verdict:
         """Return the verdict on an attempt with at least one failure."""
@@ -59,13 +58,13 @@ _S = TypeVar("_S", bound=Callable[..., Any])
 
 
 def reads(what: Reads, named: Callable[[JobErrors], Iterable[int]] | None = None) -> Callable[[_S], _S]:
-    """Decorate a strategy that does not need every document; without it, it gets them all.
+    """Decorate a strategy that does not need every document.
 
-    What was not opened is in `JobErrors.unopened`.
+    The documents that were not opened are in `JobErrors.unopened`.
 
     Args:
-        what: how much it reads.
-        named: of `Reads.GROUPS`: the ranks whose documents it wants as well, when it has seen the first ones.
+        what: how much the strategy reads.
+        named: for `Reads.GROUPS`: returns the ranks whose documents are needed too, from those read so far.
     """
 
     def mark(strategy: _S) -> _S:
@@ -76,7 +75,7 @@ def reads(what: Reads, named: Callable[[JobErrors], Iterable[int]] | None = None
 
 
 def reads_of(strategy: AggregationStrategy) -> tuple[Reads, Callable[[JobErrors], Iterable[int]] | None]:
-    """Return how much a strategy reads, and what says whose documents it wants as well."""
+    """Return the arguments of the strategy's `reads`."""
     found: tuple[Reads, Callable[[JobErrors], Iterable[int]] | None] = getattr(strategy, _ATTRIBUTE, (Reads.ALL, None))
     return found
 
@@ -85,7 +84,7 @@ _registered: dict[str, AggregationStrategy] = {}
 
 
 def register_strategy(name: str, strategy: AggregationStrategy) -> AggregationStrategy:
-    """Make `strategy` known as `name` in this process, and return it.
+    """Register `strategy` as `name` in this process, and return it.
 
     Raises:
         StrategyError: the name is taken or not a word, or `strategy` cannot be called with one argument.
@@ -100,7 +99,7 @@ def register_strategy(name: str, strategy: AggregationStrategy) -> AggregationSt
 
 
 def unregister_strategy(name: str) -> None:
-    """Forget a strategy that was registered at run time; one that was not is no error."""
+    """Remove a strategy that was registered at run time, if there is one of this name."""
     _registered.pop(name, None)
 
 
@@ -111,11 +110,11 @@ def strategy_names() -> tuple[str, ...]:
 
 
 def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
-    """Return the strategy of this name; a callable is returned as it is, once checked.
+    """Return the strategy of this name; a callable is checked and returned.
 
     Raises:
         UnknownStrategyError: no strategy has this name.
-        StrategyError: it cannot be loaded, or is none; the text names its distribution.
+        StrategyError: it cannot be loaded, or is no strategy; the text names its distribution.
     """
     if not isinstance(strategy, str):
         _validate(getattr(strategy, "__name__", repr(strategy)), strategy, "the caller")
@@ -129,7 +128,7 @@ def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
 
 
 def takes_diagnosis(strategy: _S) -> _S:
-    """Decorate a strategy that wants the job's `Diagnosis` as a second argument, so that it need not make its own."""
+    """Decorate a strategy that takes the job's `Diagnosis` as its second argument."""
     setattr(strategy, _DIAGNOSIS, True)
     return strategy
 
@@ -142,16 +141,16 @@ def run_strategy(strategy: AggregationStrategy, job: JobErrors, diagnosis: Diagn
         job: what was read.
         diagnosis: of `job`, for a strategy that `takes_diagnosis`.
 
-    A job without a readable failure is undetermined, whatever the strategy.
+    A job without a readable failure is undetermined.
 
     Raises:
-        StrategyError: it raised, or returned something else than a Verdict.
+        StrategyError: it raised, or did not return a Verdict.
     """
     if not job.failures:
         return undetermined(job, getattr(strategy, "__name__", "none"))
     try:
         verdict = strategy(job, diagnosis) if getattr(strategy, _DIAGNOSIS, False) else strategy(job)  # type: ignore[call-arg]
-    except Exception as error:  # a strategy is third-party code; its caller gets one typed error
+    except Exception as error:  # a strategy is third-party code; its caller gets one type of error
         name = getattr(strategy, "__name__", repr(strategy))
         raise StrategyError(f"the strategy {name} raised {type(error).__name__}: {error}") from error
     if not isinstance(verdict, Verdict):
@@ -173,7 +172,7 @@ def _load_built_in(reference: str) -> AggregationStrategy:
 
 
 def _entry_points() -> tuple[EntryPoint, ...]:
-    import importlib.metadata  # noqa: PLC0415 - slow, and a strategy of our own needs none of it
+    import importlib.metadata  # noqa: PLC0415 - slow, and not needed for built-in strategies
 
     return tuple(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
 

@@ -1,4 +1,4 @@
-"""Building a verdict once the root is known; shared by all strategies, and by those of others."""
+"""Builds a verdict once a strategy has found the root cause."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.model import Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
+from firstfault.model.failure import shown_text
+from firstfault.model.signal_meanings import explain_end
 from firstfault.text import one_line, redact, sentence_of
 
 if TYPE_CHECKING:
@@ -22,16 +24,16 @@ _HEADLINE = 160
 
 
 def candidates(job: JobErrors) -> tuple[WorkerError, ...]:
-    """Return the failures that can be a root cause: all but those that their own agent stopped, if others exist.
+    """Return the failures that can be a root cause: without processes that their own agent stopped, if others exist.
 
-    A process that was stopped while an exception was in flight counts as stopped, unless that exception was there
-    before any other failure: what is in flight when the agent stops its workers may come of what it stops them for.
+    A process that was stopped while an exception was in flight counts as stopped, unless it raised that exception
+    before any other failure: later exceptions may be caused by the failure for which the agent stopped its workers.
     """
-    spoken = tuple(failure for failure in job.failures if not failure.stopped_by_agent)
-    others = [failure for failure in spoken if not _stopped_in_flight(failure)]
+    raised = tuple(failure for failure in job.failures if not failure.stopped_by_agent)
+    others = [failure for failure in raised if not _stopped_in_flight(failure)]
     began_ns = min((failure.timestamp_ns for failure in others if failure.timestamp_ns is not None), default=0)
-    own = tuple(failure for failure in spoken if not _stopped_in_flight(failure) or _is_before(failure, began_ns))
-    return (own if others else spoken) or job.failures
+    own = tuple(failure for failure in raised if not _stopped_in_flight(failure) or _is_before(failure, began_ns))
+    return (own if others else raised) or job.failures
 
 
 def _stopped_in_flight(failure: WorkerError) -> bool:
@@ -52,21 +54,21 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
     same: Sequence[WorkerError] = (),
     suspects: Iterable[Suspect] = (),
 ) -> Verdict:
-    """Return the verdict that `root` did it.
+    """Return the verdict that `root` is the root cause.
 
     Args:
         job: what was read.
         root: one of its failures.
-        strategy: the name of who says so.
+        strategy: the strategy's name.
         why: sentences a person can check, each with the failures it rests on if it is a `Reason`.
         confidence: "high", "medium" or "low".
-        same: failures with the same fault as `root`, itself included, if the fault is several ranks'; else empty. Those
-            of the same fault that were not opened belong to them, if all that were opened do.
-        suspects: others who may be it.
+        same: failures with the same fault as `root`, `root` included, if several ranks have it; else empty. Ranks with
+            this fault whose documents were not opened are added if every opened document with it is in `same`.
+        suspects: other possible root causes.
     """
     own = {id(failure) for failure in same}
     reasons = [Reason(reason) if isinstance(reason, str) else reason for reason in why]
-    # if some of this fault that were opened are none of them, nobody can say which of the others are
+    # if an opened document with this fault is not in `same`, an unopened one may not belong there either
     all_are = all(id(failure) in own for failure in job.failures if failure.fingerprint == root.fingerprint)
     alike = job.unopened_like(root.fingerprint) if same and all_are else ()
     ranks = tuple(sorted({failure.rank for failure in (same or [root]) if failure.rank is not None} | set(alike)))
@@ -78,7 +80,7 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         category=category_of(root),
         fingerprint=root.fingerprint or fingerprint_of(root),
         headline=headline_of(root, ranks),
-        message=root.message,
+        message=shown_text(root.message) if root.subject is Subject.AGENT else root.message,
         timestamp_ns=root.timestamp_ns,
         strategy=strategy,
         confidence=confidence,
@@ -95,7 +97,7 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
 
 
 def sources_of(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
-    """Return for each reason the names of the documents it rests on, a few of many."""
+    """Return for each reason the names of the documents it rests on, at most 8."""
     return tuple(
         tuple(ref.name for failure in reason.failures[:_MAX_SOURCES] for ref in failure.documents)[:_MAX_SOURCES]
         for reason in reasons
@@ -103,7 +105,7 @@ def sources_of(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
 
 
 def undetermined(job: JobErrors, strategy: str) -> Verdict:
-    """Return the verdict on an attempt of which no failure could be read."""
+    """Return the verdict on an attempt whose failures could not be read."""
     notes = job.coverage.notes
     return Verdict(
         scope=Scope.UNDETERMINED,
@@ -124,11 +126,11 @@ def undetermined(job: JobErrors, strategy: str) -> Verdict:
 def _nothing_read(job: JobErrors) -> str:
     if job.coverage.unreadable:
         return f"undetermined: none of {job.coverage.unreadable} error documents could be read"
-    return "undetermined: a node says that it failed, but its error documents are not there"
+    return "undetermined: a node reported a failure, but its error documents are missing"
 
 
 def category_of(failure: WorkerError) -> str:
-    """Return the category: what the writer claims, else what exception, signal and exit code allow to say."""
+    """Return the category that the writer claims, else the one of the exception, the signal or the exit code."""
     if failure.category:
         return failure.category
     if failure.recoverable and failure.origin is not Origin.SYSTEM:
@@ -161,24 +163,24 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     subject = f"ranks {_listed(ranks)}" if len(ranks) > 1 else who(root)
     text = _sentence(root)
     headline = f"{root.what}, {subject}" + (f": {text}" if text and text != root.what else "")
-    # before it is cut: a credential without its end is no longer known for one
+    # redacted before it is cut: a credential without its end is not recognised
     return one_line(redact(headline), _HEADLINE)
 
 
 def _sentence(root: WorkerError) -> str:
-    """What happened, without who: the exception's text, else what its agent saw."""
+    """Return what happened, without the process's name."""
     if root.exception is not None:
         return sentence_of(root.exception.message)
-    if root.subject is Subject.WORKER and root.signal and not root.sent_signals:
-        return "its agent had not sent it"
-    if root.subject is Subject.WORKER and root.exit_code is not None and not root.signal:
-        return "without an exception"
+    if root.subject is Subject.AGENT:
+        return sentence_of(shown_text(root.message))
+    if (root.signal and not root.sent_signals) or (root.exit_code is not None and not root.signal):
+        return explain_end(root)
     # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``
     _, found, tail = root.message.rpartition("\nMessage:")
     text = sentence_of(tail if found else root.message)
     if not text.endswith("error="):
         return text
-    # of torch's box, which flytekit puts after an empty line, the last line is the exception's own
+    # flytekit puts torch's box after an empty line; the last line of the box is the exception's
     lines = [line.strip() for line in tail.splitlines() if line.strip(" =-")]
     return sentence_of(lines[-1])
 
@@ -199,7 +201,7 @@ def _scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
 
 
 def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerError] = ()) -> Victims:
-    """Everybody else, but those who failed in the same way by themselves: nobody that its agent stopped."""
+    """Return all other failures, without those that have the root cause's fault and were not stopped by an agent."""
     fingerprint = root.fingerprint if root is not None else ""
     own = {id(root), *(id(failure) for failure in same)}
     victims = [
@@ -220,6 +222,6 @@ def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerEr
 def _line(failure: WorkerError) -> str:
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
-        return one_line(f"stopped by its agent ({sent.signal}): {sent.reason}")
+        return one_line(f"stopped by its agent ({sent.signal}): {sent.shown_reason}")
     text = one_line(redact(failure.exception.message if failure.exception is not None else failure.message), 120)
     return one_line(f"{failure.what}: {text}" if text else failure.what)

@@ -1,4 +1,4 @@
-"""The earliest recorded time of the last round: the strategy of Flyte's RFC 5598, without its holes."""
+"""The earliest recorded time of the last round: the strategy of Flyte's RFC 5598, with its open cases closed."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["clock_warnings", "earliest", "earliest_of"]
 _MS = 1_000_000
 _S = 1_000_000_000
 _AHEAD_S = 2
-"""A document recorded later than its upload ended, by more than whole-second times explain: that clock is ahead."""
+"""If a document's time is this much later than the end of its upload, its node's clock is ahead."""
 _BEHIND_S = 60
-"""An upload that took longer than any deadline allows: that clock is behind."""
+"""If an upload took longer than this, its node's clock is behind."""
 
 
 @reads(Reads.FIRST)
 def earliest(job: JobErrors) -> Verdict:
     """Pick the failure with the earliest recorded time.
 
-    A failure without a time comes last, and a process that its own agent stopped is never picked while others exist,
-    unless it had an exception in flight before they failed.
-    Equal times are decided by evidence (its own exception before a bare exit), then by the lowest rank; never by the
-    order of a listing. Clocks are taken at their word, and a clock that contradicts the storage's is named.
+    A failure without a time comes last. A process that its own agent stopped is not picked while there are other
+    failures, unless it had an exception in flight before they failed.
+    Equal times are decided by evidence (an exception before an exit without one), then by the lowest rank; never by the
+    order of a listing. Clocks are not corrected, but the verdict names a clock that contradicts the storage's.
     """
     field = candidates(job)
     root = earliest_of(field)
@@ -39,7 +39,7 @@ def earliest(job: JobErrors) -> Verdict:
     why = [_first(root, followers), *_tie_sentence(root, followers), *_same_sentence(root, followers)]
     untimed = sum(failure.timestamp_ns is None for failure in field)
     if untimed:
-        text = f"{untimed} of {len(field)} failures carry no time and were put last"
+        text = f"{untimed} of {len(field)} failures have no recorded time and were put last"
         why.append(Reason(text, tuple(failure for failure in field if failure.timestamp_ns is None)))
     return verdict_for(
         job, root, strategy="earliest", why=[*why, *warnings], confidence=_confidence(job, root, followers, warnings)
@@ -76,21 +76,21 @@ def clock_warnings(failures: Sequence[WorkerError]) -> list[str]:
             if not -_AHEAD_S <= late <= _BEHIND_S and failure.upload_delay_ns is not None:
                 offsets[failure.node or document.name] = -late
     return [
-        f"the clock of {node} differs from the storage's by about {offset:+d} s; the order of times is unsure"
+        f"the clock of {node} differs from the storage's by about {offset:+d} s; the order of times is not reliable"
         for node, offset in sorted(offsets.items())
     ]
 
 
-def _died_without_a_word(failure: WorkerError) -> bool:
+def _is_exit(failure: WorkerError) -> bool:
     return failure.writer is not Writer.STOCK and failure.subject is Subject.WORKER and failure.exception is None
 
 
 def _first(root: WorkerError, followers: Sequence[WorkerError]) -> Reason:
     timed = [failure for failure in followers if failure.timestamp_ns is not None]
     if root.timestamp_ns is None:
-        return Reason(f"{who(root)} was picked by rank: no failure carries a time", (root,))
+        return Reason(f"{who(root)} was picked by rank: no failure has a recorded time", (root,))
     if not timed:
-        return Reason(f"{who(root)} is the only failure on record with a time", (root,))
+        return Reason(f"{who(root)} is the only failure with a recorded time", (root,))
     after = earliest_of(timed)
     gap = ((after.timestamp_ns or 0) - root.timestamp_ns) / _MS
     text = f"{who(root)} failed first; the next, {who(after)}, was recorded {gap:.1f} ms later"
@@ -101,13 +101,13 @@ def _tie_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[R
     tied = [failure for failure in followers if failure.timestamp_ns == root.timestamp_ns]
     if not tied or root.timestamp_ns is None:
         return []
-    text = f"{len(tied)} more carry the same time; decided by evidence, then by the lowest rank"
+    text = f"{len(tied)} more have the same time; decided by evidence, then by the lowest rank"
     return [Reason(text, tuple(tied))]
 
 
 def _same_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[Reason]:
     same = [failure for failure in followers if failure.fingerprint and failure.fingerprint == root.fingerprint]
-    text = f"the same fault was recorded by {len(same)} more, which are not counted as victims"
+    text = f"{len(same)} more recorded the same fault and are not counted as victims"
     return [Reason(text, tuple(same))] if same else []
 
 
@@ -116,8 +116,8 @@ def _confidence(job: JobErrors, root: WorkerError, followers: Sequence[WorkerErr
         return "low"
     if any(failure.timestamp_ns == root.timestamp_ns for failure in followers):
         return "low"
-    if any(_died_without_a_word(failure) for failure in (root, *followers)):
-        return "low"  # a death without a word is timed by whoever noticed it
+    if any(_is_exit(failure) for failure in (root, *followers)):
+        return "low"  # the agent notices an exit late, and records its own time
     one_clock = bool(root.boot_id) and all(failure.boot_id == root.boot_id for failure in followers)
     if job.coverage.complete and (one_clock or not followers):
         return "high"

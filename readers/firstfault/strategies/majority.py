@@ -25,7 +25,7 @@ def majority(job: JobErrors) -> Verdict:
     firsts = {id(earliest_of(group)): group for group in groups.values() if len(group) == most}
     root = earliest_of([failure for failure in field if id(failure) in firsts])
     group = firsts[id(root)]
-    why = [Reason(f"{len(group)} of {len(field)} failures are the same fault ({root.what})", tuple(group))]
+    why = [Reason(f"{len(group)} of {len(field)} failures have the same fault ({root.what})", tuple(group))]
     if len(firsts) > 1:
         rivals = tuple(earliest_of(group) for group in firsts.values())
         why.append(Reason(f"{len(firsts)} faults are equally common; the earliest was taken", rivals))

@@ -1,6 +1,6 @@
-"""``firstfault run``: a task on one machine.
+"""``firstfault run``: runs a task on one machine.
 
-Each pod is the real ``pyflyte-execute``; over the pods stand the operator's and Flyte's rules.
+Each pod is a real ``pyflyte-execute``; the rules of Kubeflow's operator and of Flyte are simulated.
 """
 
 from flytekitplugins.firstfault.local.runner import RunResult, RunSettings, run_task

@@ -47,7 +47,14 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of pods; overrides the task's nnodes.")
 @click.option("--inputs", metavar="JSON", help="""The task's inputs as an object, '{"epochs": 3}'.""")
 @click.option("--store", default=".firstfault/runs", show_default=True, metavar="URI", help="Where outputs go.")
-@click.option("--env", "environment", multiple=True, callback=_environment, metavar="K=V", help="Set in every pod.")
+@click.option(
+    "--env",
+    "environment",
+    multiple=True,
+    callback=_environment,
+    metavar="K=V",
+    help="Set in every pod.",
+)
 @click.option("--retries", type=click.IntRange(min=0), metavar="R", help="Overrides the task's retries.")
 @click.option(
     "--system-retries",
@@ -55,21 +62,21 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
     default=3,
     show_default=True,
     metavar="R",
-    help="Retries on the system's budget, as for a lost node.",
+    help="Retries on the system's budget, for example after a lost node.",
 )
 @click.option("--strategy", metavar="S", help="How the root cause is found; overrides the task's.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Of an attempt.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Limit of an attempt.")
 @click.option("--json", "as_json", is_flag=True, help="Last line of stdout: one object (firstfault.run/v1).")
 @debug_option
 def run(as_json: bool, timeout: float | None, **options: Any) -> int:
-    """Run TASK of FILE on this machine, each node as a process, and tell what killed it if it fails.
+    """Run TASK of FILE on this machine, each node as a process, and report the root cause if it fails.
 
-    On a terminal it shows the nodes and their ranks while they run. If an attempt fails, a report of the last one
-    that did is written as an HTML file, with all attempts side by side, and its path is printed.
+    A terminal shows the nodes and their ranks while they run. If attempts fail, a report on the last of them is
+    written as an HTML file, with all attempts side by side, and its path is printed.
 
     \b
     Exit codes: 0 success, 10 root cause found and not to be retried,
-    11 retryable but the attempts are used up, 3 failed without a word,
+    11 retryable but the retries are used up, 3 failed without an error document,
     4 timeout, 2 usage, 1 the tool failed, 130 interrupted.
 
     \b
@@ -108,12 +115,12 @@ def _exit_code(result: RunResult) -> EXIT:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let SIGTERM, and a closed terminal, end the pods as Ctrl-C does."""
+    """Make SIGTERM and SIGHUP end the pods as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    # SIGINT too: flytekit has installed a handler of its own, which exits with 1
+    # SIGINT too: flytekit's handler exits with 1
     before = {number: signal.signal(number, interrupt) for number in STOP_SIGNALS}
     try:
         yield
@@ -128,7 +135,7 @@ _Look: TypeAlias = "Callable[[Running], contextlib.AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def _progress() -> Iterator[tuple[_Tell, _Look]]:
-    """Yield what prints a line about each step, and what shows the nodes of an attempt where there is a terminal."""
+    """Yield a function that prints a line about a step, and one that shows an attempt's nodes on a terminal."""
     if sys.stderr.isatty():
         from rich.console import Console  # noqa: PLC0415 - only on a terminal
 
@@ -143,7 +150,7 @@ def _progress() -> Iterator[tuple[_Tell, _Look]]:
 
 
 def _report(result: RunResult, attempt: Attempt) -> Report | None:
-    """The report on an attempt, with all attempts side by side; None if nobody said why it failed."""
+    """Return the report on an attempt, with all attempts side by side; None if it left no error document."""
     conclusion = attempt.conclusion
     if conclusion is None:
         return None
@@ -160,19 +167,19 @@ def _report(result: RunResult, attempt: Attempt) -> Report | None:
 def _summary(attempt: Attempt) -> AttemptSummary:
     conclusion = attempt.conclusion
     if conclusion is None:
-        note = "succeeded" if attempt.status == "succeeded" else f"{attempt.status}, and nobody said why"
+        note = "succeeded" if attempt.status == "succeeded" else f"{attempt.status}, without an error document"
         return AttemptSummary(attempt.number, note=note, seconds=attempt.total_seconds)
     summary = summary_of(attempt.number, conclusion.job, conclusion.verdict, conclusion.decision)
     return replace(summary, seconds=attempt.total_seconds)
 
 
 def _write_report(result: RunResult) -> Path | None:
-    """Write the page of the last attempt that failed; None if there is nothing to say, or it could not be written."""
+    """Write the HTML report on the last failed attempt; None if there is none, or it could not be written."""
     failed = [attempt for attempt in result.attempts if attempt.conclusion is not None]
     report = _report(result, failed[-1]) if failed else None
     if report is None:
         return None
-    # what the run came to is printed all the same
+    # a failure here must not hide the run's result
     with guarded("writing the report", through=(KeyboardInterrupt, SystemExit)):
         from firstfault.render.html import page  # noqa: PLC0415 - a run that succeeds needs none of it
 
@@ -190,7 +197,7 @@ def _print_attempt(result: RunResult, attempt: Attempt) -> None:
         click.echo()
         show_report(report)
     elif attempt.status != "succeeded":
-        click.echo("no error document was found; the pods' logs say more:")
+        click.echo("no error document was found; see the pods' logs:")
     if attempt.status != "succeeded":
         for log in attempt.logs:
             click.echo(f"log: {shown(log)}")

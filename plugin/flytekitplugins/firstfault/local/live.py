@@ -1,4 +1,4 @@
-"""What ``firstfault run`` shows on a terminal while it runs: a line for each node, with the states of its ranks."""
+"""The live view of ``firstfault run``: a line for each node, with the states of its ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["LiveView", "NodeLine", "node_lines", "picture", "shown_lines"]
 
 _PAUSE_S = 0.5
 _JOIN_S = 1.0
-"""Longest wait for a thread that is to end: it may be asking a storage, or writing to a terminal, that hangs."""
+"""Longest wait for a thread to end: it may hang on the storage or the terminal."""
 _NODES = 16
 _RUNNING = (".", "running")
 _STYLES = {State.ROOT.mark: "bold red", State.SUSPECT.mark: "yellow", State.UNCLEAR.mark: "yellow"}
@@ -53,13 +53,13 @@ class NodeLine:
     process: str
     """"pid 4242", or "exited with 1"."""
     ranks: tuple[tuple[str, str], ...]
-    """A mark, and whose it is: (".", "0-3 running"); empty while nobody has said which ranks the node has."""
+    """A mark and a text: (".", "0-3 running"); empty while the node's ranks are not known."""
     is_fine: bool
-    """Whether it goes on, or has finished."""
+    """Whether it runs or has finished."""
 
 
 def picture(reader: MultiErrorFileOutputReader, job: JobErrors) -> Cascade:
-    """Return what has become of every rank so far."""
+    """Return the state of every rank so far."""
     conclusion = reader.conclude_from(job)
     if conclusion is not None:
         return cascade_of(job, conclusion.verdict, conclusion.diagnosis)
@@ -67,7 +67,7 @@ def picture(reader: MultiErrorFileOutputReader, job: JobErrors) -> Cascade:
 
 
 def node_lines(pods: Sequence[Pod], cascade: Cascade | None) -> list[NodeLine]:
-    """Return a line for each pod, from its process and from what is known of its ranks."""
+    """Return a line for each pod, from its process and its ranks' states."""
     return [_line(pod, [item for item in (cascade.ranks if cascade else ()) if item.node == pod.name]) for pod in pods]
 
 
@@ -75,8 +75,8 @@ def _line(pod: Pod, ranks: Sequence[RankState]) -> NodeLine:
     code = pod.exit_code
     states: dict[tuple[str, str], list[int]] = {}
     for item in ranks:
-        goes_on = item.state is State.SILENT and code is None
-        states.setdefault(_RUNNING if goes_on else (item.state.mark, item.state.value), []).append(item.rank)
+        is_running = item.state is State.UNREPORTED and code is None
+        states.setdefault(_RUNNING if is_running else (item.state.mark, item.state.value), []).append(item.rank)
     fine = {_RUNNING, (State.FINISHED.mark, State.FINISHED.value)}
     return NodeLine(
         name=pod.name,
@@ -87,24 +87,24 @@ def _line(pod: Pod, ranks: Sequence[RankState]) -> NodeLine:
 
 
 def shown_lines(lines: Sequence[NodeLine], limit: int = _NODES) -> tuple[list[NodeLine], str]:
-    """Return the lines there is room for, those that are not fine first, and a count of the others."""
+    """Return at most `limit` lines, those with a problem first, and a count of the others."""
     if len(lines) <= limit:
         return list(lines), ""
     by_need = sorted(lines, key=lambda line: line.is_fine)
     left = by_need[limit:]
     bad = sum(not line.is_fine for line in left)
-    return by_need[:limit], f"and {len(left)} more nodes, {f'{bad} of them not fine' if bad else 'all of them fine'}"
+    return by_need[:limit], f"and {len(left)} more nodes, {f'{bad} with a problem' if bad else 'none with a problem'}"
 
 
 class LiveView:
-    """Lines about each step, and below them the nodes of the attempt that goes on.
+    """Shows lines about each step, and below them the nodes of the running attempt.
 
-    It only looks: whatever fails in it ends it, with one line of log, and the run goes on.
+    An error in the view ends the view with one line of log; the run continues.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # refreshed by a thread of our own: rich's would print a traceback if the terminal goes away
+        # refreshed by its own thread: rich's prints a traceback if the terminal is closed
         self._live = Live(self, console=console, auto_refresh=False, transient=True)
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="firstfault-live", daemon=True)
@@ -135,7 +135,7 @@ class LiveView:
             handler.setStream(sys.stderr)
 
     def tell(self, line: str) -> None:
-        """Print a line about a step, and keep it below the nodes."""
+        """Print a line about a step, and show it below the nodes."""
         with _looking():
             text = Text(printable(line))
             self._spinner.update(text=text)
@@ -190,7 +190,7 @@ class LiveView:
 
 
 def _row(line: NodeLine, width: int) -> Text:
-    """A node in a row, or with its ranks in one below where there is no room for both."""
+    """Return a node's row, with its ranks on a second one if the terminal is too narrow."""
     row = Text(f"  {printable(line.name)}  {line.process}", overflow="fold")
     ranks = Text("; ").join(Text(f"{mark} {text}", _STYLES.get(mark, "")) for mark, text in line.ranks)
     ranks = ranks or Text("no ranks yet")
@@ -203,7 +203,7 @@ def _looking() -> contextlib.AbstractContextManager[None]:
 
 
 class _Follower:
-    """Follows an attempt's documents in a thread of its own."""
+    """Follows an attempt's documents in its own thread."""
 
     def __init__(self, reader: MultiErrorFileOutputReader, see: Callable[[Cascade], None]) -> None:
         self._reader = reader
@@ -218,7 +218,7 @@ class _Follower:
     def stop(self) -> None:
         self._stopped.set()
         if self._cancel is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
                 self._cancel()
         self._thread.join(_JOIN_S)
 

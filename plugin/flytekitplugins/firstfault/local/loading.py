@@ -1,4 +1,4 @@
-"""From a file and a name to a task, its serialized command and its inputs."""
+"""Loads a task from a file: its serialized command and its inputs."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _PROJECT, _DOMAIN, _VERSION = "local", "development", "local"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What the template tells a pod to run."""
+    """What a pod runs, from the task's template."""
 
     arguments: tuple[str, ...]
-    """With the backend's placeholders still in it."""
+    """With the backend's placeholders."""
     environment: dict[str, str]
 
 
@@ -57,7 +57,7 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
     sys.path.insert(0, str(root))
     try:
         module = importlib.import_module(".".join(parts))
-    except (Exception, SystemExit) as error:  # a script without a guard ends itself, perhaps with success
+    except (Exception, SystemExit) as error:  # a script without a __main__ guard may call sys.exit
         raise UsageError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     found = getattr(module, "__file__", None)
     if found is None or Path(found).resolve() != file:
@@ -76,16 +76,16 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
 
 
 def serialized_command(task: TrainingTask) -> Command:
-    """Return command and environment as the task's own template has them.
+    """Return the command and the environment in the task's own template.
 
-    The shared-memory volume makes it a pod template, otherwise they are in the plain container.
+    With a shared-memory volume the task has a pod template, otherwise a plain container.
     """
     settings = SerializationSettings(
         project=_PROJECT, domain=_DOMAIN, version=_VERSION, image_config=ImageConfig.auto_default_image()
     )
     image = task.container_image
     if not isinstance(image, str | None):
-        task._container_image = None  # noqa: SLF001 - an ImageSpec would be built and pushed, for pods that need none
+        task._container_image = None  # noqa: SLF001 - an ImageSpec would be built and pushed, which local pods do not need
     try:
         template = get_serializable(OrderedDict(), settings, task).template
     finally:
@@ -126,7 +126,7 @@ def read_inputs(task: TrainingTask, text: str | None) -> Any:
 
 
 def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
-    """Return the outputs as values that JSON can hold; what it cannot hold is shown as text."""
+    """Return the outputs as JSON values; others are converted to text."""
     from flytekit.models.literals import LiteralMap  # noqa: PLC0415 - after a run that succeeded
 
     context = FlyteContextManager.current_context()
@@ -149,7 +149,7 @@ def _json_object(text: str | None) -> Mapping[str, Any]:
 
 
 def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -> Any:
-    """Return the task's value for one of JSON's. What JSON has no word for goes through flytekit's own converter."""
+    """Return the task's value for a JSON value; types that JSON does not have go through flytekit's converter."""
     if python_type is Any:
         return value
     if typing.get_origin(python_type) in {typing.Union, types.UnionType}:

@@ -1,4 +1,4 @@
-"""The rules of Kubeflow's training operator and of stock Flyte, over pods of this machine."""
+"""The rules of Kubeflow's training operator and of stock Flyte, for pods on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EPOCH = 0
 
 
 class JobState(str, enum.Enum):
-    """How the operator calls the job."""
+    """The operator's names for a job's final states."""
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -32,7 +32,7 @@ class JobState(str, enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorSeen:
-    """What stock Flyte read when the job ended."""
+    """The error that stock Flyte read when the job ended."""
 
     code: str
     message: str
@@ -41,14 +41,14 @@ class ErrorSeen:
     worker: str
     timestamp_ns: int | None
     sealed_ns: int | None = None
-    """When a pod sealed it; None if this is no sealed verdict."""
+    """When a pod sealed it; None: it is no sealed verdict."""
 
 
 def job_state(pods: Sequence[Pod]) -> JobState | None:
     """Return the job's final state, None while it runs.
 
-    With a master its exit counts (training-operator v1.9, UpdateJobStatus), otherwise the first pod that exits 0 makes
-    the job succeed. A pod that exits with anything else makes it fail.
+    If there is a master, its exit with 0 makes the job succeed, else any pod's (training-operator v1.9,
+    UpdateJobStatus). A pod that exits with another code makes it fail.
     """
     deciding = [pod for pod in pods if pod.master] or list(pods)
     codes = [pod.exit_code for pod in deciding]
@@ -62,8 +62,8 @@ def job_state(pods: Sequence[Pod]) -> JobState | None:
 def error_seen(output_prefix: str, state: JobState, *, multi_file: bool) -> ErrorSeen | None:
     """Return the error that stock Flyte reads at this instant, None if it sees none.
 
-    Of a failed job it reads no files. In multi-file mode it takes the earliest of ``error*.pb``, a missing time being
-    1970; otherwise ``error.pb``.
+    For a failed job Flyte reads no file. In multi-file mode it takes the earliest ``error*.pb``, where a missing time
+    counts as 1970; otherwise ``error.pb``.
     """
     if state is JobState.FAILED:
         return None
@@ -96,7 +96,7 @@ def _seen(document: WorkerError | Seal) -> ErrorSeen:
 
 
 def elastic_environment(*, nodes: str, processes: int, max_restarts: int, job: str, port: int) -> dict[str, str]:
-    """Return what the operator sets in each pod of an elastic job; the store is hosted on this machine."""
+    """Return the variables that the operator sets in each pod of an elastic job; the store is on this machine."""
     return {
         "PET_NNODES": nodes,
         "PET_NPROC_PER_NODE": str(processes),
@@ -108,7 +108,7 @@ def elastic_environment(*, nodes: str, processes: int, max_restarts: int, job: s
 
 
 def master_environment(*, rank: int, world_size: int, port: int) -> dict[str, str]:
-    """Return what the operator sets in each pod of a job with a master."""
+    """Return the variables that the operator sets in each pod of a job with a master."""
     return {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(port),
@@ -119,7 +119,7 @@ def master_environment(*, rank: int, world_size: int, port: int) -> dict[str, st
 
 
 def free_port() -> int:
-    """Return a port nobody listens on, below the ephemeral range, from which the kernel draws for everybody."""
+    """Return a free port below the ephemeral range, so that the kernel does not give it to another process."""
     import random  # noqa: PLC0415 - one use
 
     for candidate in random.sample(range(20_000, 32_000), 200):

@@ -1,4 +1,4 @@
-"""A pod: one ``pyflyte-execute`` in a process group of its own, with its log in a file."""
+"""A pod: one ``pyflyte-execute`` in its own process group, with its log in a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Pod", "end_all", "start_pod"]
 _GRACE_S = 5.0
 _POLL_S = 0.02
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What a person, a closed terminal or a supervisor sends."""
+"""Sent by a person, a closed terminal or a supervisor."""
 
 
 @dataclass(slots=True)
@@ -42,15 +42,14 @@ class Pod:
         return self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the pod's whole process group; one that has gone is no error."""
+        """Send a signal to the pod's process group, if it still exists."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
 
     def has_processes(self) -> bool:
-        """Whether anything of the pod's process group is left that runs.
+        """Whether a process of the pod's group is running.
 
-        A zombie does not: an orphan that nobody reaps stays one for as long as this tool lives, if it is the
-        container's first process.
+        A zombie is not: if this tool is the container's first process, orphans stay zombies until it ends.
         """
         self.process.poll()
         return any(state != "Z" for state in _states_of_group(self.process.pid))
@@ -86,9 +85,9 @@ def start_pod(  # noqa: PLR0913 - keywords
 
 
 def end_all(pods: Iterable[Pod], grace_seconds: float = _GRACE_S) -> None:
-    """End every process of every pod: SIGTERM, then SIGKILL after the grace period; return when all are gone.
+    """End every process of every pod by SIGTERM, and by SIGKILL after the grace period; return when all have ended.
 
-    A second Ctrl-C, or SIGTERM, does not interrupt it.
+    A second Ctrl-C or SIGTERM does not interrupt this.
     """
     with undisturbed(STOP_SIGNALS):
         _end_all(pods, grace_seconds)
@@ -110,14 +109,14 @@ def _end_all(pods: Iterable[Pod], grace_seconds: float) -> None:
 
 
 def _states_of_group(group: int) -> list[str]:
-    """The states (proc(5), third field of stat) of all processes of a process group."""
+    """Return the states (proc(5), third field of stat) of all processes of a process group."""
     states = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # the command's name, in parentheses, may hold anything
+            # the command's name is in parentheses and may contain any character
             state, _, member_of, *_ = stat.read_text(errors="replace").rpartition(")")[2].split()
         except (OSError, ValueError):
-            continue  # gone meanwhile
+            continue  # the process has ended
         if int(member_of) == group:
             states.append(state)
     return states

@@ -1,4 +1,4 @@
-"""Attempts: start the pods, watch the job as the operator does, read, decide, perhaps try again."""
+"""Runs attempts: starts the pods, watches them as the operator does, reads, decides, and retries."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ __all__ = ["Attempt", "RunResult", "RunSettings", "Running", "run_task", "shown"
 
 _POLL_S = 0.02
 _ORPHANS_S = 5.0
-"""How long processes whose pod has ended may go on, seconds."""
+"""How long processes whose pod has ended may run, seconds."""
 _LINGER_S = 20.0
-"""How long the other pods may go on after the job has ended, beyond the task's settle time."""
+"""How long the other pods may run after the job has ended, beyond the task's settle time, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """What the user asked for. None: as the task says."""
+    """The user's options. None: the task's own value."""
 
     file: Path
     task: str
@@ -66,19 +66,19 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """An attempt that goes on."""
+    """A running attempt."""
 
     number: int
     pods: tuple[Pod, ...]
     reader: MultiErrorFileOutputReader
-    """Of its output prefix, in which there may be nothing yet."""
+    """Of its output prefix, which may still be empty."""
     started: float
-    """By `time.monotonic`, seconds."""
+    """Seconds, by `time.monotonic`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt and what came of it."""
+    """One attempt and its result."""
 
     number: int
     status: str
@@ -94,7 +94,7 @@ class Attempt:
     fault_to_durable_seconds: float | None
     fault_to_verdict_seconds: float | None
     fault_to_ended_seconds: float | None
-    """Until the last pod had ended by itself; None: one had to be ended."""
+    """Until the last pod had ended by itself; None: one had to be killed."""
     logs: tuple[Path, ...]
 
 
@@ -106,7 +106,7 @@ class RunResult:
     attempts: tuple[Attempt, ...]
     outputs: dict[str, Any]
     folder: Path
-    """On this machine, for what is to be kept of the run."""
+    """On this machine, for the run's files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class _Plan:
     name: str
     base: str
     folder: Path
-    """On this machine; the pods' logs lie in it, and what is kept of the run."""
+    """On this machine; for the pods' logs and the run's other files."""
     nodes: str
     pods: int
     retries: int
@@ -139,15 +139,15 @@ def run_task(
     tell: Callable[[str], None] = lambda _: None,
     look: Callable[[Running], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> RunResult:
-    """Run a task to its end and return what happened; every process it started has ended when it returns or raises.
+    """Run a task to its end and return what happened; its processes have ended when this returns or raises.
 
     Args:
-        settings: what the user asked for.
+        settings: the user's options.
         tell: called with a line about each step.
-        look: entered for as long as the pods of an attempt run.
+        look: its context is open while the pods of an attempt run.
 
     Raises:
-        UsageError: something in the settings cannot be.
+        UsageError: the settings are not valid.
         StoreError: the store cannot be written or read.
     """
     plan = _plan(settings)
@@ -173,7 +173,7 @@ def run_task(
 
 
 def shown(place: str | Path) -> str:
-    """Return a path as the user would type it here: relative if it lies below the working folder."""
+    """Return a path as the user would type it: relative if it is below the working folder."""
     text = str(place)
     return os.path.relpath(text) if Path(text).is_absolute() and Path(text).is_relative_to(Path.cwd()) else text
 
@@ -237,10 +237,10 @@ def _attempt(
         seen = error_seen(prefix, state, multi_file=multi) if state is not None else None
         ended = time.monotonic() - started
         if state is not None:
-            tell(f"attempt {number}: ended after {ended:.1f} s, to Kubernetes the job {state.value.lower()}")
+            tell(f"attempt {number}: ended after {ended:.1f} s; for Kubernetes the job {state.value.lower()}")
             pods_ended_ns = _linger(pods, plan)
         else:
-            tell(f"attempt {number}: not done after {plan.settings.timeout_seconds:g} s, ending it")
+            tell(f"attempt {number}: timed out after {plan.settings.timeout_seconds:g} s, ending its pods")
     reader = _reader(plan, number)
     previous = before[-1].conclusion if before else None
     context = RetryContext(
@@ -269,7 +269,7 @@ def _attempt(
 
 @contextlib.contextmanager
 def _pods(plan: _Plan, number: int, prefix: str) -> Iterator[list[Pod]]:
-    """Start an attempt's pods; end whatever is left of them, however the block is left."""
+    """Start an attempt's pods, and end them when the block is left."""
     pods: list[Pod] = []
     port = free_port()
     raw = join(plan.base, "raw", str(number))
@@ -282,7 +282,7 @@ def _pods(plan: _Plan, number: int, prefix: str) -> Iterator[list[Pod]]:
     }
     try:
         for index in range(plan.pods):
-            pods.append(  # noqa: PERF401 - one by one: if the third cannot start, the first two must be ended
+            pods.append(  # noqa: PERF401 - if the third cannot start, the first two must be ended
                 start_pod(
                     _pod_name(plan, index),
                     arguments=[values.get(argument, argument) for argument in plan.command.arguments],
@@ -305,7 +305,7 @@ def _pod_name(plan: _Plan, index: int) -> str:
 
 
 def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[str, str]:
-    """The pod's environment: this process's, what Flyte and the operator set, the task's own, the user's."""
+    """Return a pod's environment: this process's, then Flyte's, the operator's, the task's and the user's variables."""
     config = plan.task.task_config
     flyte = {
         "FLYTE_INTERNAL_EXECUTION_ID": plan.name,
@@ -346,7 +346,7 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
 
 
 def _watch(pods: list[Pod], plan: _Plan, started: float) -> JobState | None:
-    """Wait until the operator would call the job ended; None if the attempt's time is up first."""
+    """Wait until the job has ended for the operator; return None if the attempt's time is up first."""
     limit = plan.settings.timeout_seconds
     while True:
         state = job_state(pods)
@@ -358,16 +358,16 @@ def _watch(pods: list[Pod], plan: _Plan, started: float) -> JobState | None:
 
 
 def _linger(pods: list[Pod], plan: _Plan) -> int | None:
-    """Let the other pods come to their own end: their documents are worth reading.
+    """Wait for the other pods to end by themselves, because they still write documents.
 
     Returns:
-        When the last one had ended, nanoseconds since the Unix epoch; None if one went on.
+        When the last one ended, nanoseconds since the Unix epoch; None: one is still running.
     """
     deadline = time.monotonic() + plan.task.task_config.settle_seconds + _LINGER_S
     while time.monotonic() < deadline and any(pod.exit_code is None for pod in pods):
         time.sleep(_POLL_S)
     ended_ns = None if any(pod.exit_code is None for pod in pods) else time.time_ns()
-    # workers whose agent has died are about to say so
+    # workers whose agent has died still report that
     deadline = time.monotonic() + _ORPHANS_S
     while time.monotonic() < deadline and any(pod.has_processes() for pod in pods):
         time.sleep(_POLL_S)
@@ -396,7 +396,7 @@ def _status(
 
 
 def _durable_seconds(conclusion: Conclusion | None) -> float | None:
-    """Seconds from the root cause's fault to the storage's answer, as its node's receipt has it."""
+    """Return the seconds from the root cause's fault to the storage's answer, from its node's receipt."""
     if conclusion is None or conclusion.verdict.root is None:
         return None
     names = {document.name for document in conclusion.verdict.root.documents}
@@ -413,7 +413,7 @@ def _receipts(job: JobErrors) -> list[Any]:
 
 
 def _seconds_after_fault(conclusion: Conclusion | None, moment_ns: int | None) -> float | None:
-    """Seconds from the root cause's fault to a moment by this machine's clock."""
+    """Return the seconds from the root cause's fault to a moment by this machine's clock."""
     root: WorkerError | None = conclusion.verdict.root if conclusion is not None else None
     if root is None or root.timestamp_ns is None or moment_ns is None:
         return None

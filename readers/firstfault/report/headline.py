@@ -1,0 +1,56 @@
+"""One line about a verdict, an exception or a failure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from firstfault.model import Subject
+from firstfault.model.failure import shown_text
+from firstfault.model.signal_meanings import explain_end
+from firstfault.text import one_line, sentence_of
+
+if TYPE_CHECKING:
+    from firstfault.model import ExceptionInfo, Verdict, WorkerError
+
+__all__ = ["described", "headline_parts", "line_of"]
+
+_LINE = 200
+_LONG = 400
+
+
+def headline_parts(verdict: Verdict) -> tuple[str, str]:
+    """Return a verdict's headline in two parts: the fault in one or two words, and a sentence about it."""
+    root, headline = verdict.root, _whole_headline(verdict)
+    if root is not None and headline.startswith(f"{root.what},"):
+        return root.what, headline[len(root.what) :].partition(": ")[2]
+    name, _, text = headline.partition(": ")
+    return name.split(",", 1)[0], text
+
+
+def _whole_headline(verdict: Verdict) -> str:
+    """Return the headline before it was cut, if the message begins with it."""
+    begin, cut, _ = verdict.headline.rpartition("...")
+    whole = one_line(verdict.message, _LONG)
+    return whole if cut and verdict.headline.endswith("...") and whole.startswith(begin) else verdict.headline
+
+
+def described(exception: ExceptionInfo) -> str:
+    """Return an exception in one line: "ValueError: bad sample"."""
+    name, text = exception.type.rsplit(".", 1)[-1], sentence_of(exception.message)
+    return f"{name}: {text}" if text else name
+
+
+def line_of(failure: WorkerError) -> str:
+    """Return what happened to a process in one line, without its name."""
+    if failure.stopped_by_agent and failure.signal in {"", *(sent.signal for sent in failure.sent_signals)}:
+        sent = failure.sent_signals[0]
+        return one_line(f"{failure.signal or sent.signal}: {sent.shown_reason}", _LINE)
+    if failure.subject is Subject.AGENT and failure.exception is None:
+        return one_line(shown_text(failure.message), _LINE) or failure.code
+    if failure.exception is not None:
+        return one_line(described(failure.exception), _LINE)
+    if failure.signal or failure.exit_code is not None:
+        return one_line(f"{failure.what}: {explain_end(failure)}", _LINE)
+    # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``
+    _, found, tail = failure.message.rpartition("\nMessage:")
+    return one_line(tail if found else failure.message, _LINE) or failure.code

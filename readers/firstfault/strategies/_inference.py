@@ -1,0 +1,249 @@
+"""The strategy ``evidence`` where no failure is a fault of its own: the root cause is inferred from the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from firstfault.evidence.accusations import names_it
+from firstfault.evidence.classification import ClassifiedFailure, FailureClass
+from firstfault.evidence.hangs import hung
+from firstfault.evidence.unreported import broadcast_root, lost_documents, nodes_without_report, terminated_nodes
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.model import Reason, Scope, Subject, Suspect, Verdict, Writer
+from firstfault.strategies._reasons import (
+    MAX_SUSPECTS,
+    NAME,
+    about_clocks,
+    count_of,
+    failures_of,
+    first_few,
+    with_category,
+)
+from firstfault.strategies._verdict import sources_of, undetermined, verdict_for, victims_of, who
+from firstfault.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from firstfault.evidence.accusations import Accusations
+    from firstfault.evidence.diagnosis import Diagnosis
+    from firstfault.evidence.inferred_root import InferredRoot
+    from firstfault.evidence.texts import Pointer
+    from firstfault.model import JobErrors, WorkerError
+
+__all__ = ["infer_root"]
+
+_MAX_NAMED = 5
+"""Ranks, and nodes, that are suspects only because others name them."""
+_HEADLINES = {
+    "hang": ("hang", "USER:Hang"),
+    "node_lost": ("node lost", "SYSTEM:NodeLost"),
+    "preemption": ("terminated", "SYSTEM:Preemption"),
+}
+"""The headline's first word and the code of an inferred root cause, by category."""
+
+
+def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
+    """Return the verdict on a job of which no failure is a fault of its own."""
+    classified, accusations = diagnosis.classified, diagnosis.accusations
+    unclear = [judged for judged in classified if judged.failure_class is FailureClass.UNCLEAR]
+    waited = any(judged.waited for judged in classified)
+    # only look for a hang if some rank timed out waiting: without one, the ranks stand where they were stopped;
+    # and only then is the failure that the agents noticed first no evidence
+    inferred = terminated_nodes(job)[:1] if not waited else []
+    inferred = inferred or broadcast_root(job, accusations, waited=waited)
+    hanging = hung(classified) if waited else []
+    inferred = inferred or _heaviest(hanging or nodes_without_report(job, accusations, waited=waited), accusations)
+    # a rank that waited is no suspect; one that aborted or exited is, unless its node's agent reports that its peers
+    # had gone, or it was stopped because others had timed out
+    lost_peers = {judged.failure.node for judged in classified if judged.failure.subject is Subject.AGENT}
+    exits = [
+        judged
+        for judged in unclear
+        if not judged.waited
+        and judged.failure.node not in lost_peers
+        and not (waited and judged.failure.stopped_by_agent)
+    ]
+    unclear = exits or [judged for judged in unclear if judged.failure.node not in lost_peers]
+    lost = lost_documents(job, classified, accusations) if not inferred else []
+    if len(inferred) == 1 or (not inferred and not exits and len(lost) == 1):
+        return _inferred_verdict(job, (inferred or lost)[0], classified)
+    remaining = [] if inferred or lost else _remaining(classified, unclear)
+    if remaining:
+        return _by_elimination(job, remaining, diagnosis)
+    suspects = [Suspect(item.why, item.rank, item.node or None) for item in inferred or lost]
+    suspects += sorted(
+        (Suspect(f"{who(item.failure)} {item.why}", item.failure.rank, item.node) for item in exits),
+        key=lambda suspect: (suspect.rank or 0, suspect.node or "", suspect.why),
+    )
+    suspects = suspects[:MAX_SUSPECTS] or _accused(job, accusations)
+    return _undetermined(job, diagnosis, suspects)
+
+
+def _remaining(
+    classified: Sequence[ClassifiedFailure], unclear: Sequence[ClassifiedFailure]
+) -> list[ClassifiedFailure]:
+    """Return the only possible root cause: one failure, or the failures of several ranks with the same fault."""
+    prints = {judged.failure.fingerprint for judged in unclear}
+    if len(unclear) == 1 or (len(prints) == 1 and prints != {""} and not any(item.waited for item in unclear)):
+        return sorted(unclear, key=lambda item: (item.failure.timestamp_ns or 1 << 62, item.failure.rank or 0))
+    if unclear and all(item.failure.writer is Writer.STOCK for item in classified):
+        # stock error files hold a launcher's summary each, and only their times tell them apart
+        return sorted(unclear, key=lambda item: (item.failure.timestamp_ns or 1 << 62, repr(item.failure)))[:1]
+    # a single failure is the root cause even if it names a peer
+    alone = len(classified) == 1 and (
+        classified[0].failure.place.world_size == 1 or classified[0].failure.writer is Writer.STOCK
+    )
+    return list(classified) if alone else []
+
+
+def _by_elimination(job: JobErrors, found: Sequence[ClassifiedFailure], diagnosis: Diagnosis) -> Verdict:
+    first = found[0]
+    others = (judged for judged in diagnosis.classified if not any(judged is item for item in found))
+    why = [
+        Reason(f"{who(first.failure)} {first.why}", (first.failure,)),
+        Reason("no other rank shows a fault of its own", first_few(others)),
+        *about_clocks(job, diagnosis.clocks),
+    ]
+    is_sure = job.coverage.complete and not first.waited and first.failure_class is FailureClass.UNCLEAR
+    same = [item.failure for item in found] if len(found) > 1 else ()
+    verdict = verdict_for(
+        job, first.failure, strategy=NAME, why=why, confidence="medium" if is_sure else "low", same=same
+    )
+    return with_category(verdict, first)
+
+
+def _heaviest(inferred: Sequence[InferredRoot], accusations: Accusations) -> list[InferredRoot]:
+    """Return the candidates with the most reasons."""
+
+    def weight(item: InferredRoot) -> int:
+        named = accusations.ranks[item.rank] if item.rank is not None else 0
+        return item.weight + (named > 0)
+
+    most = max((weight(item) for item in inferred), default=0)
+    return [item for item in inferred if weight(item) == most]
+
+
+def _inferred_verdict(job: JobErrors, inferred: InferredRoot, classified: Sequence[ClassifiedFailure]) -> Verdict:
+    waiting = {judged.failure.fingerprint for judged in classified if judged.waited}
+    waited = sum(judged.waited for judged in classified) + sum(map(len, map(job.unopened_like, waiting)))
+    why = [
+        Reason(f"{_name(inferred)}: {inferred.why}", _witnesses(inferred, classified)),
+        Reason("no rank shows a fault of its own", first_few(classified)),
+    ]
+    if waited:
+        waiters = (judged for judged in classified if judged.waited)
+        why.append(Reason(f"{waited} timed out waiting", failures_of(waiters)))
+    what, code = _HEADLINES.get(inferred.category, ("no report", "USER:NoWord"))
+    sentence = f"{what}, {_name(inferred)}: {inferred.why}"
+    return replace(
+        undetermined(job, NAME),
+        scope=_scope_of(inferred),
+        ranks=() if inferred.rank is None else (inferred.rank,),
+        node=inferred.node or None,
+        code=code,
+        category=inferred.category,
+        fingerprint=_fingerprint(inferred, code),
+        headline=one_line(sentence, 160),
+        message="\n".join([sentence, *_stack_of(inferred.failure)]),
+        # a node that has not reported may still do so
+        confidence="medium" if job.settled or inferred.failure is not None else "low",
+        why=tuple(reason.text for reason in why),
+        sources=sources_of(why),
+        root=inferred.failure,
+        victims=victims_of(job, inferred.failure),
+    )
+
+
+def _witnesses(inferred: InferredRoot, classified: Sequence[ClassifiedFailure]) -> tuple[WorkerError, ...]:
+    """Return the failures that are evidence: its agent's, those it caused, those of its node, or those that name it."""
+    if inferred.failure is not None:
+        return (inferred.failure,)
+    key = (inferred.rank, inferred.node)
+    causes = ((judged, judged.failure.caused_by) for judged in classified)
+    caused = [item for item, cause in causes if cause is not None and (cause.rank, cause.node) == key]
+    own = [judged for judged in classified if inferred.rank is None and judged.failure.node == inferred.node]
+    named = [item for item in classified if item.pointer is not None and _names(item.pointer, inferred)]
+    return first_few(caused or own or named)
+
+
+def _names(pointer: Pointer, inferred: InferredRoot) -> bool:
+    if pointer.rank is not None and pointer.rank == inferred.rank:
+        return True
+    return bool(inferred.node) and inferred.node in {pointer.host, pointer.host.partition(".")[0]}
+
+
+def _fingerprint(inferred: InferredRoot, code: str) -> str:
+    """Return the fingerprint of the frame that a rank hung in, to compare attempts; empty: not known."""
+    stood = where_it_stood(inferred.failure).frame if inferred.failure is not None else ""
+    if inferred.failure is None or not stood:
+        return ""
+    return fingerprint_of(
+        replace(inferred.failure, exception=None, signal="", exit_code=None, code=code, message=stood)
+    )
+
+
+def _scope_of(inferred: InferredRoot) -> Scope:
+    if inferred.rank is not None:
+        return Scope.RANK
+    return Scope.EXTERNAL if inferred.category == "preemption" else Scope.NODE
+
+
+def _stack_of(failure: WorkerError | None) -> list[str]:
+    if failure is None:
+        return []
+    return [dump.text for dump in failure.stack_dumps if dump.rank == failure.rank]
+
+
+def _name(inferred: InferredRoot) -> str:
+    if inferred.rank is None:
+        return inferred.node
+    return f"rank {inferred.rank} on {inferred.node}" if inferred.node else f"rank {inferred.rank}"
+
+
+def _accused(job: JobErrors, accusations: Accusations) -> list[Suspect]:
+    entries = sorted(job.roster, key=lambda entry: entry.place.node)
+    nodes = {rank: entry.place.node for entry in entries for rank in entry.ranks}
+    # a stable order, whatever was read first
+    ranks = sorted(accusations.ranks.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
+    names = sorted(accusations.nodes.items(), key=lambda item: (-item[1], item[0]))[:_MAX_NAMED]
+    found = [Suspect(names_it(count), rank, nodes.get(rank)) for rank, count in ranks]
+    return found + [Suspect(names_it(count), None, node) for node, count in names]
+
+
+def _undetermined(job: JobErrors, diagnosis: Diagnosis, suspects: Iterable[Suspect]) -> Verdict:
+    classified, suspects = diagnosis.classified, tuple(suspects)
+    first = min(
+        classified,
+        key=lambda judged: (
+            judged.failure_class,
+            judged.failure.timestamp_ns or 1 << 62,
+            judged.failure.rank or 0,
+            judged.failure.message,
+        ),
+    ).failure
+    unclear = count_of(classified, job, FailureClass.UNCLEAR)
+    count = len(classified) + job.unopened_elsewhere()
+    pointing = "point to another process"
+    text = f"{unclear} of {count} failures may be cause or consequence" if unclear else f"all failures {pointing}"
+    text += f", the others {pointing}" if 0 < unclear < count else ""
+    both_ways = failures_of(judged for judged in classified if judged.failure_class is FailureClass.UNCLEAR)
+    why = [
+        Reason("no rank shows a fault of its own, and none stands out", first_few(classified)),
+        Reason(text, both_ways or first_few(classified)),
+        *about_clocks(job, diagnosis.clocks),
+    ]
+    hint = "; suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
+    return replace(
+        undetermined(job, NAME),
+        code="USER:Undetermined",
+        category="hang" if any(judged.waited for judged in classified) else "unknown",
+        headline=one_line(f"undetermined: no rank shows a fault of its own{hint}", 160),
+        message=first.message,
+        why=tuple(reason.text for reason in why),
+        sources=sources_of(why),
+        suspects=suspects,
+        victims=victims_of(job, None),
+    )

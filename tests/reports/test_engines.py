@@ -1,0 +1,101 @@
+"""The words of a report that depend on the engine: Flyte on Kubernetes, or no engine at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from firstfault.model import Decision, Kind, Origin, Subject, Writer
+from firstfault.render.terminal import terminal_text
+from firstfault.report import Report, flyte_message, markdown, report_of
+from firstfault.report.engines import FLYTE, PLAIN, engine_of
+from firstfault.report.words import CATEGORY_ADVICE, advice_on
+from firstfault.retry import decide
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import make_error, make_job, make_presence
+
+_NO = Decision(retry=False, kind=Kind.NON_RECOVERABLE, origin=Origin.USER, enforced=True, reason="it is a bug")
+_YES = replace(_NO, retry=True, kind=Kind.RECOVERABLE)
+
+
+def _report(engine: str, *, category: str = "", logs: dict[str, str] | None = None) -> Report:
+    fields = {"exception": None, "subject": Subject.AGENT, "writer": Writer.AGENT} if category else {}
+    job = make_job(make_error(3, node="w-1", namespace="team", engine=engine, category=category, **fields))
+    verdict = run_strategy(get_strategy("earliest"), job)
+    return report_of(job, verdict, decide(verdict), logs=logs)
+
+
+def _commands(report: Report) -> list[str]:
+    return [step.command for step in report.answers.steps if step.command]
+
+
+@pytest.mark.parametrize(("name", "engine"), [("", FLYTE), ("flyte", FLYTE), ("plain", PLAIN), ("another", PLAIN)])
+def test_the_engine_is_the_documents(name: str, engine: object) -> None:
+    """Documents without a name are Flyte's; a name that is not known promises nothing."""
+    assert _report(name).engine is engine
+
+
+def test_a_roster_names_the_engine_too() -> None:
+    """A node that left no error document has an entry in the roster."""
+    job = make_job(roster=(make_presence(node="w-0", engine="plain"),))
+    assert engine_of(job, run_strategy(get_strategy("earliest"), job)) is PLAIN
+
+
+@pytest.mark.parametrize(
+    ("engine", "category", "commands"),
+    [
+        ("flyte", "", ["kubectl logs w-1 -n team"]),
+        ("flyte", "node_lost", ["kubectl describe pod w-1 -n team", "kubectl logs w-1 -n team"]),
+        ("plain", "", []),
+        ("plain", "node_lost", []),
+    ],
+)
+def test_the_commands(engine: str, category: str, commands: list[str]) -> None:
+    """Only Kubernetes has pods to ask."""
+    assert _commands(_report(engine, category=category)) == commands
+
+
+@pytest.mark.parametrize("engine", ["flyte", "plain"])
+def test_a_log_file_needs_no_engine(engine: str) -> None:
+    """If the log is a file on this machine, the command shows the file."""
+    assert _commands(_report(engine, logs={"w-1": "logs/w-1.log"})) == ["less logs/w-1.log"]
+
+
+@pytest.mark.parametrize("category", CATEGORY_ADVICE)
+def test_the_advice(category: str) -> None:
+    """Advice without Kubernetes names no pod."""
+    assert "pod" not in advice_on(category, PLAIN)
+    assert not {"{", "}"} & set(advice_on(category, PLAIN) + advice_on(category, FLYTE))
+
+
+@pytest.mark.parametrize(
+    ("decision", "flyte", "plain"),
+    [
+        (_YES, "will be retried", "should be retried; nothing retries this job by itself"),
+        (_NO, "will not be retried", "should not be retried; nothing retries this job by itself"),
+        (
+            replace(_YES, enforced=False),
+            "should be retried; Flyte decides by itself, this is advice",
+            "should be retried; nothing retries this job by itself",
+        ),
+        (
+            replace(_YES, retries_left=0),
+            "will not be retried: no retries are left",
+            "should be retried; nothing retries this job by itself",
+        ),
+    ],
+)
+def test_what_will_happen(decision: Decision, flyte: str, plain: str) -> None:
+    """Flyte retries a job; without an engine a person does."""
+    assert (FLYTE.fate(decision), PLAIN.fate(decision)) == (flyte, plain)
+
+
+def test_every_form_has_the_engines_words() -> None:
+    """No form of a report on a job without an engine mentions Flyte's decisions or Kubernetes."""
+    report = _report("plain", category="node_lost")
+    for text in (flyte_message(report), markdown(report), terminal_text(report)):
+        assert "nothing retries this job by itself" in text
+        assert "kubectl" not in text
+        assert "Flyte" not in text
+    assert "enforced by Flyte: yes" in flyte_message(_report("flyte")).splitlines()
