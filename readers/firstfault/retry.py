@@ -318,7 +318,7 @@ _TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
 _RAISES = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals of a process that crashes on a driver's error."""
-_UNDETERMINED = "the root cause is undetermined; stock Flyte would not retry either"
+_UNDETERMINED = "the root cause is undetermined"
 
 
 def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None) -> Decision:
