@@ -24,7 +24,7 @@ test: wheel ## build the wheel and run all tests on it; ARGS="-k name" is passed
 	@tools/test_wheel.sh dist/*.whl $(ARGS)
 
 quick: $(VENV) ## run the tests that start no training on the sources; ARGS="-m jobs" for those that do
-	@$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadgroup -m 'not jobs' $(ARGS)
+	@$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m 'not jobs' $(ARGS)
 
 timing: $(VENV) ## run the tests that measure speed, one by one; they need a machine that does nothing else
 	@$(BIN)/pytest -m timing $(ARGS)

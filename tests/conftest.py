@@ -41,13 +41,11 @@ def pytest_sessionstart() -> None:
             )
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark every test that asks for the S3 server, and leave out those that measure speed unless they are asked for."""
     for item in items:
-        if "s3" in getattr(item, "fixturenames", ()) or item.get_closest_marker("s3"):
+        if "s3" in getattr(item, "fixturenames", ()):
             item.add_marker("s3")
-            item.add_marker(pytest.mark.xdist_group("s3"))  # one process, so one server
     if "timing" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("timing")]
         items[:] = [item for item in items if item not in left_out]

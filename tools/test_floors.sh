@@ -23,6 +23,6 @@ echo "oldest: ${floors[*]}"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --editable "$root" "${floors[@]}" \
   pytest pytest-timeout pytest-xdist hypothesis botocore
 cd "$root"
-exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n auto --maxprocesses 4 --dist loadgroup tests/proto \
+exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n auto --maxprocesses 4 --dist loadfile tests/proto \
   tests/readers/test_{cli,classify_command,flyte_conformance,report_terminal,signatures,store,watch,wire}.py \
   tests/reports/test_golden.py

@@ -33,8 +33,9 @@ cd "$root"
 cp -r tests examples docs tools ./*.md LICENSE Makefile pyproject.toml constraints.txt "$work"
 cd "$work"
 status=0
-"$root/build/wheel-venv/bin/python" -m pytest -p no:cacheprovider -q -n auto --maxprocesses 4 --dist loadgroup "$@" ||
-  status=$?
+# tests of a file stay in one process and share its fixtures: a browser, a training job
+parallel=(-q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
+"$root/build/wheel-venv/bin/python" -m pytest -p no:cacheprovider "${parallel[@]}" "$@" || status=$?
 if [ -d build/screenshots ]; then
   rm -rf "$root/build/screenshots"
   cp -r build/screenshots "$root/build/"

@@ -20,8 +20,6 @@ pytestmark = pytest.mark.jobs
 FOLDER = Path(__file__).parent / "jobs"
 FILE, AGAIN = FOLDER / "decks.py", FOLDER / "again.py"
 SAME_FAULT = "the previous attempt failed with the same fault"
-KILLED, RAISED = pytest.mark.xdist_group("killed"), pytest.mark.xdist_group("raised")
-"""Tests of the same run stay in one process."""
 
 
 def _ended(folder: Path, task: str, kind: str) -> Iterator[Ended]:
@@ -42,7 +40,6 @@ def raised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     yield from _ended(tmp_path_factory.mktemp("raised"), "forked", "raise")
 
 
-@KILLED
 def test_a_worker_is_killed(killed: Ended) -> None:
     """A worker that SIGKILL ends is named by its agent with rank, node, signal and exit code; the rest are victims."""
     verdict, root = killed.verdict, killed.of_rank(0)
@@ -61,7 +58,6 @@ def test_a_worker_is_killed(killed: Ended) -> None:
     killed.flyte_saw_the_verdict()
 
 
-@RAISED
 def test_a_worker_raises(raised: Ended) -> None:
     """A worker that raises while the others are in a collective is named with its exception; the rest are victims."""
     verdict, root = raised.verdict, raised.of_rank(3)
@@ -76,8 +72,8 @@ def test_a_worker_raises(raised: Ended) -> None:
 @pytest.mark.parametrize(
     ("fixture", "said"),
     [
-        pytest.param("killed", "SIGKILL", marks=KILLED),
-        pytest.param("raised", "ValueError: bad batch 17 <script>", marks=RAISED),
+        ("killed", "SIGKILL"),
+        ("raised", "ValueError: bad batch 17 <script>"),
     ],
 )
 def test_the_deck_of_a_job(fixture: str, said: str, request: pytest.FixtureRequest) -> None:

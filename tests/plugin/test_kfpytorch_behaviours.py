@@ -133,7 +133,7 @@ class Pod:
 CHECKED = Artifact(name="checked", partition_keys=["split"])
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in METHODS])
+@pytest.fixture(scope="module", params=METHODS)
 def pod(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pod:
     """Run a task once by each method, in the execution context that Flyte's entrypoint makes."""
     folder = tmp_path_factory.mktemp(request.param)

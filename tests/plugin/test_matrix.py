@@ -87,7 +87,9 @@ def _run(case: Case, store: str, environment: dict[str, str]) -> tuple[int, dict
 
 
 @pytest.mark.jobs
-@pytest.mark.parametrize("case", CHOSEN, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[pytest.mark.s3] * (case.store == "s3")) for case in CHOSEN], ids=str
+)
 def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: Path, table: list[str]) -> None:
     """The verdict and what stock Flyte would have read both name the rank that raised, and decide by its type."""
     store, environment = str(tmp_path), {}

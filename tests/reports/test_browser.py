@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
     from firstfault.report import Report
 
-# pages are drawn once and the browser starts once, so these tests stay in one process
-pytestmark = pytest.mark.xdist_group("browser")
-
 
 def _many(root: int | None, *, lost: int | None = None, name: str = "f3a9c2d4-n0-0-worker-{}") -> Report:
     """64 nodes of 8 ranks: one rank fails by itself or a node is lost, every third rank says something of its own."""

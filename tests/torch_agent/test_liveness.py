@@ -20,7 +20,7 @@ from firstfault_torch.agent.liveness import Liveness
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LONG_S = 20.0
+LONG_S = 60.0
 QUIET_S = 2.5
 """Longer than an agent may take to come back."""
 _spawn = multiprocessing.get_context("spawn")
