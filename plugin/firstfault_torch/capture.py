@@ -1,6 +1,6 @@
-"""From a live exception to data. Survives a hostile ``__str__``, broken notes, cycles of causes and odd classes.
+"""Turns a live exception into data, also with a hostile ``__str__``, broken notes, cycles of causes or odd classes.
 
-Extraction only; how it is shown is `firstfault.report`'s business.
+`firstfault.report` decides how it is shown.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _MAX_DEPTH = 3
 _MAX_NOTES = 20
 _MAX_NOTE = 4096
 _OWN_FOLDERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}flytekitplugins{os.sep}firstfault{os.sep}")
-"""Of this package, and of the task plugin that calls it."""
+"""The folders of this package and of the task plugin that calls it."""
 
 
 def capture(error: BaseException) -> ExceptionInfo:
-    """Return everything a reader will want to know about `error`."""
+    """Return `error` as data: type, message, frames, notes, causes and members."""
     return _capture(error, depth=0)
 
 
 def bare(error: BaseException) -> ExceptionInfo:
-    """Return the type of `error` and its bases: what can be known without running the user's code."""
+    """Return the type of `error` and its bases, without running the user's code."""
     kind = type(error)
     return ExceptionInfo(type=qualified_name(kind), message="", bases=_bases(kind))
 
 
 def safe_text(value: Any) -> str:
-    """``str(value)``, or a sentence about why there is none."""
+    """Return ``str(value)``, or why there is no text."""
     # a subclass of str may override anything
     text, error = caught(lambda: str.__str__(str(value))[:_MAX_TEXT])
     return text if text is not None else f"<no text: str() raised {type(error).__name__}>"
 
 
 def qualified_name(kind: type) -> str:
-    """Module and qualified name of a class; builtins without their module."""
+    """Return the module and qualified name of a class; builtins without their module."""
 
     def read() -> str:
         module, name = type.__getattribute__(kind, "__module__"), type.__getattribute__(kind, "__qualname__")
@@ -58,13 +58,13 @@ def qualified_name(kind: type) -> str:
 
 
 def _attribute(error: BaseException, name: str, default: Any = None) -> Any:
-    """An attribute of an exception; a class with a ``__getattr__`` of its own may raise anything here."""
+    """Return an attribute of an exception, `default` if its ``__getattr__`` raises."""
     found, raised = caught(lambda: getattr(error, name, default))
     return default if raised is not None else found
 
 
 def _is_exception(value: Any) -> bool:
-    """Whether `value` is an exception by its type; isinstance() would ask its ``__class__`` too."""
+    """Whether `value` is an exception by its type; isinstance() would also read its ``__class__``."""
     return issubclass(type(value), BaseException)
 
 
@@ -88,7 +88,7 @@ def _bases(kind: type) -> tuple[str, ...]:
 
 
 def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
-    """Outermost first, without our own frames at the top; the middle of a very deep stack is left out."""
+    """Return the frames, outermost first, without our own at the top, and how many in the middle were left out."""
     entries: list[tuple[str, int, str]] = []
     while isinstance(trace, TracebackType):
         code = trace.tb_frame.f_code
@@ -113,7 +113,7 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
-    """The chain as Python would print it: an explicit cause, else the context unless it was suppressed."""
+    """Return the chain as Python prints it: an explicit cause, else the context unless it was suppressed."""
     seen = {id(error)}
     chain: list[ExceptionInfo] = []
     current = error
@@ -142,7 +142,7 @@ def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
 
 
 def _members(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
-    """Members of an exception group (Python 3.11, or the backport)."""
+    """Return the members of an exception group (Python 3.11, or the backport)."""
     members = _attribute(error, "exceptions")
     if depth >= _MAX_DEPTH or not isinstance(members, list | tuple):
         return ()

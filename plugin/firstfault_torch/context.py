@@ -1,4 +1,4 @@
-"""Who and where a process is: the node's recording, which its agent hands to its workers, and places."""
+"""Where a process runs and records: the node's `Recording`, which the agent passes to its workers, and places."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this node is to the engine that runs its attempt."""
+    """The node's name, attempt and storage locations, as its engine gives them."""
 
     output_prefix: str
     """URI below which the attempt's documents lie."""
@@ -70,15 +70,15 @@ class Identity:
     namespace: str = ""
     """The Kubernetes namespace; empty without one."""
     handover_uri: str = ""
-    """Where this attempt leaves its verdict for the next one; empty: nowhere."""
+    """Where this attempt writes its verdict for the next one; empty: nowhere."""
     previous_handover_uri: str = ""
-    """Where the attempt before left its verdict; empty: there was none, or it is not known."""
+    """Where the attempt before wrote its verdict; empty: there was none, or it is not known."""
     worker_environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the engine wants in its workers."""
     owns_process: bool = False
-    """Whether the agent's process ends when the run does: then a signal that comes after the run changes nothing."""
+    """Whether the agent's process ends with the run: then signals after the run are ignored."""
     failed_exit_code: int = 1
-    """What a process exits with that had to publish its verdict from another thread than the main one."""
+    """Exit code of a process that published its verdict from another thread than the main one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Recording:
     incarnation: int = 0
     group_world_size: int = 0
     ip: str = ""
-    """The node's address, looked up once: a name service may take seconds, which a failing worker does not have."""
+    """The node's address, looked up once: the name service may take seconds, too long for a failing worker."""
     node_folder: str = ""
     """The folder of the node's recorder and spool; empty: there is no recorder."""
 
@@ -107,7 +107,7 @@ class Recording:
         return NodeFiles(Path(self.node_folder)) if self.node_folder else None
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that hand all this to a worker process."""
+        """Return the variables that pass this recording to a worker process."""
         identity = self.identity
         return {
             **identity.worker_environment,
@@ -127,7 +127,7 @@ class Recording:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Recording | None:
-        """Return what the agent handed to this worker; None if recording is off."""
+        """Return the recording that the agent passed to this worker; None if recording is off."""
         strategy, prefix = environment.get(_STRATEGY), environment.get(_PREFIX)
         if not strategy or not prefix:
             return None
@@ -151,7 +151,7 @@ class Recording:
 
 
 def node_place(recording: Recording) -> Place:
-    """Return what any process of the node knows of its place: attempt, node, host, address and its own pid."""
+    """Return the place of this process without ranks: attempt, node, host, address and pid."""
     identity = recording.identity
     return Place(
         attempt=identity.attempt,
@@ -181,7 +181,7 @@ def worker_place(recording: Recording, environment: Mapping[str, str] = os.envir
 
 
 def boot_id() -> str:
-    """Identify the boot whose CLOCK_MONOTONIC this process reads; empty where Linux does not tell."""
+    """Identify the boot whose CLOCK_MONOTONIC this process reads; empty if Linux does not provide it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -189,7 +189,7 @@ def boot_id() -> str:
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Return the versions of what this process has loaded; nothing is imported to find out."""
+    """Return the versions of Python, torch and flytekit if this process has loaded them."""
     found = {"python": sys.version.split()[0]}
     for name in ("torch", "flytekit"):
         module = sys.modules.get(name)
@@ -200,7 +200,7 @@ def versions() -> tuple[tuple[str, str], ...]:
 
 
 def node_address() -> str:
-    """Look up the node's own address, for as long as the name service takes; empty if there is none."""
+    """Look up the node's own address; empty if there is none. The name service may take long."""
     try:
         return socket.gethostbyname(host_name())
     except OSError:
@@ -213,7 +213,7 @@ def host_name() -> str:
 
 
 def new_incarnation() -> int:
-    """Return a number for this life of the node's container: milliseconds since the Unix epoch."""
+    """Return the incarnation of the node's container: its start in milliseconds since the Unix epoch."""
     return time.time_ns() // 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""The engine that runs an attempt: what an agent asks of it, and `PlainEngine`, for jobs that no engine runs."""
+"""The protocol between an agent and the engine that runs an attempt, and `PlainEngine`, for jobs without an engine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]
 
 @dataclass(frozen=True, slots=True)
 class ErrorName:
-    """What an engine calls an exception."""
+    """An engine's code for an exception."""
 
     code: str
     recoverable: bool
@@ -36,14 +36,14 @@ class Engine(Protocol):
     """
 
     def identity(self) -> Identity:
-        """Return who this node is, and where its documents go; asked once, by the agent."""
+        """Return the node's name, attempt and storage locations; the agent calls it once."""
         ...
 
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
-        """Return what to call an exception of the task function.
+        """Return the code of an exception of the task function, and whether it is recoverable.
 
         Args:
-            error: the exception. Its class is the user's: attributes may raise anything.
+            error: the exception. It is the user's class: its attributes may raise anything.
             exception: the same as data.
         """
         ...
@@ -51,10 +51,10 @@ class Engine(Protocol):
     def publish(
         self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
     ) -> None:
-        """Leave a sealed verdict where the engine looks for the attempt's error.
+        """Write a sealed verdict to where the engine looks for the attempt's error.
 
         Args:
-            verdict: to leave.
+            verdict: to write.
             give_up: once set, ends waits.
             leaving_now: the process ends right after this call.
         """
@@ -75,14 +75,14 @@ class Engine(Protocol):
 
 
 class RecoverableError(RuntimeError):
-    """Raise it, or a subclass, in a job without an engine where another attempt makes sense."""
+    """An exception after which another attempt makes sense; for jobs without an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlainEngine:
     """No engine: documents and the verdict go to a folder, and nothing retries the job.
 
-    Fields that are not given come from the environment: ``FIRSTFAULT_FOLDER``, ``FIRSTFAULT_ATTEMPT``, and
+    Missing fields come from the environment: ``FIRSTFAULT_FOLDER``, ``FIRSTFAULT_ATTEMPT``, and
     ``FIRSTFAULT_NODE``, else the host's name.
     """
 
@@ -116,7 +116,7 @@ class PlainEngine:
         )
 
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
-        """Return the exception's type as its code; recoverable is what derives from `RecoverableError`."""
+        """Return the exception's type as its code; recoverable if it derives from `RecoverableError`."""
         del error
         recoverable = f"{RecoverableError.__module__}.{RecoverableError.__qualname__}"
         return ErrorName(

@@ -1,4 +1,4 @@
-"""The classes of errors that torch elastic knows, and what a document about each of them claims.
+"""torch elastic's classes of errors, and what a document about each of them says.
 
 torch distinguishes input errors, worker failures, platform errors and infra errors
 (``torch.distributed.elastic.multiprocessing.errors``). Category, kind, origin and code follow from the class; only an
@@ -18,7 +18,7 @@ __all__ = ["FLYTE_CLASSES", "ErrorClass", "FlyteClass", "error_class_of"]
 
 
 class ErrorClass(enum.Enum):
-    """torch's taxonomy, and what it lacks: recoverable exceptions, preemption, agents that are gone."""
+    """torch's taxonomy, and what it lacks: recoverable exceptions, preemption, lost agents."""
 
     INPUT_ERROR = "input error"
     WORKER_FAILURE = "worker failure"
@@ -32,14 +32,14 @@ class ErrorClass(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FlyteClass:
-    """What a document about such an error claims, in the words of flyteidl's ContainerError."""
+    """What a document about such an error says, in the terms of flyteidl's ContainerError."""
 
     category: str
-    """Empty: left to the reader, which knows exit code and signal."""
+    """Empty: the reader derives it from exit code and signal."""
     kind: Kind
     origin: Origin
     code: str
-    """An exception may bring a code of its own."""
+    """The default; an exception may have its own code."""
 
 
 FLYTE_CLASSES: dict[ErrorClass, FlyteClass] = {
@@ -57,7 +57,7 @@ FLYTE_CLASSES: dict[ErrorClass, FlyteClass] = {
 def error_class_of(error: BaseException) -> ErrorClass:
     """Return the class of an error that the agent itself raised.
 
-    A lost store, and nodes that did not come, are rendezvous errors; a wrong argument is an input error.
+    A lost store and missing nodes are rendezvous errors; a wrong argument is an input error.
     """
     names = {qualified_name(kind) for kind in type(error).__mro__}
     if any(name.startswith("torch.distributed.elastic.rendezvous.") for name in names):
@@ -65,7 +65,7 @@ def error_class_of(error: BaseException) -> ErrorClass:
     if names & {"torch.distributed.DistNetworkError", "torch.distributed.DistStoreError"}:
         return ErrorClass.RENDEZVOUS_ERROR
     if isinstance(error, ValueError | TypeError | AttributeError | ImportError | pickle.PicklingError):
-        return ErrorClass.INPUT_ERROR  # a setting, or a function or argument that cannot be handed to a process
+        return ErrorClass.INPUT_ERROR  # a setting, or a function or argument that cannot be pickled
     if isinstance(error, OSError | MemoryError):
         return ErrorClass.INFRA_ERROR
     return ErrorClass.PLATFORM_ERROR

@@ -1,4 +1,4 @@
-"""torch elastic's own ``error.json``, so that torchrun and its tools see what we see."""
+"""Reads and writes torch elastic's ``error.json``, so that torchrun and its tools show the same error."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ __all__ = [
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _RECOVERABLE = "recoverable_error"
-"""kfpytorch's name for the same."""
+"""The file name that kfpytorch uses for the same mark."""
 
 
 def error_file_data(type_name: str, message: str, traceback: str, timestamp_ns: int) -> dict[str, Any]:
-    """Return the content in torch's format; whole seconds, as torch has it."""
+    """Return the content in torch's format, with the time in whole seconds."""
     short = type_name.rsplit(".", 1)[-1]
     return {
         "message": {
@@ -35,7 +35,7 @@ def error_file_data(type_name: str, message: str, traceback: str, timestamp_ns: 
 
 
 def write_error_file(path: str | Path, data: dict[str, Any]) -> None:
-    """Write `data` so that a reader sees all of it or nothing."""
+    """Write `data` atomically."""
     target = Path(path)
     part = target.with_name(f"{target.name}.{os.getpid()}.part")
     part.write_text(json.dumps(data), encoding="utf-8", errors="backslashreplace")
@@ -51,9 +51,9 @@ class _TextUnpickler(pickle.Unpickler):
 
 
 def read_traceback(path: str | Path) -> str:
-    """Return the traceback that torch.multiprocessing keeps of an exception outside of torch elastic's own wrapper.
+    """Return the traceback that torch.multiprocessing keeps of an exception outside of torch elastic's wrapper.
 
-    Such are a result that cannot be pickled, or arguments that cannot be unpickled. Empty if there is none.
+    It keeps one if a result cannot be pickled or arguments cannot be unpickled. Empty if there is none.
     """
     try:
         with Path(path).open("rb") as stream:
@@ -64,7 +64,7 @@ def read_traceback(path: str | Path) -> str:
 
 
 def mark_recoverable(error_file: str) -> None:
-    """Note beside a worker's error.json that its exception was recoverable: only the worker knows the type."""
+    """Create a file beside a worker's error.json that marks its exception as recoverable."""
     (Path(error_file).parent / _RECOVERABLE).touch()
 
 
@@ -74,7 +74,7 @@ def was_recoverable(error_file: str) -> bool:
 
 
 def read_error_file(path: str | Path) -> dict[str, Any] | None:
-    """Return the message part of an ``error.json``, None if it is missing or not readable."""
+    """Return the message part of an ``error.json``; None if the file is missing or unreadable."""
     try:
         message = json.loads(Path(path).read_text(encoding="utf-8"))["message"]
     except (OSError, ValueError, KeyError, TypeError):

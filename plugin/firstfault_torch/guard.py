@@ -1,4 +1,4 @@
-"""The one place that catches everything: around our own code, where hiding the user's error would be worse."""
+"""Guards our own code: an error in firstfault must not hide the user's error."""
 
 from __future__ import annotations
 
@@ -19,18 +19,21 @@ logger = logging.getLogger("firstfault_torch")
 
 T = TypeVar("T")
 WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""By which an agent, or the kernel when the agent has died, stops workers."""
+"""Signals by which an agent, or the kernel after the agent's death, stops workers."""
 _HURRIED_S = 0.3
-"""Longest wait for something that is not to be waited for any more, seconds."""
+"""Longest wait after `give_up` was set or a signal handler raised, seconds."""
 _POLL_S = 0.05
 
 
 @contextlib.contextmanager
 def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Turn whatever our own code raises into one warning; torch elastic goes on as it would without us.
+    """Turn an exception of our own code into one warning; torch elastic goes on as without firstfault.
 
-    What is `through` passes: it is not ours (torch's SignalException, raised by a handler wherever the agent stands).
-    With ``FIRSTFAULT_DEBUG`` set the warning carries the traceback.
+    With ``FIRSTFAULT_DEBUG`` set the warning contains the traceback.
+
+    Args:
+        doing: what the block does, for the warning.
+        through: exceptions that are not ours and pass, such as torch's SignalException.
     """
     try:
         yield
@@ -47,13 +50,12 @@ def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Ite
 
 
 def bounded(call: Callable[[], T], seconds: float, doing: str, give_up: threading.Event | None = None) -> T | None:
-    """Return what `call` returns, None if it raised or is not done after `seconds`, or soon after `give_up` is set.
+    """Return what `call` returns; None if it raises, or does not end within `seconds` or soon after `give_up` is set.
 
-    It runs in a daemon thread, which is left behind if it does not end: no deadline can be kept otherwise when a
-    ``__str__`` blocks or a storage hangs.
+    It runs in a daemon thread, which is left running if `call` blocks, as a ``__str__`` or a storage may.
     """
     results: list[T] = []
-    # not the thread's own end: Python takes a thread for dead once a signal's handler has raised in its join()
+    # not join(): after a signal handler raised in it, Python takes the thread for dead
     done = threading.Event()
 
     def run() -> None:
@@ -73,7 +75,7 @@ def bounded(call: Callable[[], T], seconds: float, doing: str, give_up: threadin
             left = max(deadline - time.monotonic(), 0)
             done.wait(min(left, _HURRIED_S) if hurried else left)
         except BaseException:
-            # a signal's handler raised here; what is almost done is not to be lost for that
+            # a signal handler raised here: wait a moment more for a call that is almost done
             done.wait(max(min(deadline - time.monotonic(), _HURRIED_S), 0))
             raise
     return results[0] if results else None
@@ -81,17 +83,17 @@ def bounded(call: Callable[[], T], seconds: float, doing: str, give_up: threadin
 
 @contextlib.contextmanager
 def undisturbed(numbers: Collection[signal.Signals], *, handled_only: bool = False) -> Iterator[None]:
-    """Ignore signals until the block is left; outside of the main thread, which alone has handlers, change nothing.
+    """Ignore signals until the block ends; outside of the main thread, which alone can set handlers, do nothing.
 
     Args:
         numbers: the signals.
-        handled_only: let one that ends the process without a handler end it.
+        handled_only: do not ignore a signal that has no handler: it ends the process.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     handlers = {number: signal.getsignal(number) for number in numbers}
-    # None: not Python's, and Python cannot put it back
+    # None: the handler is not Python's, and Python cannot restore it
     ignored = {
         number: handler
         for number, handler in handlers.items()
@@ -107,14 +109,14 @@ def undisturbed(numbers: Collection[signal.Signals], *, handled_only: bool = Fal
 
 
 def caught(call: Callable[[], T], kind: type[BaseException] = BaseException) -> tuple[T | None, BaseException | None]:
-    """Run code that is not ours, such as a plug-in or an exception's ``__str__``.
+    """Call third-party code, such as a plug-in or an exception's ``__str__``.
 
     Args:
         call: the code.
-        kind: what is caught; anything else passes.
+        kind: the exceptions to catch; others pass.
 
     Returns:
-        What it returned and None, or None and what it raised.
+        Its result and None, or None and the exception.
     """
     try:
         return call(), None

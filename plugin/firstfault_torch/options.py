@@ -1,4 +1,4 @@
-"""How a node records and concludes; the fields of `Elastic` and `PyTorch` that do not depend on Flyte."""
+"""Options for recording and concluding: the fields of `Elastic` and `PyTorch` that do not depend on Flyte."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["Options"]
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Limits in seconds, and what decides."""
+    """Time limits, strategy and retry policy."""
 
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause."""
     settle_seconds: float = 10.0
-    """Longest wait for the other nodes' reports, once this one has failed."""
+    """Longest wait for the other nodes' reports after a failure on this node."""
     upload_deadline_seconds: float = 5.0
     """Longest time a failing process waits for its error document to be durable."""
     stop_seconds: float = 2.0
-    """How long workers may take to end after SIGTERM before they are killed."""
+    """Time for workers to end after SIGTERM before they are killed."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default."""
     retries: int | None = None

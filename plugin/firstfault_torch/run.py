@@ -1,4 +1,4 @@
-"""Running one node of a job: its workers under a reporting agent, and the verdict if the job fails."""
+"""Runs one node of a job: its workers under a reporting agent, and the verdict if the job fails."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def launch(
         function: what each worker runs; for the start method "spawn" it can be pickled.
         args: its arguments.
         engine: that runs the attempt, such as `PlainEngine`.
-        options: limits, and what decides.
+        options: time limits, strategy and retry policy.
 
     Raises:
-        NodeFailedError: a worker failed, here or on another node, or the agent did or was terminated.
+        NodeFailedError: a worker failed, here or on another node, or the agent failed or was terminated.
     """
     return run_node(config, run_recorded, (engine, function, *args), engine=engine, options=options or Options())
 
@@ -82,7 +82,7 @@ def run_node(
     engine: Engine,
     options: Options,
 ) -> dict[int, Any]:
-    """As `launch`, with an entrypoint that does its own recording (`firstfault_torch.worker.recording.recorded`)."""
+    """Run as `launch` does; the entrypoint itself records (`firstfault_torch.worker.recording.recorded`)."""
     recording = recording_of(engine, options)
     with SignalWatch() as signals, node_recorder(recording) as recording:
         try:
@@ -144,7 +144,7 @@ def _sealed(failure: LaunchFailedError, engine: Engine, options: Options, wait: 
 
 
 def _end_process(failure: LaunchFailedError, *, engine: Engine, options: Options) -> None:
-    """Publish and exit, from another thread than the main one, which waits inside C++ and notices no signal."""
+    """Publish and exit, from another thread than the main one, which waits inside C++ and handles no signal."""
     sealed = _sealed(failure, engine, options, Wait(_NOW_S, heard_by=failure.heard_by))
     with guarded("leaving the sealed verdict"):
         if sealed is not None:

@@ -123,7 +123,7 @@ def test_an_exit_without_an_error(start: Callable[..., Running]) -> None:
     ended = start("forked", "--env", "_F_DES=Earliest", kind="os._exit(0)", peers="sleep").end()
     root = ended.of_rank(1)
     assert (ended.verdict["ranks"], ended.verdict["category"]) == ([1], "exit")
-    assert "exited with code 0 before the task function had returned" in root.message
+    assert "exited with code 0 before the task function returned" in root.message
     assert not (ended.prefix / "error.pb").exists()
     assert len(list(ended.prefix.glob("error-*.pb"))) == 2, "one of each pod"
     ended.flyte_saw_the_verdict()

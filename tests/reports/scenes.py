@@ -185,7 +185,7 @@ def _of_text(kind: str, message: str, *, recoverable: bool = False, **fields: An
 
 def _death(signal: str, exit_code: int, **fields: Any) -> Callable[[], Report]:
     def scene() -> Report:
-        message = f"rank 3 (pid 4203) was ended by {signal}, which its agent had not sent; exit code {exit_code}"
+        message = f"rank 3 (pid 4203) was killed by {signal}, which its agent did not send; exit code {exit_code}"
         if not signal:
             message = f"rank 3 (pid 4203) exited with code {exit_code} by itself, without an exception"
         root = process(3, 0, None, signal=signal, exit_code=exit_code, writer=Writer.AGENT, message=message, **fields)
@@ -246,7 +246,7 @@ def _terminated() -> Report:
             writer=Writer.AGENT,
             group_rank=1,
             code="SYSTEM:Preemption",
-            message=f"{_NODES[1]} was told to go by SIGTERM",
+            message=f"{_NODES[1]} was terminated (SIGTERM)",
             kind=Kind.RECOVERABLE,
             origin=Origin.SYSTEM,
             boot_id="boot-1",

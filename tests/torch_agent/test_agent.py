@@ -1,4 +1,4 @@
-"""What an agent says of its workers' deaths and of its own, and that it stays torch's agent when it cannot."""
+"""An agent documents its workers' deaths and its own errors, and stays torch's agent if its own code fails."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from firstfault.wire.documents import encode
 from firstfault_torch.agent import launch as launch_module
 from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent
 from firstfault_torch.agent.agent_failures import (
-    LastWords,
+    KeptException,
     Observation,
     Stop,
     about_agent,
     about_death,
-    last_words,
+    kept_exception,
 )
 from firstfault_torch.agent.exits import Death
 from firstfault_torch.agent.failure_broadcast import FailureBroadcast, FirstFailure
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 PLACE = Place(node="worker-1", rank=3, local_rank=1, group_rank=1)
-WORDS = LastWords(ExceptionInfo("ValueError", "boom"), "Traceback of it")
+KEPT = KeptException(ExceptionInfo("ValueError", "boom"), "Traceback of it")
 STOPPED = "another worker of this node had failed"
 
 
@@ -90,22 +90,22 @@ def _verdict_of(*failures: WorkerError) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "stopped", "words", "code", "category"),
+    ("exit_code", "stopped", "kept", "code", "category"),
     [
         (-9, "", None, "USER:SIGKILL", "signal"),
         (-11, "", None, "USER:SIGSEGV", "signal"),
         (-15, "", None, "USER:SIGTERM", "signal"),
         (3, "", None, "USER:ExitCode", "exit"),
         (-15, STOPPED, None, "USER:Stopped", "stopped"),
-        (1, "", WORDS, "USER:RuntimeError", "user_code"),
-        (-6, "", WORDS, "USER:RuntimeError", "user_code"),
+        (1, "", KEPT, "USER:RuntimeError", "user_code"),
+        (-6, "", KEPT, "USER:RuntimeError", "user_code"),
     ],
 )
-def test_a_death_is_told(exit_code: int, stopped: str, words: LastWords | None, code: str, category: str) -> None:
-    """A death is told by its signal or exit code, by what torch kept of an exception, or as the agent's own doing."""
+def test_a_death(exit_code: int, stopped: str, kept: KeptException | None, code: str, category: str) -> None:
+    """A death's code is its signal, its exit code, "stopped", or that of the exception that torch kept."""
     death = _death(1, exit_code)
     stop = Stop(stopped, death.monotonic_ns - 1) if stopped else None
-    failure = about_death(death, PLACE, stop=stop, words=words)
+    failure = about_death(death, PLACE, stop=stop, kept=kept)
     verdict = _verdict_of(failure)
     assert (failure.code, verdict.category) == (code, category)
     assert (failure.writer, failure.subject) == (Writer.AGENT, Subject.WORKER)
@@ -118,8 +118,8 @@ def test_a_death_is_told(exit_code: int, stopped: str, words: LastWords | None, 
 
 
 def test_a_signal_of_unknown_origin_is_not_the_agents() -> None:
-    """The text says that the agent had not sent the signal: that is what makes it a root cause."""
-    assert "which its agent had not sent; exit code -9" in about_death(_death(1, -9), PLACE).message
+    """The message says that the agent did not send the signal."""
+    assert "which its agent did not send; exit code -9" in about_death(_death(1, -9), PLACE).message
     stop = Stop(STOPPED, time.monotonic_ns())
     assert "was stopped by its agent with SIGTERM" in about_death(_death(1, -15), PLACE, stop=stop).message
 
@@ -141,7 +141,7 @@ def test_a_signal_of_unknown_origin_is_not_the_agents() -> None:
     ],
 )
 def test_what_a_stop_has_ended(exit_code: int, first: tuple[int, ...], after_ns: int, by_us: bool) -> None:
-    """A stop has ended what ended after it began, be it by a crash in the clean-up; not those that failed before.
+    """A stop ended the workers that ended after it began, also by a crash in the clean-up; not those that failed first.
 
     The first to fail are its reason, however late their processes end.
     """
@@ -154,7 +154,7 @@ def test_what_a_stop_has_ended(exit_code: int, first: tuple[int, ...], after_ns:
     [(-9, True, False, "host_oom"), (-9, False, False, ""), (-9, None, False, ""), (-9, True, True, "")],
 )
 def test_a_kill_by_the_kernel(exit_code: int, oom_kill: bool | None, stopped: bool, category: str) -> None:
-    """A SIGKILL that nobody here sent is out of memory if the kernel says so; what the agent sent is its own."""
+    """A SIGKILL that the agent did not send is host_oom if the kernel counted an OOM kill."""
     death = _death(1, exit_code)
     stop = Stop(STOPPED, death.monotonic_ns - 1) if stopped else None
     failure = about_death(death, PLACE, stop=stop, resources=Resources(oom_kill=oom_kill))
@@ -179,12 +179,12 @@ def test_what_was_seen_before_a_stop() -> None:
 
 
 def test_a_crash_while_being_stopped() -> None:
-    """It keeps its signal, and says which one the agent had sent before: a reader need not take it for a root."""
+    """A worker that crashes while it is stopped keeps its own signal and the signal that the agent sent before."""
     death = _death(1, -11)
     failure = about_death(death, PLACE, stop=Stop(STOPPED, death.monotonic_ns - 1))
     assert failure.signal == "SIGSEGV"
     assert failure.sent_signals == (SentSignal("SIGTERM", STOPPED),)
-    assert "was ended by SIGSEGV while its agent stopped it" in failure.message
+    assert "was killed by SIGSEGV while its agent stopped it" in failure.message
 
 
 @pytest.mark.parametrize(
@@ -197,27 +197,27 @@ def test_a_crash_while_being_stopped() -> None:
         ("odd", "ValueError: boom"),
     ],
 )
-def test_last_words_in_torchs_file(extra: object, text: str, tmp_path: Path) -> None:
-    """What a worker left in torch's error.json is taken for its exception, whatever its second half looks like."""
+def test_an_exception_in_torchs_file(extra: object, text: str, tmp_path: Path) -> None:
+    """The exception is read from torch's error.json, whatever extraInfo contains."""
     path = tmp_path / "error.json"
     path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra}}))
-    words = last_words(str(path), "")
-    assert words is not None
-    assert (words.exception.type, words.exception.message) == ("ValueError", "boom")
-    assert words.traceback == text
+    kept = kept_exception(str(path), "")
+    assert kept is not None
+    assert (kept.exception.type, kept.exception.message) == ("ValueError", "boom")
+    assert kept.traceback == text
 
 
-def test_no_last_words(tmp_path: Path) -> None:
-    """A worker that left neither of torch's files has said nothing."""
-    assert last_words(str(tmp_path / "error.json"), "") is None
-    assert last_words(str(tmp_path / "error.json"), str(tmp_path / "traceback")) is None
+def test_no_exception_in_torchs_files(tmp_path: Path) -> None:
+    """Without torch's files there is no exception."""
+    assert kept_exception(str(tmp_path / "error.json"), "") is None
+    assert kept_exception(str(tmp_path / "error.json"), str(tmp_path / "traceback")) is None
 
 
 # --- the agent itself -----------------------------------------------------------------------------------------------
 
 
-def test_the_agent_was_told_to_go() -> None:
-    """A signal to the agent comes from outside: preemption, retried on the system's budget."""
+def test_the_agent_was_terminated() -> None:
+    """A signal to the agent is a preemption, retried on the system's budget."""
     error = SignalException("told", sigval=signal.SIGTERM)
     moment = Moment(17, 4)
     failure = about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), moment)
@@ -229,7 +229,7 @@ def test_the_agent_was_told_to_go() -> None:
 
 
 def test_the_agent_failed() -> None:
-    """An error of the agent is told with its traceback."""
+    """An error of the agent is documented with its traceback."""
     failure = about_agent(RuntimeError("the agent's"), ErrorClass.PLATFORM_ERROR, Place(node="worker-1"), Moment.now())
     assert (failure.category, failure.code) == ("platform", "SYSTEM:AgentError")
     assert failure.exception is not None
@@ -242,13 +242,13 @@ LONG_S = 60.0
 
 
 def _wait_to_be_stopped(answers: tuple[str, ...], ready: Any) -> None:
-    """Be a worker that trains until somebody stops it, which it answers in one of these ways."""
+    """Be a worker that trains until it is stopped, and then reacts in one of these ways."""
     answer = answers[int(os.environ["LOCAL_RANK"])]
     handlers: dict[str, Any] = {
         "dies": signal.SIG_DFL,
         "exits": lambda *_: os._exit(7),
         "crashes": lambda *_: os.kill(os.getpid(), signal.SIGSEGV),
-        "is deaf": signal.SIG_IGN,
+        "ignores it": signal.SIG_IGN,
     }
     faulthandler.disable()
     signal.signal(signal.SIGTERM, handlers[answer])
@@ -258,7 +258,7 @@ def _wait_to_be_stopped(answers: tuple[str, ...], ready: Any) -> None:
 
 @pytest.fixture
 def others(prefix: Prefix) -> Iterator[FailureBroadcast]:
-    """Return the ears of the other node, worker-0, with the store that both share; its lifelines are open."""
+    """Return the failure broadcast of the other node, worker-0; its liveness connection is open."""
     store = PrefixStore("round", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
     watch = FailureBroadcast(store, 0, lambda: None)
     lines = Liveness(store, 0, "worker-0", "localhost", lambda *_: None)
@@ -271,7 +271,7 @@ def others(prefix: Prefix) -> Iterator[FailureBroadcast]:
 def start(
     prefix: Prefix, others: FailureBroadcast, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., ReportingAgent]]:
-    """Start an agent of two real workers, ranks 2 and 3 of worker-1, by what they do when they are stopped."""
+    """Start an agent with two real workers, ranks 2 and 3 of worker-1, that react to a stop as given."""
     monkeypatch.setenv("_F_WN", "worker-1")
     made: list[ReportingAgent] = []
 
@@ -315,7 +315,7 @@ def start(
 
 
 def _kill(agent: ReportingAgent, *local_ranks: int) -> None:
-    """Let workers die by themselves, and return when they have."""
+    """Kill workers, and return when they have ended."""
     for local_rank in local_ranks:
         pid = _processes(agent._pcontext)[local_rank].pid
         os.kill(pid, signal.SIGKILL)
@@ -323,7 +323,7 @@ def _kill(agent: ReportingAgent, *local_ranks: int) -> None:
 
 
 def _look(agent: ReportingAgent) -> RunResult:
-    """Let the agent look until it sees a failure; return what torch's agent is told, when all is written."""
+    """Let the agent monitor until it sees a failure; return torch's result after all documents are written."""
     deadline = time.monotonic() + LONG_S
     while (result := agent._monitor_workers(agent._worker_group)).state is not WorkerState.FAILED:
         assert time.monotonic() < deadline, "it sees nothing"
@@ -339,7 +339,7 @@ def _by_rank(prefix: Prefix) -> dict[int | None, WorkerError]:
 def test_who_was_stopped(
     early: bool, start: Callable[..., ReportingAgent], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other worker was stopped, not the one that was found dead, however close to a look that one died."""
+    """The document of the other worker says that it was stopped; that of the dead worker does not."""
     agent = start()
     if early:
         _kill(agent, 1)
@@ -361,15 +361,15 @@ def test_who_was_stopped(
     assert result.failures, "torch's own result"
 
 
-def test_torch_names_who_failed(start: Callable[..., ReportingAgent]) -> None:
-    """Torch's own error, which is all there is if ours cannot be written, is of who failed, not of who was stopped."""
+def test_torchs_result_names_the_failed_worker(start: Callable[..., ReportingAgent]) -> None:
+    """Torch's result names the worker that failed, not one that was stopped."""
     agent = start()
     _kill(agent, 1)
     assert set(_look(agent).failures) == {3}
 
 
 def test_half_a_file_of_torchs(start: Callable[..., ReportingAgent]) -> None:
-    """A worker that is stopped while torch writes its exception leaves half a file: no failure of the agent's own."""
+    """Half an exception file of a stopped worker does not make the agent fail."""
     agent = start("exits", "dies")
     for file in agent._pcontext._pc.error_files:  # type: ignore[union-attr]
         Path(file).touch()
@@ -379,13 +379,13 @@ def test_half_a_file_of_torchs(start: Callable[..., ReportingAgent]) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "exit_code", "stopped"),
-    [("dies", -15, True), ("exits", 7, True), ("is deaf", -9, True), ("crashes", -11, True)],
+    [("dies", -15, True), ("exits", 7, True), ("ignores it", -9, True), ("crashes", -11, True)],
 )
 def test_the_answer_to_being_stopped(
     answer: str, exit_code: int, stopped: bool, start: Callable[..., ReportingAgent], prefix: Prefix
 ) -> None:
-    """Whatever a worker does when it is stopped, it was stopped; one that does nothing is killed."""
-    agent = start(answer, "dies", stop_seconds=0.5 if answer == "is deaf" else LONG_S)
+    """A worker counts as stopped however it reacts to the signal; one that ignores it is killed."""
+    agent = start(answer, "dies", stop_seconds=0.5 if answer == "ignores it" else LONG_S)
     _kill(agent, 1)
     _look(agent)
     found = _by_rank(prefix)
@@ -394,7 +394,7 @@ def test_the_answer_to_being_stopped(
 
 
 def test_two_deaths_by_themselves(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """Of two workers that had died before anybody was stopped, neither was."""
+    """Two workers that died before the stop do not count as stopped."""
     agent = start()
     _kill(agent, 0, 1)
     _look(agent)
@@ -402,7 +402,7 @@ def test_two_deaths_by_themselves(start: Callable[..., ReportingAgent], prefix: 
 
 
 def test_a_report_ends_with_its_roster_entry(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """When the node says that it is done, its documents are there, with a receipt for each."""
+    """When the node announces its failure, its documents are uploaded, with a receipt for each."""
     agent = start()
     _kill(agent, 0, 1)
     _look(agent)
@@ -417,7 +417,7 @@ def test_a_report_ends_with_its_roster_entry(start: Callable[..., ReportingAgent
 
 
 def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
-    """Leave a document in a worker's spool, as one that could not upload it; return its name and its bytes."""
+    """Spool a document as a worker that could not upload it; return its name and its bytes."""
     own = make_error(2 + local_rank, node="worker-1", message="last words", monotonic_ns=time.monotonic_ns())
     name, data = error_key_for(own), encode(own)
     spool = spool_of(agent.recording, local_rank, agent.report.error_files[local_rank])
@@ -426,8 +426,8 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     return name, data
 
 
-def test_what_a_worker_could_not_upload(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """A document that waits in the spool is uploaded by the agent as it is, and no other is written for that worker."""
+def test_a_spooled_document(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
+    """The agent uploads a worker's spooled document unchanged, and writes no other for that worker."""
     agent = start()
     name, data = _spooled(agent, 1)
     _kill(agent, 1)
@@ -437,8 +437,8 @@ def test_what_a_worker_could_not_upload(start: Callable[..., ReportingAgent], pr
     assert [failure.message for failure in agent.report.failures if failure.rank == 3] == ["last words"]
 
 
-def test_what_a_worker_took_back(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """A document that its worker has withdrawn is not uploaded; the roster says so, and the death has its own."""
+def test_a_withdrawn_document(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
+    """A withdrawn document is not uploaded; the roster says so, and the agent documents the death."""
     agent = start()
     name, _ = _spooled(agent, 1)
     spool = spool_of(agent.recording, 1, agent.report.error_files[1])
@@ -453,13 +453,13 @@ def test_what_a_worker_took_back(start: Callable[..., ReportingAgent], prefix: P
 
 
 def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) -> None:
-    """Each spooled document's receipt is that of its own worker, in whatever order the uploads run."""
+    """Each spooled document's receipt belongs to its own worker, whatever the order of the uploads."""
     agent = start()
     ranks = {_spooled(agent, local_rank)[0]: 2 + local_rank for local_rank in (0, 1)}
     both = threading.Barrier(2)
 
     class Both(list[Any]):
-        """A list in which each thread finds the other's entry as well."""
+        """A list to which two threads append at the same time."""
 
         def extend(self, items: Any) -> None:
             super().extend(items)
@@ -488,7 +488,7 @@ def test_when_our_code_breaks(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """If our own code raises, torch's result is returned as if we were not there, with a warning."""
+    """If our own code raises, torch's result is returned, with a warning."""
 
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")
@@ -504,9 +504,9 @@ def test_when_our_code_breaks(
 # --- the other nodes ------------------------------------------------------------------------------------------------
 
 
-def test_the_others_are_told(start: Callable[..., ReportingAgent], others: FailureBroadcast) -> None:
-    """The other node knows of a death here before this node has stopped its workers."""
-    agent = start("is deaf", "dies", stop_seconds=LONG_S)
+def test_the_other_node_is_notified(start: Callable[..., ReportingAgent], others: FailureBroadcast) -> None:
+    """The other node is notified of a death before this node has stopped its workers."""
+    agent = start("ignores it", "dies", stop_seconds=LONG_S)
     _kill(agent, 1)
     thread = threading.Thread(target=_look, args=(agent,))
     thread.start()
@@ -521,9 +521,9 @@ def test_the_others_are_told(start: Callable[..., ReportingAgent], others: Failu
 def test_another_node_has_failed(
     fatal: bool, start: Callable[..., ReportingAgent], others: FailureBroadcast, prefix: Prefix
 ) -> None:
-    """A failure elsewhere stops the workers here because of it, and the agent leaves; a restart elsewhere does not."""
+    """A fatal failure on another node stops the workers and the agent here; a restart there does not."""
     agent = start()
-    others.tell(FirstFailure("ValueError", "worker-0", 0, 1, "e1-the-root.pb", fatal=fatal))
+    others.send(FirstFailure("ValueError", "worker-0", 0, 1, "e1-the-root.pb", fatal=fatal))
     while agent._peers.outcome is None:
         assert agent._wake.wait(LONG_S)
     if not fatal:
@@ -576,7 +576,7 @@ def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any)
 def test_a_launch_that_fails(  # noqa: PLR0917
     fields: dict[str, Any], category: str, code: str, kind: Kind, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of the agent itself is documented too, and the node says that it is done."""
+    """An error of the agent itself is documented, and the node announces its failure."""
     monkeypatch.setenv("_F_WN", "worker-1")
     with pytest.raises(LaunchFailedError) as caught:
         _launched(prefix, **fields)
@@ -589,7 +589,7 @@ def test_a_launch_that_fails(  # noqa: PLR0917
 
 
 def test_a_node_that_is_not_needed(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node without which the job finished returns no results, and no failure."""
+    """A node without which the job finished returns no results and no failure."""
     monkeypatch.setattr(LocalElasticAgent, "run", lambda *_: None)
     assert _launched(prefix) == {}
     assert prefix.failures() == []
@@ -597,7 +597,7 @@ def test_a_node_that_is_not_needed(prefix: Prefix, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("listening", [True, False])
 def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that is told to go says so, has a failure to seal, and lets another one take its place.
+    """A terminated pod documents a preemption and leaves the rendezvous open for another pod.
 
     A task that was called from a thread hears no signals; there it is torch's exception alone that tells.
     """
@@ -606,7 +606,7 @@ def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, mo
         if listening:
             signal.raise_signal(signal.SIGTERM)
         else:
-            raise SignalException("told to go", sigval=signal.SIGTERM)
+            raise SignalException("terminated", sigval=signal.SIGTERM)
 
     handler = Mock()
     monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
@@ -624,7 +624,7 @@ def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, mo
 
 
 def test_the_rendezvous_is_closed_after_a_failure(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a failed worker no other node shall join: the rendezvous is shut down."""
+    """The rendezvous is shut down after a failure."""
     handler = Mock()
     monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
     failures = {0: ProcessFailure(0, 4000, 1, "no such file")}

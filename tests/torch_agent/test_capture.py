@@ -1,4 +1,4 @@
-"""From a live exception to data, however hostile the exception is."""
+"""A live exception becomes data, however hostile it is."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ class _SubclassTextError(Exception):
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_text(error: BaseException, text: str) -> None:
-    """The message is what str() gives, or a sentence about why it gives nothing."""
+    """The message is the result of str(), or says why there is none."""
     assert _captured(error).message == text
 
 
 def test_a_huge_text_is_cut() -> None:
-    """Of a message of 10 MB its beginning is kept, quickly."""
+    """A message of 10 MB is cut to its beginning, quickly."""
     began = time.monotonic()
     message = _captured(ValueError("x" * MEGABYTES_10)).message
     assert len(message) == 64 * 1024
@@ -105,7 +105,7 @@ def test_a_huge_text_is_cut() -> None:
 
 
 def test_a_blocking_text_is_bounded() -> None:
-    """A __str__ that never returns costs the time that it is given, and no more."""
+    """A __str__ that never returns is given up at its time limit."""
     release = threading.Event()
 
     class BlockingError(Exception):
@@ -162,13 +162,13 @@ class _Outer:
     ids=["builtin", "nested", "metaclass", "class", "module"],
 )
 def test_type(kind: type[BaseException], name: str) -> None:
-    """The type is told by its qualified name, builtins without their module, whatever the class says of itself."""
+    """The type is the qualified name, without a module for builtins, also if the class overrides it."""
     assert qualified_name(kind) == name
     assert _captured(kind()).type == name
 
 
 def test_bases() -> None:
-    """The base classes are told nearest first, without object."""
+    """The base classes come nearest first, without object."""
     assert _captured(FileNotFoundError()).bases == ("OSError", "Exception", "BaseException")
     assert _captured(_HostileMetaError()).bases == ("Exception", "BaseException")
 
@@ -196,7 +196,7 @@ class _GroupWithoutError(Exception):
 
 @pytest.mark.parametrize("kind", [_DelegatingError, _LockedError, _GroupWithoutError])
 def test_hostile_attributes(kind: type[Exception]) -> None:
-    """An exception whose attributes raise is captured with what can be had: its type and its text."""
+    """An exception whose attributes raise is captured with its type and text."""
     captured = _captured(kind("boom"))
     assert captured.type == f"{__name__}.{kind.__name__}"
     assert captured.message == "boom"
@@ -220,7 +220,7 @@ def test_hostile_attributes(kind: type[Exception]) -> None:
     ],
 )
 def test_notes(notes: object, expected: tuple[str, ...]) -> None:
-    """Notes are kept, 50 at most, also if somebody set something else than a list of texts."""
+    """At most 50 notes are kept, also if __notes__ is not a list of texts."""
     error = ValueError("boom")
     error.__notes__ = notes  # as on Python 3.10, where it is a plain attribute
     assert _captured(error).notes == expected
@@ -277,7 +277,7 @@ def test_causes(call: Callable[[], None], chain: list[tuple[str, str]]) -> None:
 
 
 def test_a_cycle_of_causes_ends() -> None:
-    """Exceptions that name each other as their causes are told once each."""
+    """Exceptions that are each other's causes appear once each."""
     first, second = ValueError("first"), KeyError("second")
     first.__cause__, second.__cause__ = second, first
     assert [cause.type for cause in capture(first).causes] == ["KeyError"]
@@ -286,7 +286,7 @@ def test_a_cycle_of_causes_ends() -> None:
 
 
 def test_a_long_chain_is_cut() -> None:
-    """Of a chain of causes the ten nearest are kept."""
+    """The ten nearest causes are kept."""
     innermost = error = ValueError("0")
     for number in range(1, 30):
         error.__cause__ = ValueError(str(number))
@@ -330,7 +330,7 @@ def test_no_group(members: object) -> None:
 
 
 def test_a_wide_group_is_cut() -> None:
-    """Of many members ten are kept, and a group that holds itself ends."""
+    """At most ten members are kept, and a group that contains itself ends."""
     assert len(_captured(_Group("wide", [ValueError(str(number)) for number in range(100)])).members) == 10
     endless = _Group("endless", [])
     endless.exceptions = [endless]
@@ -351,7 +351,7 @@ def _endless() -> None:
 
 
 def test_frames() -> None:
-    """Frames are told outermost first, each with its file, its line, its function and the line's text."""
+    """Frames come outermost first, each with file, line, function and source text."""
     frames = capture(_raised(lambda: _deep(2))).frames
     assert [frame.function for frame in frames] == ["_raised", "<lambda>", "_deep", "_deep", "_deep"]
     assert {frame.file for frame in frames} == {__file__}
@@ -375,7 +375,7 @@ def test_source_that_is_not_there() -> None:
 
 
 def test_recursion() -> None:
-    """Of a RecursionError both ends of the stack are kept, and the number of frames left out."""
+    """A RecursionError keeps both ends of the stack and the number of frames left out."""
     error = _raised(_endless)
     captured = capture(error)
     assert captured.type == "RecursionError"

@@ -1,4 +1,4 @@
-"""What an agent and its workers say to each other: over real sockets, from real processes."""
+"""Messages between an agent and its workers, over real sockets and between real processes."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def folder() -> Iterator[Path]:
 
 
 class Agent:
-    """An agent's line, and how often it was woken."""
+    """An agent's channel, and how often it was woken."""
 
     def __init__(self, folder: Path) -> None:
         self.woken = threading.Semaphore(0)
-        self.line = AgentChannel(NodeFiles(folder), self.woken.release)
+        self.channel = AgentChannel(NodeFiles(folder), self.woken.release)
 
 
 @pytest.fixture
 def agent(folder: Path) -> Iterator[Agent]:
-    """Open an agent's line; its thread does not outlive the test."""
+    """Open an agent's channel; its thread does not outlive the test."""
     one = Agent(folder)
     yield one
-    one.line.close()
+    one.channel.close()
 
 
 @pytest.fixture
 def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
-    """Open workers' lines; their threads do not outlive the test."""
+    """Open workers' channels; their threads do not outlive the test."""
     made: list[WorkerChannel] = []
 
     def begin(local_rank: int, answer: Callable[[], dict[str, Any]] = dict, round_: int = 0) -> WorkerChannel:
@@ -70,12 +70,12 @@ def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     for local_rank in range(3):
         worker(local_rank, lambda local_rank=local_rank: {"collectives": [["group", "op", local_rank, 0]]})
     began = time.monotonic()
-    answers = agent.line.ask(0, [0, 2], LONG_S)
+    answers = agent.channel.ask(0, [0, 2], LONG_S)
     assert time.monotonic() - began < TOLERANCE_S
     assert {rank: answer["collectives"] for rank, answer in answers.items()} == {
         rank: [["group", "op", rank, 0]] for rank in (0, 2)
     }
-    assert agent.line.failed(0) == {}
+    assert agent.channel.failed(0) == {}
     assert not agent.woken.acquire(blocking=False), "an answer is no failure"
 
 
@@ -93,7 +93,7 @@ def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
     process = context.Process(target=work)
     process.start()
     assert ready.wait(LONG_S)
-    answers = agent.line.ask(0, [0], LONG_S)
+    answers = agent.channel.ask(0, [0], LONG_S)
     done.set()
     process.join()
     assert answers[0]["pid"] == process.pid
@@ -101,7 +101,7 @@ def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
 
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_worker_that_does_not_answer(others: int, agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
-    """A worker that is too busy to answer costs the time limit and no more; those that do answer are heard."""
+    """The agent waits for a busy worker up to the time limit, and returns the other workers' answers."""
     release = threading.Event()
 
     def busy() -> dict[str, Any]:
@@ -112,23 +112,23 @@ def test_a_worker_that_does_not_answer(others: int, agent: Agent, worker: Callab
     for other in range(others):
         worker(1 + other, lambda: {"ok": True})
     began = time.monotonic()
-    answers = agent.line.ask(0, [0, 1], LIMIT_S)
+    answers = agent.channel.ask(0, [0, 1], LIMIT_S)
     assert LIMIT_S <= time.monotonic() - began < LIMIT_S + TOLERANCE_S
     assert set(answers) == set(range(1, 1 + others))
     release.set()
 
 
-def test_nobody_to_ask(agent: Agent) -> None:
-    """Workers that are gone, or never had a line, cost no time."""
+def test_workers_without_a_channel(agent: Agent) -> None:
+    """The agent does not wait for workers that ended or never opened a channel."""
     began = time.monotonic()
-    assert agent.line.ask(0, [0, 1], LONG_S) == {}
+    assert agent.channel.ask(0, [0, 1], LONG_S) == {}
     assert time.monotonic() - began < TOLERANCE_S
 
 
 def test_an_answer_that_breaks(
     agent: Agent, worker: Callable[..., WorkerChannel], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker whose answer raises says nothing of its state, with a warning, and can be asked again."""
+    """A worker whose answer raises sends an empty state, logs a warning, and can be asked again."""
     answers = iter([ZeroDivisionError("ours"), None])
 
     def answer() -> dict[str, Any]:
@@ -137,9 +137,9 @@ def test_an_answer_that_breaks(
         return {"ok": True}
 
     worker(0, answer)
-    assert "ok" not in agent.line.ask(0, [0], LONG_S)[0]
+    assert "ok" not in agent.channel.ask(0, [0], LONG_S)[0]
     assert "firstfault failed while answering the agent (ZeroDivisionError: ours)" in caplog.text
-    _until(lambda: agent.line.ask(0, [0], LONG_S)[0].get("ok"))
+    _until(lambda: agent.channel.ask(0, [0], LONG_S)[0].get("ok"))
 
 
 def _until(condition: Callable[[], object]) -> None:
@@ -150,21 +150,21 @@ def _until(condition: Callable[[], object]) -> None:
 
 
 def test_a_worker_has_failed(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
-    """The agent is woken by each worker that says it failed, and has its words, by round."""
+    """Each worker's failure report wakes the agent, which keeps it by round."""
     content = {"what": "ValueError", "document": "e1-x.pb", "monotonic_ns": 12}
-    worker(1).say_failed(content)
+    worker(1).report_failure(content)
     assert agent.woken.acquire(timeout=LONG_S)
-    worker(0, round_=1).say_failed({**content, "what": "KeyError"})
+    worker(0, round_=1).report_failure({**content, "what": "KeyError"})
     assert agent.woken.acquire(timeout=LONG_S)
-    failed = agent.line.failed(0)
+    failed = agent.channel.failed(0)
     assert set(failed) == {1}
     assert {**failed[1], **content} == failed[1]
-    assert {rank: said["what"] for rank, said in agent.line.failed(1).items()} == {0: "KeyError"}
-    assert agent.line.failed(2) == {}
+    assert {rank: said["what"] for rank, said in agent.channel.failed(1).items()} == {0: "KeyError"}
+    assert agent.channel.failed(2) == {}
 
 
 def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -> None:
-    """Of the workers of a large node that fail at the same moment, each is heard, also by an agent that is busy."""
+    """A busy agent receives the reports of all workers of a large node that fail at the same moment."""
     busy, free, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
 
     def wake() -> None:
@@ -174,7 +174,7 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -
 
     line = AgentChannel(NodeFiles(folder), wake)
     lines = [worker(local_rank) for local_rank in range(16)]
-    threads = [threading.Thread(target=one.say_failed, args=({"what": "ValueError"},)) for one in lines]
+    threads = [threading.Thread(target=one.report_failure, args=({"what": "ValueError"},)) for one in lines]
     for thread in threads:
         thread.start()
     assert busy.wait(LONG_S)
@@ -192,15 +192,15 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -
 def test_a_worker_that_is_asked_and_fails(
     fails_first: bool, agent: Agent, worker: Callable[..., WorkerChannel]
 ) -> None:
-    """What a worker says of its state and of its failure do not replace each other."""
+    """A worker's state and its failure report do not replace each other."""
     line = worker(0, lambda: {"ok": True})
     if fails_first:
-        line.say_failed({"what": "ValueError"})
-    assert agent.line.ask(0, [0], LONG_S)[0]["ok"]
+        line.report_failure({"what": "ValueError"})
+    assert agent.channel.ask(0, [0], LONG_S)[0]["ok"]
     if not fails_first:
-        line.say_failed({"what": "ValueError"})
+        line.report_failure({"what": "ValueError"})
     assert agent.woken.acquire(timeout=LONG_S)
-    assert agent.line.failed(0)[0]["what"] == "ValueError"
+    assert agent.channel.failed(0)[0]["what"] == "ValueError"
 
 
 @pytest.mark.parametrize(
@@ -219,36 +219,36 @@ def test_a_worker_that_is_asked_and_fails(
     ],
     ids=repr,
 )
-def test_what_is_no_message(message: bytes, agent: Agent, folder: Path, worker: Callable[..., WorkerChannel]) -> None:
-    """What is no message, or not all of one, is left out on both ends, and the next one is heard."""
+def test_an_invalid_message(message: bytes, agent: Agent, folder: Path, worker: Callable[..., WorkerChannel]) -> None:
+    """Both ends skip an invalid or incomplete message and receive the next one."""
     line = worker(0, lambda: {"ok": True})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
         for end in ("agent.line", "worker-0-0.line"):
             stranger.sendto(message, str(folder / end))
-    line.say_failed({"what": "ValueError"})
+    line.report_failure({"what": "ValueError"})
     assert agent.woken.acquire(timeout=1)
-    assert set(agent.line.failed(0)) == {0}
-    _until(lambda: agent.line.ask(0, [0], LIMIT_S).get(0, {}).get("ok"))
+    assert set(agent.channel.failed(0)) == {0}
+    _until(lambda: agent.channel.ask(0, [0], LIMIT_S).get(0, {}).get("ok"))
 
 
 def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
-    """What a worker may have to say at most, ten dead threads with all their frames, arrives."""
+    """The largest state arrives: ten dead threads with all their frames."""
     frames = [["/" + "x" * 300, 1, "function", "code " * 20] for _ in range(20)]
     failures = [["thread", 1, "ValueError", "m" * 2000, frames] for _ in range(10)]
     worker(0, lambda: {"thread_failures": failures})
-    answer = agent.line.ask(0, [0], LONG_S)
+    answer = agent.channel.ask(0, [0], LONG_S)
     assert json.dumps(answer[0]["thread_failures"]) == json.dumps(failures)
 
 
 def test_a_worker_without_an_agent(folder: Path, worker: Callable[..., WorkerChannel]) -> None:
-    """A worker whose agent has died says it to nobody, and does not wait."""
+    """A worker whose agent has died does not wait when it reports a failure."""
     began = time.monotonic()
-    worker(0).say_failed({"what": "ValueError"})
+    worker(0).report_failure({"what": "ValueError"})
     assert time.monotonic() - began < TOLERANCE_S
 
 
 def test_a_line_that_is_closed(folder: Path) -> None:
-    """A closed line has no thread, and a worker's leaves no socket; a forked child's close leaves the parent's open."""
+    """A closed channel has no thread and leaves no socket; closing it in a forked child leaves the parent's open."""
     before = set(threading.enumerate())
     agent, worker = (
         AgentChannel(NodeFiles(folder), lambda: None),

@@ -37,12 +37,12 @@ def early() -> tuple[str, str]:
 
 
 def test_no_compiler_is_imported(early: tuple[str, str]) -> None:
-    """To log an exception imports no compiler."""
+    """Logging an exception does not import torch's compiler."""
     assert early[0] == "False False"
 
 
 def test_the_text_stays(early: tuple[str, str]) -> None:
-    """The log has message and traceback, once."""
+    """The log contains message and traceback once."""
     assert early[1].count("failed (exitcode: 1)") == 1
     assert early[1].count("Traceback (most recent call last):") == 1
     assert early[1].count("ValueError: boom of a worker") == 1

@@ -1,4 +1,4 @@
-"""What the pod is told, and what an agent tells its workers."""
+"""What a node reads from its environment, and what an agent passes to its workers."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_a_recording_goes_through_the_environment() -> None:
 @pytest.mark.parametrize("name", ["FIRSTFAULT_STRATEGY", "FIRSTFAULT_OUTPUT_PREFIX"])
 @pytest.mark.parametrize("value", ["", None])
 def test_recording_is_off(name: str, value: str | None) -> None:
-    """Without a strategy or a place to write to nothing is recorded; an empty value is none."""
+    """Recording is off without a strategy or an output prefix; an empty value counts as none."""
     environment = {**RECORDING.environment(), name: value}
     present = {name: value for name, value in environment.items() if value is not None}
     assert Recording.from_environment(present) is None
 
 
 def test_the_variable_is_the_one_of_the_task() -> None:
-    """The variable's name is a contract with the user who switches recording off; workers see it, too."""
+    """The user's variable switches recording off, also in workers."""
     assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
     identity = FlyteEngine("s3://bucket/out", strategy="majority").identity()
     assert Recording("majority", identity).environment()[STRATEGY_VARIABLE] == "majority"
@@ -84,7 +84,7 @@ def test_attempt_number(text: str | None, number: int) -> None:
 
 
 def test_node_place() -> None:
-    """Any process of a node knows attempt, node, host, address and its own pid, and no rank."""
+    """A node's place has attempt, node, host, address and pid, and no rank."""
     place = node_place(RECORDING)
     assert (place.attempt, place.node, place.host) == (2, "worker-1", socket.gethostname())
     assert (place.ip, place.pid, place.rank) == ("10.0.0.7", os.getpid(), None)
@@ -120,7 +120,7 @@ def test_boot_id() -> None:
 
 
 def test_versions() -> None:
-    """The versions of what is loaded are told, Python's always."""
+    """The versions of loaded packages are listed, and Python's always."""
     import torch  # noqa: PLC0415 - loaded by now, as in a worker
 
     found = dict(versions())
@@ -129,7 +129,7 @@ def test_versions() -> None:
 
 
 def test_incarnation() -> None:
-    """A life of a container is numbered by when it began, in milliseconds: a later one is greater."""
+    """A container's incarnation is its start in milliseconds: a later one is greater."""
     first = new_incarnation()
     assert 1_500_000_000_000 < first <= new_incarnation()
 

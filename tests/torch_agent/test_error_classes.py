@@ -1,4 +1,4 @@
-"""What a failure means to Flyte."""
+"""The classes of errors, and what a document about each says to Flyte."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _HostileCodeError(Exception):
 
 
 def test_every_class_has_its_flyte_class() -> None:
-    """Each class of errors has one, of a category that exists; the user pays for a retry only on request."""
+    """Each class has a known category; only a recoverable exception is retried on the user's budget."""
     assert set(FLYTE_CLASSES) == set(ErrorClass)
     for error_class, flyte in FLYTE_CLASSES.items():
         assert flyte.category == "" or flyte.category in CATEGORIES
@@ -78,7 +78,7 @@ def test_recoverable(error: Exception, recoverable: bool) -> None:
 
 
 def test_a_recoverable_cause_is_not_enough() -> None:
-    """An exception that was raised from a recoverable one is what it is itself."""
+    """An exception raised from a recoverable one is not recoverable because of it."""
     error = ValueError("gave up")
     error.__cause__ = FlyteRecoverableException("x")
     assert not FlyteEngine().name_error(error, capture(error)).recoverable
@@ -98,7 +98,7 @@ def test_a_recoverable_cause_is_not_enough() -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_code(error: Exception, code: str) -> None:
-    """The code is the exception's own, as flytekit takes it, else that of any exception."""
+    """The code is the exception's own, as in flytekit, else the default."""
     assert FlyteEngine().name_error(error, capture(error)).code == code
 
 
@@ -120,5 +120,5 @@ def test_code(error: Exception, code: str) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else value.name,
 )
 def test_agent_errors(error: Exception, error_class: ErrorClass) -> None:
-    """An error of the agent is the rendezvous', the machine's, the caller's, or the platform's."""
+    """An error of the agent is a rendezvous, infra, input or platform error."""
     assert error_class_of(error) is error_class

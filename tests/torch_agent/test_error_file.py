@@ -69,7 +69,7 @@ def test_it_appears_whole(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "7", "null", '{"other": 1}', "\udcff"])
 def test_unreadable(tmp_path: Path, text: str | None) -> None:
-    """A file that is missing, cut off or of another kind says nothing."""
+    """A missing, truncated or foreign file gives None."""
     if text is not None:
         (tmp_path / "error.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     assert read_error_file(tmp_path / "error.json") is None
@@ -83,11 +83,11 @@ def test_a_message_that_is_no_record(tmp_path: Path, message: object) -> None:
 
 
 class _Thing:
-    """A class that a traceback file has no business with."""
+    """A class that must not be unpickled."""
 
 
 def test_traceback_file(tmp_path: Path) -> None:
-    """torch.multiprocessing pickles a traceback; a file that was cut off anywhere says nothing."""
+    """The traceback is read from torch.multiprocessing's pickle; a truncated file gives an empty text."""
     path = tmp_path / "traceback"
     assert read_traceback(path) == ""
     whole = pickle.dumps("Traceback (most recent call last):\nValueError: boom\n")
@@ -100,7 +100,7 @@ def test_traceback_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [7, ["Traceback"], b"Traceback", _Thing(), print])
 def test_traceback_file_of_another_kind(tmp_path: Path, content: object) -> None:
-    """Anything but a text is not loaded, least of all something that could run."""
+    """Only a text is unpickled, never a class."""
     path = tmp_path / "traceback"
     path.write_bytes(pickle.dumps(content))
     assert read_traceback(path) == ""

@@ -1,4 +1,4 @@
-"""Who of a node's workers died, when and of what: real processes."""
+"""Which of a node's workers died, when, and by which code or signal: real processes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 CLOSE_NS = 950_000_000
 """How far a noted time may be from the real one. Tens of milliseconds are usual; the machine may be busy."""
 LATE_S = 1.0
-"""The watch is asked this late, as by an agent that looks at intervals: the time must be the death's all the same."""
+"""The delay before the watch is read, as by a polling agent: the recorded time must still be that of the death."""
 LONG_S = 60.0
 
 
 def _act(orders: Connection, answers: Connection) -> None:
-    """Do what the parent says, and say when: one line of (wall, monotonic) nanoseconds before it happens."""
+    """Do what the parent orders, after sending the (wall, monotonic) nanoseconds of that moment."""
     action = orders.recv()
     if action == "with a child of its own":
         # it inherits every descriptor of this process, as a data loader's workers do
@@ -49,7 +49,7 @@ def _act(orders: Connection, answers: Connection) -> None:
 
 
 class _Worker:
-    """A child process that ends when it is told to, in the way it is told."""
+    """A child process that ends on order, in the way of the order."""
 
     def __init__(self, method: str) -> None:
         context = multiprocessing.get_context(method)
@@ -62,7 +62,7 @@ class _Worker:
         answers.close()
 
     def end(self, action: str) -> Any:
-        """Return what it said last."""
+        """Order it to end; return its last answer."""
         self.orders.send(action)
         said = self.answers.recv()
         if action == "with a child of its own":
@@ -122,7 +122,7 @@ def test_a_death(start: Callable[..., _Worker], method: str, action: str, exit_c
 
 
 def test_success_is_no_death(start: Callable[..., _Worker]) -> None:
-    """A process that ends with 0 has not died, and the watch ends with its last process."""
+    """A process that exits with 0 has not died, and the watch ends with its last process."""
     worker = start()
     watch = DeathWatch([worker.process])
     worker.end("end")
@@ -144,7 +144,7 @@ def test_the_order_is_that_of_the_deaths(start: Callable[..., _Worker]) -> None:
 
 
 def test_a_death_before_the_watch(start: Callable[..., _Worker]) -> None:
-    """A process that was gone before anybody looked, and has been waited for, is noted all the same."""
+    """A process that ended and was reaped before the watch began is recorded."""
     worker = start()
     worker.end("kill")
     worker.process.join()
@@ -172,7 +172,7 @@ def test_a_death_with_a_child_alive(start: Callable[..., _Worker]) -> None:
 
 
 def test_without_pidfds(start: Callable[..., _Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the kernel has no pidfds, multiprocessing's sentinels do."""
+    """On a kernel without pidfds the watch uses multiprocessing's sentinels."""
 
     def refuse(pid: int) -> int:
         raise OSError(38, "Function not implemented")

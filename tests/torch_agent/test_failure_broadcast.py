@@ -1,4 +1,4 @@
-"""What agents tell each other of a round's outcome: over a real store."""
+"""Agents exchange a round's outcome over a real store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Node:
 
 
 class Waited:
-    """A store that shows who waits in it, and to which a connection may take long."""
+    """A store that counts the waiting threads, and to which a connection may take long."""
 
     def __init__(self, store: Any, waits: threading.Semaphore | None = None) -> None:
         self._store = store
@@ -50,12 +50,12 @@ class Waited:
         return Waited(self._store.clone(), self._waits)
 
     def wait(self, *args: Any) -> None:
-        """Show it, and wait."""
+        """Count the thread, and wait."""
         self._waits.release()
         self._store.wait(*args)
 
     def await_waits(self, number: int) -> None:
-        """Return when so many have begun to wait."""
+        """Return when so many threads wait."""
         for _ in range(number):
             assert self._waits.acquire(timeout=LONG_S)
 
@@ -83,36 +83,36 @@ def node(store: PrefixStore) -> Iterator[Callable[..., Node]]:
         one.watch.end()
 
 
-@pytest.mark.parametrize("teller", [0, 1, 2])
-def test_a_failure_is_told(teller: int, node: Callable[..., Node]) -> None:
-    """All nodes are woken by the first one's fatal failure; to the others it is what failed, to itself it is not."""
+@pytest.mark.parametrize("sender", [0, 1, 2])
+def test_a_failure_is_sent(sender: int, node: Callable[..., Node]) -> None:
+    """A fatal failure wakes all nodes; `failure` is None on the node that failed."""
     nodes = [node(group_rank) for group_rank in range(3)]
     assert [one.watch.outcome for one in nodes] == [None] * 3
-    failure = replace(FATAL, node=f"worker-{teller}", group_rank=teller)
+    failure = replace(FATAL, node=f"worker-{sender}", group_rank=sender)
     began = time.monotonic()
-    nodes[teller].watch.tell(failure)
+    nodes[sender].watch.send(failure)
     assert all(one.woken.wait(SOON_S) for one in nodes)
     assert time.monotonic() - began < SOON_S
-    assert [one.watch.failure for one in nodes] == [None if one is nodes[teller] else failure for one in nodes]
+    assert [one.watch.failure for one in nodes] == [None if one is nodes[sender] else failure for one in nodes]
     assert [one.watch.outcome and one.watch.outcome.failure for one in nodes] == [failure] * 3
 
 
 def test_a_node_that_comes_late(node: Callable[..., Node]) -> None:
-    """A node that begins to listen when all is over hears of it too."""
-    node(0).watch.tell(FATAL)
+    """A node that begins to listen after the failure receives it too."""
+    node(0).watch.send(FATAL)
     late = node(1)
     assert late.woken.wait(SOON_S)
     assert late.watch.failure == FATAL
 
 
 def test_a_slow_connection(store: PrefixStore, node: Callable[..., Node]) -> None:
-    """To tell of a failure takes no new connection: a name service that loses a packet costs 5 s for each."""
+    """Sending a failure opens no new connection, which a slow name service would delay by 5 s."""
     slow = Waited(store)
-    teller, listener = node(0, slow), node(1, slow)
+    sender, listener = node(0, slow), node(1, slow)
     slow.await_waits(2)
     slow.connecting_seconds = 1.5 * SOON_S
     began = time.monotonic()
-    teller.watch.tell(FATAL)
+    sender.watch.send(FATAL)
     assert listener.woken.wait(LONG_S)
     assert time.monotonic() - began < SOON_S
 
@@ -132,10 +132,10 @@ def test_a_slow_connection(store: PrefixStore, node: Callable[..., Node]) -> Non
 def test_the_first_counts(
     told: list[tuple[int, FirstFailure]], first: FirstFailure, fatal: FirstFailure | None, node: Callable[..., Node]
 ) -> None:
-    """The first to tell counts; a fatal failure is found by those who ask, also after a restart."""
+    """The first failure counts; `fatal_failure` also finds one that was sent after a restart."""
     nodes = [node(group_rank) for group_rank in range(3)]
-    for teller, failure in told:
-        nodes[teller].watch.tell(failure)
+    for sender, failure in told:
+        nodes[sender].watch.send(failure)
     listener = nodes[2]
     assert listener.woken.wait(SOON_S)
     assert listener.watch.outcome is not None
@@ -147,30 +147,30 @@ def test_the_first_counts(
 
 
 def test_all_have_finished(node: Callable[..., Node]) -> None:
-    """When all have finished, every node is told so, and a failure that comes later is nobody's."""
+    """When all have finished, every node knows it, and a later failure is ignored."""
     nodes = [node(0), node(1)]
-    nodes[0].watch.tell_finished()
+    nodes[0].watch.send_finished()
     assert all(one.woken.wait(SOON_S) for one in nodes)
-    nodes[0].watch.tell(RESTART)
+    nodes[0].watch.send(RESTART)
     for one in nodes:
         assert one.watch.outcome is not None
         assert (one.watch.outcome.finished, one.watch.outcome.failure, one.watch.failure) == (True, None, None)
         assert one.watch.fatal_failure() is None
 
 
-def test_who_has_heard(node: Callable[..., Node]) -> None:
-    """The nodes that listen are known to have heard of a failure; one that has died is not among them."""
+def test_heard_by(node: Callable[..., Node]) -> None:
+    """`heard_by` lists the nodes that listen, and not one that has died."""
     nodes = [node(0), node(1)]
     assert nodes[0].watch.heard_by(3) == set()
-    nodes[1].watch.tell(FATAL)
+    nodes[1].watch.send(FATAL)
     assert all(one.woken.wait(SOON_S) for one in nodes)
     assert [one.watch.heard_by(3) for one in nodes] == [{0, 1}] * 2
 
 
 def test_to_have_finished_is_no_failure_heard(node: Callable[..., Node]) -> None:
-    """Nobody has heard of a failure when there was none."""
+    """`heard_by` is empty without a failure."""
     nodes = [node(0), node(1)]
-    nodes[0].watch.tell_finished()
+    nodes[0].watch.send_finished()
     assert all(one.woken.wait(SOON_S) for one in nodes)
     assert nodes[0].watch.heard_by(2) == set()
 
@@ -196,13 +196,13 @@ def host() -> Iterator[tuple[multiprocessing.process.BaseProcess, PrefixStore]]:
 
 
 @pytest.mark.parametrize("told", [False, True])
-def test_the_store_is_gone(
+def test_a_lost_store(
     told: bool,
     host: tuple[multiprocessing.process.BaseProcess, PrefixStore],
     node: Callable[..., Node],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """When the node that hosts the store dies, the others are woken and know that nobody can be asked any more.
+    """When the node that hosts the store dies, the others are woken and know that the store is lost.
 
     What they had heard before stays, and who else has heard it cannot be told.
     """
@@ -212,7 +212,7 @@ def test_the_store_is_gone(
     nodes = [node(0, store), node(1, store)]
     store.await_waits(2)
     if told:
-        nodes[0].watch.tell(FATAL)
+        nodes[0].watch.send(FATAL)
         assert all(one.woken.wait(SOON_S) for one in nodes)
     process.kill()
     assert all(one.woken.wait(SOON_S) for one in nodes)
@@ -227,11 +227,11 @@ def test_the_store_is_gone(
 
 @pytest.mark.parametrize("heard", [False, True])
 def test_the_end_leaves_no_thread(heard: bool, node: Callable[..., Node]) -> None:
-    """After a round's end no thread of its watches is left, and no node takes that end for a failure."""
+    """The end of a round leaves no thread, and no node takes it for a failure."""
     nodes = [node(0), node(1)]
     threads = [one.watch._thread for one in nodes]
     if heard:
-        nodes[0].watch.tell(FATAL)
+        nodes[0].watch.send(FATAL)
     for one in nodes:
         one.watch.end()
     assert not any(thread.is_alive() for thread in threads)
@@ -248,5 +248,5 @@ def test_the_end_leaves_no_thread(heard: bool, node: Callable[..., Node]) -> Non
     ],
 )
 def test_a_reason(failure: FirstFailure, reason: str) -> None:
-    """Why workers were stopped names the worker or agent elsewhere that failed."""
+    """The reason for a stop names the worker or agent that failed."""
     assert failure.reason == reason

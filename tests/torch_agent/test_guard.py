@@ -1,4 +1,4 @@
-"""The one place that catches everything."""
+"""Guarding our own code: every exception becomes one warning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ERRORS = [ValueError("boom"), KeyboardInterrupt(), SystemExit(7), _HostileError(
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_guarded(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever our own code raises becomes one warning that says what it was doing."""
+    """An exception of our own code becomes one warning that says what it was doing."""
     with guarded("counting sheep"):
         raise error
     (record,) = caplog.records
@@ -52,7 +52,7 @@ def test_guarded_with_traceback(caplog: pytest.LogCaptureFixture, monkeypatch: p
     assert "Traceback" in caplog.text
 
 
-def test_guarded_says_nothing_of_success(caplog: pytest.LogCaptureFixture) -> None:
+def test_guarded_logs_no_success(caplog: pytest.LogCaptureFixture) -> None:
     """A block that works leaves no trace in the log."""
     with guarded("counting sheep"):
         pass
@@ -75,7 +75,7 @@ def test_bounded_raises_nothing(error: BaseException, caplog: pytest.LogCaptureF
 
 @pytest.mark.parametrize("seconds", [0.2, 0, -3])
 def test_bounded_gives_up(seconds: float) -> None:
-    """A call that hangs gives None once its time is up; a time that is up already is no time."""
+    """A call that hangs gives None at its deadline; a deadline in the past gives None at once."""
     release = threading.Event()
     began = time.monotonic()
     assert bounded(lambda: release.wait(30), seconds, "counting sheep") is None
@@ -86,10 +86,10 @@ def test_bounded_gives_up(seconds: float) -> None:
 
 @pytest.mark.parametrize(("takes_s", "found"), [(0.15, "done"), (5.0, None)])
 def test_a_signal_while_it_waits(takes_s: float, found: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    """A signal whose handler raises costs what is almost done nothing, and does not wait for what takes long."""
+    """After a signal handler raised, a call that is almost done completes, and a long one is not waited for."""
 
     def handler(*_: object) -> None:
-        raise InterruptedError("told to go")
+        raise InterruptedError("terminated")
 
     def call() -> str:
         time.sleep(takes_s)
@@ -105,11 +105,11 @@ def test_a_signal_while_it_waits(takes_s: float, found: str | None, caplog: pyte
         timer.join()
         signal.signal(signal.SIGUSR1, before)
     assert time.monotonic() - began < 2
-    assert "while counting sheep (InterruptedError: told to go)" in caplog.text
+    assert "while counting sheep (InterruptedError: terminated)" in caplog.text
 
 
 def test_bounded_does_not_keep_the_process() -> None:
-    """What hangs is left behind in a daemon thread, which does not keep the process from ending."""
+    """A call that hangs stays in a daemon thread, which does not keep the process from ending."""
     release = threading.Event()
     names = []
 
@@ -123,7 +123,7 @@ def test_bounded_does_not_keep_the_process() -> None:
 
 
 def test_a_call_that_is_given_up() -> None:
-    """A wait ends soon after it is given up, and at once with what there is by then."""
+    """A wait ends soon after `give_up` is set, with the result if there is one."""
     over, never = threading.Event(), threading.Event()
     threading.Timer(0.2, over.set).start()
     began = time.monotonic()
@@ -133,14 +133,14 @@ def test_a_call_that_is_given_up() -> None:
     never.set()
 
 
-def _raise_told(*_: object) -> None:
-    raise InterruptedError("told to go")
+def _raise_terminated(*_: object) -> None:
+    raise InterruptedError("terminated")
 
 
 @pytest.fixture
 def handlers() -> Iterator[dict[signal.Signals, object]]:
     """Give SIGINT a handler that raises, and SIGTERM none."""
-    set_: dict[signal.Signals, Any] = {signal.SIGINT: _raise_told, signal.SIGTERM: signal.SIG_DFL}
+    set_: dict[signal.Signals, Any] = {signal.SIGINT: _raise_terminated, signal.SIGTERM: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in set_.items()}
     yield set_
     for number, handler in before.items():
@@ -149,7 +149,7 @@ def handlers() -> Iterator[dict[signal.Signals, object]]:
 
 @pytest.mark.parametrize("handled_only", [True, False])
 def test_undisturbed(handlers: dict[signal.Signals, object], handled_only: bool) -> None:
-    """A signal whose handler would raise does nothing; one that would end the process still does, if it shall."""
+    """Signals are ignored; with `handled_only` one without a handler still ends the process."""
     with undisturbed(WORKER_SIGNALS, handled_only=handled_only):
         signal.raise_signal(signal.SIGINT)
         inside = signal.getsignal(signal.SIGTERM)
@@ -160,7 +160,7 @@ def test_undisturbed(handlers: dict[signal.Signals, object], handled_only: bool)
 
 
 def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
-    """A thread cannot change handlers, and does not try."""
+    """Outside of the main thread no handler is changed."""
     inside = []
 
     def look() -> None:

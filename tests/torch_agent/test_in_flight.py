@@ -1,4 +1,4 @@
-"""Exceptions that are on their way out of the task function and have not left it yet."""
+"""Exceptions in flight: raised, and not yet out of the task function."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 SLOW_S = 0.05
 LONG_S = 30.0
 NO_GROUP = dist.GroupMember.NON_GROUP_MEMBER
-"""Torch's own function takes this for a group of other ranks, and does nothing."""
+"""Torch's function takes this for a group of other ranks and does nothing."""
 
 
 class Documents:
-    """What was recorded and withdrawn, in place of documents."""
+    """Lists what was recorded and withdrawn, in place of documents."""
 
     def __init__(self) -> None:
         self.recorded: list[BaseException] = []
@@ -42,7 +42,7 @@ class Documents:
         return str(len(self.recorded) - 1)
 
     def withdraw(self, name: str) -> None:
-        """Take a document back."""
+        """Withdraw a document."""
         self.withdrawn.append(self.recorded[int(name)])
 
 
@@ -73,7 +73,7 @@ def _left(call: Callable[[], None]) -> tuple[BaseException, Moment]:
 
 
 def _is_early(error: BaseException, before: Moment) -> bool:
-    """Whether the moment is that of the raise, not one after the slow clean-up."""
+    """Whether the moment is that of the raise, and not after the slow clean-up."""
     moment = moment_of(error)
     assert moment.monotonic_ns >= before.monotonic_ns
     assert moment.wall_ns >= before.wall_ns
@@ -146,14 +146,14 @@ def test_moment(call: Callable[[], None], early: bool) -> None:
 
 
 def test_the_moment_stays() -> None:
-    """Asked again later, the moment is the same."""
+    """A second call returns the same moment."""
     error, _ = _left(_finally)
     first = moment_of(error)
     assert moment_of(error) == first
 
 
 def test_causes_in_a_circle() -> None:
-    """Exceptions that name each other as their causes have a moment too."""
+    """Exceptions that are each other's causes have a moment too."""
     first, second = ValueError(), KeyError()
     first.__cause__, second.__cause__ = second, first
     before = Moment.now()
@@ -189,7 +189,7 @@ STYLES: dict[str, Callable[[], None]] = {
 
 @pytest.mark.parametrize("style", STYLES)
 def test_the_end_of_a_process_group(style: str, documents: Documents) -> None:
-    """However torch's function was imported, the exception in flight is recorded, and then the group is destroyed."""
+    """The exception in flight is recorded before the group is destroyed, however torch's function was imported."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     error = ValueError("bad batch")
     seen = []
@@ -208,7 +208,7 @@ def test_the_end_of_a_process_group(style: str, documents: Documents) -> None:
 
 
 def test_an_end_without_an_exception(documents: Documents) -> None:
-    """A process group that ends with nothing in flight ends as always."""
+    """A process group is destroyed as usual if no exception is in flight."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
     assert not dist.is_initialized()
@@ -219,7 +219,7 @@ def test_an_end_without_an_exception(documents: Documents) -> None:
 
 
 def test_it_is_watched_once(documents: Documents) -> None:
-    """A task function within another one, in the same process, watches nothing of its own."""
+    """A nested task function in the same process does not hook torch's function again."""
     inner = Documents()
     undo = watch_process_groups(inner.in_flight)
     _left(_finally)
@@ -229,7 +229,7 @@ def test_it_is_watched_once(documents: Documents) -> None:
 
 
 def test_the_watch_is_undone(documents: Documents) -> None:
-    """After the task function torch's function is its own again; it can be watched anew, and undone twice."""
+    """The undo function restores torch's function; it can be hooked again, and undone twice."""
     own = set(vars(c10d))
     documents.undo()
     documents.undo()
@@ -252,7 +252,7 @@ class _LockedError(Exception):
 
 
 def test_a_hostile_exception(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception that cannot be noted is not replaced, and the process group is destroyed all the same."""
+    """An exception that cannot be recorded is not replaced, and the process group is destroyed."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     error = _LockedError()
 
@@ -322,7 +322,7 @@ def _with_context(error: BaseException) -> BaseException:
 def test_what_leaves_in_the_end(
     becomes: Callable[[BaseException], BaseException | None], withdrawn: bool, documents: Documents
 ) -> None:
-    """What was recorded and then handled is taken back, once; what left, or led to what left, is not."""
+    """A recorded exception that was handled is withdrawn once; one that left, or caused one that left, is not."""
     error, _ = _left(_finally)
     left = becomes(error)
     documents.in_flight.reconcile(left)
@@ -369,7 +369,7 @@ def _in_a_thread(call: Callable[[], None]) -> None:
 
 
 def test_a_thread_of_the_users(documents: Documents) -> None:
-    """What happens in other threads does not leave the task function, so it is not recorded."""
+    """Exceptions in other threads do not leave the task function and are not recorded."""
     lefts = []
     _in_a_thread(lambda: lefts.append(_left(_finally)[0]))
     assert len(lefts) == 1
@@ -377,7 +377,7 @@ def test_a_thread_of_the_users(documents: Documents) -> None:
 
 
 def test_asked_by_the_agent(documents: Documents) -> None:
-    """The agent's question, in a thread of its own, is answered with what the main thread is handling; once."""
+    """`ask` in another thread records the exception that the main thread is handling, once."""
     error = ValueError("bad batch")
     try:
         _raise(error)
@@ -402,14 +402,14 @@ def test_asked_while_unwinding(documents: Documents) -> None:
 
 
 def test_asked_while_nothing_is_in_flight(documents: Documents) -> None:
-    """A question takes back what was handled by then, and records nothing if nothing is in flight."""
+    """`ask` withdraws a handled exception, and records nothing if none is in flight."""
     error, _ = _left(_finally)
     _in_a_thread(documents.in_flight.ask)
     assert documents.recorded == documents.withdrawn == [error]
 
 
 def test_a_second_failure_after_a_handled_one(documents: Documents) -> None:
-    """Of two tries of which the first was handled, the second one's failure alone is on record."""
+    """If the first exception was handled, only the second one's document stays."""
     first, _ = _left(_finally)
     second, _ = _left(_finally)
     documents.in_flight.reconcile(second)
@@ -418,7 +418,7 @@ def test_a_second_failure_after_a_handled_one(documents: Documents) -> None:
 
 
 def test_a_forked_child(documents: Documents) -> None:
-    """A child that a worker forks, such as a data loader, records nothing in the worker's name."""
+    """A forked child of a worker, such as a data loader, records nothing for the worker."""
     context = multiprocessing.get_context("fork")
     recorded = context.Value("i", -1)
 
@@ -433,7 +433,7 @@ def test_a_forked_child(documents: Documents) -> None:
 
 
 def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCaptureFixture) -> None:
-    """If one document cannot be taken back, the others are."""
+    """If one document cannot be withdrawn, the others are."""
     first, _ = _left(_finally)
     second, _ = _left(_finally)
 
@@ -450,7 +450,7 @@ def test_a_withdrawal_that_fails(documents: Documents, caplog: pytest.LogCapture
 
 
 def test_nothing_to_withdraw(documents: Documents) -> None:
-    """What could not be recorded needs no taking back."""
+    """An exception that could not be recorded is not withdrawn."""
     documents.in_flight._record = lambda _: ""
     _left(_finally)
     documents.in_flight.reconcile(None)

@@ -1,4 +1,4 @@
-"""What a living worker knows: threads that have died, collectives that go on or do not."""
+"""A living worker's state: its dead threads and its collectives' progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.ExceptHookArgs]]:
-    """Watch the threads of this process; return what the hook that was there before is told."""
+    """Watch the threads of this process; return the calls of the previous hook."""
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(process_state, "_failures", [])
     monkeypatch.setattr(threading, "excepthook", told.append)
@@ -44,7 +44,7 @@ def _dies(error: BaseException, name: str = "loader") -> None:
 
 
 def test_a_thread_that_dies(reported: list[threading.ExceptHookArgs]) -> None:
-    """An exception that ends a thread is remembered, with the thread and the time, and reported as before."""
+    """An exception that ends a thread is recorded with thread and time, and reported as before."""
     error = ValueError("bad shard")
     before = Moment.now()
     _dies(error)
@@ -57,14 +57,14 @@ def test_a_thread_that_dies(reported: list[threading.ExceptHookArgs]) -> None:
 
 
 def test_a_thread_that_exits(reported: list[threading.ExceptHookArgs]) -> None:
-    """A thread that ends itself by sys.exit() has not failed: Python's own hook passes over it too."""
+    """A thread that ends by sys.exit() has not failed: Python's hook ignores it too."""
     _dies(SystemExit(3))
     assert [type(args.exc_value) for args in reported] == [SystemExit]
     assert thread_failures() == ()
 
 
 def test_many_threads_that_die(reported: list[threading.ExceptHookArgs]) -> None:
-    """The first ten are remembered, all are reported."""
+    """The first ten are recorded; all are reported."""
     for index in range(12):
         _dies(ValueError(), f"loader-{index}")
     assert [failure.thread for failure in thread_failures()] == [f"loader-{index}" for index in range(10)]
@@ -77,7 +77,7 @@ class _HostileError(Exception):
 
 
 def test_a_thread_that_dies_of_a_hostile_error(reported: list[threading.ExceptHookArgs]) -> None:
-    """An exception that cannot be read is reported as before, and remembered by its type."""
+    """An exception that cannot be read is reported as before, and recorded by its type."""
     _dies(_HostileError())
     assert [type(args.exc_value) for args in reported] == [_HostileError]
     assert thread_failures()[0].exception.type.endswith("_HostileError")
@@ -98,7 +98,7 @@ def test_a_hook_of_somebody_elses(reported: list[threading.ExceptHookArgs], monk
 
 @pytest.fixture
 def progress() -> Iterator[Callable[[], CollectiveProgress]]:
-    """Return how far the process group of a job of one process is, when nothing is under way.
+    """Return the progress of the process group of a job of one process when no collective runs.
 
     torch notes the end of a collective a moment after the call's return, and keeps what it has of earlier groups.
     """
@@ -163,16 +163,16 @@ TRACE = {
     ],
     ids=["two groups", "empty", "no text", "no json", "nulls", "odd states", "odd entries"],
 )
-def test_what_the_flight_recorder_says(
+def test_a_flight_recorder_dump(
     text: str, expected: tuple[CollectiveProgress, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The flight recorder's word is taken as far as it can be read; a group that has done nothing is left out."""
+    """The readable parts of the flight recorder's dump are used; a group without collectives is left out."""
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False)
     assert collective_progress() == expected
 
 
 def test_there_and_back(reported: list[threading.ExceptHookArgs], progress: Callable[[], CollectiveProgress]) -> None:
-    """What is sent to the agent as JSON comes back as it was, texts and stacks cut to what a message may hold."""
+    """A state survives JSON; texts and stacks are cut to a message's limits."""
     dist.all_reduce(torch.ones(1))
     own = progress()
     _dies(ValueError("bad shard"))
@@ -191,6 +191,6 @@ def _facts(failure: ThreadFailure) -> tuple[object, ...]:
     return (failure.thread, failure.timestamp_ns, exception.type, exception.message, exception.frames)
 
 
-def test_nothing_to_say() -> None:
-    """A worker that did not answer has said nothing of either."""
+def test_no_answer() -> None:
+    """Without an answer there are no collectives and no dead threads."""
     assert from_message({}) == ((), ())

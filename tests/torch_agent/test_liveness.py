@@ -1,4 +1,4 @@
-"""The connections by which agents miss one that was killed, over a real store and real sockets."""
+"""Agents detect a killed agent by its closed connection: real store, real sockets."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 class Deaths:
-    """Notes who was missed."""
+    """Records the agents that were reported dead."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, str]] = []
         self.news = threading.Event()
 
     def __call__(self, group_rank: int, node: str) -> None:
-        """Note one."""
+        """Record one."""
         self.seen.append((group_rank, node))
         self.news.set()
 
@@ -51,13 +51,13 @@ def _port(store: PrefixStore) -> int:
 
 
 def other_agent(port: int, group_rank: int, ready: Any, leave: Any) -> None:
-    """Be the agent of another node, until told to leave with a farewell."""
+    """Be the agent of another node until ordered to end with a farewell."""
     store = PrefixStore("round", TCPStore("127.0.0.1", port, is_master=False))
     lines = Liveness(store, group_rank, f"worker-{group_rank}", "127.0.0.1", lambda *_: None)
     if group_rank == 0:
         store.wait(["firstfault/lifeline"])
     else:
-        while not any(thread.name == "firstfault-lifelines" for thread in threading.enumerate()):
+        while not any(thread.name == "firstfault-liveness" for thread in threading.enumerate()):
             pass
         store.set("other/up", "1")
     ready.set()
@@ -67,7 +67,7 @@ def other_agent(port: int, group_rank: int, ready: Any, leave: Any) -> None:
 
 @pytest.fixture
 def other(store: PrefixStore) -> Iterator[Any]:
-    """Start the agent of another node in a process of its own; return its process and how it is told to leave."""
+    """Start the agent of another node in its own process; return the process and the event that ends it."""
     started = []
 
     def start(group_rank: int) -> tuple[Any, Any]:
@@ -85,7 +85,7 @@ def other(store: PrefixStore) -> Iterator[Any]:
 
 
 def _connected(store: PrefixStore) -> None:
-    """Wait until two agents have met: a connection is there, and whoever greets next is answered."""
+    """Wait until two agents are connected and the first one answers the next greeting."""
     where = json.loads(store.get("firstfault/lifeline"))
     deadline = time.monotonic() + LONG_S
     while not _is_established(where["port"]):
@@ -110,7 +110,7 @@ def _is_established(port: int) -> bool:
 
 @pytest.mark.parametrize(("own", "others"), [(0, 1), (1, 0)])
 def test_an_agent_that_is_killed(store: PrefixStore, other: Any, own: int, others: int) -> None:
-    """Whichever of two agents is killed, the other one is told its rank and its node."""
+    """When either of two agents is killed, the other one learns its rank and node."""
     deaths = Deaths()
     process, _ = other(others) if others == 0 else (None, None)
     lines = Liveness(store, own, f"worker-{own}", "127.0.0.1", deaths)
@@ -125,7 +125,7 @@ def test_an_agent_that_is_killed(store: PrefixStore, other: Any, own: int, other
 
 
 def test_an_agent_that_leaves(store: PrefixStore, other: Any) -> None:
-    """An agent that says farewell is not missed."""
+    """An agent that sends a farewell is not reported dead."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     store.wait(["firstfault/lifeline"])
@@ -139,7 +139,7 @@ def test_an_agent_that_leaves(store: PrefixStore, other: Any) -> None:
 
 
 def test_a_stranger_is_not_missed(store: PrefixStore) -> None:
-    """Whoever connects without the secret that is in the store can claim nobody's death."""
+    """A connection without the secret from the store cannot report a death."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     where = json.loads(store.get("firstfault/lifeline"))
@@ -152,7 +152,7 @@ def test_a_stranger_is_not_missed(store: PrefixStore) -> None:
 
 
 def test_a_connection_that_breaks_and_comes_back(store: PrefixStore) -> None:
-    """An agent that is back within a second and a half is not missed."""
+    """An agent that reconnects within 1.5 s is not reported dead."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     where = json.loads(store.get("firstfault/lifeline"))
@@ -175,4 +175,4 @@ def test_the_end_leaves_no_thread(store: PrefixStore, group_rank: int) -> None:
     """The next round may fork: no thread is left, also where the first agent never opened its end."""
     lines = Liveness(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
     lines.end()
-    assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-lifelines"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-liveness"]

@@ -49,7 +49,7 @@ def _says(uri: str, phase: Phase, group_rank: int, **fields: Any) -> None:
 
 
 def as_stored(failure: WorkerError) -> WorkerError:
-    """As its node knows it: under the name of its document, if it has one."""
+    """Return the failure as its node knows it: with its document's name, if it has one."""
     stored = as_stored_in(failure, "")
     return replace(stored, documents=failure.documents)
 
@@ -84,7 +84,7 @@ def test_both_nodes_are_heard(prefix: Prefix) -> None:
 
 
 def test_it_waits_for_the_other_node(prefix: Prefix) -> None:
-    """A node that reports while this one waits is heard, and ends the wait."""
+    """The report of the last missing node is included and ends the wait."""
     own = _wrote(prefix.uri, _failure(0, at_ms=5))
     _says(prefix.uri, Phase.FAILED, 0)
 
@@ -102,7 +102,7 @@ def test_it_waits_for_the_other_node(prefix: Prefix) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"expected_nodes": 2}])
 def test_it_gives_up_waiting(prefix: Prefix, options: dict[str, int]) -> None:
-    """A node that never reports costs the time that was given; the verdict says that it is missing."""
+    """The wait for a node that never reports ends at its limit; the verdict says that the node is missing."""
     own = _wrote(prefix.uri, _failure(0))
     _says(prefix.uri, Phase.JOINED, 1)
     _says(prefix.uri, Phase.FAILED, 0)
@@ -116,28 +116,28 @@ def test_it_gives_up_waiting(prefix: Prefix, options: dict[str, int]) -> None:
 
 
 def test_what_was_not_uploaded_counts(prefix: Prefix) -> None:
-    """What this node knows is judged also if its document never arrived."""
+    """This node's own failure counts also if its document was never uploaded."""
     own = _failure(0, message="lost on the way")
     verdict = _settled(prefix.recording(), own).verdict
     assert "lost on the way" in verdict.headline
 
 
 def test_what_was_uploaded_counts_once(prefix: Prefix) -> None:
-    """What this node knows and what lies in the storage is one failure."""
+    """This node's own failure and its document in the storage count as one failure."""
     own = _wrote(prefix.uri, _failure(0))
     conclusion = _settled(prefix.recording(), own)
     assert len(conclusion.job.failures) == 1
     assert conclusion.verdict.document_count == 1
 
 
-def test_nothing_is_known(prefix: Prefix) -> None:
-    """Without any failure there is no verdict to make up."""
+def test_no_failure_at_all(prefix: Prefix) -> None:
+    """Without any failure there is no verdict."""
     with pytest.raises(LookupError, match="no failure is on record"):
         _settled(prefix.recording())
 
 
 def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that may write but not list judges what it knows itself, and names the permission that it lacks."""
+    """A pod that may not list the storage judges its own failures and names the missing permission."""
     for name, value in s3_no_list.environment().items():
         monkeypatch.setenv(name, value)
     uri = s3_no_list.uri("settle")
@@ -198,8 +198,8 @@ def test_a_strategy_that_fails(
     assert f"the strategy of_this_test or the task's retry policy failed ({reason}" in line.getMessage()
 
 
-def test_a_strategy_that_nobody_knows(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """A name that this pod cannot resolve does not cost the verdict."""
+def test_an_unknown_strategy(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+    """An unknown strategy is replaced; there is still a verdict."""
     verdict = _settled(replace(prefix.recording(), strategy="somebodys_own"), _failure(0)).verdict
     assert verdict.strategy == "earliest"
     assert "there is no strategy 'somebodys_own'" in caplog.text
@@ -232,7 +232,7 @@ def test_the_tasks_policy_decides(prefix: Prefix, policy: Any, retry: bool) -> N
 
 
 def test_a_policy_learns_of_the_attempt(prefix: Prefix) -> None:
-    """A policy is told the attempt's number and the task's retries."""
+    """A policy receives the attempt's number and the task's retries."""
     seen = []
 
     def policy(verdict: Verdict, context: Any) -> bool:
@@ -261,7 +261,7 @@ def test_flyte_reads_the_seal(prefix: Prefix) -> None:
     assert "bad batch" in document.message
 
 
-def test_a_seal_tells_what_it_rests_on(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_content_of_a_seal(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own reader finds strategy, digest, node, verdict and decision in the seal."""
     own = _wrote(prefix.uri, _failure(1))
     conclusion = _settled(prefix.recording(), own)
@@ -281,13 +281,13 @@ def test_a_seal_tells_what_it_rests_on(prefix: Prefix, monkeypatch: pytest.Monke
 
 
 def test_a_verdict_without_a_time(prefix: Prefix) -> None:
-    """A root cause of which nobody knows the time has none in the seal either, not 1970."""
+    """A root cause without a time has none in the seal, and not 1970."""
     data = seal_verdict(_settled(prefix.recording(), _failure(0, at_ms=None)), prefix.recording()).document
     assert not ErrorDocument.FromString(data).error.HasField("timestamp")
 
 
 def test_secrets_are_not_sealed(prefix: Prefix) -> None:
-    """What looks like a credential leaves the pod in no part of the seal."""
+    """No part of the seal contains a credential."""
     secret = "AKIA" + "IOSFODNN7EXAMPLE"
     lost = _failure(1, message=f"denied for {secret}", at_ms=0)
     prefix.folder.mkdir()
@@ -299,7 +299,7 @@ def test_secrets_are_not_sealed(prefix: Prefix) -> None:
 
 
 def test_torch_error_data(prefix: Prefix) -> None:
-    """An outer launcher is told the root cause as torch would have told its own."""
+    """An outer launcher gets the root cause in torch's format."""
     conclusion = _settled(prefix.recording(), _failure(1, message="bad batch"))
     assert torch_error_data(conclusion)["message"] == {
         "message": "ValueError: bad batch",
@@ -308,7 +308,7 @@ def test_torch_error_data(prefix: Prefix) -> None:
 
 
 def test_torch_error_data_of_a_death(prefix: Prefix) -> None:
-    """A death without an exception is told by its code and the verdict's headline."""
+    """A death without an exception is reported by its code and the verdict's headline."""
     death = _failure(1, exception=None, signal="SIGKILL", code="USER:SIGKILL", message="rank 1 was ended")
     conclusion = _settled(prefix.recording(), death)
     assert torch_error_data(conclusion)["message"]["message"] == f"USER:SIGKILL: {conclusion.verdict.headline}"

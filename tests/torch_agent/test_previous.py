@@ -1,4 +1,4 @@
-"""What an attempt knows of the one before."""
+"""The verdict that an attempt passes to the next one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _sealed(recording: Recording, message: str) -> tuple[Conclusion, bytes]:
 
 @pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.s3)])
 def test_a_verdict_is_found_by_the_next_attempt(place: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """What one attempt leaves below its raw output prefix, the next one reads."""
+    """An attempt reads the verdict that the one before wrote below its raw output prefix."""
     server: S3 | None = request.getfixturevalue("s3_environ") if place == "s3" else None
     raw = str(tmp_path) if server is None else server.uri("raw")
     first = recording_at(f"{raw}/out/0", handover_uri=f"{raw}/0")
@@ -54,7 +54,7 @@ def test_a_verdict_is_found_by_the_next_attempt(place: str, tmp_path: Path, requ
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff not a message", None], ids=["empty", "rubbish", "a folder"])
 def test_a_verdict_that_cannot_be_read(content: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It is left out, with one line in the log, and the verdict on this attempt is what it would be without it."""
+    """An unreadable verdict is ignored with one log line, and this attempt's verdict does not change."""
     path = tmp_path / "0" / VERDICT
     if content is None:
         path.mkdir(parents=True)
@@ -73,7 +73,7 @@ def test_a_verdict_that_cannot_be_read(content: bytes | None, tmp_path: Path, ca
 
 
 def test_settling_compares(tmp_path: Path) -> None:
-    """The decision on an attempt says that it failed as the one before did."""
+    """The decision says that this attempt failed in the same way as the one before."""
     first = recording_at(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
     second = recording_at(
         str(tmp_path / "out"), handover_uri=str(tmp_path / "1"), previous_handover_uri=str(tmp_path / "0"), attempt=1
@@ -105,7 +105,7 @@ def test_settling_compares(tmp_path: Path) -> None:
 def test_how_many_retries_are_left(
     attempt: int, retries: int | None, before: dict[str, Any] | None, left: int | None
 ) -> None:
-    """Each attempt counts from what the one before said; one that left no word makes it unknown."""
+    """Each attempt counts its retries from the one before; without a verdict from that they are unknown."""
     previous = None
     if before is not None:
         verdict = run_strategy(get_strategy("earliest"), make_job(make_error(3)))
@@ -114,7 +114,7 @@ def test_how_many_retries_are_left(
 
 
 def test_the_last_attempt_knows_that_it_is(tmp_path: Path) -> None:
-    """Through the storage: attempt 1 of a task with one retry says that there will be no other."""
+    """Through the storage: attempt 1 of a task with one retry has none left."""
     first = recording_at(str(tmp_path / "out"), handover_uri=str(tmp_path / "0"))
     second = recording_at(
         str(tmp_path / "out"), handover_uri=str(tmp_path / "1"), previous_handover_uri=str(tmp_path / "0"), attempt=1

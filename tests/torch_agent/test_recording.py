@@ -1,4 +1,4 @@
-"""Recording one failure: durable within its deadline or said to be lost, and never in the user's way."""
+"""Recording a failure: durable within its deadline or reported as lost, and harmless to the user's code."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TOLERANCE_S = 1.0
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Wait for the threads that a kept deadline leaves behind, so that they do not end in another test."""
+    """Wait for the threads that a deadline left running, so that they do not end in another test."""
     monkeypatch.setattr(worker, "_DEATH_S", 0.0)
     yield
     for thread in threading.enumerate():
@@ -57,7 +57,7 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return a folder's URI on an S3 endpoint where nobody listens."""
+    """Return a folder's URI on an S3 endpoint without a server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -78,7 +78,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture
 def blocked(prefix: Prefix) -> str:
-    """Return an output prefix in which a file stands where the folder should be."""
+    """Return an output prefix with a file in the place of the folder."""
     prefix.errors.parent.mkdir(parents=True)
     prefix.errors.touch()
     return prefix.uri
@@ -132,7 +132,7 @@ def test_a_document_is_durable(prefix: Prefix, tmp_path: Path) -> None:
 
 
 def test_without_a_spool(prefix: Prefix) -> None:
-    """Where nobody would pick it up, a document is uploaded all the same."""
+    """Without a spool a document is uploaded directly."""
     assert record_error(_failure(), prefix.recording(), None, 5).durable
     assert len(prefix.failures()) == 1
 
@@ -141,7 +141,7 @@ def test_without_a_spool(prefix: Prefix) -> None:
 def test_a_store_that_fails(
     store: str, request: pytest.FixtureRequest, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The deadline is kept; the receipt and one line of the log say what was lost; the spool still has it."""
+    """A failed upload keeps its deadline; receipt and log report it, and the spool keeps the document."""
     uri = request.getfixturevalue(store)
     spool = Spool(tmp_path / "spool")
     began = time.monotonic()
@@ -164,7 +164,7 @@ def test_a_store_that_fails(
 def test_a_storage_library_that_raises_anything(
     prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error of a storage library's own kind is told as the reason."""
+    """A storage library's own exception is the reason in the receipt."""
 
     def refuse(*_: object) -> None:
         raise LookupError("no default credentials")
@@ -222,7 +222,7 @@ def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
 
 
 def test_a_document_that_is_held_back(prefix: Prefix, tmp_path: Path) -> None:
-    """What is held back lies in the spool alone, and its receipt says that it is not durable."""
+    """A held document is only in the spool, and its receipt is not durable."""
     spool = Spool(tmp_path)
     receipt = record_error(_failure(), prefix.recording(), spool, 5, held=True)
     assert (receipt.durable, receipt.rank) == (False, 1)
@@ -258,14 +258,14 @@ def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def _leaving(error: BaseException) -> BaseException:
-    """Return what leaves a task function that raises `error`."""
+    """Return the exception that leaves a task function that raises `error`."""
     with pytest.raises(BaseException) as caught, recorded(FlyteEngine()):  # noqa: PT011 - any exception may
         raise error
     return caught.value
 
 
 def test_an_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """Place, time, traceback and decision are on record when the exception leaves, and in torch's file too."""
+    """Place, time, traceback and kind are recorded before the exception leaves, and in torch's file too."""
     error_file = as_worker()
     before_ns = time.time_ns()
     _leaving(ValueError("bad batch"))
@@ -286,7 +286,7 @@ def test_an_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]
 
 
 def test_a_recoverable_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """That it is recoverable is found out where its type is known: in the worker."""
+    """The worker decides whether its exception is recoverable."""
 
     class ShardError(FlyteRecoverableException):
         pass
@@ -318,7 +318,7 @@ ERRORS = [
 def test_the_exception_is_the_users(
     error: BaseException, store: str, request: pytest.FixtureRequest, as_worker: Callable[..., Path]
 ) -> None:
-    """What leaves is the same object with the same cause, context and innermost frame, whatever the record became."""
+    """The same object leaves, with the same cause, context and innermost frame, also if recording failed."""
     if store != "off":
         as_worker(*([] if store == "works" else [request.getfixturevalue(store)]), deadline_seconds=0.3)
     error.__traceback__ = error.__context__ = None
@@ -331,7 +331,7 @@ def test_the_exception_is_the_users(
 
 
 def test_cause_and_context_stay(as_worker: Callable[..., Path]) -> None:
-    """An exception that has a cause and a context leaves with these, and no other."""
+    """An exception keeps exactly its cause and its context."""
     as_worker()
     cause, context = KeyError("cause"), IndexError("context")
     error = ValueError("bad batch")
@@ -345,7 +345,7 @@ def test_cause_and_context_stay(as_worker: Callable[..., Path]) -> None:
 def test_a_clean_exit_is_no_failure(
     code: object, gone: bool, prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that calls sys.exit() without an error uploads nothing; why it left waits on the node, held back."""
+    """A clean sys.exit() uploads nothing; its document is held on the node."""
     error_file = as_worker()
     if gone:
         _agent_dies(monkeypatch)
@@ -361,7 +361,7 @@ def test_a_clean_exit_is_no_failure(
 
 
 def _agent_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let this process find another parent than before when it looks again."""
+    """Let os.getppid() return another parent at the next call."""
     parents = [4711]
     monkeypatch.setattr(worker.os, "getppid", lambda: parents.pop() if parents else 1)
 
@@ -370,7 +370,7 @@ def _agent_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_agent_has_died(
     error: BaseException, prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A worker that is ended by its agent's death tells of that death, which nobody else can, and not of its own."""
+    """A worker that its agent's death terminates documents that death, and not its own."""
     as_worker()
     _agent_dies(monkeypatch)
     assert _leaving(error) is error
@@ -383,7 +383,7 @@ def test_the_agent_has_died(
 def test_an_exception_after_the_agents_death(
     prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An exception of the training's own is what it is, whoever has died."""
+    """The training's own exception is documented also if the agent has died."""
     as_worker()
     _agent_dies(monkeypatch)
     _leaving(ValueError("bad batch"))
@@ -392,7 +392,7 @@ def test_an_exception_after_the_agents_death(
 
 @pytest.mark.parametrize("code", [1, "a text", ["a", "list"], 0.0])
 def test_another_exit_is_a_failure(code: object, prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """Python ends such a process with an error, so it is one: an exit."""
+    """A sys.exit() with an error is documented as an exit."""
     as_worker()
     _leaving(SystemExit(code))
     (failure,) = prefix.failures()
@@ -411,7 +411,7 @@ def test_success_leaves_nothing(prefix: Prefix, as_worker: Callable[..., Path]) 
 
 
 class _SignalledError(Exception):
-    """Its text is asked for when the agent's signal comes."""
+    """Raises the agent's signal when its text is read."""
 
     def __str__(self) -> str:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -422,7 +422,7 @@ class _SignalledError(Exception):
 def test_a_signal_while_it_is_recorded(
     prefix: Prefix, as_worker: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An agent that stops a forked worker, which has torch's handler, cuts nothing of what the worker had to say."""
+    """The agent's signal to a forked worker, which has torch's handler, does not cut its document."""
     as_worker()
     before = signal.signal(signal.SIGTERM, _terminate_process_handler)
     try:
@@ -438,7 +438,7 @@ def test_a_signal_while_it_is_recorded(
 
 
 def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """A __str__ that never returns costs half of the deadline; the document is written without the text."""
+    """A __str__ that never returns is given up after half of the deadline; the document has no text."""
     release = threading.Event()
 
     class BlockingError(Exception):
@@ -459,7 +459,7 @@ def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> N
 
 
 def test_a_document_too_large_is_cut(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """An exception of 10 MB leaves a document that every reader takes."""
+    """The document about an exception of 10 MB is small enough for every reader."""
     as_worker()
     error = ValueError("x" * 10_000_000)
     error.__cause__ = ValueError("y" * 10_000_000)

@@ -1,4 +1,4 @@
-"""A slow look at the roster: a real recorder, real entries in a folder."""
+"""Polling the roster: a real recorder, real entries in a folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NEVER_S = 1.0
 
 @pytest.fixture
 def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., queue.Queue[int]]]:
-    """Begin to look as node 1, round 2; return what is heard."""
+    """Begin to poll as node 1, round 2; return the queue of reported failures."""
     monkeypatch.setattr(roster_look, "_LEAST_S", 0.1)
     looks: list[RosterPoll] = []
     with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
@@ -53,7 +53,7 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         yield begin
         for one in looks:
             one.end()
-    assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-look"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-roster"]
 
 
 def enter(prefix: Prefix, phase: Phase, group_rank: int, round_number: int = ROUND) -> None:
@@ -65,8 +65,8 @@ def enter(prefix: Prefix, phase: Phase, group_rank: int, round_number: int = ROU
     (folder / roster_key_for(entry)).write_bytes(b"")
 
 
-def test_a_failure_that_nobody_told(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
-    """Another node's failure in this round is heard, once; its own, joining, success and other rounds are not."""
+def test_a_failure_that_was_not_broadcast(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
+    """Another node's failure in this round is reported once; its own, joining, success and other rounds are not."""
     heard = look()
     enter(prefix, Phase.JOINED, 0)
     enter(prefix, Phase.SUCCEEDED, 3)
@@ -81,7 +81,7 @@ def test_a_failure_that_nobody_told(look: Callable[..., queue.Queue[int]], prefi
 
 
 def test_patience(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
-    """A failure after which the nodes may come together again is not believed at once."""
+    """A failure after which the workers may restart is not reported at once."""
     enter(prefix, Phase.FAILED, 0)
     began = time.monotonic()
     heard = look(patience=1.0)
@@ -90,7 +90,7 @@ def test_patience(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None
 
 
 def test_a_storage_that_cannot_be_listed(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
-    """Nothing is heard from it, and the look goes on."""
+    """A roster that cannot be listed is no failure, and the polling goes on."""
     roster = prefix.folder / "firstfault" / "roster"
     roster.parent.mkdir(parents=True, exist_ok=True)
     roster.write_text("a file in the folder's place")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tests.prefix import Prefix
 
 SOON_S = 2.0
-"""Milliseconds are usual; who has missed a wake-up looks again after a second."""
+"""Milliseconds are usual; a node that missed a wake-up looks again after a second."""
 LONG_S = 30.0
 NODES = 3
 TORCHS_KEY = "torchelastic/agent/terminal_state"
@@ -56,7 +56,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.mark.parametrize("first_is_late", [False, True])
 def test_the_number_is_the_same_on_all_nodes(first_is_late: bool, shared: TCPStore, pool: ThreadPoolExecutor) -> None:
-    """All nodes of a round have one number, whoever comes first, and it counts the rounds of the shared store."""
+    """All nodes of a round get the same number in any order, and it counts the rounds of the shared store."""
     for number in range(3):
         store = PrefixStore(f"/rdzv/{number}", shared)
         order = [1, 2, 0] if first_is_late else [0, 1, 2]
@@ -67,7 +67,7 @@ def test_the_number_is_the_same_on_all_nodes(first_is_late: bool, shared: TCPSto
 def test_without_the_first_node(
     shared: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the first node never says a number, the others take their own, after a while and with a warning."""
+    """If the first node sets no number, the others take their own after a while, with a warning."""
     monkeypatch.setattr(rounds, "_AGREEING", dt.timedelta(seconds=0.2))
     assert begin_round(PrefixStore("round", shared), 1, 7) == 7
     assert "the first node does not number the rounds" in caplog.text
@@ -105,7 +105,7 @@ def node(shared: TCPStore, prefix: Prefix) -> Iterator[Callable[[int], Node]]:
 
 
 def test_all_have_arrived(node: Callable[[int], Node], pool: ThreadPoolExecutor) -> None:
-    """Nobody goes before the last node has arrived, and then all know that all have finished."""
+    """All nodes wait until the last one has arrived, and then know that all have finished."""
     first, second, last = (node(group_rank) for group_rank in range(NODES))
     waiting = [pool.submit(one.await_all) for one in (first, second)]
     _until_counted(first.store, 2)
@@ -143,14 +143,14 @@ def test_another_node_fails(fatal: bool, node: Callable[[int], Node], pool: Thre
     first, other = node(0), node(1)
     waiting = pool.submit(first.await_all)
     _until_counted(first.store, 1)
-    other.outcome.tell(FirstFailure("ValueError", "worker-1", 1, 3, fatal=fatal))
+    other.outcome.send(FirstFailure("ValueError", "worker-1", 1, 3, fatal=fatal))
     assert waiting.result(SOON_S) is False
 
 
 def test_a_failure_before_the_wait(node: Callable[[int], Node]) -> None:
     """A node that finishes after another one has failed does not wait."""
     first, other = node(0), node(1)
-    other.outcome.tell(FirstFailure("ValueError", "worker-1", 1, 3))
+    other.outcome.send(FirstFailure("ValueError", "worker-1", 1, 3))
     assert first.wake.wait(LONG_S)
     assert first.await_all() is False
 
@@ -161,7 +161,7 @@ def test_a_failure_before_the_wait(node: Callable[[int], Node]) -> None:
 def test_the_store_is_gone(
     succeeded: tuple[int, ...], result: bool, shared: TCPStore, prefix: Prefix, node: Callable[[int], Node]
 ) -> None:
-    """If the store goes away with its host, it is the roster that knows whether all had finished."""
+    """If the store is lost with its host, the roster tells whether all nodes had finished."""
     for group_rank in succeeded:
         entry = make_presence(Phase.SUCCEEDED, node=f"worker-{group_rank}", group_rank=group_rank, nodes=NODES)
         put_file(prefix.uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
@@ -173,7 +173,7 @@ def test_the_store_is_gone(
 
 
 def test_a_signal_ends_the_wait(node: Callable[[int], Node]) -> None:
-    """The wait is the main thread's, in Python: what a signal's handler raises comes out of it soon."""
+    """The main thread waits in Python: an exception of a signal handler ends the wait soon."""
 
     class ToldError(Exception):
         pass

@@ -29,11 +29,11 @@ LONG_S = 30.0
 SOON_S = 0.5
 """Milliseconds are usual; the machine may be busy."""
 LAST_RESORT_S = 1.0
-"""How long the main thread has to notice a signal."""
+"""Time for the main thread to handle a signal."""
 
 
 class Agent:
-    """A process that listens to signals, and says what it hears, with the time."""
+    """A process that receives signals and reports them with the time."""
 
     def __init__(self, work: Callable[[SignalWatch, Callable[..., None]], None]) -> None:
         context = multiprocessing.get_context("fork")
@@ -47,17 +47,17 @@ class Agent:
         os.kill(self.process.pid or 0, number)
 
     def next(self, seconds: float = LONG_S) -> tuple[Any, ...]:
-        """Return what it says next, without the time."""
+        """Return its next report, without the time."""
         return self.timed(seconds)[1:]
 
     def timed(self, seconds: float = LONG_S) -> tuple[Any, ...]:
-        """Return what it says next, after the time by the monotonic clock."""
+        """Return its next report, after the time by the monotonic clock."""
         assert self._said.poll(seconds), "it says nothing"
         said: tuple[Any, ...] = self._said.recv()
         return said
 
     def end(self) -> list[tuple[Any, ...]]:
-        """Return all that it still says before it ends, without the times."""
+        """Return all its reports until it ends, without the times."""
         left = []
         with contextlib.suppress(EOFError):
             while True:
@@ -152,7 +152,7 @@ def _say_when_inside(thread: int, say: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize("number", HANDLED, ids=lambda number: number.name)
 def test_in_python(number: signal.Signals, start: Callable[..., Agent]) -> None:
-    """A main thread in Python gets torch's exception at once; what there is to say is said, and nothing worse done."""
+    """A main thread in Python gets torch's exception at once; the signal is reported, and the pod is not ended."""
     agent = start(_in_python)
     assert agent.next() == ("ready",)
     agent.send(number)
@@ -163,7 +163,7 @@ def test_in_python(number: signal.Signals, start: Callable[..., Agent]) -> None:
 
 
 def test_code_that_goes_on_after_any_exception(start: Callable[..., Agent]) -> None:
-    """A main thread that swallows torch's exception gets another one, before it is too late to stop the workers."""
+    """A main thread that swallows torch's exception gets another one in time."""
     agent = start(_swallowing)
     assert agent.next() == ("ready",)
     agent.send()
@@ -173,7 +173,7 @@ def test_code_that_goes_on_after_any_exception(start: Callable[..., Agent]) -> N
 
 
 def test_inside_of_c(start: Callable[..., Agent]) -> None:
-    """While the main thread is blocked in C++, what there is to say is said at once, and a second later the pod ends.
+    """While the main thread is blocked in C++, the signal is reported at once, and a second later the pod ends.
 
     Python alone would run the handler after the wait, half a minute later.
     """
@@ -191,8 +191,8 @@ def test_inside_of_c(start: Callable[..., Agent]) -> None:
     assert agent.process.exitcode == 7
 
 
-def test_when_what_there_is_to_say_breaks(start: Callable[..., Agent]) -> None:
-    """If our own answer to a signal raises, a blocked pod is ended all the same."""
+def test_an_error_while_a_signal_is_handled(start: Callable[..., Agent]) -> None:
+    """If our own code raises while it handles a signal, a blocked pod is still ended."""
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         def broken(told: object) -> None:
@@ -208,7 +208,7 @@ def test_when_what_there_is_to_say_breaks(start: Callable[..., Agent]) -> None:
 
 
 def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
-    """A second signal, while the agent stops its workers, interrupts nothing and is not told."""
+    """A second signal, while the agent stops its workers, interrupts nothing and is not reported."""
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         try:
@@ -234,7 +234,7 @@ def test_the_first_signal_counts(start: Callable[..., Agent]) -> None:
 
 
 def test_torchs_own_handlers(start: Callable[..., Agent]) -> None:
-    """Torch sets handlers of its own when it starts workers; ours are put back after that."""
+    """Torch sets its own handlers when it starts workers; `install` restores ours."""
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         for number in HANDLED:
@@ -286,7 +286,7 @@ def test_while_leaving(start: Callable[..., Agent]) -> None:
 
 
 def test_a_forked_worker(start: Callable[..., Agent]) -> None:
-    """A signal to a forked worker is the worker's: it gets torch's exception, and its agent hears nothing."""
+    """A forked worker that receives a signal gets torch's exception, and its agent receives nothing."""
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         worker = os.fork()
@@ -310,7 +310,7 @@ def test_a_forked_worker(start: Callable[..., Agent]) -> None:
 
 
 def test_a_signal_beside_a_forked_worker(start: Callable[..., Agent]) -> None:
-    """A signal to the agent is the agent's, and does not reach its workers."""
+    """A signal to the agent does not reach its workers."""
 
     def work(watch: SignalWatch, say: Callable[..., None]) -> None:
         worker = os.fork()
@@ -342,7 +342,7 @@ def test_it_leaves_nothing_behind(error: Exception | None) -> None:
     """After a local call, whatever its end, handlers and wakeup descriptor are the caller's, and no thread is left."""
 
     def own(*_: object) -> None:
-        """Do as a caller's handler does."""
+        """Be a caller's handler."""
 
     signal.signal(signal.SIGTERM, own)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -369,7 +369,7 @@ def test_it_leaves_nothing_behind(error: Exception | None) -> None:
 
 
 def test_in_another_thread() -> None:
-    """A task that is called from a thread hears no signals and changes no handlers."""
+    """A task that is called from a thread receives no signals and changes no handlers."""
     before = [signal.getsignal(number) for number in HANDLED]
     seen = []
 

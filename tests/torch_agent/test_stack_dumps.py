@@ -1,4 +1,4 @@
-"""Where a process stands: real processes that hang or crash, each in its own way."""
+"""Stacks of real processes that hang or crash."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHORT_S = 0.5
 ROUND = 2
 
 LIBC = ctypes.PyDLL(None)
-"""Its functions keep the interpreter's lock while they run."""
+"""Its functions hold the GIL while they run."""
 
 
 def in_python() -> None:
@@ -45,7 +45,7 @@ def in_c_without_the_lock() -> None:
 
 
 def in_c_with_the_lock() -> None:
-    """Wait so that no other Python code runs."""
+    """Wait while holding the GIL."""
     while True:
         LIBC.sleep(int(LONG_S))  # a signal ends it
 
@@ -57,12 +57,12 @@ def in_two_threads() -> None:
 
 
 def in_a_segfault() -> None:
-    """Read what is not there."""
+    """Crash with SIGSEGV."""
     ctypes.string_at(0)
 
 
 def in_an_abort() -> None:
-    """Give up, as C++ does."""
+    """Abort, as C++ does."""
     os.abort()
 
 
@@ -80,7 +80,7 @@ def _run(where: Callable[[], None], folder: Path, local_rank: int, offers: bool,
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., multiprocessing.process.BaseProcess]]:
-    """Start a process that gets stuck somewhere, or dies there; none survives the test."""
+    """Start a process that hangs or crashes; none survives the test."""
     started: list[multiprocessing.process.BaseProcess] = []
     context = multiprocessing.get_context("fork")
 
@@ -100,7 +100,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., multiprocessing.process.Base
 
 
 def _ask_until(folder: Path, pids: dict[int, int | None], text: str) -> dict[int, str]:
-    """Ask until all processes have got as far as the text says; return what was added last."""
+    """Ask until all stacks contain the text; return the last stacks."""
     deadline = time.monotonic() + LONG_S
     while True:
         stacks = ask_for_stacks(NodeFiles(folder), ROUND, pids, LONG_S)  # type: ignore[arg-type]
@@ -157,7 +157,7 @@ def test_an_answer_is_not_waited_for_long(
 def test_a_process_that_offers_nothing(
     start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
 ) -> None:
-    """A process that has not registered is sent no signal, which would end it; nor is one of another round."""
+    """A process that has not registered, or of another round, gets no signal, which would kill it."""
     silent, other = start(in_python, offers=False), start(in_python, local_rank=1)
     began = time.monotonic()
     assert ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: silent.pid}, LONG_S) == {}
@@ -180,7 +180,7 @@ def test_a_process_that_has_ended(start: Callable[..., multiprocessing.process.B
 def test_a_process_that_cannot_answer(
     start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
 ) -> None:
-    """A process that is stopped costs the time limit and no more; the others' stacks are there."""
+    """A suspended process is given up at the time limit; the others' stacks are returned."""
     frozen, there = start(in_python), start(in_python, local_rank=1)
     os.kill(frozen.pid or 0, signal.SIGSTOP)
     began = time.monotonic()
@@ -204,7 +204,7 @@ def test_a_fatal_signal(
     start: Callable[..., multiprocessing.process.BaseProcess],
     tmp_path: Path,
 ) -> None:
-    """A crash leaves where it happened, and the process ends by it all the same; a SIGKILL leaves nothing."""
+    """A crash leaves its stacks and still kills the process; a SIGKILL leaves none."""
     process = start(where)
     process.join(LONG_S)
     assert process.exitcode == -number

@@ -1,4 +1,4 @@
-"""The end of a worker's stderr: real processes that write through real FIFOs, and what the agent makes of it."""
+"""The end of a worker's stderr: real processes that write through real FIFOs to an agent."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ MANY = 200_000
 
 
 def one_line() -> None:
-    """Write as Python does: pytest has put something else into the place of sys.stderr."""
+    """Write as Python does: pytest has replaced sys.stderr."""
     with os.fdopen(2, "w", closefd=False) as stderr:
         stderr.write("a line\n")
 
 
 def without_an_end() -> None:
-    """Write a line that never ends, and go without a word."""
+    """Write a line without an end, and exit without an exception."""
     os.write(2, b"half a li")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def uncaught() -> None:
-    """Die of what C++ does with an exception that nobody catches."""
+    """Die of an uncaught C++ exception."""
     os.write(2, b"before\n")
     ctypes.CDLL("libstdc++.so.6")["_ZSt9terminatev"]()
 
@@ -67,7 +67,7 @@ def not_text() -> None:
 
 @pytest.fixture
 def tails(tmp_path: Path) -> Iterator[StderrRelay]:
-    """What an agent has open for two workers."""
+    """An agent's relay for two workers."""
     opened = StderrRelay(NodeFiles(tmp_path), ROUND, range(2))
     yield opened
     opened.close()
@@ -112,8 +112,8 @@ def test_what_a_worker_writes_is_passed_on_and_kept(
         (not_text, "\N{REPLACEMENT CHARACTER}" * 2),
     ],
 )
-def test_last_words(tmp_path: Path, tails: StderrRelay, write: Callable[[], None], said: str) -> None:
-    """However a worker dies and whoever writes, the end is kept."""
+def test_the_kept_end(tmp_path: Path, tails: StderrRelay, write: Callable[[], None], said: str) -> None:
+    """The end is kept however a worker dies and whichever process writes."""
     _run(tmp_path, write, tails)
     assert tails.tail(RANK) == said
 
@@ -121,7 +121,7 @@ def test_last_words(tmp_path: Path, tails: StderrRelay, write: Callable[[], None
 def test_much_is_passed_on_and_its_end_kept(
     tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing of a long log is lost on its way; what is kept is bounded, and begins with a whole line."""
+    """A long log is passed on completely; the kept end is bounded and begins with a whole line."""
     _run(tmp_path, a_lot, tails)
     kept = tails.tail(RANK).splitlines()
     tails.close()
@@ -132,7 +132,7 @@ def test_much_is_passed_on_and_its_end_kept(
 
 
 def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """No FIFO, or one that nobody reads: the worker writes to where it would have."""
+    """Without a FIFO, or without a reader, stderr is left as it is."""
     _run(tmp_path, one_line, None)
     StderrRelay(NodeFiles(tmp_path), ROUND, [RANK]).close()
     _run(tmp_path, one_line, None)
@@ -152,8 +152,8 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path, tails: StderrRelay) -> None
         os.close(descriptor)
 
 
-def test_a_worker_goes_on_when_nobody_reads_any_more(tmp_path: Path, tails: StderrRelay) -> None:
-    """A process that outlives the round, and writes more than a FIFO holds, is not kept waiting."""
+def test_a_worker_without_a_reader_does_not_block(tmp_path: Path, tails: StderrRelay) -> None:
+    """A process that outlives the round and writes more than a FIFO holds does not block."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     go = multiprocessing.get_context("fork").Event()
 

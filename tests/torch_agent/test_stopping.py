@@ -21,8 +21,8 @@ _fork = multiprocessing.get_context("fork")
 LONG_S = 20.0
 
 
-def _deaf(ready: Any) -> None:
-    """Wait for ever, whatever SIGTERM says."""
+def _ignores_sigterm(ready: Any) -> None:
+    """Ignore SIGTERM and wait for ever."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready.set()
     threading.Event().wait()
@@ -64,7 +64,7 @@ def start() -> Iterator[Callable[..., list[Any]]]:
 
 
 def test_a_signal_ends_them(start: Callable[..., list[Any]]) -> None:
-    """Processes that listen to the signal end by it, at once."""
+    """The signal ends processes at once."""
     processes = start(_plain, _plain)
     began = time.monotonic()
     stop_processes(processes, signal.SIGTERM, seconds=LONG_S)
@@ -73,8 +73,8 @@ def test_a_signal_ends_them(start: Callable[..., list[Any]]) -> None:
 
 
 def test_what_is_left_is_killed(start: Callable[..., list[Any]]) -> None:
-    """A process that does not listen is killed when the time is up; the other one's end is its own."""
-    processes = start(_plain, _deaf)
+    """A process that ignores the signal is killed after the time limit; the other one exits by itself."""
+    processes = start(_plain, _ignores_sigterm)
     began = time.monotonic()
     stop_processes(processes, signal.SIGTERM, seconds=0.3)
     assert time.monotonic() - began >= 0.3
@@ -82,14 +82,14 @@ def test_what_is_left_is_killed(start: Callable[..., list[Any]]) -> None:
 
 
 def test_one_that_failed_ends_by_itself(start: Callable[..., list[Any]]) -> None:
-    """A worker that has failed is sent nothing: its exit handlers have more time than those that are stopped."""
+    """A failed worker gets no signal, and its exit handlers have more time than stopped workers."""
     processes = start(_leaving, _plain)
     stop_processes(processes, signal.SIGTERM, spare=frozenset({0}), seconds=0.2)
     assert [process.exitcode for process in processes] == [7, -signal.SIGTERM]
 
 
 def test_one_that_failed_and_does_not_end(start: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exit that hangs is ended all the same."""
+    """A worker whose exit hangs is killed."""
     monkeypatch.setattr(workers, "EXIT_S", 0.5)
     processes = start(_plain)
     began = time.monotonic()
@@ -98,8 +98,8 @@ def test_one_that_failed_and_does_not_end(start: Callable[..., list[Any]], monke
     assert [process.exitcode for process in processes] == [-signal.SIGKILL]
 
 
-def test_who_can_still_finish() -> None:
-    """A worker that has handed over its result, taken or not, is finished; torch's context keeps both."""
+def test_unfinished() -> None:
+    """A worker that handed over its result, read or not, is finished."""
 
     class Context:
         _return_values = {0: "taken"}  # noqa: RUF012 - torch's, of an instance

@@ -1,4 +1,4 @@
-"""Each private name of torch can go away: then there is one warning, and torch's own behaviour."""
+"""Without one of torch's private names there is one warning, and torch's own behaviour."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_hook_that_is_missing(
 
 @pytest.mark.parametrize("name", ["_worker_group", "_remaining_restarts", "_pcontext"])
 def test_an_attribute_that_is_missing(name: str) -> None:
-    """An agent without an attribute is found out before it runs."""
+    """A missing attribute of the agent is found before it runs."""
     agent = SimpleNamespace(**dict.fromkeys(("_worker_group", "_remaining_restarts", "_pcontext")))
     assert missing_names(agent) == ()  # type: ignore[arg-type]
     delattr(agent, name)
@@ -95,14 +95,14 @@ def test_an_attribute_that_is_missing(name: str) -> None:
 def test_a_process_context_that_lacks_a_name(
     call: Any, context: Any, expected: object, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is found in it, and one warning says what that costs, however often it is asked."""
+    """A missing name gives an empty result, and one warning with the consequence."""
     assert call(context) == expected
     assert call(context) == expected
     assert len(_warnings(caplog)) == 1
 
 
 def test_a_torch_without_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are no collectives in the documents."""
+    """Without the flight recorder the documents have no collectives."""
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         monkeypatch.delattr(f"torch._C._distributed_c10d.{name}", raising=False)
     assert flight_recorder() is None
@@ -110,7 +110,7 @@ def test_a_torch_without_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_teardown_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The function of torch stays as it is, with one warning."""
+    """Torch's function stays unchanged, with one warning."""
     monkeypatch.setattr(distributed_c10d, "destroy_process_group", min)
     undo = watch_process_groups(InFlight(Mock(), Mock()))
     undo()

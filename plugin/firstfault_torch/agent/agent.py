@@ -1,8 +1,8 @@
-"""LocalElasticAgent that exchanges failure notices with its peers and documents what its workers die of.
+"""LocalElasticAgent that exchanges failure notices with its peers and documents why its workers died.
 
-When a worker counts as failed, how often workers are restarted, how nodes come together: torch decides that. This
-agent makes a failure known on all nodes at once, asks workers before it stops them, and stays until the outcome of the
-round is known. Its own code is guarded: if it breaks, this is a plain LocalElasticAgent and one warning.
+torch decides when a worker counts as failed, how often workers restart, and how nodes meet. This agent notifies all
+nodes of a failure at once, asks workers for their state before it stops them, and stays until the outcome of the round
+is known. Its own code is guarded: if it breaks, this is a plain LocalElasticAgent and one warning.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["PeerFailedError", "ReportingAgent", "environment_set"]
 _guarded = partial(guarded, through=(SignalException,))
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
 _NO_PAUSE_S = 1e-6
-"""torch sleeps so long between two looks: here the look itself waits, and is woken when there is something to see."""
+"""torch's sleep between two looks at the workers: here `monitor_workers` itself waits, and is woken by events."""
 _SIBLING_FAILED = "another worker of this node had failed"
 
 
@@ -53,7 +53,7 @@ class PeerFailedError(Exception):
     """Another node failed; this node's workers were stopped because of it.
 
     Args:
-        failure: what the other node told.
+        failure: the notice from the other node.
     """
 
     def __init__(self, failure: FirstFailure) -> None:
@@ -113,15 +113,15 @@ class ReportingAgent(HookedAgent):
     # --- torch's hooks ------------------------------------------------------------------------------------------
 
     def join_rendezvous(self, group: WorkerGroup) -> None:
-        """Number the round, which all nodes do alike."""
+        """Join the rendezvous, and number the round alike on all nodes."""
         with _guarded("ending a round"):
             self._end_round()
         super().join_rendezvous(group)
-        # if the nodes cannot agree on it, a number that is at least not the last round's
+        # if the nodes cannot agree on a number, it at least differs from the last round's
         number = self.recording.round + 1 if self._rounds else 0
         self._rounds += 1
         with _guarded("numbering the round"):
-            # first of all: the other nodes wait for it
+            # first: the other nodes wait for it
             number = begin_round(group.store, group.group_rank, number)
         with _guarded("beginning a round"):
             self._reporter.begin(number, group.group_world_size or 0)
@@ -132,7 +132,7 @@ class ReportingAgent(HookedAgent):
         """Start the workers, then watch them and listen to the other nodes."""
         with _guarded("listening to the workers' stderr"):
             self._workers.open_stderr(group.spec.local_world_size)
-        # spawned and forked workers alike inherit this process's environment
+        # spawned and forked workers both inherit this process's environment
         with environment_set(self.recording.environment()):
             ids = super().start_workers(group)
         with _guarded("watching the workers"):
@@ -143,7 +143,7 @@ class ReportingAgent(HookedAgent):
         return ids
 
     def monitor_workers(self, group: WorkerGroup) -> RunResult:
-        """Wait for news, and report a failure.
+        """Wait for an event or the interval, and report a failure.
 
         Raises:
             PeerFailedError: another node has failed.
@@ -158,7 +158,7 @@ class ReportingAgent(HookedAgent):
         try:
             result = super().monitor_workers(group)
         except (OSError, EOFError, pickle.UnpicklingError):
-            # a worker that is stopped while torch writes its exception leaves half a file, on which torch stumbles
+            # a worker that is stopped while torch writes its exception leaves half a file, which torch fails to read
             if not failed:
                 raise
         if failed:
@@ -169,13 +169,13 @@ class ReportingAgent(HookedAgent):
         return result
 
     def stop_workers(self, group: WorkerGroup, **more: Any) -> None:
-        """Stop the workers in our way first: torch stops them after a failure, and when nodes have come."""
+        """Ask and stop the workers before torch does so, after a failure or when nodes join."""
         with _guarded("stopping the workers"):
-            self._stop_workers_because("the nodes come together anew")
+            self._stop_workers_because("a new rendezvous begins")
         super().stop_workers(group, **more)
 
     def shut_down(self, death_signal: signal.Signals, timeout: int, **more: Any) -> None:
-        """Stop the workers in our way first."""
+        """Ask and stop the workers before torch does so."""
         if self._signals.gave_up.is_set():
             self._signals.notice()
         with _guarded("stopping the workers"):
@@ -198,13 +198,13 @@ class ReportingAgent(HookedAgent):
         else:
             self._await_peers(self._peers)
         self._finished = True
-        # the job is done: a signal can only keep its outputs from being written
+        # the job has succeeded: a signal must not keep its outputs from being written
         self._signals.begin_shutdown()
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
     def _end_round(self) -> None:
-        """Leave no thread of ours behind: the next round may fork."""
+        """End all threads of the round: the next one may fork."""
         self._workers.stop_watching()
         if self._peers is not None:
             self._peers.end()
@@ -212,7 +212,7 @@ class ReportingAgent(HookedAgent):
         self._workers.close_stderr()
 
     def close(self) -> None:
-        """Leave nothing running: wait for the uploads, each bounded by the deadline."""
+        """End all threads, after the uploads, each bounded by the deadline."""
         self._signals.when_received(None)
         self._workers.stop_watching()
         if self._peers is not None:
@@ -242,7 +242,7 @@ class ReportingAgent(HookedAgent):
         )
 
     def _ranks(self) -> tuple[int, ...]:
-        # torch's -1: the rendezvous has not given a rank
+        # -1 in torch: the rendezvous has not given a rank
         return tuple(worker.global_rank for worker in self.group.workers if worker.global_rank >= 0)
 
     def _rank_of(self, local_rank: int) -> int | None:
@@ -259,19 +259,19 @@ class ReportingAgent(HookedAgent):
             return []
         if self._workers.stopped is None:
             first = frozenset(reported) | {death.local_rank for death in deaths}
-            self._tell(self._first_failure(reported, deaths))
+            self._notify_peers(self._first_failure(reported, deaths))
             for death in deaths:
-                # before its siblings are asked: what is known of the first death is to be durable first
+                # before the siblings are asked: the document about the first death is to be durable first
                 self._reporter.document(death, None)
             self._workers.stop(_SIBLING_FAILED, first)
         return self._workers.deaths()
 
     def _first_failure(self, reported: dict[int, dict[str, Any]], deaths: list[Death]) -> FirstFailure:
-        """What to tell the others: the worker that reported first, else the first that died."""
+        """Return the notice for the other agents: the worker that reported first, else the first that died."""
         place = self.place()
         if reported:
-            local, words = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
-            what, document = str(words.get("what", "")), str(words.get("document", ""))
+            local, report = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
+            what, document = str(report.get("what", "")), str(report.get("document", ""))
             return FirstFailure(what, place.node, place.group_rank, self._rank_of(local), document)
         if not deaths:
             return FirstFailure("its workers are unhealthy", place.node, place.group_rank)
@@ -282,8 +282,8 @@ class ReportingAgent(HookedAgent):
     def _failed_result(self, deaths: list[Death]) -> RunResult:
         """Return torch's result, about the worker that failed first.
 
-        Torch's own names whichever it finds first, which may be a sibling that was stopped; or none, if a child of the
-        dead process keeps its sentinel silent.
+        Torch's own result names the failure that it finds first, which may be a stopped sibling; or none, while a child
+        of the dead process keeps its sentinel open.
         """
         files, stopped = self.report.error_files, self._workers.stopped
         reported = stopped.first if stopped is not None else frozenset()
@@ -292,12 +292,12 @@ class ReportingAgent(HookedAgent):
         return RunResult(WorkerState.FAILED, failures={self._rank_of(first.local_rank) or 0: failure})
 
     def _report_failure(self, result: RunResult, looked_ns: int) -> None:
-        """Write what is left to say after torch has noticed a failure, and that this is all."""
+        """Finish the report after torch has found a failure."""
         if self._workers.stopped is None:
-            # torch saw it first, and has stopped the others because of these
+            # torch saw the failure first and has stopped the other workers
             first = frozenset(failure.local_rank for failure in result.failures.values())
             deaths = [death for death in self._workers.deaths() if death.local_rank in first]
-            self._tell(self._first_failure({}, deaths))
+            self._notify_peers(self._first_failure({}, deaths))
             self._workers.stopped = Stop(_SIBLING_FAILED, looked_ns, first=first)
         self.finish_report()
 
@@ -319,10 +319,10 @@ class ReportingAgent(HookedAgent):
                 gave_up=self._signals.gave_up,
             )
 
-    def _tell(self, failure: FirstFailure) -> None:
+    def _notify_peers(self, failure: FirstFailure) -> None:
         """Tell the other agents of this node's failure."""
         if self._peers is not None:
-            self._peers.tell(replace(failure, fatal=self.restarts_left == 0))
+            self._peers.notify(replace(failure, fatal=self.restarts_left == 0))
 
     def _leave_with_a_failed_peer(self) -> None:
         """Stop the workers and leave if another node has failed.
@@ -341,15 +341,15 @@ class ReportingAgent(HookedAgent):
         raise PeerFailedError(failure)
 
     def peer_failure(self) -> PeerFailedError | None:
-        """Return another node's failure because of which the rendezvous was closed, None if there is none."""
+        """Return the failure of another node that closed the rendezvous; None if there is none."""
         failure = self._peers.broadcast.fatal_failure() if self._peers is not None else None
         return PeerFailedError(failure) if failure is not None else None
 
     def _await_peers(self, peers: Peers) -> None:
         """Wait until the workers of all nodes have succeeded.
 
-        Unlike torch's own barrier it hears signals and failures, and has no limit: a pod that leaves while others train
-        makes the whole job succeed.
+        Unlike torch's own barrier it reacts to signals and failures, and has no limit: a pod that exits while others
+        train makes the whole job succeed.
 
         Raises:
             PeerFailedError: one of the others has failed.
@@ -368,19 +368,19 @@ class ReportingAgent(HookedAgent):
 
     @staticmethod
     def _cannot_come_back(peers: Peers) -> FirstFailure:
-        """Another node starts its workers again, which takes all nodes: this one has finished, so it never can."""
-        heard = peers.outcome.failure if peers.outcome is not None else None
+        """Return the failure after which another node restarts; it cannot, because this node has finished."""
+        restart = peers.outcome.failure if peers.outcome is not None else None
         peers.close_rendezvous()
-        return heard or FirstFailure("the round ended without a reason", "")
+        return restart or FirstFailure("the round ended without a reason", "")
 
     def heard_by(self) -> set[int] | None:
-        """Return the group ranks of the agents that know of the failure; None: it cannot be told."""
+        """Return the group ranks of the agents that know of the failure; None: the store is gone."""
         return self._peers.heard_by() if self._peers is not None else None
 
     # --- the agent's own failures -------------------------------------------------------------------------------
 
     def _report_signal(self, received: SignalReceived) -> None:
-        """Report at once that this node is terminated; called from the thread that hears signals."""
+        """Report at once that this node is terminated; called from the thread that receives signals."""
         try:
             if self._finished:
                 return
@@ -389,12 +389,12 @@ class ReportingAgent(HookedAgent):
             others_suffice = (self.group.group_world_size or 1) - 1 >= self._min_nodes
             if self._peers is not None and (self._waits_at_exit or not others_suffice):
                 what = f"{TOLD_TO_GO_BY} {received.number.name}"
-                self._peers.broadcast.tell(FirstFailure(what, self.place().node, self.group.group_rank))
+                self._peers.broadcast.send(FirstFailure(what, self.place().node, self.group.group_rank))
         finally:
             self._signal_reported.set()
 
     def record_own_failure(self, error: BaseException, error_class: ErrorClass) -> None:
-        """Write a document about a failure of the agent itself, and that the node is done."""
+        """Write a document about a failure of the agent itself, and finish the report."""
         preempted = error_class is ErrorClass.PREEMPTION
         with guarded("stopping the workers"):
             self._stop_workers_because(TOLD_TO_GO if preempted else "its agent had failed")
@@ -404,11 +404,11 @@ class ReportingAgent(HookedAgent):
             self._reporter.write(about_agent(error, error_class, self.place(), Moment.now()))
         if self._peers is not None and not preempted:
             what = f"{type(error).__name__} in its agent"
-            self._peers.broadcast.tell(FirstFailure(what, self.place().node, self.group.group_rank))
+            self._peers.broadcast.send(FirstFailure(what, self.place().node, self.group.group_rank))
         self.finish_report()
 
     def finish_report(self) -> None:
-        """Write what is left to say about this node's workers, and that this is all."""
+        """Document the deaths of this node's workers, and announce that the node has failed."""
         self._workers.document_deaths()
         first = self._peers.broadcast.first_failure if self._peers is not None else None
         self._reporter.finish(self._ranks(), first)

@@ -1,4 +1,4 @@
-"""What an agent says: about a worker that died without a document, and about itself."""
+"""The failures that an agent documents: deaths of workers that wrote no document, and its own errors."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.exits import Death
     from firstfault_torch.context import Moment
 
-__all__ = ["LastWords", "Observation", "Stop", "about_agent", "about_death", "last_words"]
+__all__ = ["KeptException", "Observation", "Stop", "about_agent", "about_death", "kept_exception"]
 
 
 @dataclass(frozen=True, slots=True)
-class LastWords:
-    """What torch kept of an exception that our own recording did not see."""
+class KeptException:
+    """What torch kept of an exception that firstfault did not record."""
 
     exception: ExceptionInfo
     traceback: str
 
 
-def last_words(error_file: str, traceback_file: str) -> LastWords | None:
-    """Return what a worker left in torch elastic's error.json, else in torch.multiprocessing's traceback file."""
-    word = read_error_file(error_file)
-    if word is not None:
-        extra = word.get("extraInfo")
-        text = str((extra.get("py_callstack") if isinstance(extra, dict) else "") or word.get("message", ""))
-        return LastWords(_exception_from(str(word.get("message", ""))), text)
+def kept_exception(error_file: str, traceback_file: str) -> KeptException | None:
+    """Return the exception in torch elastic's error.json, else the one in torch.multiprocessing's traceback file."""
+    content = read_error_file(error_file)
+    if content is not None:
+        extra = content.get("extraInfo")
+        text = str((extra.get("py_callstack") if isinstance(extra, dict) else "") or content.get("message", ""))
+        return KeptException(_exception_from(str(content.get("message", ""))), text)
     text = read_traceback(traceback_file)
     if not text:
         return None
-    return LastWords(_exception_from(text.strip().splitlines()[-1]), text)
+    return KeptException(_exception_from(text.strip().splitlines()[-1]), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,14 @@ class Observation:
     """What an agent learned about a worker before it stopped it."""
 
     stack: str = ""
-    """Where all its threads stood."""
+    """The stacks of all its threads."""
     collectives: tuple[CollectiveProgress, ...] = ()
     thread_failures: tuple[ThreadFailure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why an agent stopped its workers, and what it learned from them before."""
+    """Why an agent stopped its workers, and what they answered before."""
 
     reason: str
     began_ns: int
@@ -77,17 +77,17 @@ class Stop:
     sent: str = "SIGTERM"
     """The signal."""
     first: frozenset[int] = frozenset()
-    """Local ranks of the workers because of which it did."""
+    """Local ranks of the workers that failed first; the agent stopped the others because of them."""
     caused_by: CausedBy | None = None
     observations: Mapping[int, Observation] = field(default_factory=dict)
     """By local rank."""
     killed_ns: int | None = None
-    """From when on it sent SIGKILL; before, somebody else did. None: not known."""
+    """When the agent began to send SIGKILL; an earlier one came from elsewhere. None: not known."""
 
     def ended(self, death: Death) -> bool:
-        """Whether it was this stop that ended a worker: however close the first ones died to it, it did not.
+        """Whether this stop ended a worker; never one of `first`, even if it died after the stop began.
 
-        A process may also answer the signal by an exit of its own, or crash in its clean-up.
+        A stopped process may also exit by itself, or crash in its clean-up.
         """
         by_us = True
         if death.signal == "SIGKILL" and self.killed_ns is not None:
@@ -95,14 +95,14 @@ class Stop:
         return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
 
     def sent_to(self, death: Death) -> str:
-        """Return the signal that ended a worker, or after which it ended in another way."""
+        """Return the signal that the agent sent before a worker ended."""
         return death.signal if death.signal in _TEARDOWN_SIGNALS else self.sent
 
 
-_ANSWERS = {"SignalException", "SystemExit", "KeyboardInterrupt"}
-"""What a signal's handler raises in a worker."""
+_SIGNAL_EXCEPTIONS = {"SignalException", "SystemExit", "KeyboardInterrupt"}
+"""Exceptions that a worker's signal handler raises."""
 _TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
-"""What is sent to stop workers: the signal that the agent was sent itself, else SIGTERM, then SIGKILL."""
+"""Signals that stop workers: the one that the agent received itself, else SIGTERM; then SIGKILL."""
 
 
 def about_death(  # noqa: PLR0913 - keywords
@@ -110,29 +110,29 @@ def about_death(  # noqa: PLR0913 - keywords
     place: Place,
     *,
     stop: Stop | None = None,
-    words: LastWords | None = None,
+    kept: KeptException | None = None,
     resources: Resources | None = None,
     fatal_stack: str = "",
     log_tail: str = "",
 ) -> WorkerError:
-    """Return the failure that a worker's death is.
+    """Return the failure record of a worker's death.
 
     Args:
         death: what the agent saw.
         place: the worker's.
-        stop: the agent's stopping of its workers, None if it had not begun to.
-        words: what torch kept of its exception.
-        resources: the container's memory, None if nobody knows.
-        fatal_stack: what faulthandler wrote when a fatal signal came.
-        log_tail: the end of what the worker wrote to stderr.
+        stop: why the agent stopped its workers; None if it did not.
+        kept: the exception that torch kept of the worker.
+        resources: the container's memory; None if it is not known.
+        fatal_stack: what faulthandler wrote at a fatal signal.
+        log_tail: the end of the worker's stderr.
     """
     flyte = FLYTE_CLASSES[ErrorClass.WORKER_FAILURE]
     stopped = stop is not None and stop.ended(death)
-    if stopped and words is not None and words.exception.type in _ANSWERS:
-        words = None
+    if stopped and kept is not None and kept.exception.type in _SIGNAL_EXCEPTIONS:
+        kept = None
     observed = stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
     stack = fatal_stack or observed.stack
-    code, message = _said(death, place, stop.reason if stop is not None and stopped else "", words)
+    code, message = _code_and_message(death, place, stop.reason if stop is not None and stopped else "", kept)
     resources = resources or Resources()
     failure = WorkerError(
         code=code,
@@ -144,7 +144,7 @@ def about_death(  # noqa: PLR0913 - keywords
         place=place,
         writer=Writer.AGENT,
         subject=Subject.WORKER,
-        exception=words.exception if words is not None else None,
+        exception=kept.exception if kept is not None else None,
         exit_code=death.exit_code,
         signal=death.signal,
         sent_signals=(SentSignal(stop.sent_to(death), stop.reason),) if stop is not None and stopped else (),
@@ -163,33 +163,32 @@ def about_death(  # noqa: PLR0913 - keywords
     return replace(failure, fingerprint=fingerprint_of(failure))
 
 
-def _said(death: Death, place: Place, stopped: str, words: LastWords | None) -> tuple[str, str]:
-    """Return code and message."""
+def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:
     who = f"rank {place.rank} (pid {death.pid})"
-    if words is not None:
-        return FLYTE_CLASSES[ErrorClass.WORKER_FAILURE].code, words.traceback
+    if kept is not None:
+        return FLYTE_CLASSES[ErrorClass.WORKER_FAILURE].code, kept.traceback
     if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:
-        return "USER:Stopped", f"{who} was ended by {death.signal} while its agent stopped it: {stopped}"
+        return "USER:Stopped", f"{who} was killed by {death.signal} while its agent stopped it: {stopped}"
     if stopped:
         return "USER:Stopped", f"{who} was stopped by its agent with {death.signal or 'a signal'}: {stopped}"
     if death.signal:
-        text = f"{who} was ended by {death.signal}, which its agent had not sent; exit code {death.exit_code}"
+        text = f"{who} was killed by {death.signal}, which its agent did not send; exit code {death.exit_code}"
         return f"USER:{death.signal}", text
     if death.exit_code == 0:
-        return "USER:ExitCode", f"{who} exited with code 0 before the task function had returned"
+        return "USER:ExitCode", f"{who} exited with code 0 before the task function returned"
     return "USER:ExitCode", f"{who} exited with code {death.exit_code} without an exception"
 
 
 def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Moment) -> WorkerError:
-    """Return the failure that an error in the agent process is; a signal to the agent is an exit, not an exception."""
+    """Return the failure record of an error in the agent process; one about a signal has no exception."""
     flyte = FLYTE_CLASSES[sort]
     signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
     exception = capture(error) if signal_number is None else None
     name = signal_name(signal_number) if signal_number is not None else ""
-    told = f"the agent of {place.node} was told to go by {name}: preemption, drain, a time limit, or a person"
+    terminated = f"the agent of {place.node} was terminated ({name}): preemption, drain, a time limit, or a person"
     failure = WorkerError(
         code=flyte.code,
-        message=format_exception(exception) if exception is not None else told,
+        message=format_exception(exception) if exception is not None else terminated,
         kind=flyte.kind,
         origin=flyte.origin,
         timestamp_ns=moment.wall_ns,
@@ -208,6 +207,6 @@ def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Mo
 
 
 def _exception_from(text: str) -> ExceptionInfo:
-    """Torch's texts are ``Type: message``."""
+    """Parse torch's ``Type: message``."""
     kind, _, message = text.partition(": ")
     return ExceptionInfo(type=kind or "unknown", message=message)

@@ -1,7 +1,7 @@
-"""Who of a node's workers died, when, of what, and whether the agent had told it to.
+"""Which of a node's workers ended, when, and with which exit code or signal.
 
-torch elastic looks at its workers at intervals and keeps one failure a node. This watches every process by a
-descriptor of its own, which becomes readable the moment the process ends.
+torch elastic polls its workers and keeps one failure per node. `DeathWatch` waits on one descriptor per process, which
+becomes readable the moment the process ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Death", "DeathWatch", "signal_name"]
 
 _WAKE_S = 0.5
-"""How often the watching thread looks whether it is still wanted, seconds."""
+"""Seconds between two checks of the watching thread whether it has to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +31,20 @@ class Death:
     local_rank: int
     pid: int
     exit_code: int
-    """As multiprocessing has it: negative for a signal."""
+    """As in multiprocessing: negative for a signal."""
     wall_ns: int
     monotonic_ns: int
 
     @property
     def signal(self) -> str:
-        """Name of the signal that ended it; empty if it exited."""
+        """Name of the signal that killed it; empty if it exited."""
         return signal_name(-self.exit_code) if self.exit_code < 0 else ""
 
 
 class DeathWatch:
-    """Notes the moment at which each of a node's worker processes ends.
+    """Records the moment at which each of a node's worker processes ends.
 
-    It only looks; waiting for the processes and their exit codes stays torch's business.
+    It only watches: torch waits for the processes and reads their exit codes.
 
     Args:
         processes: in order of local rank.
@@ -63,7 +63,7 @@ class DeathWatch:
         self._thread.start()
 
     def ended(self) -> list[Death]:
-        """Return all processes that have ended, in the order of their ends."""
+        """Return all processes that ended, earliest first."""
         found = []
         for local_rank, process in enumerate(self._processes):
             code = process.exitcode
@@ -74,7 +74,7 @@ class DeathWatch:
         return sorted(found, key=lambda death: (death.monotonic_ns, death.local_rank))
 
     def stop(self) -> None:
-        """End the watching thread; it must be gone before the agent forks again."""
+        """End the watching thread, which must not run when the agent forks again."""
         self._stop.set()
         self._thread.join(timeout=2 * _WAKE_S)
 
@@ -92,10 +92,10 @@ class DeathWatch:
 
 
 def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
-    """What becomes readable when the process ends, registered with `opened` if it has to be closed.
+    """Return what becomes readable when the process ends; `opened` closes it if need be.
 
-    multiprocessing's sentinel is a pipe that the process's own children inherit: with a data loader alive it stays
-    silent until that ends too. It is the fallback for a kernel or sandbox without pidfds.
+    The fallback, for a kernel or sandbox without pidfds, is multiprocessing's sentinel. The process's own children
+    inherit that pipe: while a data loader lives, it does not become readable.
     """
     try:
         descriptor = os.pidfd_open(process.pid)

@@ -1,8 +1,8 @@
-"""What all agents of a round learn from the store they share: that a node failed, or that all have finished.
+"""Tells all agents of a round, through the store they share, that a node failed or that all nodes have finished.
 
-torch's agents do not talk about failure. Here the first node that fails for good writes so into the round's store, and
-every other agent has a thread that waits for that one key on a connection of its own: it costs nothing while the
-training runs, and answers within milliseconds whatever the main thread is doing.
+torch's agents do not tell each other of failures. Here the first node that fails for good sets a key in the round's
+store, and every other agent has a thread that waits for that key on its own connection. The wait costs nothing while
+the training runs, and ends within milliseconds of the failure, whatever the main thread is doing.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["FailureBroadcast", "FirstFailure", "RoundOutcome"]
 
 _OUTCOME = "firstfault/outcome"
-"""Set once a round: who failed, or that all have finished. Every agent waits for it."""
+"""Set once a round: which node failed, or that all have finished. Every agent waits for it."""
 _FATAL = "firstfault/fatal"
-"""Set beside it by a node that failed for good after another one had only restarted."""
+"""Set by a node that fails for good, also when `_OUTCOME` already holds a failure after which workers restart."""
 _HEARD = "firstfault/heard"
-"""Prefix; each agent sets one when it has heard of a failure: it lives."""
+"""Prefix; each agent sets its own key when it learns of a failure, which shows that it is alive."""
 _WAIT = dt.timedelta(days=30)
-"""A round's outcome always comes: each way in which a round ends sets it, and a lost store ends the wait."""
+"""Longer than any round: every end of a round sets the outcome, and a lost store ends the wait."""
 _LOOK_S = 0.5
-"""How often a node whose peer starts its workers again looks for a fatal failure, seconds."""
+"""Seconds between two looks for a fatal failure while a peer restarts its workers."""
 _STORE_S = 2.0
 """Longest wait for the store to take or give a value."""
 
@@ -55,13 +55,13 @@ class FirstFailure:
 
     @property
     def reason(self) -> str:
-        """Why another node's workers are stopped."""
+        """The reason for stopping another node's workers."""
         who = f"rank {self.rank} on {self.node}" if self.rank is not None else f"the agent of {self.node}"
         return f"{who} failed: {self.what}"
 
     @property
     def cause(self) -> CausedBy:
-        """Whose failure it is, as documents have it."""
+        """The rank and node that failed, as documents name them."""
         return CausedBy(self.rank, self.node, self.document)
 
 
@@ -73,11 +73,11 @@ class RoundOutcome:
     finished: bool = False
     """All nodes' workers have succeeded."""
     lost: str = ""
-    """Why the store cannot be asked any more; empty if it can."""
+    """Why the store cannot be reached; empty if it can."""
 
 
 class FailureBroadcast:
-    """Waits for a round's outcome, tells one, and says who has heard it.
+    """Waits for a round's outcome, sends one, and lists the agents that know it.
 
     Args:
         store: the round's own; it is cloned, so that a wait here does not block the agent's own use of it.
@@ -91,20 +91,20 @@ class FailureBroadcast:
         self._wake = wake
         self._outcome: RoundOutcome | None = None
         self._ended = threading.Event()
-        self._told: FirstFailure | None = None
-        self._speaker: Any = None
-        """A connection that is open when there is something to tell: a slow name service may not delay that."""
+        self._sent: FirstFailure | None = None
+        self._connection: Any = None
+        """Opened before there is anything to send: a slow name service must not delay a failure notice."""
         self._thread = threading.Thread(target=self._wait, name="firstfault-outcome", daemon=True)
         self._thread.start()
 
     @property
     def outcome(self) -> RoundOutcome | None:
-        """How the round ended, None as long as nobody has said."""
+        """How the round ended; None while it is not known."""
         return self._outcome
 
     @property
     def failure(self) -> FirstFailure | None:
-        """Another node's fatal failure, None if there is none."""
+        """Another node's fatal failure; None if there is none."""
         outcome = self._outcome
         failure = outcome.failure if outcome is not None else None
         if failure is None or not failure.fatal or failure.group_rank == self._group_rank:
@@ -113,75 +113,75 @@ class FailureBroadcast:
 
     @property
     def first_failure(self) -> FirstFailure | None:
-        """The failure that ended the round, another node's or this one's own; None if nobody has told of one."""
-        heard = self._outcome.failure if self._outcome is not None else None
-        known = heard or self._told
+        """The failure that ended the round, another node's or this one's own; None if none is known."""
+        received = self._outcome.failure if self._outcome is not None else None
+        known = received or self._sent
         return known if known is not None and known.fatal else None
 
-    def tell(self, failure: FirstFailure) -> None:
-        """Tell the other agents; the first to do so counts, but a fatal failure is never hidden by a restart."""
-        if self._told is not None and (self._told.fatal or not failure.fatal):
+    def send(self, failure: FirstFailure) -> None:
+        """Tell the other agents; the first failure counts, but a restart never hides a fatal one."""
+        if self._sent is not None and (self._sent.fatal or not failure.fatal):
             return
-        self._told = failure
+        self._sent = failure
         text = json.dumps(asdict(failure))
 
         def put() -> None:
-            store = self._speaker or _connected(self._store)
+            store = self._connection or _connected(self._store)
             if failure.fatal:
                 store.compare_set(_FATAL, "", text)
             store.compare_set(_OUTCOME, "", text)
 
         bounded(put, _STORE_S, "telling the other agents")
 
-    def tell_finished(self) -> None:
+    def send_finished(self) -> None:
         """Tell the other agents that every node's workers have succeeded."""
         text = json.dumps({"finished": True})
         bounded(
-            lambda: (self._speaker or _connected(self._store)).compare_set(_OUTCOME, "", text),
+            lambda: (self._connection or _connected(self._store)).compare_set(_OUTCOME, "", text),
             _STORE_S,
             "telling the other agents",
         )
 
-    def hear(self, failure: FirstFailure) -> None:
-        """Take another node's failure from somebody else than the store; nothing if the round's outcome is known."""
+    def accept(self, failure: FirstFailure) -> None:
+        """Accept another node's failure from a source other than the store, unless the round's outcome is known."""
         known = self._outcome
         if known is None or known.lost or (known.failure is not None and not known.failure.fatal):
             self._outcome = RoundOutcome(failure=failure)
             self._wake()
 
     def fatal_failure(self) -> FirstFailure | None:
-        """Ask for another node's fatal failure; for an agent that knows the round to be over already."""
+        """Ask the store for another node's fatal failure, after the round has ended."""
 
         def ask() -> FirstFailure | None:
-            store = self._speaker or _connected(self._store)
+            store = self._connection or _connected(self._store)
             return _failure_from(store.get(_FATAL)) if store.check([_FATAL]) else None
 
         failure = self.failure
         if failure is None and not self._is_lost():
-            failure = bounded(ask, _STORE_S, "asking who failed")
+            failure = bounded(ask, _STORE_S, "asking which node failed")
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
     def heard_by(self, nodes: int, give_up: threading.Event | None = None) -> set[int] | None:
-        """Return the group ranks of the agents that have heard of the failure; None if the store cannot be asked.
+        """Return the group ranks of the agents that know of the failure; None if the store cannot be reached.
 
         Args:
             nodes: of the round.
-            give_up: once set, there is no time left to ask.
+            give_up: once set, ends the wait.
         """
 
         def ask() -> set[int]:
-            store = self._speaker or _connected(self._store)
+            store = self._connection or _connected(self._store)
             return {rank for rank in range(nodes) if store.check([f"{_HEARD}/{rank}"])}
 
-        return None if self._is_lost() else bounded(ask, _STORE_S, "asking who has heard", give_up)
+        return None if self._is_lost() else bounded(ask, _STORE_S, "asking which agents know of the failure", give_up)
 
     def end(self) -> None:
-        """Stop listening: the waiting thread ends when the round's outcome is told, or with the process."""
+        """End the waiting thread by setting the round's outcome."""
         if not self._thread.is_alive():
             return
         self._ended.set()
         with guarded("ending the wait for the round's outcome"):
-            self.tell(FirstFailure("the round is over", "", self._group_rank, fatal=False))
+            self.send(FirstFailure("the round is over", "", self._group_rank, fatal=False))
             self._thread.join(_STORE_S)
 
     def _is_lost(self) -> bool:
@@ -190,21 +190,21 @@ class FailureBroadcast:
     def _wait(self) -> None:
         with guarded("waiting for the round's outcome"):
             outcome = self._next_outcome()
-            # somebody else may have told meanwhile
+            # `accept` may have set it meanwhile
             self._outcome = self._outcome or outcome
             self._wake()
             failure = self._outcome.failure
             if failure is not None and not failure.fatal:
-                # a third node may still fail for good, and this one need not be on its way into the next round
+                # a third node may still fail for good before this one enters the next round
                 self._await_a_fatal_failure()
         self._wake()
 
     def _await_a_fatal_failure(self) -> None:
         try:
             while not self._ended.wait(_LOOK_S):
-                if self._speaker.check([_FATAL]):
-                    self._outcome = RoundOutcome(failure=_failure_from(self._speaker.get(_FATAL)))
-                    self._speaker.set(f"{_HEARD}/{self._group_rank}", "1")
+                if self._connection.check([_FATAL]):
+                    self._outcome = RoundOutcome(failure=_failure_from(self._connection.get(_FATAL)))
+                    self._connection.set(f"{_HEARD}/{self._group_rank}", "1")
                     return
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             self._outcome = RoundOutcome(lost=str(error).splitlines()[0])
@@ -212,7 +212,7 @@ class FailureBroadcast:
     def _next_outcome(self) -> RoundOutcome:
         while True:
             try:
-                self._speaker = _connected(self._store)
+                self._connection = _connected(self._store)
                 store = _connected(self._store)
                 store.wait([_OUTCOME], _WAIT)
                 failure = _failure_from(store.get(_OUTCOME))
@@ -221,25 +221,25 @@ class FailureBroadcast:
                 store.set(f"{_HEARD}/{self._group_rank}", "1")
                 return RoundOutcome(failure=failure)
             except (dist.DistNetworkError, dist.DistStoreError) as error:
-                # a connection can break without the death of whoever was at its other end
+                # a connection can also break while the store's host is alive
                 if not _listens(self._store):
-                    logger.info("the store that the agents share is gone: %s", error)
+                    logger.info("lost the store that the agents share: %s", error)
                     return RoundOutcome(lost=str(error).splitlines()[0])
 
 
 def _connected(store: Any) -> Any:
-    """A connection of our own to the store; torch would go on trying one whose host is gone for minutes.
+    """Return a new connection to the store; torch would retry for minutes if the store's host is gone.
 
     Raises:
-        torch.distributed.DistNetworkError: nobody listens there.
+        torch.distributed.DistNetworkError: no server listens there.
     """
     if not _listens(store):
-        raise dist.DistNetworkError("nobody listens at the store's address")
+        raise dist.DistNetworkError("no server listens at the store's address")
     return store.clone()
 
 
 def _listens(store: Any) -> bool:
-    """Whether the store's host takes connections; a clone of the store would try that for minutes."""
+    """Whether the store's host accepts connections; cloning the store would retry for minutes."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     try:

@@ -1,4 +1,4 @@
-"""Starting the agent over torch's public classes, and what comes of it."""
+"""Starts the agent through torch's public classes, and returns the workers' results or the failure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _OPTIONAL_SPEC = (
     "duplicate_stderr_filters",
     "virtual_local_rank",
 )
-"""Fields of LaunchConfig that some versions of torch hand on to the WorkerSpec."""
+"""Fields of LaunchConfig that some versions of torch pass to the WorkerSpec."""
 _CLOSING_S = 2.0
 """Longest wait for the rendezvous to be closed."""
 _OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
@@ -57,10 +57,10 @@ class LaunchFailedError(Exception):
 
     Args:
         error: what torch raised: ChildFailedError, SignalException, or an error of the agent itself; PeerFailedError
-            if it was another node that failed.
+            if another node failed.
         report: what this node has written about it.
         recording: with the round it failed in.
-        heard_by: group ranks of the agents that know of the failure; None: nobody can say.
+        heard_by: returns the group ranks of the agents that know of the failure; None if the store is gone.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ def launch_agent(  # noqa: PLR0913 - keywords
 ) -> dict[int, Any]:
     """Run the workers of this node to their end; return their results by global rank.
 
-    It does what ``torch.distributed.launcher.api.launch_agent`` does, with an agent of ours. A node that is not needed
-    (the job finished without it) returns nothing.
+    It does what ``torch.distributed.launcher.api.launch_agent`` does, with a `ReportingAgent`. A node without which the
+    job finished returns no results.
 
     Args:
         config: torch's.
@@ -98,11 +98,11 @@ def launch_agent(  # noqa: PLR0913 - keywords
         args: its arguments.
         recording: where and how to report.
         stop_seconds: how long workers that are stopped may take before they are killed.
-        signals: hears the signals to this process.
-        last_resort: ends the pod from another thread, if the main thread does not come to hear a signal.
+        signals: receives the signals to this process.
+        last_resort: ends the pod from another thread if the main thread does not handle a signal.
 
     Raises:
-        LaunchFailedError: a worker failed, here or on another node, or the agent did or was told to go.
+        LaunchFailedError: a worker failed, here or on another node, or the agent failed or was terminated.
     """
     agent: ReportingAgent | None = None
     shutdown: Callable[[], Any] | None = None
@@ -136,7 +136,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
             return _run(agent, entrypoint)
         with environment_set(recording.environment()):
             return _run(LocalElasticAgent(**arguments), entrypoint)
-    except Exception as error:  # noqa: BLE001 - whatever torch raises is reported and goes on
+    except Exception as error:  # noqa: BLE001 - every error of torch is reported and raised again
         signals.notice()
         failure = _concluded(agent, error, recording)
         if isinstance(error, SignalException):
@@ -148,7 +148,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
             with guarded("ending the report"):
                 agent.close()
         if shutdown is not None:
-            # whoever hosts the store may be the one that is gone, or frozen
+            # the node that hosts the store may be gone or frozen
             bounded(shutdown, _CLOSING_S, "closing the rendezvous", signals.gave_up)
 
 
@@ -157,12 +157,12 @@ def _signal_error(number: signal.Signals) -> SignalException:
 
 
 def _concluded(agent: ReportingAgent | None, error: Exception, recording: Recording) -> LaunchFailedError:
-    """Say what is left to say about a failed launch, and return it with all that was said."""
+    """Document the agent's own failure, if there is one, and return the launch's failure with all reports."""
     report = agent.report if agent is not None else NodeReport()
     if agent is not None and isinstance(error, RendezvousClosedError):
-        # another node had failed for good while this one was on its way into the next round
+        # another node failed for good while this one was entering the next round
         error = agent.peer_failure() or error
-    # what a worker or another node did has been said where it was noticed
+    # the failure of a worker or of another node is documented already
     if not isinstance(error, ChildFailedError | PeerFailedError):
         with guarded("reporting the agent's own failure"):
             error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else error_class_of(error)
@@ -173,7 +173,7 @@ def _concluded(agent: ReportingAgent | None, error: Exception, recording: Record
 
 
 def _reporting_agent(recording: Recording, **arguments: Any) -> ReportingAgent | None:
-    """Return our agent; None if this torch lacks a name that it builds on: then torch's own agent runs the workers."""
+    """Return the agent; None if this torch lacks a name that it needs: then torch's own agent runs the workers."""
     missing = missing_names()
     if not missing:
         agent = ReportingAgent(recording=recording, **arguments)
@@ -220,7 +220,7 @@ def _report_own_failure(
     if agent is not None:
         agent.record_own_failure(error, error_class)
         return
-    # before there was an agent: no round, no ranks
+    # there is no agent yet: no round, no ranks
     place = replace(node_place(recording), incarnation=recording.incarnation)
     failure = about_agent(error, error_class, place, Moment.now())
     receipt = record_error(failure, recording, spool_for_agent(recording), recording.upload_deadline_seconds)

@@ -1,8 +1,8 @@
-"""A connection between each agent and the first one, which the kernel closes the moment an agent dies.
+"""A TCP connection between each agent and the first one: the kernel closes it the moment an agent dies.
 
-An agent that is killed tells nobody, and the store the agents share lives on with another of them: without this its
-peers would train, or sleep, until a collective times out. A connection may also break without a death, so both ends
-try to meet again before one takes the other for dead.
+A killed agent sends no failure notice, and the store may run on another node. Without this connection its peers would
+wait until a collective times out. A connection can also break between two living agents, so both ends try to reconnect
+before one reports the other as dead.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ __all__ = ["Liveness"]
 
 _KEY = "firstfault/lifeline"
 _FAREWELL = b"bye\n"
-_AGAIN_S = 1.5
-"""How long after a connection broke an agent may still come back."""
+_RECONNECT_S = 1.5
+"""Time for an agent to reconnect before it counts as dead."""
 _PAUSE_S = 0.1
 _CONNECTING_S = 5.0
-_MEETING_S = 300.0
-"""Longest wait for the first agent to open its end; one without firstfault never does."""
+_FIRST_AGENT_S = 300.0
+"""Longest wait for the first agent to open its port; without firstfault it never does."""
 _LONGEST_LINE = 4096
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
-"""Seconds, seconds, times: a machine that vanishes closes nothing, and is missed after a minute."""
+"""Seconds, seconds, times: detects within a minute a machine that vanished without closing its connections."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _Peer:
 
 
 class Liveness:
-    """This node's connections of one round. Begin it after the workers have been forked: they would hold them open.
+    """This node's connections of one round. Make it after the workers were forked: they would keep them open.
 
     Args:
         store: the round's own.
@@ -67,18 +67,18 @@ class Liveness:
         self._on_death = on_death
         self._ended = threading.Event()
         self._waker, self._wake = socket.socketpair()
-        run = self._serve if group_rank == 0 else self._hold
-        self._thread = threading.Thread(target=self._guarded, args=(run,), name="firstfault-lifelines", daemon=True)
+        run = self._serve if group_rank == 0 else self._connect_to_first
+        self._thread = threading.Thread(target=self._guarded, args=(run,), name="firstfault-liveness", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Say farewell and close; leaves no thread behind."""
+        """Send a farewell, close, and end the thread."""
         if self._ended.is_set():
             return
         self._ended.set()
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
-        self._thread.join(_AGAIN_S)
+        self._thread.join(_RECONNECT_S)
         self._wake.close()
 
     def _guarded(self, run: Callable[[], None]) -> None:
@@ -104,14 +104,14 @@ class Liveness:
                             missing.pop(peer.group_rank, None)
                     elif key.data is not None and _is_over(key.fileobj, waiting) == "broken":
                         rank = key.data.group_rank
-                        # the end of a connection may be heard after the next one has been taken
+                        # the old connection's end may be read after the new one was accepted
                         if latest.get(rank) is key.fileobj:
                             missing[rank] = (time.monotonic(), key.data)
                 for rank, (since, peer) in list(missing.items()):
-                    if time.monotonic() - since > _AGAIN_S:
+                    if time.monotonic() - since > _RECONNECT_S:
                         del missing[rank]
                         self._on_death(rank, peer.node)
-            _say_farewell([key.fileobj for key in waiting.get_map().values() if key.data is not None])
+            _send_farewell([key.fileobj for key in waiting.get_map().values() if key.data is not None])
 
     def _accept(
         self, listener: socket.socket, waiting: selectors.BaseSelector, open_: contextlib.ExitStack, secret: str
@@ -119,14 +119,14 @@ class Liveness:
         try:
             connection, _ = listener.accept()
         except OSError:
-            return None, None  # gone before it was taken
+            return None, None  # closed before it was accepted
         try:
-            connection.settimeout(_AGAIN_S)
-            peer = _greeted(_line(connection), secret)
+            connection.settimeout(_RECONNECT_S)
+            peer = _parse_greeting(_read_line(connection), secret)
             connection.sendall(json.dumps({"node": self._own.node}).encode() + b"\n")
             _keep_alive(connection)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.debug("somebody who is no agent connected: %s", error)
+            logger.debug("dropped a connection that is not an agent's: %s", error)
             connection.close()
             return None, None
         open_.enter_context(connection)
@@ -135,30 +135,30 @@ class Liveness:
 
     # --- every other agent's end --------------------------------------------------------------------------------
 
-    def _hold(self) -> None:
+    def _connect_to_first(self) -> None:
         try:
             where = self._first_address()
         except (dist.DistNetworkError, dist.DistStoreError) as error:
-            logger.debug("the first agent opens no connection: %s", error)
+            logger.debug("cannot ask the store for the first agent's port: %s", error)
             return
         if where is None:
             return
         first = _Peer(0, "")
         connection = self._connect(where, first, _CONNECTING_S)
         if connection is None:
-            logger.info("no connection to the first agent; its sudden death will be noticed late")
+            logger.info("no connection to the first agent; if it is killed, this node detects it late")
             return
         while connection is not None:
             with connection:
-                if self._waits(connection) != "broken":
+                if self._wait_for_end(connection) != "broken":
                     return
-            connection = self._connect(where, first, _AGAIN_S)
+            connection = self._connect(where, first, _RECONNECT_S)
         if not self._ended.is_set():
             self._on_death(0, first.node)
 
     def _first_address(self) -> dict[str, Any] | None:
         store = self._store.clone()
-        deadline = time.monotonic() + _MEETING_S
+        deadline = time.monotonic() + _FIRST_AGENT_S
         while not self._ended.is_set() and time.monotonic() < deadline:
             if store.check([_KEY]):
                 address: dict[str, Any] = json.loads(store.get(_KEY))
@@ -173,18 +173,18 @@ class Liveness:
             with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
                 connection = opened.enter_context(socket.create_connection((self._first_host, where["port"]), left))
                 if connection.getsockname() == connection.getpeername():
-                    continue  # on one machine a port that nobody listens at any more may be drawn for this end
+                    continue  # a TCP self-connection: the kernel chose the freed port for this end
                 with contextlib.suppress(ValueError, KeyError):
                     connection.sendall(json.dumps(greeting).encode() + b"\n")
-                    first.node = str(json.loads(_line(connection))["node"])
+                    first.node = str(json.loads(_read_line(connection))["node"])
                     _keep_alive(connection)
                     opened.pop_all()
                     return connection
             self._ended.wait(_PAUSE_S)
         return None
 
-    def _waits(self, connection: socket.socket) -> str:
-        """Wait until the connection is over; return "farewell", "broken", or "ended" if this end is to end."""
+    def _wait_for_end(self, connection: socket.socket) -> str:
+        """Wait until the connection ends; return "farewell", "broken", or "ended" after a call of `end`."""
         with selectors.DefaultSelector() as waiting:
             waiting.register(connection, selectors.EVENT_READ)
             waiting.register(self._waker, selectors.EVENT_READ)
@@ -193,31 +193,31 @@ class Liveness:
                     over = _is_over(connection, waiting) if key.fileobj is connection else ""
                     if over:
                         return over
-        _say_farewell([connection])
+        _send_farewell([connection])
         return "ended"
 
 
 def _listening() -> socket.socket:
-    """On all interfaces, as torch's own store: which of them the other pods can reach is not known here."""
+    """Listen on all interfaces, as torch's store does: which one the other pods can reach is not known here."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server(("", 0), backlog=1024)
 
 
-def _greeted(line: bytes, secret: str) -> _Peer:
-    """Return who says so.
+def _parse_greeting(line: bytes, secret: str) -> _Peer:
+    """Return the agent that a greeting names.
 
     Raises:
-        ValueError: it is no greeting, or its secret is not the one in the store.
+        ValueError: it is not a greeting, or its secret is not the one in the store.
     """
-    said = json.loads(line)
-    if not secrets.compare_digest(str(said["secret"]), secret):
+    greeting = json.loads(line)
+    if not secrets.compare_digest(str(greeting["secret"]), secret):
         raise ValueError("the secret is wrong")
-    return _Peer(int(said["group_rank"]), str(said["node"]))
+    return _Peer(int(greeting["group_rank"]), str(greeting["node"]))
 
 
 def _is_over(connection: Any, waiting: selectors.BaseSelector) -> str:
-    """Return "farewell" or "broken" and forget the connection if it is over; empty if it is not."""
+    """Return "farewell" or "broken" and unregister the connection if it ended; empty if it did not."""
     try:
         data = connection.recv(_LONGEST_LINE)
     except TimeoutError:
@@ -230,13 +230,13 @@ def _is_over(connection: Any, waiting: selectors.BaseSelector) -> str:
     return "farewell" if data else "broken"
 
 
-def _say_farewell(connections: list[Any]) -> None:
+def _send_farewell(connections: list[Any]) -> None:
     for connection in connections:
         with contextlib.suppress(OSError):
             connection.sendall(_FAREWELL)
 
 
-def _line(connection: socket.socket) -> bytes:
+def _read_line(connection: socket.socket) -> bytes:
     data = b""
     while not data.endswith(b"\n") and len(data) < _LONGEST_LINE:
         part = connection.recv(_LONGEST_LINE)

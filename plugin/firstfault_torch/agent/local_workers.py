@@ -1,4 +1,4 @@
-"""This node's worker processes in one round: when they end, what they say, and stopping them."""
+"""This node's worker processes: watches when they end, reads what they report, and stops them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LocalWorkers:
         self._stderr: StderrRelay | None = None
         self._channel: AgentChannel | None = None
         self.stopped: Stop | None = None
-        """Why this agent stopped the workers of the round; None: it has not."""
+        """Why this agent stopped the workers of the round; None: it did not."""
         if recording.files is not None:
             with guarded("opening the channel to the workers"):
                 self._channel = AgentChannel(recording.files, wake)
@@ -92,7 +92,7 @@ class LocalWorkers:
         if self._channel is not None:
             self._channel.close()
 
-    # --- what they say ------------------------------------------------------------------------------------------
+    # --- their failures ------------------------------------------------------------------------------------------
 
     @property
     def is_watched(self) -> bool:
@@ -100,13 +100,13 @@ class LocalWorkers:
         return self._watch is not None
 
     def reported(self) -> dict[int, dict[str, Any]]:
-        """Return what failed workers of this round have said, by local rank."""
+        """Return the reports of failed workers of this round, by local rank."""
         return self._channel.failed(self._reporter.recording.round) if self._channel is not None else {}
 
     def deaths(self) -> list[Death]:
-        """Return the workers that have ended and have not succeeded, in the order of their ends.
+        """Return the workers that ended without success, in the order of their ends.
 
-        A worker that has exited with 0 and has not handed over a result never will: torch would wait for it for ever.
+        A worker that exited with 0 before it handed over its result counts: torch would wait for that result for ever.
         """
         if self._watch is None:
             return []
@@ -114,7 +114,7 @@ class LocalWorkers:
         return [death for death in self._watch.ended() if death.exit_code != 0 or death.local_rank in missing]
 
     def document_deaths(self) -> None:
-        """Write, in the background, about each death of this round; once."""
+        """Document each death of this round once, in the background."""
         for death in self.deaths():
             self._reporter.document(death, self.stopped)
 
@@ -128,7 +128,7 @@ class LocalWorkers:
         caused_by: CausedBy | None = None,
         sent: signal.Signals = signal.SIGTERM,
     ) -> None:
-        """Ask the workers what only they know, then stop them.
+        """Ask the workers for stacks and state, then stop them.
 
         Args:
             reason: for a person.

@@ -1,4 +1,4 @@
-"""The other agents of a round: hearing of their failures, and telling them of this node's."""
+"""Exchanges failure notices with the other agents of a round."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Peers"]
 _CLOSING_S = 2.0
 """Longest wait for a listener to end, and for the rendezvous to be closed."""
 _COMING_BACK_S = 60.0
-"""How long another node's failure may stand in the roster while workers can be started again."""
+"""How long a failure in the roster may be ignored while the workers can restart."""
 
 
 class Peers:
@@ -36,7 +36,7 @@ class Peers:
         interval: seconds between two looks at the workers.
         can_restart: whether the workers may be started again after a failure.
         wake: called from a thread when the round's outcome is known.
-        gave_up: set by a signal to this process.
+        gave_up: set by a signal to this process; ends waits.
     """
 
     def __init__(  # noqa: PLR0913 - keywords
@@ -71,42 +71,42 @@ class Peers:
 
     @property
     def outcome(self) -> RoundOutcome | None:
-        """How the round ended, None as long as it has not."""
+        """How the round ended; None until it has."""
         return self.broadcast.outcome
 
-    def tell(self, failure: FirstFailure) -> None:
+    def notify(self, failure: FirstFailure) -> None:
         """Tell the other agents of this node's failure; a fatal one also closes the rendezvous."""
-        self.broadcast.tell(failure)
+        self.broadcast.send(failure)
         if failure.fatal:
-            # in the background: the siblings need not wait for it
+            # in the background: this node's workers are stopped meanwhile
             bounded(self._group.spec.rdzv_handler.set_closed, 0, "closing the rendezvous")
 
     def close_rendezvous(self) -> None:
-        """Let no node wait for this one in a rendezvous."""
+        """Close the rendezvous, so that no node waits in it for this one."""
         bounded(self._group.spec.rdzv_handler.set_closed, _CLOSING_S, "closing the rendezvous")
 
     def heard_by(self) -> set[int] | None:
-        """Return the group ranks of the agents that have heard of the failure; None: the store is gone."""
+        """Return the group ranks of the agents that know of the failure; None: the store is gone."""
         return self.broadcast.heard_by(self._group.group_world_size or 0, self._gave_up)
 
     def stop_listening(self) -> None:
-        """End the connections to the other agents, and the look at the roster."""
+        """Close the connections to the other agents, and stop polling the roster."""
         listeners: tuple[Any, ...] = (self._liveness, self._roster_poll)
         self._liveness = self._roster_poll = None
         for listener in listeners:
             if listener is not None:
-                bounded(listener.end, _CLOSING_S, "ceasing to listen to the others", self._gave_up)
+                bounded(listener.end, _CLOSING_S, "ending the connections to the other agents", self._gave_up)
 
     def end(self) -> None:
-        """End the round; leaves no thread behind: the next round may fork."""
+        """End the round and its threads: the next round may fork."""
         self.stop_listening()
         self.broadcast.end()
 
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
-        """Tell the others of an agent that died."""
-        self.broadcast.tell(FirstFailure(DIED_UNHEARD, node, group_rank))
+        """Tell the other agents that one of them died."""
+        self.broadcast.send(FirstFailure(DIED_UNHEARD, node, group_rank))
 
     def _take_from_roster(self, group_rank: int) -> None:
-        """Hear of a failure that its node could only write down."""
-        what = "its node has written down that it failed, and could not tell"
-        self.broadcast.hear(FirstFailure(what, f"node {group_rank}", group_rank))
+        """Accept a failure that another node wrote into the roster but did not broadcast."""
+        what = "its roster entry says so; it sent no failure notice"
+        self.broadcast.accept(FirstFailure(what, f"node {group_rank}", group_rank))

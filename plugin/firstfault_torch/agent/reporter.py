@@ -1,4 +1,4 @@
-"""What a node says: who takes part, what its processes died of, and that it has nothing more to say."""
+"""What a node writes: its roster entries, and the documents about its processes' deaths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError
 from firstfault.wire.documents import decode, encode, encode_presence
-from firstfault_torch.agent.agent_failures import about_death, last_words
+from firstfault_torch.agent.agent_failures import about_death, kept_exception
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
     as_stored,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import Place, Resources
     from firstfault.recorder import SpooledDocument
-    from firstfault_torch.agent.agent_failures import LastWords, Stop
+    from firstfault_torch.agent.agent_failures import KeptException, Stop
     from firstfault_torch.agent.exits import Death
     from firstfault_torch.agent.failure_broadcast import FirstFailure
     from firstfault_torch.context import Recording
@@ -41,7 +41,7 @@ __all__ = ["NodeReport", "Reporter"]
 _UPLOADS = 4
 """Uploads of one node at a time."""
 _ASKING_S = 1.0
-"""Longest wait for the recorder's word on the container's memory."""
+"""Longest wait for the recorder's data on the container's memory."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class NodeReport:
 
 
 class Reporter:
-    """Writes a node's documents and roster entries, in the background, and remembers what became of them.
+    """Writes a node's documents and roster entries in the background, and keeps their receipts.
 
     Args:
         recording: where and how; its round is set by `begin`.
@@ -75,7 +75,7 @@ class Reporter:
     # --- rounds -------------------------------------------------------------------------------------------------
 
     def begin(self, number: int, nodes: int) -> None:
-        """Begin a round; what the last one left has been written by then."""
+        """Begin a round, after all writes of the last one have ended."""
         self.drain()
         self.report = NodeReport()
         self._documented = {}
@@ -89,16 +89,16 @@ class Reporter:
         ranks: tuple[int, ...],
         log_tails: StderrRelay | None = None,
     ) -> None:
-        """Say that this node's workers run, and leave what is to be said should the agent die."""
+        """Announce that this node's workers run, and spool the report on the agent's death in case it dies."""
         self.report.error_files = error_files
         self._traceback_files = traceback_files
         self._log_tails = log_tails
         self.announce(Phase.JOINED, ranks)
-        with guarded("leaving last words"):
-            self._leave_last_words(ranks)
+        with guarded("spooling the report on the agent's death"):
+            self._spool_dead_agent(ranks)
 
     def drain(self) -> None:
-        """Wait for what runs in the background, each upload bounded by its deadline; leaves no thread behind."""
+        """Wait for the background uploads, each bounded by its deadline, and end their threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
@@ -110,14 +110,14 @@ class Reporter:
     # --- roster -------------------------------------------------------------------------------------------------
 
     def announce(self, phase: Phase, ranks: tuple[int, ...], first: FirstFailure | None = None) -> None:
-        """Write a roster entry in the background; a failed node's holds the receipts of its documents."""
+        """Write a roster entry in the background; that of a failed node holds the receipts of its documents."""
         receipts = tuple(self.report.receipts) if phase is Phase.FAILED else ()
         presence = NodePresence(phase, self._place_of(None), ranks, receipts, time.time_ns())
         if first is not None:
             presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
         self._entries.append(self._submit(partial(put_entry, presence, self.recording)))
 
-    def _leave_last_words(self, ranks: tuple[int, ...]) -> None:
+    def _spool_dead_agent(self, ranks: tuple[int, ...]) -> None:
         if self.recording.files is None:
             return
         place = self._place_of(None)
@@ -128,7 +128,7 @@ class Reporter:
     # --- documents ----------------------------------------------------------------------------------------------
 
     def write(self, failure: WorkerError) -> Receipt:
-        """Make a document of the agent's own durable, waiting at most the deadline."""
+        """Make a document that the agent wrote durable, within the deadline."""
         spool = spool_for_agent(self.recording)
         receipt = record_error(failure, self.recording, spool, self.recording.upload_deadline_seconds)
         self.report.failures.append(as_stored(failure, receipt.name))
@@ -136,16 +136,16 @@ class Reporter:
         return receipt
 
     def document(self, death: Death, stop: Stop | None) -> None:
-        """Write, in the background, what there is to say about one death; once."""
+        """Document one death in the background; a second call for the same worker does nothing."""
         if death.local_rank not in self._documented:
             self._documented[death.local_rank] = self._submit(partial(self._document, death, stop))
 
     def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
-        """Say that this node has written all it will write, once it has.
+        """Announce that this node has failed and written all its documents, after it has.
 
         Args:
             ranks: its workers'.
-            first: the failure that ended the round, None if nobody has told of one.
+            first: the failure that ended the round; None if it is not known.
         """
         for upload in self._documented.values():
             with guarded("uploading a worker's document"):
@@ -153,7 +153,7 @@ class Reporter:
         self.announce(Phase.FAILED, ranks, first)
 
     def _document(self, death: Death, stop: Stop | None) -> None:
-        """Write about one death what its worker has not said; runs in an upload thread."""
+        """Write a document about one death if its worker wrote none; runs in an upload thread."""
         own = self._own_documents(death)
         if any(not failure.in_flight for failure in own):
             return
@@ -164,7 +164,7 @@ class Reporter:
                 death,
                 self._place_of(death.local_rank),
                 stop=stop,
-                words=None if own else self._words_of(death),
+                kept=None if own else self._kept_by_torch(death),
                 resources=self._resources() if killed else None,
                 fatal_stack=self._fatal_stack(death.local_rank),
                 log_tail=self._log_tails.tail(death.local_rank) if by_itself and self._log_tails is not None else "",
@@ -172,7 +172,7 @@ class Reporter:
         )
 
     def _own_documents(self, death: Death) -> list[WorkerError]:
-        """Return what the worker itself has said, made durable by now if it was not."""
+        """Return the failures that the worker wrote itself; upload those that it could not upload."""
         spool = spool_of(self.recording, death.local_rank, self.report.error_files.get(death.local_rank))
         if spool is None:
             return []
@@ -196,8 +196,8 @@ class Reporter:
         receipt = put_document(document, self.recording, failure.monotonic_ns, failure.rank, deadline)
         return receipt, failure
 
-    def _words_of(self, death: Death) -> LastWords | None:
-        return last_words(
+    def _kept_by_torch(self, death: Death) -> KeptException | None:
+        return kept_exception(
             self.report.error_files.get(death.local_rank, ""), self._traceback_files.get(death.local_rank, "")
         )
 
@@ -206,13 +206,13 @@ class Reporter:
             return ""
         stack = fatal_stack(self.recording.files, self.recording.round, local_rank)
         if stack:
-            # where torch elastic would have it
+            # torch elastic would print it there
             sys.stderr.write(f"{stack}\n")
             sys.stderr.flush()
         return stack
 
     def _resources(self) -> Resources | None:
-        """What the recorder knows of the container's memory; None without a recorder."""
+        """Return the recorder's data on the container's memory; None without a recorder."""
         if self.recording.files is None:
             return None
         return bounded(partial(ask_recorder, self.recording), _ASKING_S, "asking for the container's memory")
@@ -226,5 +226,5 @@ class Reporter:
 def _read(data: bytes, name: str) -> WorkerError:
     document = decode(data, DocumentRef(name))
     if not isinstance(document, WorkerError):
-        raise TypeError(f"{name} in the node's spool is no error document")
+        raise TypeError(f"{name} in the node's spool is not an error document")
     return document

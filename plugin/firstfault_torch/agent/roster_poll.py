@@ -1,7 +1,7 @@
-"""A slow look at the roster in the storage: how an agent learns of a failure that nobody could tell it.
+"""Polls the roster in the storage, to find failures of nodes that could not notify this one.
 
-Agents tell each other through the store they share. Its host may be frozen, or gone together with whoever failed; what
-a node has written into the storage is there all the same. The node's recorder asks, which has a connection to it.
+Agents notify each other through the store they share, whose host may be frozen or gone. A failed node's roster entry in
+the storage is there all the same. The node's recorder lists the roster, because it has a connection to the storage.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 __all__ = ["RosterPoll"]
 
-_LOOKS_PER_S = 3.0
-"""Of all nodes of a job together: a large one looks less often."""
+_POLLS_PER_S = 3.0
+"""Of all nodes of a job together: the nodes of a large job poll less often."""
 _LEAST_S = 5.0
 _ANSWER_S = 10.0
 
 
 class RosterPoll:
-    """Looks at the roster every few seconds. Begin it after the workers have been forked.
+    """Polls the roster every few seconds. Make it after the workers were forked.
 
     Args:
-        recording: its round is the one that is looked at.
+        recording: with the round to look for.
         files: the node's.
         group_rank: this node's.
         nodes: of the round.
-        patience_seconds: how long another node's failure may stand there before it is believed not to have been told.
+        patience_seconds: how long a failure must be in the roster before `on_failure` is called.
         on_failure: called once, with a group rank, from a thread.
     """
 
@@ -55,20 +55,20 @@ class RosterPoll:
         self._recorder = Recorder(files.recorder)
         self._round = recording.round
         self._own = group_rank
-        self._every_s = max(_LEAST_S, nodes / _LOOKS_PER_S)
+        self._every_s = max(_LEAST_S, nodes / _POLLS_PER_S)
         self._patience_s = patience_seconds
         self._on_failure = on_failure
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="firstfault-look", daemon=True)
+        self._thread = threading.Thread(target=self._poll, name="firstfault-roster", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Look no more; leaves no thread behind but one that waits for a storage."""
+        """Stop polling, and end the thread unless it waits for the storage."""
         self._ended.set()
         self._thread.join(1)
 
-    def _look(self) -> None:
-        with guarded("looking at the roster"):
+    def _poll(self) -> None:
+        with guarded("polling the roster"):
             seen: dict[int, float] = {}
             while not self._ended.wait(self._every_s):
                 now = time.monotonic()
@@ -82,7 +82,7 @@ class RosterPoll:
         try:
             names = self._recorder.roster(_ANSWER_S)
         except FirstFaultError as error:
-            logger.debug("the roster could not be looked at: %s", error)
+            logger.debug("the roster could not be listed: %s", error)
             return []
         keys = [key for key in map(RosterKey.parse, names) if key is not None]
         failed = {key.group_rank for key in keys if key.round == self._round and key.phase is Phase.FAILED}

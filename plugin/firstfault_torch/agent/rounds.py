@@ -1,4 +1,4 @@
-"""What the agents of a round agree on in the store they share: its number, and that everybody has finished."""
+"""What the agents of a round agree on in the store they share: the round's number, and that all have finished."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = ["await_all", "begin_round"]
 _AGREEING = dt.timedelta(seconds=5)
 """Longest wait for the number of the round; the first node may run without firstfault."""
 _LOOK_S = 1.0
-_TELLING_S = 60.0
-"""How often it is logged that this node waits."""
+_LOG_EVERY_S = 60.0
+"""Seconds between two log lines that say that this node waits."""
 
 
 def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
     """Return the number of this rendezvous, the same on all nodes.
 
-    Each rendezvous has a store of its own below one that all rounds share: its first node counts there.
+    Each rendezvous has its own store on top of one that all rounds share, in which the first node counts the rounds.
 
     Args:
         store: the round's own.
         group_rank: this node's.
-        fallback: the number if the first node does not say one.
+        fallback: the number if the first node does not set one.
     """
     shared = getattr(store, "underlying_store", store)
     if group_rank == 0:
@@ -54,11 +54,11 @@ def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
 def await_all(store: Any, nodes: int, outcome: FailureBroadcast, wake: threading.Event, recording: Recording) -> bool:
     """Wait until the workers of all nodes have succeeded; False if the round ended in another way.
 
-    The wait is the caller's thread's, in Python: signals and `wake` reach it. It has no limit of its own: as long as
-    the others train, this node has to stay.
+    The calling thread waits in Python, so that signals and `wake` reach it. The wait has no limit: this node has to
+    stay while the others train.
 
     Raises:
-        RendezvousConnectionError: the node that hosts the store is gone, and not because all have finished.
+        RendezvousConnectionError: the node that hosts the store is gone before all nodes have finished.
     """
     with guarded("entering the exit barrier"):
         if store.add(BARRIER_MEMBERS, 1) == nodes:
@@ -71,12 +71,12 @@ def await_all(store: Any, nodes: int, outcome: FailureBroadcast, wake: threading
         if ended is not None:
             return ended.finished
         if _is_complete(store):
-            outcome.tell_finished()
+            outcome.send_finished()
             return True
         wake.wait(_LOOK_S)
         wake.clear()
         waited += _LOOK_S
-        if waited % _TELLING_S < _LOOK_S:
+        if waited % _LOG_EVERY_S < _LOOK_S:
             logger.info("this node's workers have finished; waiting for the other nodes'")
 
 
@@ -84,13 +84,13 @@ def _is_complete(store: Any) -> bool:
     try:
         return bool(store.check([BARRIER_LAST]))
     except (dist.DistNetworkError, dist.DistStoreError):
-        return False  # the outcome watch says what that means
+        return False  # the broadcast reports the lost store
 
 
 def _all_succeeded(recording: Recording, nodes: int, why: str) -> bool:
-    """Whether the roster says that all nodes had finished before the store went away with one of them."""
+    """Whether all nodes had finished before the store was lost, according to the roster."""
     roster = MultiErrorFileOutputReader(recording.output_prefix).job().roster
     done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
     if len(done) >= nodes:
         return True
-    raise RendezvousConnectionError(f"the node that hosts the store is gone, and not all had finished: {why}")
+    raise RendezvousConnectionError(f"the node that hosts the store is gone, and not all nodes have finished: {why}")

@@ -1,8 +1,8 @@
-"""Signals to the agent, noticed also while its main thread waits inside C++.
+"""Signals to the agent, received also while its main thread waits inside C++.
 
 Python runs a signal's handler in the main thread, between two of its own instructions: an agent that waits in a store
-would notice SIGTERM after minutes. The interpreter's C handler writes a byte into the wakeup descriptor at once; a
-thread reads it, reports the signal and, if the main thread does not notice it, ends the process.
+would handle SIGTERM after minutes. The interpreter's C handler writes a byte into the wakeup descriptor at once; a
+thread reads it, reports the signal, and ends the process if the main thread does not handle the signal.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = ["HANDLED", "SignalPhase", "SignalReceived", "SignalWatch"]
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that terminate a pod; the same as torch elastic's."""
 _MAIN_THREAD_S = 1.0
-"""How long the main thread has to notice a signal before the watching thread ends the pod in its stead."""
-_AGAIN_S = 0.25
-"""How often the main thread is told again: code that goes on after any exception may have swallowed the first one."""
+"""Time for the main thread to handle a signal before the watching thread ends the pod."""
+_REPEAT_S = 0.25
+"""Seconds between two exceptions in the main thread: a broad `except` may have swallowed the first one."""
 
 
 class SignalPhase(enum.Enum):
-    """What a signal means, depending on how far this pod is."""
+    """What a signal does, depending on how far this pod is."""
 
     WORKING = "working"
     """The main thread is interrupted by torch's SignalException."""
     SETTLING = "settling"
-    """The wait for other nodes ends; what is known by then is sealed."""
+    """The wait for other nodes ends, and the verdict is sealed with the reports that have arrived."""
     LEAVING = "leaving"
-    """Nothing: the result is on its way out, and this pod ends by itself."""
+    """Nothing: this pod is writing its result and exits by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +58,25 @@ class SignalReceived:
 
 
 class SignalWatch:
-    """Hears the signals to this process for as long as it is entered; only the main thread can enter it usefully.
+    """Receives the signals to this process while it is entered.
 
-    Elsewhere (a task called from a thread) it changes nothing and hears nothing.
+    Only the main thread can install handlers: entered in another thread, it changes and receives nothing.
     """
 
     def __init__(self) -> None:
         self.received: SignalReceived | None = None
         self.gave_up = threading.Event()
-        """Set by a signal: no wait should go on."""
+        """Set by a signal; ends every wait."""
         self._phase = SignalPhase.WORKING
         self._noticed = threading.Event()
         self._raised_at = -math.inf
-        """By the monotonic clock: a second signal right behind the first is no new one."""
+        """By the monotonic clock; a second signal right after the first raises no second exception."""
         self._on_received: Callable[[SignalReceived], None] | None = None
         self._last_resort: Callable[[signal.Signals], None] | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
-        self._ear: socket.socket | None = None
-        self._mouth: socket.socket | None = None
+        self._wakeup_reader: socket.socket | None = None
+        self._wakeup_writer: socket.socket | None = None
         self._owner = os.getpid()
 
     def __enter__(self) -> Self:
@@ -89,61 +89,61 @@ class SignalWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._phase = SignalPhase.LEAVING
-        if self._mouth is None or self._ear is None:
+        if self._wakeup_writer is None or self._wakeup_reader is None:
             return
         with guarded("ceasing to listen to signals"):
             signal.set_wakeup_fd(self._wakeup_before)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
-            self._mouth.close()
-            self._mouth = None
+            self._wakeup_writer.close()
+            self._wakeup_writer = None
 
     @property
     def is_listening(self) -> bool:
-        """Whether signals are heard: not if it was entered outside of the main thread."""
-        return self._mouth is not None
+        """Whether signals are received; not if it was entered outside of the main thread."""
+        return self._wakeup_writer is not None
 
     def leave(self) -> None:
-        """Let signals do nothing from here to the end of the process: the pod is ending, with its result."""
+        """Ignore signals until the process ends: it has its result and is exiting."""
         self._phase = SignalPhase.LEAVING
-        if self._mouth is not None:
+        if self._wakeup_writer is not None:
             self._before = dict.fromkeys(self._before, signal.SIG_IGN)
 
     def notice(self) -> None:
-        """The main thread has heard of the signal, and ends what it was doing: it is not interrupted again."""
+        """Confirm that the main thread handles the signal, so that it is not interrupted again."""
         self._noticed.set()
 
     def begin_shutdown(self) -> None:
-        """A signal from here on ends waits and interrupts nothing."""
+        """Let further signals end waits and interrupt nothing."""
         self._phase = SignalPhase.SETTLING
         self._noticed.set()
 
     def install(self) -> None:
-        """Put the handlers (back) in place; torch sets its own whenever it starts workers."""
-        if self._mouth is not None:
+        """Install the handlers, again after each start of workers: torch then installs its own."""
+        if self._wakeup_writer is not None:
             for number in HANDLED:
                 signal.signal(number, self._handle)
 
     def when_received(self, on_received: Callable[[SignalReceived], None] | None) -> None:
-        """Call `on_received` in the watching thread as soon as a signal comes, whatever the main thread is doing."""
+        """Call `on_received` in the watching thread at the first signal, whatever the main thread is doing."""
         self._on_received = on_received
 
     def as_last_resort(self, call: Callable[[signal.Signals], None]) -> None:
-        """Call `call` in the watching thread if the main thread has not noticed a signal in time; it ends the pod."""
+        """Call `call`, which ends the pod, in the watching thread if the main thread ignores a signal for too long."""
         self._last_resort = call
 
     def _listen(self) -> None:
-        self._ear, self._mouth = socket.socketpair()
-        self._mouth.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
+        self._wakeup_writer.setblocking(False)  # noqa: FBT003 - the socket's own signature
         self._before = {number: signal.getsignal(number) for number in HANDLED}
         self.install()
-        self._wakeup_before = signal.set_wakeup_fd(self._mouth.fileno(), warn_on_full_buffer=False)
-        # a forked worker has this process's descriptors and handlers: its signals are not ours
-        os.register_at_fork(after_in_child=self._forget)
-        threading.Thread(target=self._hear, name="firstfault-signals", daemon=True).start()
+        self._wakeup_before = signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+        # a forked worker inherits descriptor and handlers, but its signals are not the agent's
+        os.register_at_fork(after_in_child=self._forget_in_child)
+        threading.Thread(target=self._read_signals, name="firstfault-signals", daemon=True).start()
 
-    def _forget(self) -> None:
-        if self._phase is not SignalPhase.LEAVING and self._mouth is not None:
+    def _forget_in_child(self) -> None:
+        if self._phase is not SignalPhase.LEAVING and self._wakeup_writer is not None:
             signal.set_wakeup_fd(-1)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -152,17 +152,17 @@ class SignalWatch:
             raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
         self.gave_up.set()
         now = time.monotonic()
-        if self._phase is SignalPhase.WORKING and not self._noticed.is_set() and now - self._raised_at >= _AGAIN_S:
+        if self._phase is SignalPhase.WORKING and not self._noticed.is_set() and now - self._raised_at >= _REPEAT_S:
             self._raised_at = now
             sent = signal.Signals(number)
             raise SignalException(f"Process {os.getpid()} got signal: {sent.name}", sigval=sent)
 
-    def _hear(self) -> None:
-        ear = self._ear
-        if ear is None:
+    def _read_signals(self) -> None:
+        reader = self._wakeup_reader
+        if reader is None:
             return
-        with ear:
-            while data := ear.recv(64):
+        with reader:
+            while data := reader.recv(64):
                 number = next((signal.Signals(byte) for byte in data if byte in set(HANDLED)), None)
                 if number is not None and self.received is None and self._phase is not SignalPhase.LEAVING:
                     self.received = SignalReceived(number, Moment.now())
@@ -176,14 +176,14 @@ class SignalWatch:
         with guarded("reporting that this pod is terminated"):
             if self._on_received is not None:
                 self._on_received(received)
-        if not self._is_noticed(received.number) and self._last_resort is not None:
-            logger.warning("the main thread does not notice %s; this pod ends without it", received.number.name)
+        if not self._is_handled(received.number) and self._last_resort is not None:
+            logger.warning("the main thread did not handle %s; another thread ends this pod", received.number.name)
             self._last_resort(received.number)
 
-    def _is_noticed(self, number: signal.Signals) -> bool:
+    def _is_handled(self, number: signal.Signals) -> bool:
         main = threading.main_thread().ident
-        for _ in range(round(_MAIN_THREAD_S / _AGAIN_S)):
-            if self._noticed.wait(1.1 * _AGAIN_S):
+        for _ in range(round(_MAIN_THREAD_S / _REPEAT_S)):
+            if self._noticed.wait(1.1 * _REPEAT_S):
                 return True
             if main is not None:
                 signal.pthread_kill(main, number)

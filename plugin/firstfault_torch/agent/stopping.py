@@ -1,4 +1,4 @@
-"""The worker processes of a node from their agent's side: asking them, stopping them, whether they can finish."""
+"""Asks the worker processes of a node for their state, and stops them."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 __all__ = ["EXIT_S", "observe", "stop_processes"]
 
 _ASKING_S = 0.3
-"""Longest wait for the workers' answers and stacks, seconds; one that holds the interpreter's lock answers nothing."""
+"""Longest wait for the workers' answers and stacks, seconds; a worker that holds the GIL does not answer."""
 EXIT_S = 8.0
-"""How long a worker that has failed may take to end by itself, seconds: its exit handlers may have logs to upload."""
+"""Seconds that a failed worker has to exit by itself: its exit handlers may upload logs."""
 _POLL_S = 0.01
 
 
 def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, int]) -> dict[int, Observation]:
-    """Return where living workers stand, and what only they know, by local rank; within a fraction of a second.
+    """Return stacks and state of living workers by local rank, within a fraction of a second.
 
-    An exception that is still inside the task function is not in it: the worker writes a document of its own. One after
-    the other: faulthandler reads the frames of all threads without the interpreter's lock, and a worker in which
-    another thread runs meanwhile, to answer the other question, may die of it.
+    An exception that is still inside the task function is not included: the worker documents it itself. Stacks and
+    state are asked for one after the other: faulthandler reads the frames of all threads without the GIL, and may crash
+    a worker in which another thread runs meanwhile.
     """
     files = recording.files
     if channel is None or files is None or not pids:
@@ -47,12 +47,12 @@ def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, 
 def stop_processes(
     processes: Sequence[Any], sent: signal.Signals, *, spare: frozenset[int] = frozenset(), seconds: float
 ) -> None:
-    """End all processes: by the signal, and what is left after `seconds` by SIGKILL.
+    """Stop all processes by the signal, and by SIGKILL those that still run after `seconds`.
 
     Args:
         processes: in order of local rank.
         sent: the signal.
-        spare: local ranks that have failed and end by themselves; their exit handlers have EXIT_S.
+        spare: local ranks that have failed; they get no signal and have EXIT_S to exit by themselves.
         seconds: for all the others together.
     """
     others = [process for rank, process in enumerate(processes) if rank not in spare]
@@ -65,9 +65,9 @@ def stop_processes(
 
 
 def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
-    """Wait until processes have ended, and end those that have not by the deadline.
+    """Wait for processes to end, and kill those that still run at the deadline.
 
-    One in uninterruptible sleep does not even hear SIGKILL: after `seconds` it is left to torch, which gives it up.
+    SIGKILL does not end a process in uninterruptible sleep: after `seconds` it is left to torch, which gives up on it.
     """
     _wait(processes, deadline)
     left = [process for process in processes if process.exitcode is None]

@@ -1,4 +1,4 @@
-"""Every private name of torch that firstfault touches; no other module touches one.
+"""All uses of torch's private names; no other module uses one.
 
 `torch_agent` holds the names that the agent needs, `torch_worker` those of the training processes, which must not load
 torch's agent. They import torch and `firstfault_torch.guard`.
@@ -31,7 +31,7 @@ __all__ = ["warn_once"]
 
 @cache
 def warn_once(what: str, consequence: str) -> None:
-    """Log once per process that this torch lacks a name, and what that costs."""
+    """Log once per process that this torch lacks a name, and the consequence."""
     import torch  # noqa: PLC0415 - only for its version
 
     logger.warning("torch %s does not have %s where firstfault looks; %s", torch.__version__, what, consequence)

@@ -1,4 +1,4 @@
-"""torch elastic's agent and its process contexts: their hooks and private attributes under names of our own."""
+"""torch elastic's agent and its process contexts: public names for their hooks and private attributes."""
 
 from __future__ import annotations
 

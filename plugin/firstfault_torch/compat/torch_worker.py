@@ -1,4 +1,4 @@
-"""What firstfault touches of torch inside a training process."""
+"""The private names of torch that firstfault uses inside a training process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flight_recorder() -> Callable[[], Any] | None:
 
 
 def group_teardown() -> types.FunctionType | None:
-    """Return ``torch.distributed.destroy_process_group``, whose code is exchanged; None if that is not possible."""
+    """Return ``torch.distributed.destroy_process_group``, whose code is replaced; None if that is not possible."""
     from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - a worker process has it loaded
 
     function = getattr(c10d, "destroy_process_group", None)

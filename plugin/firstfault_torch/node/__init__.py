@@ -1,1 +1,4 @@
-"""What the agent and the workers of one node share."""
+"""What the agent and the workers of one node share: files in the node's folder, messages, stderr, stacks, documents.
+
+It may import the library, never `agent` or `worker`.
+"""

@@ -1,8 +1,8 @@
 """Messages between an agent and its workers, over datagram sockets in the node's folder.
 
-A worker says that its exception has left the task function, seconds before its process has ended. Before the agent
-stops a worker it asks for what only the worker knows: an exception that is still inside the task function, how far its
-collectives are, which of its threads have died. A worker that does not answer in time is stopped all the same.
+A worker reports that its exception has left the task function, seconds before its process ends. Before the agent stops
+a worker it asks for the worker's state: an exception that is still inside the task function, the progress of its
+collectives, its dead threads. A worker that does not answer in time is stopped all the same.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class AgentChannel:
 
     Args:
         files: the node's.
-        wake: called from the listening thread when a worker has said that it failed.
+        wake: called from the listening thread when a worker reports that it failed.
     """
 
     def __init__(self, files: NodeFiles, wake: Callable[[], None]) -> None:
@@ -43,27 +43,27 @@ class AgentChannel:
         self._wake = wake
         self._failed: dict[tuple[int, int], dict[str, Any]] = {}
         self._answers: dict[tuple[int, int], dict[str, Any]] = {}
-        self._news = threading.Condition()
+        self._arrived = threading.Condition()
         self._closed = threading.Event()
         self._socket = _bound(files.agent_socket)
-        threading.Thread(target=self._listen, name="firstfault-line", daemon=True).start()
+        threading.Thread(target=self._listen, name="firstfault-channel", daemon=True).start()
 
     def failed(self, round_: int) -> dict[int, dict[str, Any]]:
-        """Return what failed workers of a round have said, by local rank."""
-        with self._news:
-            return {local: said for (number, local), said in self._failed.items() if number == round_}
+        """Return the reports of a round's failed workers, by local rank."""
+        with self._arrived:
+            return {local: report for (number, local), report in self._failed.items() if number == round_}
 
     def ask(self, round_: int, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
-        """Ask workers for what only they know; return the answers that come in time, by local rank."""
+        """Ask workers for their state; return the answers that come in time, by local rank."""
         asked = {
             (round_, local)
             for local in local_ranks
             if _send(self._files.worker_socket(round_, local), {"ask": "state"})
         }
         deadline = time.monotonic() + seconds
-        with self._news:
+        with self._arrived:
             while not asked <= self._answers.keys() and (left := deadline - time.monotonic()) > 0:
-                self._news.wait(left)
+                self._arrived.wait(left)
             return {local: answer for (number, local), answer in self._answers.items() if number == round_}
 
     def close(self) -> None:
@@ -75,14 +75,14 @@ class AgentChannel:
 
     def _listen(self) -> None:
         while (message := _receive(self._socket, self._closed)) is not None:
-            with guarded("hearing a worker"):
+            with guarded("reading a worker's message"):
                 self._take(message)
 
     def _take(self, message: dict[str, Any]) -> None:
         worker = (int(message["round"]), int(message["local_rank"]))
-        with self._news:
+        with self._arrived:
             (self._failed if message["says"] == "failed" else self._answers)[worker] = message
-            self._news.notify_all()
+            self._arrived.notify_all()
         if message["says"] == "failed":
             self._wake()
 
@@ -94,7 +94,7 @@ class WorkerChannel:
         files: the node's.
         round_: the worker's.
         local_rank: the worker's.
-        answer: called in a thread of its own when the agent asks; returns what is sent back.
+        answer: called in its own thread when the agent asks; returns the answer.
     """
 
     def __init__(self, files: NodeFiles, round_: int, local_rank: int, answer: Callable[[], dict[str, Any]]) -> None:
@@ -105,9 +105,9 @@ class WorkerChannel:
         self._path = files.worker_socket(round_, local_rank)
         self._closed = threading.Event()
         self._socket = _bound(self._path)
-        threading.Thread(target=self._listen, name="firstfault-line", daemon=True).start()
+        threading.Thread(target=self._listen, name="firstfault-channel", daemon=True).start()
 
-    def say_failed(self, content: dict[str, Any]) -> None:
+    def report_failure(self, content: dict[str, Any]) -> None:
         """Tell the agent that this worker's exception has left the task function."""
         _send(self._agent, {**self._who, **content, "says": "failed"})
 
@@ -131,27 +131,27 @@ class WorkerChannel:
 
 
 def _bound(path: Path) -> socket.socket:
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    line.bind(str(path))
-    return line
+    opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    opened.bind(str(path))
+    return opened
 
 
 def _send(path: Path, message: dict[str, Any]) -> bool:
-    """Whether there was somebody to take the message."""
+    """Send a message; return False if no process receives there."""
     data = json.dumps(message).encode()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line, contextlib.suppress(OSError):
-        # the queue of a unix socket holds few datagrams: many may fail at once
-        line.settimeout(_SENDING_S)
-        line.sendto(data[:_LARGEST], str(path))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
+        # the queue of a unix socket holds few datagrams, and many workers may fail at once
+        sender.settimeout(_SENDING_S)
+        sender.sendto(data[:_LARGEST], str(path))
         return True
     return False
 
 
-def _receive(line: socket.socket, closed: threading.Event) -> dict[str, Any] | None:
-    """Return the next message, None when the line is closed. What is no message is left out."""
+def _receive(receiver: socket.socket, closed: threading.Event) -> dict[str, Any] | None:
+    """Return the next message; None when the socket is closed. Skip invalid messages."""
     while not closed.is_set():
         try:
-            data = line.recv(_LARGEST)
+            data = receiver.recv(_LARGEST)
         except OSError:
             return None
         with contextlib.suppress(ValueError):

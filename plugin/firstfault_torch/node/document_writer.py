@@ -1,7 +1,7 @@
-"""Making a document durable: into the node's spool, from there to the storage, and a receipt.
+"""Makes a document durable: writes it into the node's spool, uploads it, and returns a receipt.
 
-The node's recorder uploads it; where there is none (a `PyTorch` pod), or it has died, this process does so itself. A
-document is in the spool before its upload begins: what the process that failed cannot bring to its end, its agent can.
+The node's recorder uploads it; without one (a `PyTorch` pod), or if it has died, this process does. A document is in
+the spool before its upload begins, so that the agent can finish an upload that the failed process could not.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ __all__ = [
 ]
 
 _SPOOL_S = 0.5
-"""Least time for writing into the spool, a local file."""
+"""Minimum wait for writing into the spool, a local file."""
 _ENDING_S = 1.0
-"""Longest wait for the recorder to be done, where the pod has to go."""
-_NOTING_S = 0.5
-"""Longest wait for a receipt to be noted on the node's disk, seconds; without it the agent uploads once more."""
+"""Longest wait for the recorder to end when the pod has to exit."""
+_RECEIPT_S = 0.5
+"""Longest wait for writing a receipt to the node's disk, seconds; without it the agent uploads again."""
 
 
 @contextlib.contextmanager
 def node_recorder(recording: Recording) -> Iterator[Recording]:
-    """Run a recorder for the duration of the block; yield the recording through it, unchanged if there is none."""
+    """Run a recorder for the duration of the block; yield the recording with its folder, or unchanged if it fails."""
     process: RecorderProcess | None = None
     with guarded("starting the recorder"):
         process = start_recorder(recording.output_prefix, deadline_seconds=recording.upload_deadline_seconds)
@@ -73,14 +73,14 @@ def node_recorder(recording: Recording) -> Iterator[Recording]:
 
 
 def end_node_recorder(recording: Recording) -> None:
-    """Let the node's recorder end, from a thread that is about to end the process."""
+    """End the node's recorder, from a thread that is about to end the process."""
     if recording.files is not None:
         with guarded("ending the recorder"):
             Recorder(recording.files.recorder).end(_ENDING_S)
 
 
 def spool_of(recording: Recording, local_rank: int | None, error_file: str | None) -> Spool | None:
-    """Return a worker's spool: in the node's folder, else beside torch's error.json, None where no agent started it."""
+    """Return a worker's spool in the node's folder, else beside torch's error.json; None if no agent started it."""
     files = _files(recording)
     if files is not None and local_rank is not None:
         return files.worker_spool(recording.round, local_rank)
@@ -96,7 +96,7 @@ def spool_for_agent(recording: Recording) -> Spool | None:
 
 
 def _files(recording: Recording) -> NodeFiles | None:
-    """The node's files, None without a folder or after the recorder has removed it."""
+    """Return the node's files; None without a folder or after the recorder has removed it."""
     files = recording.files
     return files if files is not None and files.exists else None
 
@@ -107,11 +107,11 @@ def record_error(
     """Make a document durable, waiting at most `deadline_seconds`; never raises.
 
     Args:
-        error: what to say; its `monotonic_ns` is the moment of the fault, from which the receipt counts.
-        recording: where, and through whom.
-        spool: where it waits meanwhile; None if there is nobody to pick it up.
+        error: the failure; its `monotonic_ns` is the moment of the fault, from which the receipt counts.
+        recording: where, and by which recorder.
+        spool: keeps it until it is uploaded; None where no agent would pick it up.
         deadline_seconds: counted from now.
-        held: only spool it; the agent uploads it should the node fail.
+        held: only spool it; the agent uploads it if the node fails.
     """
     deadline = time.monotonic() + deadline_seconds
     name, data = error_key_for(error), encode(error)
@@ -123,18 +123,18 @@ def record_error(
         return Receipt(name, durable=False, error="held back until the node fails", rank=error.rank)
     left = max(deadline - time.monotonic(), 0)
     if path is not None:
-        receipt = _through_recorder(name, path, recording, error.monotonic_ns, error.rank, left)
+        receipt = _document_by_recorder(name, path, recording, error.monotonic_ns, error.rank, left)
         if receipt is not None:
             return receipt
         left = max(deadline - time.monotonic(), 0)
-    receipt = _directly(name, data, recording.output_prefix, error.monotonic_ns, error.rank, left)
+    receipt = _upload_directly(name, data, recording.output_prefix, error.monotonic_ns, error.rank, left)
     if spool is not None:
-        bounded(lambda: spool.add_receipt(receipt), _NOTING_S, "noting an upload")
+        bounded(lambda: spool.add_receipt(receipt), _RECEIPT_S, "writing a receipt")
     return receipt
 
 
 def as_stored(failure: WorkerError, name: str) -> WorkerError:
-    """Return a failure as readers find it in the document of this name: capped, and without credentials."""
+    """Return a failure as readers decode it from the document of this name: capped, and without credentials."""
     found = decode(encode(failure), DocumentRef(name))
     return found if isinstance(found, WorkerError) else failure
 
@@ -146,30 +146,30 @@ def put_document(
     rank: int | None,
     deadline_seconds: float,
 ) -> Receipt:
-    """Upload what another process has spooled, within `deadline_seconds`; a loss is logged and said in the receipt."""
+    """Upload what another process spooled, within `deadline_seconds`; log and receipt report a failed upload."""
     deadline = time.monotonic() + deadline_seconds
-    receipt = _through_recorder(document.name, document.path, recording, fault_monotonic_ns, rank, deadline_seconds)
+    receipt = _document_by_recorder(document.name, document.path, recording, fault_monotonic_ns, rank, deadline_seconds)
     if receipt is not None:
         return receipt
     data, left = document.path.read_bytes(), max(deadline - time.monotonic(), 0)
-    return _directly(document.name, data, recording.output_prefix, fault_monotonic_ns, rank, left)
+    return _upload_directly(document.name, data, recording.output_prefix, fault_monotonic_ns, rank, left)
 
 
 def put_entry(presence: NodePresence, recording: Recording) -> None:
-    """Write a roster entry, waiting at most the deadline; a loss is logged."""
+    """Write a roster entry within the deadline; a failure is logged."""
     path, data = f"{ROSTER}/{roster_key_for(presence)}", encode_presence(presence)
     deadline = recording.upload_deadline_seconds
     files = _files(recording)
     if files is not None:
         spool = files.roster_spool
         file = bounded(lambda: spool.add(path.rsplit("/", 1)[1], data), _SPOOL_S, "spooling a roster entry")
-        if file is not None and _asked(path, file, recording, deadline) is not None:
+        if file is not None and _put_by_recorder(path, file, recording, deadline) is not None:
             return
     bounded(lambda: put_file(recording.output_prefix, path, data), deadline, "writing the roster")
 
 
 def ask_recorder(recording: Recording) -> Resources:
-    """Return what the node's recorder has seen of the container's memory.
+    """Return the recorder's data on the container's memory.
 
     Raises:
         firstfault.recorder.RecorderUnavailableError: there is none.
@@ -201,7 +201,7 @@ def put_file(output_prefix: str, path: str, data: bytes) -> None:
     run_sync(put())
 
 
-def _through_recorder(  # noqa: PLR0913, PLR0917 - a document, its place and its clock
+def _document_by_recorder(  # noqa: PLR0913, PLR0917 - a document, its place and its clock
     name: str,
     path: Path,
     recording: Recording,
@@ -210,13 +210,13 @@ def _through_recorder(  # noqa: PLR0913, PLR0917 - a document, its place and its
     deadline_seconds: float,
 ) -> Receipt | None:
     """Return the receipt, None if there is no recorder to ask."""
-    receipt = _asked(f"{ERRORS}/{name}", path, recording, deadline_seconds, fault_monotonic_ns, rank)
+    receipt = _put_by_recorder(f"{ERRORS}/{name}", path, recording, deadline_seconds, fault_monotonic_ns, rank)
     if receipt is not None and not receipt.durable:
-        _log_loss(recording.output_prefix, name, receipt.error)
+        _log_failed_upload(recording.output_prefix, name, receipt.error)
     return receipt
 
 
-def _asked(  # noqa: PLR0913, PLR0917 - as above
+def _put_by_recorder(  # noqa: PLR0913, PLR0917 - as above
     target: str,
     file: Path,
     recording: Recording,
@@ -232,11 +232,11 @@ def _asked(  # noqa: PLR0913, PLR0917 - as above
             target, file, deadline_seconds=deadline_seconds, fault_monotonic_ns=fault_monotonic_ns, rank=rank
         )
     except RecorderUnavailableError as error:
-        logger.debug("the node's recorder is not there, uploading without it: %s", error)
+        logger.debug("no recorder on this node; this process uploads: %s", error)
         return None
 
 
-def _directly(  # noqa: PLR0913, PLR0917 - as above
+def _upload_directly(  # noqa: PLR0913, PLR0917 - as above
     name: str,
     data: bytes,
     output_prefix: str,
@@ -258,9 +258,9 @@ def _directly(  # noqa: PLR0913, PLR0917 - as above
         took = done - fault_monotonic_ns if fault_monotonic_ns else None
         return Receipt(name, durable=True, fault_to_durable_ns=took, rank=rank)
     reason = failures[0] if failures else f"the storage did not answer within {deadline_seconds:.1f} s"
-    _log_loss(output_prefix, name, reason)
+    _log_failed_upload(output_prefix, name, reason)
     return Receipt(name, durable=False, error=reason, rank=rank)
 
 
-def _log_loss(output_prefix: str, name: str, reason: str) -> None:
+def _log_failed_upload(output_prefix: str, name: str, reason: str) -> None:
     logger.warning("error document %s was not uploaded: %s", join(output_prefix, ERRORS, name), reason)

@@ -1,4 +1,4 @@
-"""The files in a node's folder; every name in it is made here or in the recorder's own `NodeFolder`."""
+"""The files in a node's folder; only this module and the recorder's `NodeFolder` make names in it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class NodeFiles:
 
     @property
     def roster_spool(self) -> Spool:
-        """Roster entries, apart from the spools: the recorder takes what is in those for error documents."""
+        """Roster entries; not among the spools, because the recorder uploads what is in those as error documents."""
         return Spool(self.path / "roster")
 
     @property
     def agent_socket(self) -> Path:
-        """Where the agent hears its workers."""
+        """The agent's socket."""
         return self.path / "agent.line"
 
     def worker_spool(self, round_: int, local_rank: int) -> Spool:
@@ -49,7 +49,7 @@ class NodeFiles:
         return self.recorder.spool(f"{round_}-{local_rank}")
 
     def worker_socket(self, round_: int, local_rank: int) -> Path:
-        """Return where a worker hears its agent."""
+        """Return a worker's socket."""
         return self.path / f"worker-{round_}-{local_rank}.line"
 
     def stderr_fifo(self, round_: int, local_rank: int) -> Path:
@@ -61,7 +61,7 @@ class NodeFiles:
         return self.path / f"stacks-{round_}-{local_rank}.txt"
 
     def stacks_ready(self, round_: int, local_rank: int) -> Path:
-        """Return the file that says that a worker may be asked for its stacks."""
+        """Return the file that exists once a worker may be asked for its stacks."""
         return self.path / f"stacks-{round_}-{local_rank}.ready"
 
     def fatal_stacks(self, round_: int, local_rank: int) -> Path:

@@ -1,4 +1,4 @@
-"""The document about an agent that died: its workers, its recorder or another agent write it."""
+"""The document about an agent that died; one of its workers or its recorder writes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["lost_agent"]
 
 
 def lost_agent(place: Place) -> WorkerError:
-    """Return the failure that an agent's sudden death is, without its time.
+    """Return the failure record of an agent that died, without its time.
 
     Args:
         place: the agent's.

@@ -1,8 +1,8 @@
-"""Where a process stands: the stacks of all its threads, written by a C handler that no blocked call can stop.
+"""The stacks of all threads of a process, written by a C handler also while the main thread is blocked.
 
-``faulthandler`` writes them when a signal comes, also while the main thread is inside a collective or any other C call.
-It names files, lines and functions, not values. The signal is a real-time one, of which no library is known to make
-use; a worker that has not registered it is never sent it, because it would end there.
+``faulthandler`` writes them on a signal, even while the main thread is inside a collective or any other C call. They
+name files, lines and functions, not values. The signal is a real-time one that no known library uses; the agent sends
+it only to workers that registered it, because it would kill any other.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _MAX_BYTES = 64 * 1024
 
 
 def register_stacks(files: NodeFiles, round_: int, local_rank: int) -> None:
-    """Let the agent ask this process for its stacks, and keep those of a fatal signal (SIGSEGV, SIGABRT) on file.
+    """Let the agent ask this process for its stacks, and write those of a fatal signal (SIGSEGV, SIGABRT) to a file.
 
-    torch sends the latter to stderr; the agent prints them there when the process has ended.
+    torch writes the latter to stderr; the agent prints them there after the process has ended.
     """
     fatal = _opened(files.fatal_stacks(round_, local_rank))
     faulthandler.enable(file=fatal, all_threads=True)
@@ -42,7 +42,7 @@ def register_stacks(files: NodeFiles, round_: int, local_rank: int) -> None:
 
 
 def ask_for_stacks(files: NodeFiles, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
-    """Return the stacks of living workers by local rank; of those that answer in time.
+    """Return the stacks of the living workers that answer in time, by local rank.
 
     Args:
         files: the node's.
@@ -57,7 +57,7 @@ def ask_for_stacks(files: NodeFiles, round_: int, pids: dict[int, int], seconds:
 
 
 def fatal_stack(files: NodeFiles, round_: int, local_rank: int) -> str:
-    """Return the stacks that a fatal signal left; empty if none did."""
+    """Return the stacks that faulthandler wrote at a fatal signal; empty if there are none."""
     return _tail(files.fatal_stacks(round_, local_rank))
 
 
@@ -88,7 +88,7 @@ def _settled(files: Iterable[Path], seconds: float) -> dict[Path, int]:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor that stays open as long as the process lives: faulthandler keeps the number only."""
+    """Return a descriptor that stays open as long as the process lives: faulthandler keeps only its number."""
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 

@@ -1,8 +1,8 @@
-"""The end of what each worker wrote to stderr: for deaths that leave nothing else.
+"""Keeps the last 8 KiB of each worker's stderr, often the only evidence of a crash in native code.
 
-A C++ exception that nobody catches, a device-side assertion, an abort of the allocator: each says why on stderr and
-ends the process. A worker's stderr goes through a FIFO to its agent, which passes every byte on at once and remembers
-the last few KiB. If there is no agent to read, stderr is left as it is; a terminal is left as it is, too.
+An uncaught C++ exception, a device-side assertion and an abort of the allocator print the reason to stderr. A worker's
+stderr goes through a FIFO to its agent, which passes every byte on at once and keeps the end. Without an agent, or on a
+terminal, stderr is left as it is.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _STDERR = 2
 _KEPT_BYTES = 8 * 1024
 _CHUNK_BYTES = 64 * 1024
 _AT_ONCE = 64
-"""Chunks that are read of one worker before another's turn: more than a FIFO holds."""
+"""Chunks to read from one worker before the next one's turn: more than a FIFO holds."""
 _BUSY_S = 0.2
-"""Longest wait for a relay that is just passing on what somebody else reads slowly."""
+"""Longest wait for a relay whose own stderr is read slowly."""
 _CLOSING_S = 2.0
-"""Longest wait for all of it to be passed on."""
+"""Longest wait for the rest to be passed on."""
 
 
 def redirect_stderr(files: NodeFiles, round_: int, local_rank: int) -> None:
-    """Send this process's stderr, and that of its children, through its agent; without one it stays where it is."""
+    """Send the stderr of this process and its children through its agent; without one, leave it as it is."""
     if os.isatty(_STDERR):
         return
     try:
-        # without a reader a FIFO cannot be opened in this way
+        # fails if no process has the FIFO open for reading
         descriptor = os.open(files.stderr_fifo(round_, local_rank), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return
@@ -82,14 +82,14 @@ class StderrRelay:
             raise
 
     def start(self) -> None:
-        """Begin to pass on; after the workers have been forked, which must not inherit the thread's locks."""
+        """Begin to pass on. Call it after the workers were forked: they must not inherit the thread's locks."""
         self._thread = threading.Thread(target=self._relay, name="firstfault-stderr", daemon=True)
         self._thread.start()
 
     def tail(self, local_rank: int) -> str:
-        """Return the end of what a worker has written, all of it included if the worker has ended.
+        """Return the end of a worker's stderr, complete if the worker has ended.
 
-        Whole lines if there are any; empty if it wrote nothing.
+        It begins with a whole line if there is one, and is empty if the worker wrote nothing.
         """
         if not self._lock.acquire(timeout=_BUSY_S):
             return self._text(local_rank)
@@ -100,7 +100,7 @@ class StderrRelay:
             self._lock.release()
 
     def close(self) -> None:
-        """Pass on what is there, then stop: whoever writes later finds nobody."""
+        """Pass on what is there, then stop; a later write fails."""
         if self not in _living:
             return
         _living.discard(self)
@@ -111,7 +111,7 @@ class StderrRelay:
             self._end()
 
     def forget(self) -> None:
-        """Close a forked child's copies: it must not look like a reader when the agent is gone."""
+        """Close a forked child's copies: a FIFO must not have a reader when the agent is gone."""
         for descriptor in (*self._open.values(), self._stop_reader, self._stop_writer):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -122,7 +122,7 @@ class StderrRelay:
             with guarded("passing on what the workers write to stderr"):
                 self._pass_on()
         finally:
-            # closed whatever happens: a worker must not wait for a reader that is no more
+            # close in any case: a worker must not block on a FIFO that is not read
             self._end()
 
     def _pass_on(self) -> None:
@@ -136,7 +136,7 @@ class StderrRelay:
                         return
                     with self._lock:
                         if not self._drain(key.data):
-                            # its descriptor stays ours until the end
+                            # `_end` closes its descriptor
                             selector.unregister(key.fileobj)
 
     def _end(self) -> None:
@@ -186,7 +186,7 @@ os.register_at_fork(after_in_child=_forget_all)
 
 
 def _write(data: bytes) -> None:
-    """Write all of it to this process's stderr; if nobody reads that, it is lost as the worker's own would be."""
+    """Write all of it to this process's stderr; drop it if that is closed."""
     view = memoryview(data)
     with contextlib.suppress(OSError):
         while view:

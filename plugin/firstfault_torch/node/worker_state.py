@@ -1,4 +1,4 @@
-"""What a worker answers when its agent is about to stop it, as a message: its collectives and its dead threads."""
+"""A worker's answer to its agent before it is stopped: the progress of its collectives, and its dead threads."""
 
 from __future__ import annotations
 

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 __all__ = ["Wait", "conclude_on_node"]
 
 _NO_ANSWER_S = 3.0
-"""A node that has not acknowledged the failure after so many seconds is taken for dead and not waited for."""
+"""A node that has not acknowledged the failure after so many seconds counts as dead, and is not waited for."""
 _FALLBACK = "earliest"
 """The strategy that replaces one that raises: the simplest one."""
 _LEAST_S = 0.3
-"""Longest wait for the verdict on the attempt before, where there is no time to wait, seconds."""
+"""Minimum wait for the verdict on the attempt before, seconds, even if the node must not wait for the others."""
 _STORAGE_S = 10.0
 """Longest time that listing and reading may take beyond the wait for the other nodes."""
 
@@ -48,7 +48,7 @@ class Wait:
     expected_nodes: int | None = None
     """Overrides what the roster says."""
     heard_by: Callable[[], set[int] | None] = lambda: None
-    """Returns the group ranks of the agents that acknowledged the failure; None: it cannot be told."""
+    """Returns the group ranks of the agents that acknowledged the failure; None: the store is gone."""
     give_up: threading.Event | None = None
     """Once set, ends the wait."""
 
@@ -81,22 +81,22 @@ def conclude_on_node(
         pods_alive=engine.enforces(job),
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
     )
-    said = ""
+    logged = ""
     for strategy, policy in _alternatives(recording.strategy, options.retry_policy):
         conclusion, error = caught(partial(conclude, job, strategy=strategy, policy=policy, context=context), Exception)
         if error is None:
             break
         if (strategy, policy) == (_FALLBACK, None):
             raise error
-        # both may be third-party code; the attempt needs a verdict, and one line about it
-        if str(error) != said:
+        # both may be third-party code: the attempt still needs a verdict, and each error one log line
+        if str(error) != logged:
             logger.warning(
                 "the strategy %s or the task's retry policy failed (%s: %s); firstfault's defaults decide",
                 strategy,
                 type(error).__name__,
                 error,
             )
-        said = str(error)
+        logged = str(error)
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")
     return conclusion
@@ -131,7 +131,7 @@ def _job(recording: Recording, failures: Sequence[WorkerError], wait: Wait) -> J
 
 
 def _alternatives(strategy: str, policy: RetryPolicy | None) -> list[tuple[str, RetryPolicy | None]]:
-    """What to try in turn: the task's own; without its strategy; without its policy; without both."""
+    """Return what to try in turn: the task's own; without its strategy; without its policy; without both."""
     found: list[tuple[str, RetryPolicy | None]] = [(strategy, policy), (_FALLBACK, policy)]
     return found if policy is None else [*found, (strategy, None), (_FALLBACK, None)]
 
@@ -140,7 +140,7 @@ class _LivingNodes:
     """Tells when every living node has reported: an agent that lives acknowledges a failure within milliseconds.
 
     Args:
-        heard_by: group ranks of the agents that have; None: the shared store is gone, and a node with it.
+        heard_by: returns the group ranks of the agents that acknowledged; None: the shared store is gone with its node.
     """
 
     def __init__(self, heard_by: Callable[[], set[int] | None]) -> None:

@@ -1,4 +1,4 @@
-"""From one attempt to the next: an attempt that is to be retried leaves its verdict where the next one finds it."""
+"""Passes the verdict on an attempt to the next one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["VERDICT", "Previous", "leave_verdict", "previous_attempt", "retries_
 VERDICT = "firstfault/verdict.pb"
 """Below an attempt's handover URI."""
 _LONGEST_S = 2.0
-"""Longest wait for the storage, seconds: a verdict is worth more than what it is compared with."""
+"""Longest wait for the storage, seconds: the new verdict must not wait for the old one."""
 
 
 class Previous(NamedTuple):
@@ -35,7 +35,7 @@ class Previous(NamedTuple):
 
 
 def leave_verdict(recording: Recording, document: bytes, give_up: threading.Event | None = None) -> None:
-    """Leave a sealed verdict for the next attempt; a failure to do so is logged, and nothing more.
+    """Write a sealed verdict for the next attempt; a failure is only logged.
 
     Args:
         recording: where.
@@ -49,14 +49,14 @@ def leave_verdict(recording: Recording, document: bytes, give_up: threading.Even
 
 
 def retries_left(attempt: int, retries: int | None, previous: Previous | None) -> int | None:
-    """Return how many of the task's retries no attempt has used yet; None if nobody knows.
+    """Return how many of the task's retries are left; None if it is not known.
 
-    An attempt's number alone does not tell: those that the platform lost were paid by the system.
+    The attempt's number is not enough: attempts that the platform lost do not use up the task's retries.
 
     Args:
         attempt: number of this attempt, from 0.
         retries: the task's.
-        previous: how the attempt before ended, as it said itself.
+        previous: how the attempt before ended.
     """
     if not retries or attempt == 0:
         return retries
@@ -87,7 +87,7 @@ def previous_attempt(
         try:
             found = decode(run_sync(get()), DocumentRef(VERDICT))
         except ObjectNotFoundError:
-            return None  # it ended without a verdict: its pods were lost, or it had no firstfault
+            return None  # it ended without a verdict: its pods were lost, or it ran without firstfault
         if not isinstance(found, Seal):
             return None
         verdict, decision = verdict_from_json(found.json), decision_from_json(found.json)

@@ -1,4 +1,4 @@
-"""A verdict in the form in which a node leaves it: conclusion, report, and the bytes of the ``error.pb``."""
+"""Seals a verdict: conclusion, report, and the bytes of the ``error.pb``."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class SealedVerdict:
 
     conclusion: Conclusion
     report: Report
-    """Without credentials; message and deck are drawn from it."""
+    """Without credentials; message and deck are rendered from it."""
     seal: Seal
     document: bytes
     """The ``error.pb``."""
     recording: Recording
-    """Of the node that sealed."""
+    """That of the node that sealed."""
 
 
 def seal_verdict(conclusion: Conclusion, recording: Recording) -> SealedVerdict:

@@ -1,8 +1,8 @@
-"""Exceptions that are on their way out of the task function and have not left it yet.
+"""Exceptions in flight: raised, and not yet out of the task function.
 
 ``finally: destroy_process_group()`` closes the sockets while the exception is still inside, so the peers fail before it
-has left. It is recorded at that call, before the sockets close, and once more, if need be, when the agent is about to
-stop the worker. Should the user's code go on to handle it, what was recorded is withdrawn.
+leaves. It is recorded at that call, before the sockets close, or when the agent is about to stop the worker. If the
+user's code then handles the exception, the document is withdrawn.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LONGEST_CHAIN = 50
 
 
 def chain_of(error: BaseException | None) -> list[BaseException]:
-    """Return `error` and what it was raised from or in the context of, nearest first."""
+    """Return `error` and its chain of causes and contexts, nearest first."""
     chain: list[BaseException] = []
     seen: set[int] = set()
     while error is not None and id(error) not in seen and len(chain) < _LONGEST_CHAIN:
@@ -40,15 +40,15 @@ def chain_of(error: BaseException | None) -> list[BaseException]:
 
 
 def moment_of(error: BaseException) -> Moment:
-    """Return when `error` was first seen on its way out: at a process group's end, else now.
+    """Return when `error` or one of its causes was first seen in flight, at a process group's end; else now.
 
-    An exception that was raised from another one, after a clean-up in its handler, failed when that one did. What it
-    was merely raised in the context of may have been handled long ago.
+    The time of its cause counts, because a handler may have cleaned up before it raised `error` from that. A context
+    does not count: it may have been handled long ago.
     """
     noted = None
     seen: set[int] = set()
     current: BaseException | None = error
-    with guarded("asking when an exception was first seen"):
+    with guarded("looking up when an exception was first seen"):
         while current is not None and id(current) not in seen:
             seen.add(id(current))
             noted = vars(current).get(_ATTRIBUTE, noted)
@@ -57,11 +57,11 @@ def moment_of(error: BaseException) -> Moment:
 
 
 class InFlight:
-    """The exceptions of this process's main thread that were recorded before they had left the task function.
+    """The exceptions of this process's main thread that were recorded before they left the task function.
 
     Args:
-        record: makes a document about one durable and returns its name.
-        withdraw: takes back a document that an exception has left which was handled after all.
+        record: makes a document about an exception durable and returns its name.
+        withdraw: withdraws the document about an exception that was handled after all.
     """
 
     def __init__(self, record: Callable[[BaseException], str], withdraw: Callable[[str], None]) -> None:
@@ -73,14 +73,14 @@ class InFlight:
         self._lock = threading.Lock()
 
     def seen(self, error: BaseException) -> None:
-        """Record an exception that is about to close the sockets; once, and only in the main thread of its process."""
+        """Record an exception whose clean-up is about to close the sockets; once, and only in the main thread."""
         if threading.get_ident() != self._main or os.getpid() != self._owner or not _may_fail(error):
             return
         vars(error).setdefault(_ATTRIBUTE, Moment.now())
         self._note(error)
 
     def ask(self) -> None:
-        """Record what the main thread is unwinding or handling now, and withdraw what it no longer is; any thread."""
+        """Record the main thread's exception in flight, and withdraw those that were handled; runs in any thread."""
         current = sys._current_exceptions().get(self._main)  # noqa: SLF001 - documented, for debuggers and the like
         error = current if isinstance(current, BaseException) else _value_of(current)
         self.reconcile(error)
@@ -88,7 +88,7 @@ class InFlight:
             self._note(error)
 
     def reconcile(self, error: BaseException | None) -> None:
-        """Withdraw what has not become `error`, or its cause or context; None: all of it."""
+        """Withdraw all but `error` and its causes and contexts; None: withdraw all."""
         alive = {id(item) for item in chain_of(error)}
         with self._lock:
             gone = [item for item in self._recorded if id(item[0]) not in alive]
@@ -107,9 +107,9 @@ class InFlight:
 
 
 def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
-    """Let ``torch.distributed.destroy_process_group`` first record the exception in flight; returns the undoing.
+    """Let ``torch.distributed.destroy_process_group`` first record the exception in flight; return the undo function.
 
-    The function's own code is exchanged, so that a name that was imported from torch earlier calls it too.
+    It replaces the function's code, so that it also works for names that were imported from torch before.
     """
     function = group_teardown()
     if function is None or _HOOK in function.__globals__:
@@ -136,23 +136,23 @@ def watch_process_groups(in_flight: InFlight) -> Callable[[], None]:
 
 
 def _through_hook(*args: Any, **kwargs: Any) -> Any:
-    """Runs with torch's module as its globals."""
+    """Call the hook; runs with torch's module as its globals."""
     return __firstfault_destroy__(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821 - see watch_process_groups
 
 
 def _may_fail(error: BaseException) -> bool:
-    """Whether an exception is a failure if it leaves: not the ends of iterators, nor a clean exit."""
+    """Whether an exception is a failure if it leaves the task function; an iterator's end or a clean exit is none."""
     if isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
         return False
     return not is_clean_exit(error)
 
 
 def is_clean_exit(error: BaseException) -> bool:
-    """Whether `error` is a ``sys.exit()`` that says success."""
-    # the code may be any object, of which neither hash nor comparison may be asked
+    """Whether `error` is a ``sys.exit()`` with success."""
+    # the code may be any object: do not hash or compare it
     return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
 
 
 def _value_of(item: Any) -> BaseException | None:
-    """Python 3.10 and 3.11 have (type, value, traceback) here."""
+    """Return the exception of a (type, value, traceback), which Python 3.10 and 3.11 have here."""
     return item[1] if isinstance(item, tuple) and len(item) > 1 and isinstance(item[1], BaseException) else None

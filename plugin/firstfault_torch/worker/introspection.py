@@ -1,4 +1,4 @@
-"""What a living worker knows and nobody else: how far its collectives are, and which of its threads have died."""
+"""The state that only the worker itself can read: the progress of its collectives, and its dead threads."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _failures: list[ThreadFailure] = []
 
 
 def watch_threads() -> Callable[[], None]:
-    """Remember exceptions that end a thread of this process, and let them be reported as before; returns the undoing.
+    """Record exceptions that end a thread of this process, and report them as before; return a function that undoes it.
 
     They do not end the process, but may be why it waits for ever.
     """
     before = threading.excepthook
 
-    def remember(args: threading.ExceptHookArgs) -> None:
-        with guarded("remembering a thread's exception"):
-            # by which a thread ends itself; Python says nothing about it either
+    def record(args: threading.ExceptHookArgs) -> None:
+        with guarded("recording a thread's exception"):
+            # SystemExit ends a thread on purpose; Python does not report it either
             if args.exc_type is not SystemExit and args.exc_value is not None and len(_failures) < _MAX_THREADS:
                 name = args.thread.name if args.thread is not None else "unknown"
                 _failures.append(ThreadFailure(name, time.time_ns(), capture(args.exc_value)))
         before(args)
 
-    threading.excepthook = remember
+    threading.excepthook = record
 
     def undo() -> None:
-        if threading.excepthook is remember:
+        if threading.excepthook is record:
             threading.excepthook = before
 
     return undo
@@ -52,7 +52,7 @@ def thread_failures() -> tuple[ThreadFailure, ...]:
 
 
 def collective_progress() -> tuple[CollectiveProgress, ...]:
-    """Return each process group's last collectives, as torch's flight recorder has them; empty where it has none."""
+    """Return each process group's last collectives from torch's flight recorder; empty if it has none."""
     dump = flight_recorder()
     try:
         trace = json.loads(dump()) if dump is not None else {}
@@ -70,7 +70,7 @@ def collective_progress() -> tuple[CollectiveProgress, ...]:
 
 
 def _last_operations(entries: Any) -> dict[str, tuple[str, str]]:
-    """Process group's number to its description and the last operation it was given."""
+    """Return process group number to description and last operation."""
     found: dict[str, tuple[str, str]] = {}
     for entry in entries:
         with contextlib.suppress(KeyError, TypeError, IndexError):

@@ -1,7 +1,7 @@
-"""Recording in a training process: the exception that leaves the task function becomes a document.
+"""Recording in a training process: documents the exception that leaves the task function.
 
-The document is durable before the exception leaves this module. Peers learn of a failure when the process closes its
-sockets, which is later: so the root cause is on record before it has a victim.
+The document is durable before the exception leaves this module, and so before the process closes its sockets: the root
+cause is recorded before any peer fails.
 """
 
 from __future__ import annotations
@@ -58,27 +58,27 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     try:
         yield monitor
     except BaseException as error:
-        # a handler, like torch's in a forked worker, would raise in the middle of it; and the kernel sends the
-        # parent-death signal again for each thread of a killed agent
+        # a handler, like torch's in a forked worker, would raise in the middle of recording, and the kernel repeats
+        # the parent-death signal for each thread of a killed agent
         with undisturbed(WORKER_SIGNALS, handled_only=not _is_answer_to_signal(error)):
             with guarded("recording an exception"):
                 if is_clean_exit(error):
                     monitor.exits(error)
                 elif _is_answer_to_signal(error) and _has_died(agent):
-                    # terminated because the agent died, which can report nothing any more
+                    # terminated because the agent died: the worker reports it
                     monitor.record_lost_agent(agent)
                 else:
                     monitor.fails(error)
             monitor.close()
         raise
     else:
-        with guarded("withdrawing what was handled"):
+        with guarded("withdrawing handled exceptions"):
             monitor.in_flight.reconcile(None)
         monitor.close()
 
 
 class WorkerMonitor:
-    """What a worker process reports, and answers its agent, while the task function runs.
+    """Reports a worker process's failure, and answers its agent, while the task function runs.
 
     Args:
         engine: names the exceptions.
@@ -115,28 +115,28 @@ class WorkerMonitor:
         self._undo.append(call)
 
     def before_stop(self, call: Callable[[], None]) -> None:
-        """Call `call` in a thread when the agent is about to stop this process; it has a tenth of a second."""
+        """Call `call` in a thread when the agent is about to stop this process; it has 0.1 s."""
         self._before_stop.append(call)
 
     def close(self) -> None:
         """Stop watching. The channel to the agent stays open: the agent may ask a process that ends slowly."""
         for undo in reversed(self._undo):
-            with guarded("ceasing to record"):
+            with guarded("ending the recording"):
                 undo()
 
     def fails(self, error: BaseException) -> None:
         """Make a document about an exception that has left the task function durable, and notify the agent."""
         self.in_flight.reconcile(error)
         if self._asked.is_set() and _is_answer_to_signal(error):
-            return  # the answer to the signal by which the agent stops this process: the agent reports it
+            return  # raised by the signal with which the agent stops this process: the agent reports it
         moment = moment_of(error)
         receipt = self.record_exception(error)
         if self._channel is not None and receipt is not None:
             content = {"what": type(error).__name__, "document": receipt.name, "monotonic_ns": moment.monotonic_ns}
-            self._channel.say_failed(content)
+            self._channel.report_failure(content)
 
     def exits(self, error: BaseException) -> None:
-        """Note a clean exit before the task function's end: no failure, but perhaps why a peer waits."""
+        """Record a clean exit before the task function's end: not a failure, but perhaps why a peer waits."""
         self.in_flight.reconcile(None)
         if self.recording is not None and self.place is not None:
             describe_and_record(error, self.recording, self.place, self._engine, held=True)
@@ -190,8 +190,8 @@ class WorkerMonitor:
 def _has_died(agent: int) -> bool:
     """Whether this process has lost its parent.
 
-    The kernel sends the parent-death signal when the thread that started us ends, a moment before the rest of a killed
-    agent does; so this looks for a moment.
+    The kernel sends the parent-death signal when the thread that started this process ends, a moment before the rest of
+    a killed agent; so this waits a moment.
     """
     deadline = time.monotonic() + _DEATH_S
     while os.getppid() == agent:

@@ -1,4 +1,4 @@
-"""The document about an exception in a worker process: what it says, and writing it before the deadline."""
+"""Describes an exception in a worker process, and writes the document about it before the deadline."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
 
 
 def describe(error: BaseException, exception: ExceptionInfo, place: Place, engine: Engine) -> WorkerError:
-    """Return the failure that an exception in this process is, without its time."""
+    """Return the failure record of an exception in this process, without its time."""
     name = engine.name_error(error, exception)
     flyte = FLYTE_CLASSES[ErrorClass.RECOVERABLE if name.recoverable else ErrorClass.WORKER_FAILURE]
     failure = WorkerError(
