@@ -1,4 +1,4 @@
-"""What all tests share: a clean environment, and a real S3 server that only this machine can reach."""
+"""Fixtures of all tests: a clean environment, and a real S3 server that only this machine can reach."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from tests.s3_server import S3
 
 _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
-"""How names begin that change what is tested; xdist sets COLUMNS."""
+"""Prefixes of variables that change what is tested; xdist sets COLUMNS."""
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
-"""Where each package lies in the repository; the wheel's tests run in a folder that has none of them."""
+"""The folder of each package in the repository; the wheel's tests run in a folder without them."""
 
 
 # --- what is tested -------------------------------------------------------------------------------------------------
 
 
 def pytest_sessionstart() -> None:
-    """Refuse to test other packages than those beside the tests, or the installed ones where there are none."""
+    """Check that the tested packages are those beside the tests, or the installed ones if there are none."""
     for package, source_root in _SOURCE_ROOTS.items():
         sources = _ROOT / source_root
         expected = sources if sources.is_dir() else Path(sysconfig.get_path("purelib"))
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_outer_settings() -> Iterator[None]:
-    """Hide the storage and Flyte settings, the AWS profile and the window's size of whoever runs the tests."""
+    """Hide the caller's storage and Flyte settings, AWS profile and window size."""
     outer = dict(os.environ)
     for name in outer:
         if name.startswith(_OUTER_VARIABLES):
@@ -71,7 +71,7 @@ def _no_outer_settings() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _environment_restored(_no_outer_settings: None) -> Iterator[None]:
-    """Take back whatever a test does to the environment."""
+    """Undo a test's changes to the environment."""
     before = dict(os.environ)
     yield
     _restore(before)

@@ -1,4 +1,4 @@
-"""Fixtures of the agent's and the plugin's tests: an output prefix in a temporary folder, and what was left in it."""
+"""Fixtures of the agent's and the plugin's tests: an output prefix in a temporary folder, and its documents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Prefix:
 
     @property
     def uri(self) -> str:
-        """As a task is told."""
+        """The prefix as a task gets it."""
         return str(self.folder)
 
     @property
@@ -57,7 +57,7 @@ class Prefix:
         return recording_at(self.uri, deadline_seconds)
 
     def failures(self) -> list[WorkerError]:
-        """Return what the error documents say, by name."""
+        """Return the decoded error documents, by name."""
         documents = [decode(path.read_bytes(), DocumentRef(path.name)) for path in sorted(self.errors.glob("*.pb"))]
         return [document for document in documents if isinstance(document, WorkerError)]
 
@@ -69,13 +69,13 @@ class Prefix:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Prefix:
-    """Return an output prefix in which nothing is yet."""
+    """Return an empty output prefix."""
     return Prefix(tmp_path / "attempt")
 
 
 @pytest.fixture(autouse=True)
 def signal_handlers_restored() -> Iterator[None]:
-    """Take back the handlers that torch's agent sets in the process that starts workers."""
+    """Restore the signal handlers that torch's agent replaces in this process."""
     before = {number: signal.getsignal(number) for number in _TORCH_HANDLES}
     yield
     for number, handler in before.items():

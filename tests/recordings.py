@@ -1,4 +1,4 @@
-"""Recordings and conclusions of one node, as the tests of the agent and the verdict make them."""
+"""Makes recordings and conclusions of one node, for the tests of the agent and the verdict."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
 
 
 def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> Recording:
-    """Return a recording into an output prefix, by a node that is named as Flyte's variables say.
+    """Return a recording into an output prefix, by the node that Flyte's variables name.
 
     Args:
         uri: the output prefix.
@@ -41,6 +41,6 @@ def concluded(
     retries: int | None = None,
     **wait: Any,
 ) -> Conclusion:
-    """Return what a node of a Flyte job concludes."""
+    """Return the conclusion of a node of a Flyte job."""
     options = Options(retry_policy=policy, retries=retries)
     return conclude_on_node(recording, failures, FlyteEngine(recording.output_prefix), options, Wait(seconds, **wait))

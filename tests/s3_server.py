@@ -37,7 +37,7 @@ _POLL_S = 0.05
 _LISTEN = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 _ADMIN_GRPC_OFFSET = 10_000
-"""weed's own worker looks for the admin's gRPC port here, whatever -admin.port.grpc says."""
+"""weed's worker expects the admin's gRPC port here and ignores -admin.port.grpc."""
 _PORTS = ("s3.port", "s3.port.grpc", "master.port", "master.port.grpc", "volume.port", "volume.port.grpc")
 _PORTS += ("filer.port", "filer.port.grpc")
 
@@ -51,10 +51,10 @@ class S3:
     secret_key: str
     bucket: str
     pid: int
-    """Of the server's process."""
+    """Id of the server's process."""
 
     def uri(self, name: str = "run") -> str:
-        """Return the URI of a folder that nobody has used."""
+        """Return the URI of a new folder."""
         return f"s3://{self.bucket}/{name}-{uuid.uuid4().hex}"
 
     def environment(self) -> dict[str, str]:
@@ -75,7 +75,7 @@ class S3:
         return replace(self, access_key=_no_list_key(self))
 
     def client(self) -> Any:
-        """Return a botocore client: another party, which shares nothing with firstfault's own connection."""
+        """Return a botocore client, which shares nothing with firstfault's connection."""
         return botocore.session.get_session().create_client(
             "s3",
             region_name="us-east-1",
@@ -101,7 +101,7 @@ class S3:
 
 
 class ServerError(Exception):
-    """The server cannot be started; says why."""
+    """The server cannot be started, with the reason."""
 
 
 @contextlib.contextmanager
@@ -142,7 +142,7 @@ class _Server:
     def stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)  # a session, and so a group, of its own
+                os.killpg(self.process.pid, number)  # the server has its own session and process group
             try:
                 self.process.wait(_STOP_DEADLINE_S)
             except subprocess.TimeoutExpired:
@@ -156,7 +156,7 @@ class _Server:
 
 
 def _start(folder: Path, account: S3) -> _Server:
-    """Start a server; once more on other ports if somebody took one of them between our look and its start."""
+    """Start a server; try again on other ports if another process took a port before the server started."""
     failures = []
     for attempt in range(_STARTS):
         server = _launch(folder / str(attempt), account)
@@ -231,7 +231,7 @@ def _accounts(account: S3) -> dict[str, Any]:
 
 
 def _die_with_parent() -> Callable[[], object]:
-    """Have the kernel end the server if the tests are killed, or exit without their clean-up (pytest-timeout does)."""
+    """Let the kernel end the server if the tests are killed or exit without clean-up, as pytest-timeout does."""
     prctl = ctypes.CDLL(None).prctl
     set_parent_death_signal = 1
     return lambda: prctl(set_parent_death_signal, signal.SIGKILL)
@@ -241,7 +241,7 @@ def _wait_until_ready(server: _Server, account: S3) -> None:
     """Wait until the bucket takes an object and lists it.
 
     Raises:
-        _NotReadyError: the server ended, did not answer in time, or somebody else answers.
+        _NotReadyError: the server ended, did not answer in time, or another server answers.
     """
     running = replace(account, endpoint=server.endpoint, pid=server.process.pid)
     deadline = time.monotonic() + _START_DEADLINE_S

@@ -13,7 +13,7 @@ import firstfault
 COMMANDS = (
     (["--help"], 0, "not available: `firstfault run` needs "),
     (["show", tempfile.mkdtemp()], 3, "no error document"),
-    (["run", "training.py", "train"], 1, "pip install 'firstfault[elastic]'"),
+    (["run", "training.py", "train"], 1, "install the extra elastic: pip install '<wheel>[elastic]'"),
 )
 """Arguments, the exit code, and what is printed."""
 

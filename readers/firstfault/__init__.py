@@ -46,7 +46,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - paid by whoever asks for a name
+    import importlib  # noqa: PLC0415 - only a name that is looked up needs it
 
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _RAISES = 34
-"""Of each of the three ways to raise."""
+"""Rounds of each of the three ways to raise."""
 _SPAWNED = 5
 _KEYS = 100_000
 _IMPORTS = {
@@ -63,7 +63,7 @@ def read(s3: S3, repeat: int, out: Path) -> list[dict[str, Any]]:
 
 
 def memory(s3: S3, _repeat: int, _out: Path) -> list[dict[str, Any]]:
-    """Judge a cascade of 100,000 workers, each strategy in a process of its own."""
+    """Judge a cascade of 100,000 workers, each strategy in its own process."""
     found = reading.memory(s3, _KEYS)
     print("\nmemory: one run each, the whole process at its highest")
     for item in found:
@@ -74,7 +74,7 @@ def memory(s3: S3, _repeat: int, _out: Path) -> list[dict[str, Any]]:
 
 
 def ahead(s3: S3, _repeat: int, _out: Path) -> list[dict[str, Any]]:
-    """Raise again and again, and see what comes first: the durable document or a victim."""
+    """Raise in many rounds, and record which comes first: the durable document or a victim."""
     found = []
     print("\nwrite-ahead, S3: milliseconds after the raise, medians")
     print(
@@ -98,7 +98,7 @@ def ahead(s3: S3, _repeat: int, _out: Path) -> list[dict[str, Any]]:
 
 
 def fail(s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
-    """Let rank 3 of 2 x 2 raise, with ours and with stock kfpytorch in turn."""
+    """Let rank 3 of 2 x 2 raise, with firstfault and with kfpytorch in turn."""
     found = []
     print(f"\nfail: 2 x 2, gloo, seconds after the raise, medians of {repeat}")
     print(f"{'task':14} {'store':7} {'started':8} {'durable':>8} {'verdict':>8} {'pods ended':>11}  right")
@@ -118,7 +118,7 @@ def fail(s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
 
 
 def succeed(s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
-    """Let 2 x 2 succeed, in pairs."""
+    """Let 2 x 2 succeed, with firstfault and kfpytorch in pairs."""
     samples = _in_turn(failing.SUCCEEDING, s3, "s3", "spawn", repeat)
     ours, stock = (samples[name] for name in failing.SUCCEEDING)
     walls = [one.ended / other.ended for one, other in zip(ours, stock, strict=True)]
@@ -131,7 +131,7 @@ def succeed(s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
 
 
 def imports(_s3: S3, repeat: int, _out: Path) -> list[dict[str, Any]]:
-    """Import each plugin in a fresh process, and show a small attempt."""
+    """Time the import of each plugin, and ``firstfault show`` of a small attempt, in new processes."""
     taken: dict[str, list[float]] = defaultdict(list)
     commands = {name: [sys.executable, "-c", code] for name, code in _IMPORTS.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -172,7 +172,7 @@ PARTS: dict[str, Callable[[S3, int, Path], list[dict[str, Any]]]] = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run the parts that are asked for, all of them by default."""
+    """Run the given parts, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="all by default")
     parser.add_argument("--repeat", type=int, default=5)

@@ -28,7 +28,7 @@ _GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:{line}] Connection clos
 
 @dataclass(frozen=True)
 class Cascade:
-    """What the workers of a job leave behind when one of them raises."""
+    """The documents of a job's workers after one of them raised."""
 
     workers: int
 
@@ -82,7 +82,7 @@ class Cascade:
 
 
 def _fingerprinted(error: WorkerError) -> WorkerError:
-    """As a worker writes it, with its own name and not the builder's."""
+    """Encode a document as a worker writes it, with the worker's name."""
     return replace(error, fingerprint=fingerprint_of(error), documents=())
 
 

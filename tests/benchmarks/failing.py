@@ -1,4 +1,4 @@
-"""How long from a raise until an error that names it is durable and until all pods have ended, and what success costs.
+"""Times from a raise to a durable error that names it and to the end of all pods; time of a run that succeeds.
 
 For firstfault and for stock kfpytorch, in turn: two nodes of two workers on this machine, gloo, the same task; rank 3
 raises while its peers wait in a collective. Pods and the operator's
@@ -38,7 +38,7 @@ __all__ = ["FAILING", "SUCCEEDING", "Sample", "run"]
 FAILING = ("ours_default", "stock_fast", "stock_default")
 SUCCEEDING = ("ours_good", "stock_good")
 LONGEST_S = 45.0
-"""How long pods may go on after the raise."""
+"""How long pods may run after the raise, seconds."""
 SENTENCE = "loss is nan at step 5"
 NODES = 2
 _LOOK_S = 0.005
@@ -46,7 +46,7 @@ _LOOK_S = 0.005
 
 @dataclass(frozen=True)
 class Sample:
-    """One run, seconds after the raise; of a run that succeeds, its length and CPU time."""
+    """One run: seconds after the raise, or the duration and CPU time of a run that succeeds."""
 
     task: str
     durable: float
@@ -62,7 +62,7 @@ class Sample:
 
 @dataclass
 class _Files:
-    """When error files could first be listed below an output prefix, nanoseconds since the Unix epoch."""
+    """Records when error files could first be listed below an output prefix, nanoseconds since the Unix epoch."""
 
     prefix: str
     document_ns: int = 0
@@ -70,7 +70,7 @@ class _Files:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def watch(self) -> None:
-        """Look again and again, until `stop`."""
+        """List the files repeatedly, until `stop`."""
         run_sync(self._watch())
 
     async def _watch(self) -> None:
@@ -83,7 +83,7 @@ class _Files:
                 self._stop.wait(_LOOK_S)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop listing."""
         self._stop.set()
 
 
@@ -172,7 +172,7 @@ def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings
 
 
 def _tasks(name: str) -> Any:
-    """Load the module of a task anew, with the loop: the start method is read when they are loaded."""
+    """Reload the module of a task and the loop, which read the start method when they are loaded."""
     sys.path[:0] = [str(Path(__file__).parent)]
     try:
         importlib.reload(importlib.import_module("training"))
@@ -182,11 +182,11 @@ def _tasks(name: str) -> Any:
 
 
 def _is_late(raised_at: Path) -> bool:
-    """Whether the raise is longer ago than anybody should wait."""
+    """Whether the raise is longer ago than the limit."""
     return raised_at.exists() and time.time() - raised_at.stat().st_mtime > LONGEST_S
 
 
 def _cpu_seconds() -> float:
-    """CPU time of all processes that have ended, with their children."""
+    """Return the CPU time of all processes that have ended, with their children."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime

@@ -1,4 +1,4 @@
-"""A picture of what reading costs as a cascade grows: seconds over documents, both in powers of ten."""
+"""Draws the time of reading over the number of documents, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DASHES = ("4 3", "", "", "8 3", "2 2", "6 2 2 2")
 
 
 def svg(rows: Sequence[Row]) -> str:
-    """Return the picture of some rows of one delay."""
+    """Return the drawing of the rows of one delay."""
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
         lines[row.way].append((math.log10(row.documents), math.log10(row.seconds)))

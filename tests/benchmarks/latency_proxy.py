@@ -1,4 +1,4 @@
-"""A TCP proxy on the loopback that holds every request back for a while, and counts them by method.
+"""A TCP proxy on the loopback that delays every request, and counts them by method.
 
 Run as a process of its own, so that it does not share an interpreter with what is measured. Answers are not held back,
 and connections overlap freely: a client with many requests on their way waits once, one that asks in turn waits each
@@ -26,14 +26,14 @@ _METHODS = (b"GET ", b"PUT ", b"HEAD ", b"POST ", b"DELETE ")
 
 
 class LatencyProxy:
-    """A proxy that runs."""
+    """A running proxy."""
 
     def __init__(self, process: subprocess.Popen[str], endpoint: str) -> None:
         self._process = process
         self.endpoint = endpoint
 
     def requests(self) -> dict[str, int]:
-        """Return how many requests have come since this was last asked, by method; LIST is a GET of a bucket."""
+        """Return the number of requests since the last call, by method; LIST is a GET of a bucket."""
         if self._process.stdin is None or self._process.stdout is None:
             raise RuntimeError("the proxy has no pipes")
         self._process.stdin.write("count\n")

@@ -14,5 +14,5 @@ def ours_default() -> float:
 
 @task(task_config=Elastic(**training.SAME))
 def ours_good() -> float:
-    """Nobody fails."""
+    """No rank fails."""
     return training.good()

@@ -1,4 +1,4 @@
-"""A job that fails again and again: in each round rank 3 raises while its peers are in a collective."""
+"""A job that fails in many rounds: in each, rank 3 raises while its peers are in a collective."""
 
 import os
 import time
@@ -26,7 +26,7 @@ def _note(what: str) -> None:
 
 
 def steps() -> float:
-    """Sum up ones until rank 3 raises."""
+    """Reduce ones until rank 3 raises."""
     total = torch.ones(1)
     for step in range(1000):
         if step == 20 and dist.get_rank() == RANK:
@@ -43,7 +43,7 @@ def steps() -> float:
 
 @contextmanager
 def process_group() -> Iterator[None]:
-    """Leave no process group behind."""
+    """Destroy the process group at the end of the block."""
     dist.init_process_group("gloo")
     try:
         yield
@@ -60,7 +60,7 @@ def plain() -> float:
 
 @task(task_config=CONFIG)
 def in_finally() -> float:
-    """The process group is destroyed while the exception is on its way."""
+    """A finally block destroys the process group while the exception passes."""
     dist.init_process_group("gloo")
     try:
         return steps()
@@ -70,6 +70,6 @@ def in_finally() -> float:
 
 @task(task_config=CONFIG)
 def in_with() -> float:
-    """The same by a context manager."""
+    """A context manager destroys the process group while the exception passes."""
     with process_group():
         return steps()

@@ -1,4 +1,4 @@
-"""What reading a cascade costs: ours beside other ways to read the same objects, through a proxy that adds latency."""
+"""Times of reading a cascade, by our reader and in other ways, through a proxy that adds latency."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ COUNTS = (1, 64, 1_000, 10_000)
 DELAYS_MS = (0, 5, 20)
 _PARALLEL = 64
 _IN_TURN = 100
-"""Documents that are really read one after the other; of more, the time is multiplied."""
+"""Largest number of documents that are read one after the other; the time for more is extrapolated."""
 _EVERYTHING = 1_000
 """As many documents are read by those ways that read them all through s3fs."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to read, of so many documents."""
+    """The times of one way to read a number of documents."""
 
     documents: int
     delay_ms: float
@@ -50,7 +50,7 @@ class Row:
     """Median."""
     requests: int
     scaled: bool = False
-    """Whether it was measured on a part and multiplied."""
+    """Whether it was extrapolated from a part."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -87,7 +87,7 @@ def _measured(s3: S3, proxy: LatencyProxy, uri: str, place: tuple[int, float], r
 
 
 def _ways(s3: S3, endpoint: str, uri: str, count: int) -> dict[str, Callable[[], float]]:
-    """Return each way to read: it returns by how much its time is to be multiplied."""
+    """Return each way to read, a function that returns the factor by which its time is multiplied."""
     culprit = Cascade(count).culprit
 
     def ours(strategy: str) -> Callable[[], float]:
@@ -109,7 +109,7 @@ def _ways(s3: S3, endpoint: str, uri: str, count: int) -> dict[str, Callable[[],
         "upstream's pattern, boto3": lambda: _in_turn(s3, endpoint, prefix, count),
     }
     if count <= _EVERYTHING:
-        # one for all: what it leaves behind when it is collected disturbs the others' event loops
+        # one client for all: the garbage of several disturbs the event loops of the others
         system = fsspec.filesystem(
             "s3",
             key=s3.access_key,
@@ -133,7 +133,7 @@ def _client(s3: S3, endpoint: str) -> S3Store:
 
 
 async def _floor(s3: S3, endpoint: str, prefix: str) -> float:
-    """One LIST page and one GET by a bare client."""
+    """Read with one LIST page and one GET, by a bare client."""
     client = _client(s3, endpoint)
     async for chunk in obstore.list(client, prefix, chunk_size=1000):
         document = await obstore.get_async(client, chunk[0]["path"])
@@ -160,7 +160,7 @@ def _everything_s3fs(system: Any, folder: str) -> float:
 
 
 def _in_turn(s3: S3, endpoint: str, prefix: str, count: int) -> float:
-    """Flyte's reader: LIST and HEAD each, to see whether there is an error; LIST, HEAD and GET each, to read it."""
+    """Read as Flyte does: LIST and HEAD each to check for an error, then LIST, HEAD and GET each to read it."""
     client = botocore.session.get_session().create_client(
         "s3",
         region_name="us-east-1",
@@ -203,7 +203,7 @@ print(seconds, peak, *verdict.ranks)
 
 
 def memory(s3: S3, count: int) -> list[dict[str, Any]]:
-    """Return what verdicts over so many keys take, each in a fresh process."""
+    """Return the time and memory of verdicts on a number of keys, each in a new process."""
     uri, found = s3.uri("memory"), []
     environment = {**os.environ, **s3.environment()}
     with _environment(s3.environment()):

@@ -1,4 +1,4 @@
-"""Kfpytorch's tasks; "fast" has torchrun's monitor interval, and so have those of which nothing is said."""
+"""Kfpytorch's tasks, with its default settings or, as "fast" and "good", with torchrun's monitor interval."""
 
 import training
 from flytekit import task
@@ -19,5 +19,5 @@ def stock_fast() -> float:
 
 @task(task_config=Elastic(**training.SAME, monitor_interval=0.1))
 def stock_good() -> float:
-    """Nobody fails."""
+    """No rank fails."""
     return training.good()

@@ -1,4 +1,4 @@
-"""That the benchmarks measure what they say, on small numbers."""
+"""The benchmarks on small numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def test_the_proxy_adds_its_delay_and_counts(s3: S3) -> None:
-    """Each request waits for as long as was asked, once, and is counted by its method."""
+    """Each request is delayed once, and counted by its method."""
 
     def ask(endpoint: str) -> float:
         began = time.perf_counter()
@@ -34,7 +34,7 @@ def test_the_proxy_adds_its_delay_and_counts(s3: S3) -> None:
 
 
 def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All ways read the same 140 documents; each is measured with its requests, and drawn."""
+    """All ways read the same 140 documents; each has a time and its requests, and is drawn."""
     monkeypatch.setattr(reading, "DELAYS_MS", (20,))
     rows = list(reading.rows(s3, 1, (1, 140)))
     ways = {row.way for row in rows}
@@ -58,7 +58,7 @@ def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) 
     [task if task == "in_finally" else pytest.param(task, marks=pytest.mark.timing) for task in write_ahead.TASKS],
 )
 def test_the_document_is_durable_before_the_first_victim(s3: S3, task: str) -> None:
-    """In each of two rounds of a real job on S3 the raise is durable before any other rank has failed or died."""
+    """In two rounds of a real job on S3, the document is durable before any other rank has failed or died."""
     taken = write_ahead.raises(s3, task, 2, delay_ms=5, start_method="fork")
     assert len(taken) == 2
     for item in taken:

@@ -1,4 +1,4 @@
-"""The training loop that both plugins run: rank 3 notes the time and raises."""
+"""The training loop that both plugins run: rank 3 records the time and raises."""
 
 import os
 import time
@@ -15,7 +15,7 @@ SAME["start_method"] = os.environ.get("BENCH_START_METHOD", "spawn")
 
 
 def loop() -> float:
-    """Sum up ones until rank 3 raises."""
+    """Reduce ones until rank 3 raises."""
     dist.init_process_group("gloo")
     total = torch.ones(1)
     for step in range(20):
@@ -28,7 +28,7 @@ def loop() -> float:
 
 
 def good() -> float:
-    """Sum up ones, to the end."""
+    """Reduce ones in every step."""
     dist.init_process_group("gloo")
     total = torch.ones(1)
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""From a raise to a durable document, beside the first victim: many rounds of real jobs on a real S3 server."""
+"""Times from a raise to its durable document and to the first victim, in many rounds of real jobs on S3."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RANK = 3
 
 @dataclass(frozen=True)
 class Raise:
-    """One raise, seconds after it."""
+    """One raise; times in seconds after it."""
 
     task: str
     durable: float
@@ -41,7 +41,7 @@ class Raise:
 
 
 def raises(s3: S3, task: str, rounds: int, *, delay_ms: float = 0, start_method: str = "spawn") -> list[Raise]:
-    """Run one job with so many rounds, each of which ends in a raise."""
+    """Run one job with this number of rounds, each of which ends with a raise."""
     with latency_proxy(s3.endpoint, delay_ms) as proxy, tempfile.TemporaryDirectory() as folder:
         uri = s3.uri("raises")
         environment = {
@@ -52,7 +52,7 @@ def raises(s3: S3, task: str, rounds: int, *, delay_ms: float = 0, start_method:
             "BENCH_FOLDER": folder,
             "BENCH_ROUNDS": str(rounds),
             "BENCH_START_METHOD": start_method,
-            # gloo does not always connect again after a restart without this
+            # without this, gloo does not always connect again after a restart
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         command = [sys.executable, "-m", "firstfault", "run", str(_RAISING), task, "--store", uri, "--json"]
@@ -74,7 +74,7 @@ def raises(s3: S3, task: str, rounds: int, *, delay_ms: float = 0, start_method:
 
 
 async def _told(uri: str, s3: S3) -> dict[int, tuple[int | None, list[int]]]:
-    """Return, of each round, when rank 3's first document was durable, and when others failed or died.
+    """Return for each round when rank 3's first document was durable, and when other ranks failed or died.
 
     Nanoseconds since the Unix epoch.
     """

@@ -1,4 +1,4 @@
-"""The cases of the cascade lab, and what is right in each."""
+"""The cases of the cascade lab, and the right verdict on each."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ __all__ = ["CASES", "Case"]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault, in one place."""
+    """One fault on one rank or node."""
 
     fault: str
     culprit: int
     nodes: int = 2
     scope: str = "rank"
-    """Whom the verdict has to name.
+    """What the verdict has to name.
 
-    "rank", "ranks", "node": those that wrote the truth; "one": one of those ranks; "external": one of those nodes, told
-    to go; "somewhere": one of those nodes, or a rank of theirs; "undetermined": nobody; "none": there is no failure.
+    "rank", "ranks", "node": those that wrote the truth; "one": one of those ranks; "external": one of those nodes,
+    terminated; "somewhere": one of those nodes, or one of its ranks; "undetermined": no rank; "none": no failure.
     """
     task: str = ""
     inputs: dict[str, object] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     clock: tuple[int, float] | None = None
-    """Index of a pod, and by how many seconds its wall clock is wrong."""
+    """Index of a pod, and the error of its wall clock, seconds."""
     store: str = "folder"
     """"folder" or "s3"."""
 
     @property
     def name(self) -> str:
-        """Unique, and a file's name."""
+        """A unique name, also of the recording's file."""
         clock = f"-clock{self.clock[1]:+g}" if self.clock is not None else ""
         extra = "".join(f"-{key}{value}" for key, value in sorted(self.inputs.items()))
         extra += "-s3" if self.store == "s3" else ""
@@ -83,24 +83,24 @@ _EVERYWHERE = {
 }
 _BEFORE_THE_FIRST_COLLECTIVE = ("raise", "SIGKILL", "exit-1", "hang")
 _CULPRITS = (3, 0, 2)
-"""Of two nodes with two ranks each: the last one, the first one, and one whose node's other rank lives on."""
+"""Culprits on two nodes with two ranks each: the last rank, the first one, and the first of the second node."""
 
 
 def _of_two_nodes(culprit: int) -> list[Case]:
-    """Every fault at one culprit."""
+    """Return a case for every fault of one culprit."""
     found = [Case(fault, culprit) for fault in _OF_A_RANK + _MORE_OF_A_RANK]
     found += [Case(fault, culprit, scope="node") for fault in _OF_A_NODE]
     found += [Case("agent-told", culprit, scope="external")]
     found += [Case(fault, culprit, inputs={"early": True}) for fault in _BEFORE_THE_FIRST_COLLECTIVE]
     slow = (culprit + 1) % 4
     found += [Case(fault, culprit, inputs={"slow": slow}) for fault in ("raise", "SIGKILL")]
-    # longer than the victims need, and longer than the failing worker waits for its document
+    # longer than the victims take to fail, and than the failing worker waits for its document
     found += [Case("SIGKILL", culprit, inputs={"held": 3.0}), Case("raise", culprit, inputs={"held": 7.0})]
     return found + _restarted(culprit)
 
 
 def _restarted(culprit: int) -> list[Case]:
-    """With one restart: a fault that recovers, and one that does not."""
+    """Return cases with one restart: a fault that passes, and one that does not."""
     return [
         Case(
             fault,
@@ -116,7 +116,7 @@ def _restarted(culprit: int) -> list[Case]:
 
 
 def _with_wrong_clocks() -> list[Case]:
-    """One node's clock is wrong; the culprit's node's, or the other one's."""
+    """Return cases in which the clock of the culprit's node, or of the other one, is wrong."""
     found = []
     for seconds in (-5, 5, -600, 600):
         for store in ("folder", "s3"):
@@ -125,13 +125,13 @@ def _with_wrong_clocks() -> list[Case]:
                 Case("SIGKILL", 0, clock=(1, seconds), store=store),
                 Case("SIGKILL", 2, clock=(1, seconds), store=store),
             ]
-    # S3 refuses such a clock
+    # S3 refuses requests with such a clock
     found += [
         Case(fault, culprit, clock=(1, seconds))
         for seconds in (-3600, 3600)
         for fault, culprit in (("raise", 3), ("SIGKILL", 0), ("SIGKILL", 2))
     ]
-    # the clock is set while the job runs: what comes afterwards is refused
+    # the clock is set while the job runs, and S3 refuses all later requests
     return found + [
         Case("clock-jump", culprit, scope="somewhere", clock=(culprit // 2, 0), store="s3") for culprit in _CULPRITS
     ]
@@ -147,4 +147,4 @@ def _cases() -> list[Case]:
 
 
 CASES = {case.name: case for case in _cases()}
-"""By name."""
+"""All cases, by name."""

@@ -1,7 +1,7 @@
-"""Feeds incidents as people have posted them to the strategy `evidence`: ``incidents.py FILE.jsonl``.
+"""Judges incidents from public threads by the strategy `evidence`: ``incidents.py FILE.jsonl``.
 
-Each line holds what was seen ("observations": who, message) and the root cause that the thread found. Who wrote what
-stands there in words; this makes failures of it as a reader would have found them, as far as the words go.
+Each line holds what was seen ("observations": who, message) and the root cause that the thread found. This module
+turns the observations, which are prose, into failures as a reader would have found them.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _SIGNALS = {-9: "SIGKILL", -11: "SIGSEGV", -7: "SIGBUS", -6: "SIGABRT", -15: "SI
 
 
 def failures_of(incident: dict[str, Any]) -> list[WorkerError]:
-    """Return the failures that an incident's observations are."""
+    """Return the failures in an incident's observations."""
     found: list[WorkerError] = []
     for at, seen in enumerate(incident["observations"]):
         found += _failures(seen["who"], seen["message"], at)
-    # several lines of one process are one failure: the first that says something of its own counts
+    # several lines of one process are one failure: the first line with an error of its own counts
     by_process: dict[tuple[Any, ...], WorkerError] = {}
     for failure in found:
         key = (failure.subject, failure.rank, failure.node)
@@ -76,7 +76,7 @@ def _failures(who: str, message: str, at: int) -> list[WorkerError]:
     if kind == "log" and (not found.signature or found.category == "stopped"):
         return []  # a line that says nothing about a failure
     if not ranks and node is None:
-        return []  # a launcher's summary is nobody's failure
+        return []  # a launcher's summary is not a failure
     if not ranks and node is not None and node["agent"]:
         return [make_error(None, node=name, at_ms=at, exception=kind, message=text, subject=Subject.AGENT)]
     return [make_error(rank, node=name, at_ms=at, exception=kind, message=text) for rank in ranks or [None]]
@@ -126,7 +126,7 @@ def judge(root: dict[str, Any], verdict: Verdict) -> str:
 
 
 def main(files: list[str]) -> int:
-    """Print one line an incident, and the sum."""
+    """Print one line for each incident, and the totals."""
     counts: dict[str, int] = {}
     for file in files:
         with open(file, encoding="utf-8") as lines:  # noqa: PTH123 - a path as it was given

@@ -1,4 +1,4 @@
-"""Makes cascades larger than a machine can run, whose truth is known, out of those that the lab has recorded."""
+"""Makes large cascades with a known root cause from those that the lab has recorded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _S = 1_000_000_000
 _NO_NAME = "another worker of this node had failed"
 
 LLAMA = {
-    # interruptions of the pre-training of Llama 3 405B, table 5 of its report: what it was, and how the lab shows it
+    # interruptions of the pre-training of Llama 3 405B (table 5 of its report), and the faults of the lab like them
     "faulty GPU": (148, ("cuda", "hang-c", "SIGABRT")),
     "GPU HBM3 memory": (72, ("cuda",)),
     "software bug": (54, ("raise", "chained", "backward", "future", "thread", "finally", "mismatch", "skip", "exit-1")),
@@ -51,66 +51,66 @@ BYTEROBUST = {
     "container": (1.4, ("agent-killed", "node-killed")),
 }
 SPEAKING = ("raise", "cuda", "loader", "backward", "disk", "SIGKILL", "SIGSEGV")
-"""Faults that two ranks can have independently of each other at the same time."""
+"""Faults that two ranks can have at the same time, independently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a cascade is made."""
+    """The sizes and shares by which a cascade is made."""
 
     workers: int = 1024
     clock_error_s: float = 5.0
-    """Of each node's clock, either way, evenly."""
+    """Largest error of a node's clock in either direction; errors are uniform."""
     without_pointer: float = 0.20
-    """Of the victims."""
+    """Share of the victims that name no peer."""
     healthy_pointer: float = 0.02
-    """Of the victims: they name a peer that did nothing."""
+    """Share of the victims that name a healthy peer."""
     late: float = 0.05
-    """Of the documents: they come after the verdict."""
+    """Share of the documents that arrive after the verdict."""
     unreadable: float = 0.01
-    """Of the documents."""
+    """Share of the documents that cannot be read."""
     root_missing: float = 0.10
-    """Of the cascades: the root's own documents are not there."""
+    """Share of the cascades in which the root's own documents are missing."""
     two_roots: float = 0.03
-    """Of the cascades."""
+    """Share of the cascades with two independent root causes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One cascade of the lab, by who wrote what."""
+    """One cascade of the lab, with its documents by their writers."""
 
     fault: str
     scope: str
     culprit: int | None
     """Its rank."""
     node: str
-    """The culprit's."""
+    """The culprit's node."""
     began_ns: int
     root: tuple[WorkerError, ...]
     siblings: tuple[tuple[WorkerError, ...], ...]
-    """What each of the other ranks of the culprit's node left."""
+    """Documents of each other rank of the culprit's node."""
     peers: tuple[tuple[tuple[WorkerError, ...], ...], ...]
-    """For each of the other nodes, what each of its ranks left."""
+    """For each other node, the documents of each of its ranks."""
     agents: tuple[tuple[WorkerError, ...], ...]
-    """For each of the other nodes, what its agent left about itself."""
+    """For each other node, its agent's documents about itself."""
     phases: tuple[Phase, ...]
-    """What the culprit's node entered into the roster."""
+    """Phases of the culprit's node in the roster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
-    """A cascade that never was."""
+    """A simulated cascade."""
 
     fault: str
     roots: tuple[Root, ...]
-    """First one first."""
+    """The root causes, by time."""
     snapshot: Snapshot
     workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A root cause, and whether something of its own was left."""
+    """A root cause, and whether any of its own documents can be read."""
 
     scope: str
     rank: int | None
@@ -124,7 +124,7 @@ def recordings() -> dict[str, list[Recording]]:
     for file in sorted(RECORDED.glob("*.zip")):
         with zipfile.ZipFile(file) as archive:
             truth = json.loads(archive.read("truth.json"))
-            # those with clocks, restarts and the like have more in their names than the fault
+            # names of recordings with clocks, restarts and the like have more parts
             if file.stem.startswith(f"{truth['fault']}-rank") and len(truth["nodes"]) == 1:
                 found[truth["fault"]].append(_recording(archive, truth))
     return found
@@ -144,7 +144,7 @@ def _recording(archive: zipfile.ZipFile, truth: dict[str, Any]) -> Recording:
     by_node: dict[str, dict[int | None, list[WorkerError]]] = defaultdict(lambda: defaultdict(list))
     for document in documents:
         by_node[document.node][document.rank].append(document)
-    # of an agent that was killed its own workers tell, and others
+    # a killed agent is reported by its own workers, and by other agents
     root = [item for item in documents if item.node == node and item.rank == culprit]
     others = [entry.place.node for entry in entries if entry.phase is Phase.JOINED and entry.place.node != node]
     return Recording(
@@ -193,19 +193,19 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """A fault that happens."""
+    """A fault in a simulated cascade."""
 
     recording: Recording
     at: int
-    """Nanoseconds since the Unix epoch, by a clock that is right."""
+    """True time of the fault, nanoseconds since the Unix epoch."""
     node: _Node
     rank: int | None
-    """None: the node's."""
+    """The culprit's rank; None: the whole node."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """Who wrote something, or whom it names."""
+    """The rank or node that wrote a document, or that a document names."""
 
     node: _Node
     rank: int | None
@@ -215,8 +215,8 @@ class Maker:
     """Makes cascades; the same seed makes the same ones.
 
     Args:
-        rules: how.
-        seed: which.
+        rules: the sizes and shares.
+        seed: the random seed.
     """
 
     def __init__(self, rules: Rules, seed: int) -> None:
@@ -251,7 +251,7 @@ class Maker:
             roots.append(Root(recording.scope, cause.rank, node.name, left=True))
         for node in nodes:
             if node.name not in taken:
-                # of two roots, whose word comes first
+                # of two roots, the one whose failure reaches this node first
                 heard = min(causes, key=lambda cause: cause.at + chance.random() * 0.1 * _S)
                 documents += self._victims_node(heard, node, nodes)
         kept, unreadable = self._lost(documents)
@@ -259,7 +259,7 @@ class Maker:
         chance.shuffle(kept)
         chance.shuffle(entries)
         seen = {(item.node, item.rank) for item in kept}
-        # of a node that is gone there is nothing of its own to be left but what its workers said
+        # a lost node has no documents of its own; its workers' documents stand for it
         roots = [replace(root, left=(root.node, root.rank) in seen or root.scope == "node") for root in roots]
         name = "two roots" if len(roots) > 1 else fault
         return Cascade(name, tuple(roots), Snapshot(tuple(kept), (), tuple(entries), tuple(unreadable)), rules.workers)
@@ -327,7 +327,7 @@ class Maker:
         delay: int = 0,
         named: _Named | None = None,
     ) -> WorkerError:
-        """Return a recorded document as another rank of another node would have written it."""
+        """Return a recorded document with another rank, node, address and time."""
         began = cause.recording.began_ns
         moment = cause.at + delay + (item.timestamp_ns or began) - began
 
@@ -352,7 +352,7 @@ class Maker:
             sent_signals=tuple(replace(sent, reason=text(sent.reason)) for sent in item.sent_signals),
             stack_dumps=tuple(replace(dump, rank=rank) for dump in item.stack_dumps if dump.rank == item.rank),
         )
-        # as it would be written today, whatever it was when it was recorded
+        # as firstfault writes it today, not as it was recorded
         written = replace(written, fingerprint=fingerprint_of(written))
         durable = moment + (item.upload_delay_ns or 0) + int(self._random.uniform(0.02, 0.3) * _S)
         name = error_key_for(written)
@@ -361,7 +361,7 @@ class Maker:
         return replace(written, documents=(ref,))
 
     def _lose(self, cause: _Cause, written: Iterable[WorkerError]) -> None:
-        """Let a root's documents never be uploaded: half of them with a receipt that says so."""
+        """Remove a root's documents; half of them keep a receipt that says that they were not uploaded."""
         names = {ref.name for item in written if item.rank == cause.rank for ref in item.documents}
         with_word = self._random.random() < 0.5
         kept = [
@@ -400,7 +400,7 @@ class Maker:
 
 
 def _mix(known: dict[str, list[Recording]]) -> tuple[list[str], list[float]]:
-    """Return the faults and their weights: the two published tables, each counted the same."""
+    """Return the faults and their weights; the two published tables count equally."""
     weights: Counter[str] = Counter()
     for table in (LLAMA, BYTEROBUST):
         total = sum(share for share, _ in table.values())
@@ -414,7 +414,7 @@ def _mix(known: dict[str, list[Recording]]) -> tuple[list[str], list[float]]:
 
 
 def _renamed(value: str, item: WorkerError, cause: _Cause, writer: _Named, named: _Named | None) -> str:
-    """Return a text with the ranks, nodes and addresses of another job; without `named` it names nobody."""
+    """Return a text with the ranks, nodes and addresses of another job; without `named` it names no rank."""
     recording = cause.recording
     if "[127.0.0.1]:" in value:
         before, _, after = value.partition("[127.0.0.1]:")
@@ -422,7 +422,7 @@ def _renamed(value: str, item: WorkerError, cause: _Cause, writer: _Named, named
         value = before + (f"[{named.node.ip}]:{port}" if named is not None else "") + after[len(port) :]
     if recording.node in value or item.node in value:
         if named is None:
-            # as agents say it of a node's own worker
+            # the agents' words for a worker of their own node
             value = value.partition(": rank ")[0] if "was stopped by its agent" in value else _NO_NAME
         else:
             value = value.replace(

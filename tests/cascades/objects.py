@@ -1,4 +1,4 @@
-"""A store of objects that are made when they are asked for: a cascade as a bucket, without writing it."""
+"""A store in memory that serves a cascade as a bucket, and encodes each object when it is read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PAGE = 1000
 
 
 class Objects:
-    """A bucket in memory that lists in order, 1,000 names at a time; it counts what is asked of it."""
+    """A bucket in memory that lists in order, 1,000 names per page; it counts the requests."""
 
     uri = "memory://cascade"
     pages_in_order = True
@@ -97,7 +97,7 @@ class Objects:
 def looked_at(
     objects: Objects, strategy: str | AggregationStrategy, judge: Callable[[Snapshot], JobErrors]
 ) -> JobErrors:
-    """Return what a reader that opens only what `strategy` needs makes of a bucket."""
+    """Return the job as a reader sees it that opens only the documents that `strategy` needs."""
     wanted, named = reads_of(get_strategy(strategy))
     wish = Wish(wanted, named) if named is not None else Wish(wanted)
     return judge(asyncio.run(look(objects, Layout.of(objects.uri), lambda _: wish, judge)))

@@ -1,7 +1,7 @@
-"""Runs the cases of the lab and keeps what their pods have written: ``make cascades``.
+"""Runs the cases of the lab and records their documents: ``make cascades``.
 
-Each case becomes one zip file: the documents and the roster as they lay in the storage, their times, and the truth as
-the injector wrote it. What is there already is not recorded again.
+Each case becomes one zip file: the documents and the roster as they were in the storage, their times, and the truth as
+the injector wrote it. An existing file is not recorded again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TRAINING = Path(__file__).parent / "training.py"
 
 
 def main(wanted: list[str]) -> int:
-    """Record the cases whose names begin with one of `wanted`, all without; return the number of failures."""
+    """Record the cases whose names begin with one of `wanted`, or all; return the number of failed recordings."""
     RECORDED.mkdir(exist_ok=True)
     failed = 0
     with Lab() as lab:
@@ -60,11 +60,11 @@ def main(wanted: list[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How a case ended, and what it left."""
+    """The end of a case, and its files."""
 
     ended: Ended
     told: list[dict[str, Any]]
-    """What the injector wrote, by rank."""
+    """The injector's truth, by rank."""
     prefix: str
     """The output prefix."""
     files: dict[str, tuple[bytes, int]]
@@ -77,7 +77,7 @@ class Lab(contextlib.ExitStack):
     _server: S3 | None = None
 
     def record(self, case: Case, file: Path) -> None:
-        """Run a case and keep what it left.
+        """Run a case and write its recording.
 
         Raises:
             ValueError: nothing was injected.
@@ -87,7 +87,7 @@ class Lab(contextlib.ExitStack):
             _pack(case, file, self.run(case, Path(folder)))
 
     def run(self, case: Case, folder: Path) -> Run:
-        """Run a case; what it leaves for as long as it runs lies in a folder.
+        """Run a case; its temporary files are in a folder.
 
         Raises:
             ValueError: nothing was injected.
@@ -118,7 +118,7 @@ class Lab(contextlib.ExitStack):
         if self._server is None:
             folder = self.enter_context(tempfile.TemporaryDirectory(prefix="cascade-s3-", ignore_cleanup_errors=True))
             self._server = self.enter_context(serving(Path(folder)))
-            os.environ.update(self._server.environment())  # the runs read what their pods have written
+            os.environ.update(self._server.environment())  # the runs read the documents of their pods
         return self._server
 
 
@@ -173,7 +173,7 @@ def _pack(case: Case, file: Path, run: Run) -> None:
 
 
 def neutral(data: bytes, kind: type[Message]) -> bytes:
-    """Return a document without the paths and the name of the machine on which it was recorded."""
+    """Return a document without the recording machine's paths and name."""
     message = kind.FromString(data)
     _rewrite(message)
     return message.SerializeToString(deterministic=True)

@@ -1,6 +1,6 @@
 """Judges strategies on the recorded cascades: ``make replay``.
 
-All pods of a recording ran on one machine and shared its clock; they are judged as if each had a machine of its own.
+All pods of a recording ran on one machine with one clock; they are judged as if each node had its own machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Cascade:
 
 
 def load(file: Path) -> Cascade:
-    """Read a recorded cascade as a reader would have found it, if each node had been a machine of its own."""
+    """Read a recorded cascade as a reader finds it, with each node on its own machine."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file) as archive:
         truth = json.loads(archive.read("truth.json"))
         for name, when in truth["times"].items():
@@ -77,7 +77,7 @@ def judge(truth: dict[str, Any], verdict: Verdict | None) -> str:
 
 
 def right_decision(truth: dict[str, Any]) -> tuple[bool, Origin | None]:
-    """Return whether such a fault is to be retried, and on whose budget."""
+    """Return whether the fault is to be retried, and on which budget."""
     if truth["fault"].startswith("recoverable"):
         return True, Origin.USER
     if truth["scope"] in {"node", "external"}:
@@ -86,7 +86,7 @@ def right_decision(truth: dict[str, Any]) -> tuple[bool, Origin | None]:
 
 
 def is_decided_right(truth: dict[str, Any], verdict: Verdict | None) -> bool:
-    """Whether firstfault's default policy decides as it should on this verdict."""
+    """Whether firstfault's default policy decides right on this verdict."""
     if verdict is None:
         return bool(truth["scope"] == "none")
     decision = decide(verdict)
@@ -101,10 +101,10 @@ def verdict_of(cascade: Cascade, strategy: str) -> Verdict | None:
 
 
 def child_failed_error(job: JobErrors) -> Verdict:
-    """What torch's box "Root Cause (first observed failure)" shows, of the node whose box has the earliest second.
+    """Return torch's "Root Cause (first observed failure)" of the node whose box has the earliest second.
 
-    Torch has one box a node and nobody who compares them, so that this is more than a person gets from it. Its times
-    are whole seconds, and it takes the first rank of those that are equal.
+    Torch prints one box per node and does not compare them, so this is more than a person sees. Its times are whole
+    seconds; of equal times it takes the first rank.
     """
     spoken = [item for item in job.failures if item.subject is Subject.WORKER and not item.sent_signals]
     if not spoken:
@@ -116,7 +116,7 @@ def child_failed_error(job: JobErrors) -> Verdict:
 
 
 def last_written(job: JobErrors) -> Verdict:
-    """What a single error.pb that all pods write would hold: the document written last, by the storage's clock."""
+    """Return the document written last by the storage's clock, which is in a single error.pb that all pods write."""
     root = max(candidates(job), key=_written)
     return verdict_for(job, root, strategy=LAST_WRITTEN, why=["its document was written last"], confidence="low")
 
@@ -128,11 +128,11 @@ def _written(failure: WorkerError) -> tuple[object, ...]:
 
 
 BENCHMARKS = {TORCH: child_failed_error, LAST_WRITTEN: last_written}
-"""What jobs without firstfault show, by name."""
+"""What jobs without firstfault report, by name."""
 
 
 def main(arguments: list[str]) -> int:
-    """Print the tables, and with -v what went wrong; return the number of verdicts of `evidence` that are not right."""
+    """Print the tables, and with -v the wrong verdicts; return how many verdicts of `evidence` are not right."""
     wanted = [argument for argument in arguments if argument != "-v"]
     table: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     decisions: Counter[str] = Counter()
@@ -160,7 +160,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _row(cascade: Cascade) -> str:
-    """The fault, and what was special: cases differ in rank and number of nodes besides."""
+    """Return the table's row of a cascade: its fault and its options, without rank and number of nodes."""
     fault: str = cascade.truth["fault"]
     special = cascade.name.removeprefix(fault).partition("-rank")[0]
     return fault + special

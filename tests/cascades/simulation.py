@@ -1,11 +1,10 @@
-"""Cascades larger than a machine can run, whose truth is known: ``make simulation``.
+"""Judges strategies on large simulated cascades with a known root cause: ``make simulation``.
 
-Each is made of a recorded cascade of the lab: its culprit's documents, those of its culprit's node and those of the
-other nodes are dealt out to the ranks of a large job, with other ranks, nodes, addresses and times, and each node with
-a clock of its own. Then some are lost. What it can show is that the rules hold when documents are many, late, missing
-and wrong about each other. What it cannot show is what a large job writes that a small one does not: other texts, other
-orders, backends other than gloo, a storage that fails. Victims name whom the rules below let them name, which is not
-how the members of a ring do: they name their neighbours.
+Each is made from a recorded cascade of the lab. The documents of the culprit, of its node and of the other nodes are
+dealt out to the ranks of a large job, with other ranks, nodes, addresses and times; each node has its own clock. Then
+some documents are removed. The simulation shows that the rules hold with many, late, missing and contradictory
+documents. It does not show other texts, other orders, backends other than gloo, or a storage that fails. Victims name
+the peers that the rules below choose; the members of a real ring name their neighbours.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict
 
 BY_GROUPS = "evidence by groups"
-"""The strategy over what a reader opens of a large cascade, not over all of it."""
+"""The strategy on only the documents that a reader opens in a large cascade."""
 STRATEGIES = ("evidence", BY_GROUPS, "earliest", LAST_WRITTEN, TORCH)
 # --- judging --------------------------------------------------------------------------------------------------------
 
 
 def judge(cascade: Cascade, verdict: Verdict) -> str:
-    """Return "right", "wrong", or "undetermined"; "honest" where the root left nothing and nobody is named."""
+    """Return "right", "wrong", or "undetermined"; "honest" if the root left no document and no rank is named."""
     if verdict.scope is Scope.UNDETERMINED:
         return "undetermined" if any(root.left for root in cascade.roots) else "honest"
     named = [root for root in cascade.roots if _names(verdict, root)]
@@ -71,23 +70,23 @@ def _names(verdict: Verdict, root: Root) -> bool:
 
 @dataclass(slots=True)
 class Tally:
-    """How a strategy did."""
+    """The results of a strategy."""
 
     outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """By fault."""
+    """Outcomes, by fault."""
     sure_and_wrong: int = 0
     first_first: int = 0
     seconds: list[float] = field(default_factory=list)
     opened: list[int] = field(default_factory=list)
-    """Objects of each cascade that were opened, if not all were."""
+    """Number of opened objects of each cascade, if not all were opened."""
 
     def total(self) -> Counter[str]:
-        """Of all faults."""
+        """Return the outcomes of all faults together."""
         return sum(self.outcomes.values(), Counter())
 
 
 def simulate(rules: Rules, seeds: Iterable[int], verbose: bool = False) -> tuple[dict[str, Tally], list[float]]:
-    """Make one cascade for each seed's maker, in turn; return how each strategy did, and the seconds of assembling."""
+    """Make one cascade for each seed; return the results of each strategy, and the seconds of assembling."""
     tallies = {name: Tally() for name in STRATEGIES}
     assembling = []
     for cascade in cascades(rules, seeds):
@@ -160,7 +159,7 @@ def report(rules: Rules, tallies: dict[str, Tally], assembling: list[float]) -> 
 
 
 def measure(workers: int) -> str:
-    """Return what a verdict over the documents of one large cascade takes, from their bytes on, in a fresh process."""
+    """Return the time and memory of a verdict on one large cascade, from the documents' bytes, in a new process."""
     rules = Rules(workers=workers, late=0, unreadable=0, root_missing=0, two_roots=0)
     cascade = next(cascades(rules, [1]))
     with tempfile.TemporaryDirectory() as folder:
@@ -177,7 +176,7 @@ def measure(workers: int) -> str:
 
 
 def judge_file(file: str, workers: int) -> str:
-    """Return what the verdict on the documents in a file takes; see `measure`."""
+    """Return the time and memory of the verdict on the documents in a file; see `measure`."""
     with zipfile.ZipFile(file) as archive:
         times = json.loads(archive.read("times.json"))
         names = [name for name in archive.namelist() if name.startswith("errors/")]
@@ -197,7 +196,7 @@ def judge_file(file: str, workers: int) -> str:
     assembled = time.perf_counter()
     verdict = run_strategy(get_strategy("evidence"), job)
     ended = time.perf_counter()
-    # not ru_maxrss, which a process inherits from the one that started it
+    # not ru_maxrss, which a process inherits from its parent
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     return (

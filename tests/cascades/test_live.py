@@ -1,4 +1,4 @@
-"""A few cases of the lab, run anew: the rules hold for what the plugin writes today, not only for what was recorded."""
+"""Runs a few cases of the lab again, so that the rules are tested on the documents that the plugin writes today."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAMES = (
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """Return a lab of this module's own."""
+    """Return a lab for this module."""
     with Lab() as opened:
         yield opened
 
@@ -34,7 +34,7 @@ def lab() -> Iterator[Lab]:
 @pytest.mark.jobs
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_case(name: str, lab: Lab, tmp_path: Path) -> None:
-    """The verdict names what the injector wrote down, as sealed for Flyte and as read afterwards."""
+    """The sealed verdict and the one read afterwards both name the injector's truth."""
     case = CASES[name]
     if case.clock is not None:
         try:
@@ -57,6 +57,6 @@ def test_a_case(name: str, lab: Lab, tmp_path: Path) -> None:
     assert is_decided_right(truth, verdict)
     seen = run.ended.attempt["engine"]["error_seen"]
     assert (seen["code"], seen["worker"]) == (verdict.code, verdict.node or "")
-    # every node says whose failure ended the round, one and the same
+    # every node names the same failure as the end of the round
     told = {entry.first_failure for entry in job.roster if entry.phase is Phase.FAILED}
     assert len({(cause.rank, cause.node) for cause in told if cause is not None}) == 1

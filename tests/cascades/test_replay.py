@@ -1,4 +1,4 @@
-"""Every recorded cascade, judged by `evidence`: a change of rules shows here what it turns."""
+"""`evidence` on every recorded cascade: a change of its rules that changes a verdict fails here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES = sorted(RECORDED.glob("*.zip"))
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_recorded_cascade(file: Path) -> None:
-    """The verdict names what the injector wrote down, and the decision is right."""
+    """The verdict names the injector's truth, and the decision is right."""
     cascade = load(file)
 
     verdict = verdict_of(cascade, "evidence")
@@ -30,5 +30,5 @@ def test_a_recorded_cascade(file: Path) -> None:
 
 
 def test_every_case_is_recorded() -> None:
-    """No case of the lab is left out, and no recording has lost its case."""
+    """Every case of the lab has a recording, and every recording has a case."""
     assert {file.stem for file in FILES} == set(CASES)

@@ -1,4 +1,4 @@
-"""A small part of what ``make simulation`` runs, and what the simulation itself must keep to."""
+"""A small part of ``make simulation``, and tests of the simulation itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FEW = Rules(workers=256)
 
 
 def test_evidence_holds_when_documents_are_late_missing_and_wrong() -> None:
-    """In simulated cascades of 256 workers the verdict is right, or undetermined where the root left nothing."""
+    """In simulated cascades of 256 workers the verdict is right, or undetermined if the root left no document."""
     tallies, _ = simulate(_FEW, range(40))
 
     ours, earliest = tallies["evidence"], tallies["earliest"]
@@ -27,7 +27,7 @@ def test_evidence_holds_when_documents_are_late_missing_and_wrong() -> None:
 
 
 def test_the_same_seed_makes_the_same_cascade() -> None:
-    """What was wrong once can be looked at again: all but the random part of the names is the same."""
+    """The same seed makes the same cascade, except for the random part of the names."""
 
     def seen(seed: int) -> list[tuple[object, ...]]:
         (cascade,) = cascades(_FEW, [seed])
@@ -37,8 +37,8 @@ def test_the_same_seed_makes_the_same_cascade() -> None:
     assert seen(7) != seen(8)
 
 
-def test_what_the_rules_promise() -> None:
-    """So many documents are late, so many unreadable, and so many cascades are without their root's own."""
+def test_the_shares_of_the_rules() -> None:
+    """The shares of late and unreadable documents, and of cascades without their root, are those of the rules."""
     made = list(cascades(_FEW, range(30)))
     kept = sum(len(cascade.snapshot.documents) for cascade in made)
     unreadable = sum(len(cascade.snapshot.unreadable) for cascade in made)
@@ -53,7 +53,7 @@ def test_what_the_rules_promise() -> None:
 
 
 def test_a_wrong_verdict_is_called_wrong() -> None:
-    """The judge does not take any verdict for right."""
+    """The judge calls a verdict that names another rank wrong."""
     (cascade,) = cascades(Rules(workers=64, root_missing=0, late=0, unreadable=0, two_roots=0), [3])
     job = assemble(cascade.snapshot, expected_nodes=8)
     assert judge(cascade, run_strategy(get_strategy("evidence"), job)) == "right"
@@ -62,8 +62,8 @@ def test_a_wrong_verdict_is_called_wrong() -> None:
     assert judge(cascade, run_strategy(last_written, other)) == "wrong"
 
 
-def test_it_is_measured() -> None:
-    """A measurement says of how many workers it is, and which seconds and megabytes the verdict took."""
+def test_a_measurement() -> None:
+    """A measurement states the number of workers, and the seconds and megabytes of the verdict."""
     said = measure(1024)
     assert "of 1024 workers" in said
     assert _figures(said) > (0.0, 0.0)
@@ -71,7 +71,7 @@ def test_it_is_measured() -> None:
 
 @pytest.mark.timing
 def test_a_verdict_on_a_thousand_workers_takes_little() -> None:
-    """The time and the memory that a verdict takes are those of a process that does nothing else."""
+    """A verdict on 1,000 workers stays within its limits of time and memory, in a process that does nothing else."""
     seconds, megabytes = _figures(measure(1024))
     assert seconds < 2
     assert megabytes < 200

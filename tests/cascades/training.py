@@ -1,6 +1,6 @@
-"""The training loop of the cascade lab: every rank computes and reduces, one meets a fault, and writes down the truth.
+"""The training loop of the cascade lab: every rank computes and reduces; one rank fails and writes down the truth.
 
-Started by ``firstfault run``; what is injected stands in the task's inputs.
+``firstfault run`` starts it; the task's inputs name the fault.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ from flytekitplugins.firstfault import Elastic
 
 
 def marks() -> Path:
-    """The folder for the truth and for signals between processes."""
+    """Return the folder for the truth and for signals between processes."""
     return Path(os.environ["MARKS"])
 
 
@@ -35,7 +35,7 @@ RENDEZVOUS_S = 15.0
 
 
 def _set_clock() -> None:
-    """Start this pod anew with a wall clock that is wrong, if it is the one that the case says.
+    """Restart this pod with a wrong wall clock, if the case asks for that.
 
     The clock is read from a file, so that a fault may set it while the pod runs.
     """
@@ -44,7 +44,7 @@ def _set_clock() -> None:
         return
     seconds, _, library = rest.partition(" ")
     file = marks() / "clock"
-    # torch's rendezvous takes a node whose clock is further off for dead: such a clock goes wrong only afterwards
+    # the rendezvous drops a node whose clock is further off, so such a clock is set after the rendezvous
     file.write_text(f"{seconds}\n" if abs(float(seconds)) < RENDEZVOUS_S else "+0\n")
     clock = {
         "LD_PRELOAD": library,
@@ -67,12 +67,12 @@ STRAGGLER_S = 1.0
 
 
 def rank() -> int:
-    """This process's rank."""
+    """Return this process's rank."""
     return int(os.environ["RANK"])
 
 
 def truth(**content: Any) -> None:
-    """Write down what is about to happen, whole."""
+    """Write down the fault that is about to happen, atomically."""
     node = os.environ.get("_F_WN") or os.environ["HOSTNAME"]
     told = {"rank": rank(), "node": node, "monotonic_ns": time.monotonic_ns(), "time_ns": time.time_ns(), **content}
     part = marks() / f"truth-{rank()}.part"
@@ -92,7 +92,7 @@ def listens(pid: int) -> bool:
             own += str(descriptor.readlink()) in listening
         except OSError:
             continue
-    # each agent listens for the other agents; the host of the store does so for the store besides
+    # each agent listens for the other agents; the store's host has a second listener
     return own > 1
 
 
@@ -100,10 +100,10 @@ def listens(pid: int) -> bool:
 
 
 class Loader(torch.utils.data.Dataset[int]):
-    """Its second item is broken."""
+    """A data set whose second item fails."""
 
     def __len__(self) -> int:
-        """Two items."""
+        """Return 2."""
         return 2
 
     def __getitem__(self, index: int) -> int:
@@ -118,7 +118,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(_context: Any, value: torch.Tensor) -> torch.Tensor:
-        """Pass it on."""
+        """Return the value unchanged."""
         return value * 2
 
     @staticmethod
@@ -140,7 +140,7 @@ def in_backward() -> None:
 
 
 def in_thread() -> None:
-    """A thread that fills a queue dies; who reads it waits for ever."""
+    """The thread that fills a queue fails, so the main thread waits for ever."""
     filled: queue.Queue[int] = queue.Queue()
 
     def fill() -> None:
@@ -153,7 +153,7 @@ def in_thread() -> None:
 
 
 def in_future() -> None:
-    """A thread's exception is raised again where its result is asked for."""
+    """A future raises its thread's exception again in the main thread."""
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - one use
 
     with ThreadPoolExecutor(1) as pool:
@@ -171,7 +171,7 @@ def slow_finally(destroy: bool) -> None:
 
 
 def exhaust() -> None:
-    """Take more memory than a limit allows."""
+    """Allocate more memory than a limit allows."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + (1 << 29)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -187,7 +187,7 @@ def fill_disk() -> None:
 
 
 def hang_in_c() -> None:
-    """Wait in one call of C, with the interpreter's lock; it goes on after a signal, as a driver's would."""
+    """Wait in one C call that holds the GIL; it continues after a signal, as a driver's call does."""
     reader, _ = os.pipe()
     ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
 
@@ -198,11 +198,11 @@ def mismatch() -> None:
 
 
 def skip() -> None:
-    """Leave one collective out, and go on with the next steps."""
+    """Leave out one collective and continue with the next steps."""
 
 
 def chained() -> None:
-    """Wrap the fault into other exceptions."""
+    """Raise the fault as the cause of other exceptions."""
     try:
         try:
             {}["learning_rate"]
@@ -213,16 +213,16 @@ def chained() -> None:
 
 
 class ShardNotReady(FlyteRecoverableException):
-    """A user's own kind of a fault that passes."""
+    """A user's subclass of a recoverable exception."""
 
 
 def fetch() -> None:
-    """Fail as what passes does."""
+    """Raise an exception that a retry may avoid."""
     raise ShardNotReady("shard 7 is not there yet")
 
 
 def recoverable_from() -> None:
-    """Say of another exception that it passes."""
+    """Raise a recoverable exception from a plain one."""
     try:
         Path("/proc/1/shards/7").read_bytes()
     except OSError as error:
@@ -230,7 +230,7 @@ def recoverable_from() -> None:
 
 
 def recoverable_in_finally() -> None:
-    """Raise what passes, and clean up slowly."""
+    """Raise a recoverable exception, and clean up slowly."""
     try:
         raise FlyteRecoverableException("shard 7 is not there yet")
     finally:
@@ -239,7 +239,7 @@ def recoverable_in_finally() -> None:
 
 
 def recoverable_in_future() -> None:
-    """What passes is raised in a thread, and again where its result is asked for."""
+    """A future raises its thread's recoverable exception again in the main thread."""
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - one use
 
     with ThreadPoolExecutor(1) as pool:
@@ -247,7 +247,7 @@ def recoverable_in_future() -> None:
 
 
 def plain_from_recoverable() -> None:
-    """Give up on what passes: what is raised in the end counts."""
+    """Raise a plain exception from a recoverable one; the plain one counts."""
     try:
         fetch()
     except FlyteRecoverableException as error:
@@ -255,26 +255,26 @@ def plain_from_recoverable() -> None:
 
 
 def freeze() -> None:
-    """Stop as a whole, as a process in a driver's uninterruptible sleep does."""
+    """Stop the whole process, as in a driver's uninterruptible sleep."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def deadlock() -> None:
-    """Wait for the next rank, as all of them do: nobody is at fault more than the others."""
+    """Wait for the next rank, as every rank does, so that no single rank is at fault."""
     dist.recv(torch.zeros(1), src=(rank() + 1) % dist.get_world_size())
 
 
 def end_node() -> None:
-    """Kill everything that runs on this node at once."""
+    """Kill all processes of this node at once."""
     agent = os.getppid()
-    everybody = descendants(agent) - {os.getpid()}
-    for pid in (agent, *everybody, os.getpid()):
+    others = descendants(agent) - {os.getpid()}
+    for pid in (agent, *others, os.getpid()):
         os.kill(pid, signal.SIGKILL)
 
 
 def set_clock_and_raise() -> None:
     """Set this pod's clock an hour ahead, so that the storage refuses it from now on, and raise."""
-    time.sleep(3.0)  # that the node takes part has been written down by now
+    time.sleep(3.0)  # by now the node's roster entry has been written
     (marks() / "clock").write_text("+3600\n")
     raise ValueError("the batch has no labels")
 
@@ -317,7 +317,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
     "node-killed": end_node,
     "clock-jump": set_clock_and_raise,
 }
-"""What a rank does in place of the step's collective."""
+"""What a faulty rank does instead of the step's collective."""
 SEVERAL = {"all-ranks": "raise", "two-ranks": "raise", "all-told": "agent-told", "all-killed": "SIGKILL"}
 """Faults of several ranks: what each of them does."""
 
@@ -336,7 +336,7 @@ def is_faulty(kind: str, culprit: int) -> bool:
 
 
 def descendants(pid: int) -> set[int]:
-    """The processes below another one."""
+    """Return the descendants of a process."""
     found: set[int] = set()
     new = {pid}
     while new:
@@ -350,7 +350,7 @@ def descendants(pid: int) -> set[int]:
 
 
 def hold_recorder(seconds: float) -> None:
-    """Stop this node's recorder, and let it go on after a while: uploads are late."""
+    """Stop this node's recorder for a while, so that uploads are late."""
     for pid in descendants(os.getppid()):
         if "firstfault.recorder" in Path(f"/proc/{pid}/cmdline").read_text():
             os.kill(pid, signal.SIGSTOP)
@@ -360,7 +360,7 @@ def hold_recorder(seconds: float) -> None:
 
 
 def meet(kind: str, held: float = 0.0) -> None:
-    """Write the truth down, then meet the fault."""
+    """Write down the truth, then fail."""
     if held:
         hold_recorder(held)
     truth(kind=kind)
@@ -372,7 +372,7 @@ def meet(kind: str, held: float = 0.0) -> None:
 
 def _train(kind: str, culprit: int, slow: int = -1, early: bool = False, held: float = 0.0) -> float:
     if early and is_faulty(kind, culprit):
-        time.sleep(1.0)  # the others wait for it by then
+        time.sleep(1.0)  # by then the other ranks wait for this one
         meet(kind, held)
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=TIMEOUT_S))
     total = torch.zeros(1)

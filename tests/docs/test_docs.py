@@ -1,4 +1,4 @@
-"""The documentation says what the code does: tables hold what exists, links lead somewhere, examples run."""
+"""The documentation agrees with the code: tables are complete, links resolve, examples run."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_every_category_is_documented_with_its_meaning() -> None:
 
 @pytest.mark.parametrize("category", CATEGORIES)
 def test_the_default_decision_on_a_category_is_as_documented(category: str) -> None:
-    """On a document as firstfault writes it, the default policy decides what the table says, for that budget."""
+    """The default policy's decision on a category, and its budget, are those in the table."""
     claims = {consequence.category: (consequence.kind, consequence.origin) for consequence in FLYTE_CLASSES.values()}
     kind, origin = claims.get(category, (Kind.NON_RECOVERABLE, Origin.USER))
     job = make_job(make_error(category=category, kind=kind, origin=origin))
@@ -108,7 +108,7 @@ def test_the_default_decision_on_a_category_is_as_documented(category: str) -> N
 
 @pytest.mark.parametrize("sort", ErrorClass, ids=lambda sort: sort.value)
 def test_the_taxonomy_is_documented(sort: ErrorClass) -> None:
-    """Each sort of error has the documented category, kind and origin; a worker failure's category is the reader's."""
+    """Each class of error has the documented category, kind and origin; the reader sets a worker failure's category."""
     consequence = FLYTE_CLASSES[sort]
     category = consequence.category or "user_code"
     rows = _table("docs/categories.md", "Class of error")
@@ -125,7 +125,7 @@ def test_every_error_is_documented() -> None:
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.slug)
 def test_every_error_has_a_section_and_its_built_in_bases(kind: type[errors.FirstFaultError]) -> None:
-    """Each slug has a section that says what to do, and each error is what the table says it also is."""
+    """Each slug has a section, and each error has the built-in base classes of the table."""
     assert _section("docs/errors.md", kind.slug).strip()
     for name in _errors_table()[kind.slug][1].split(", "):
         assert issubclass(kind, getattr(builtins, name))
@@ -148,7 +148,7 @@ def test_every_exit_code_is_documented() -> None:
 
 @pytest.mark.parametrize("name", ["show", "run"])
 def test_every_option_is_documented(name: str) -> None:
-    """A command's section names each of its options, and no other."""
+    """A command's section has exactly its options."""
     command = group.get_command(click.Context(group), name)
     assert command is not None
     options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
@@ -157,7 +157,7 @@ def test_every_option_is_documented(name: str) -> None:
 
 
 def test_every_field_of_the_verdict_contract_is_documented() -> None:
-    """The tables of firstfault.verdict/v1 have the fields that are written."""
+    """The tables of firstfault.verdict/v1 have exactly the fields that are written."""
     verdict = run_strategy(get_strategy("earliest"), make_job(make_error()))
     documented = {field for cell in _table("docs/cli.md", "Field of verdict") for field in cell.split(", ")}
     assert documented == set(verdict_to_dict(verdict))
@@ -165,7 +165,7 @@ def test_every_field_of_the_verdict_contract_is_documented() -> None:
 
 
 def test_every_retry_policy_is_documented() -> None:
-    """The tables of policies and of what a policy may know are complete."""
+    """The tables of policies and of RetryContext's fields are complete."""
     policies = {name.split("(")[0] for name in _table("docs/retry.md", "Policy")}
     others = {"RetryContext", "RetryPolicy", "Vote", "decide", "default_policy"}
     assert policies == set(retry.__all__) - others
@@ -194,7 +194,7 @@ def _anchors(path: Path) -> set[str]:
 
 
 def _linked(path: Path) -> Path:
-    """Return a file that a page links to; where there are no sources, as in the wheel's test, the installed one."""
+    """Return a file that a page links to; without sources, as in the wheel's test, return the installed file."""
     source_root, *rest = path.resolve().relative_to(ROOT).parts
     if source_root in {"plugin", "readers", "proto"} and not (ROOT / source_root).exists():
         return Path(sysconfig.get_path("purelib"), *rest)
@@ -214,7 +214,7 @@ def test_every_relative_link_resolves(page: str) -> None:
 
 
 def _run_examples(page: str) -> dict[str, Any]:
-    """Run a page's Python blocks one after the other, as a reader would paste them; return what they defined."""
+    """Run a page's Python blocks in order, in one module; return the module's names."""
     module = ModuleType(f"example_{Path(page).stem}")
     module.__file__ = str(ROOT / page)
     sys.modules[module.__name__] = module  # flytekit looks up the module of a task
@@ -239,7 +239,7 @@ def test_the_examples_of_retry_policies_run() -> None:
 
 
 def _strategy_page() -> tuple[dict[str, Any], object]:
-    """Return what the page on strategies defines, and what it registers."""
+    """Return the names that the page on strategies defines, and the strategy that it registers."""
     try:
         return _run_examples("docs/strategies.md"), get_strategy("lowest_rank")
     finally:
@@ -250,9 +250,9 @@ _DEFINED, _REGISTERED = _strategy_page()
 
 
 class TestTheStrategyOnThePage(_DEFINED["TestLowestRank"]):
-    """The page's strategy passes the suite that the page tells to inherit."""
+    """The page's strategy passes the conformance suite, as the page says."""
 
 
 def test_the_strategy_on_the_page_is_registered() -> None:
-    """The page's line of registration makes its strategy known by its name."""
+    """The page's code registers its strategy by its name."""
     assert _REGISTERED is _DEFINED["lowest_rank"]

@@ -1,4 +1,4 @@
-"""Each example does what it says, run as its first lines say; tests/plugin/test_live.py runs user_error.py."""
+"""Runs each example by the command in its first lines; tests/plugin/test_live.py runs user_error.py."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _run(tmp_path: Path, file: str, task: str, *options: str) -> tuple[int, dict
 
 
 def test_the_ddp_example_learns(tmp_path: Path) -> None:
-    """Two workers, of one node to be quick, learn to tell the spirals apart, far above chance."""
+    """Two workers on one node learn to classify the spirals, far above chance."""
     code, result = _run(tmp_path, "ddp.py", "train", "--nodes", "1", "--inputs", '{"epochs": 60}')
 
     assert code == 0
@@ -35,7 +35,7 @@ def test_the_ddp_example_learns(tmp_path: Path) -> None:
 
 
 def test_the_retry_of_the_recoverable_example_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
-    """Rank 3 is named, the user's budget pays for one retry, and that one begins where the first attempt was lost."""
+    """The verdict names rank 3; one retry on the user's budget continues from the first attempt's checkpoint."""
     code, result = _run(tmp_path, "recoverable.py", "train")
 
     first, second = result["attempts"]
@@ -52,7 +52,7 @@ def test_the_retry_of_the_recoverable_example_goes_on_from_the_checkpoint(tmp_pa
 
 
 def test_one_import_line_migrates_a_kfpytorch_script(tmp_path: Path) -> None:
-    """The script differs from the kfpytorch one in its import line only, and succeeds without a trace of an error."""
+    """The script differs from kfpytorch's only in its import, and succeeds without an error document."""
     before = (EXAMPLES / "migration" / "before.py").read_text().splitlines()
     after = (EXAMPLES / "migration" / "after.py").read_text().splitlines()
     changed = [line for line in difflib.ndiff(before, after) if line.startswith(("-", "+"))]

@@ -1,4 +1,4 @@
-"""A ``firstfault run`` that goes on while a test looks at its workers, signals them, and waits for the end."""
+"""Runs ``firstfault run`` in the background, so that a test can signal its workers and wait for its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEADLINE_S = 90
 
 @dataclass(frozen=True)
 class Ended:
-    """What a run's one attempt came to."""
+    """The result of a run that has ended."""
 
     status: int
     """The command's exit code."""
@@ -56,17 +56,17 @@ class Ended:
 
     @property
     def job(self) -> JobErrors:
-        """What our reader makes of the attempt."""
+        """The attempt's documents, as our reader assembles them."""
         return MultiErrorFileOutputReader(str(self.prefix)).job()
 
     def of_rank(self, rank: int) -> WorkerError:
-        """The one failure on record of a rank."""
+        """Return the only recorded failure of a rank."""
         (failure,) = [failure for failure in self.job.failures if failure.rank == rank]
         return failure
 
     @property
     def logs(self) -> str:
-        """What all pods have printed."""
+        """The output of all pods."""
         return "\n".join(Path(log).read_text(errors="replace") for log in self.attempt["logs"])
 
     def flyte_saw_the_verdict(self) -> None:
@@ -81,14 +81,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Running:
-    """A `firstfault run` that goes on, and the folder in which its workers leave their marks."""
+    """A running `firstfault run`, and the folder in which its workers write their marks."""
 
     process: subprocess.Popen[str]
     marks: Path
     temporary: Path
 
     def mark(self, name: str) -> dict[str, Any]:
-        """Wait until somebody has left a mark; return its content."""
+        """Wait until a worker has written a mark; return its content."""
         path = self.marks / f"{name}.json"
         deadline = time.monotonic() + DEADLINE_S
         while not path.exists():
@@ -99,18 +99,18 @@ class Running:
         return found
 
     def end(self) -> Ended:
-        """Wait for the end."""
+        """Wait for the end; return the result."""
         out, err = self.process.communicate(timeout=DEADLINE_S)
         assert out, err
         return Ended(self.process.returncode, json.loads(out.splitlines()[-1]), err)
 
     def interrupted(self) -> tuple[int, str]:
-        """Wait for the end of a run that leaves no result; return the exit code and stderr."""
+        """Wait for the end of a run that prints no result; return the exit code and stderr."""
         _, err = self.process.communicate(timeout=DEADLINE_S)
         return self.process.returncode, err
 
     def left_over(self) -> list[str]:
-        """Return what is left of this run: processes by a variable in their environment, sockets, FIFOs and folders."""
+        """Return this run's remaining processes (by a variable in their environment), sockets, FIFOs and folders."""
         found = []
         for environment in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -121,9 +121,9 @@ class Running:
 
 @contextlib.contextmanager
 def running(file: Path, task: str, folder: Path, inputs: dict[str, Any], *options: str) -> Iterator[Running]:
-    """Start a run without retries, with a temporary folder of its own; end it if the test does not.
+    """Start a run without retries and with its own temporary folder; end it if the test does not.
 
-    Options of the caller's count more than those that are set here.
+    The caller's options override those that are set here.
     """
     marks, temporary = folder / "marks", short_folder()
     marks.mkdir()
@@ -152,7 +152,7 @@ def short_folder() -> Path:
 
 
 def await_exit(pid: int) -> float:
-    """Wait until a process has ended, also if nobody has reaped it; return how long that took, seconds."""
+    """Wait until a process has ended or is a zombie; return how long that took, seconds."""
     began = time.monotonic()
     while time.monotonic() - began < DEADLINE_S:
         try:

@@ -1,4 +1,4 @@
-"""Faults on one of two nodes while the other sleeps or waits: everybody hears, everybody leaves, nobody is unheard.
+"""Faults on one of two nodes while the other sleeps or waits: all agents are told, all pods end, all ranks report.
 
 Real pods through the command line. ``make agent-faults`` runs more cases, repeats them and prints what they took.
 """
@@ -28,7 +28,7 @@ FILE = Path(__file__).parent / "jobs" / "faults_of_agents.py"
 TIMES = int(os.environ.get("FIRSTFAULT_REPEAT", "1"))
 SLEEPING_S = 5.0
 BLOCKED_S = 3.0
-TOLD_S = 5.0
+TERMINATED_S = 5.0
 GRACE_S = 30.0
 """Kubernetes' grace period: what must hold on any machine. Limits of speed hold for `make agent-faults`."""
 _taken: dict[str, list[float]] = {}
@@ -45,14 +45,14 @@ def _table() -> Iterator[None]:
 
 
 def took(case: str, seconds: float, limit: float) -> None:
-    """Note how long a case took, and check it."""
+    """Record how long a case took, and check it against the limit."""
     _taken.setdefault(case, []).append(seconds)
     assert seconds < (limit if TIMES > 1 else GRACE_S), case
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Start a run of the task module; end it with the test, and check that nothing is left of it."""
+    """Return a function that starts a run; at the end of the test, end it and check that nothing remains of it."""
     runs = []
 
     def begin(task: str, *options: str, **inputs: Any) -> Running:
@@ -69,12 +69,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Running]]:
 repeated = pytest.mark.parametrize("number", range(TIMES))
 
 
-# --- everybody leaves -----------------------------------------------------------------------------------------------
+# --- all pods end ---------------------------------------------------------------------------------------------------
 
 
 @repeated
 @pytest.mark.parametrize(("peers", "limit"), [("sleep", SLEEPING_S)] + [("gloo", BLOCKED_S)] * (TIMES > 1))
-def test_everybody_leaves(start: Callable[..., Running], peers: str, limit: float, number: int) -> None:
+def test_all_pods_end(start: Callable[..., Running], peers: str, limit: float, number: int) -> None:
     """A rank raises: the verdict names it, its peers were stopped because of it or failed, and all pods end soon."""
     ended = start("spawned", kind="raise", peers=peers).end()
     assert ended.status == 10, ended.stderr
@@ -95,14 +95,14 @@ def test_everybody_leaves(start: Callable[..., Running], peers: str, limit: floa
     took(f"a rank raises, its peers {peers}", ended.attempt["seconds"]["fault_to_ended"], limit)
 
 
-# --- nothing unheard ------------------------------------------------------------------------------------------------
+# --- every failure reports ------------------------------------------------------------------------------------------
 
 
 @repeated
 @pytest.mark.parametrize("clean_up", ["finally", "finally-destroy"] if TIMES > 1 else ["finally-destroy"])
 @pytest.mark.parametrize("task", ["spawned", "forked"] if TIMES > 1 else ["forked"])
 def test_a_slow_finally(start: Callable[..., Running], task: str, clean_up: str, number: int) -> None:
-    """An exception keeps its own document, durable before it has a victim, however slow the clean-up behind it is."""
+    """An exception has its own durable document before its first victim fails, even if its clean-up is slow."""
     rank = 3 if task == "spawned" else 1
     ended = start(task, kind=clean_up, rank=rank).end()
     assert ended.verdict["ranks"] == [rank]
@@ -119,23 +119,23 @@ def test_a_slow_finally(start: Callable[..., Running], task: str, clean_up: str,
 
 
 def test_an_exit_without_an_error(start: Callable[..., Running]) -> None:
-    """An exit with code 0 before the task has returned is a failure, also where each pod has an error file."""
+    """An exit with code 0 before the task has returned is a failure, also if each pod has its own error file."""
     ended = start("forked", "--env", "_F_DES=Earliest", kind="os._exit(0)", peers="sleep").end()
     root = ended.of_rank(1)
     assert (ended.verdict["ranks"], ended.verdict["category"]) == ([1], "exit")
     assert "exited with code 0 before the task function returned" in root.message
     assert not (ended.prefix / "error.pb").exists()
-    assert len(list(ended.prefix.glob("error-*.pb"))) == 2, "one of each pod"
+    assert len(list(ended.prefix.glob("error-*.pb"))) == 2, "one for each pod"
     ended.flyte_saw_the_verdict()
 
 
 def test_an_abort(start: Callable[..., Running]) -> None:
-    """What a failed check in native code prints is in the document with the stack, and in the pod's log."""
+    """The document has the stack and the output of a failed check in native code; the pod's log has them too."""
     ended = start("forked", kind="terminate", peers="sleep").end()
     root = ended.of_rank(1)
     assert (ended.verdict["ranks"], ended.verdict["category"]) == ([1], "signal")
     assert "terminate called without an active exception" in f"{root.message}\n{root.log_tail}"
-    assert "terminate called without an active exception" in ended.logs, "stderr goes where it always went"
+    assert "terminate called without an active exception" in ended.logs, "stderr still reaches the pod's log"
     (dump,) = root.stack_dumps
     assert "Fatal Python error: Aborted" in dump.text
     assert "Fatal Python error: Aborted" in ended.logs
@@ -150,7 +150,7 @@ def test_an_abort(start: Callable[..., Running]) -> None:
     [(0, False)] + [(1, True), (0, True), (1, False)] * (TIMES > 1),
 )
 def test_an_agent_is_killed(start: Callable[..., Running], rank: int, with_worker: bool) -> None:
-    """The recorder says that the agent died; the other node hears of it, whoever hosts the store, and says so too."""
+    """The recorder and the other node's agent report the killed agent, on whichever node the store is."""
     run = start("forked", kind="hang", peers="sleep")
     killed = run.mark(f"rank-{rank}")
     run.mark("fault")
@@ -190,7 +190,7 @@ def _rendezvous(start: Callable[..., Running]) -> tuple[Running, int]:
     while not list(run.temporary.glob("firstfault-*/recorder.sock")):
         time.sleep(0.02)
     (folder, *_) = run.temporary.glob("firstfault-*")
-    time.sleep(1)  # it is on its way into the rendezvous now
+    time.sleep(1)  # by now it has entered the rendezvous
     return run, NodeFolder(folder).read_settings().agent_pid
 
 
@@ -204,13 +204,13 @@ PHASES: dict[str, Callable[[Any], tuple[Running, int]]] = {
 
 @repeated
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if TIMES > 1 or "gloo" not in phase])
-def test_an_agent_is_told_to_go(start: Callable[..., Running], phase: str, number: int) -> None:
+def test_an_agent_is_terminated(start: Callable[..., Running], phase: str, number: int) -> None:
     """In any phase SIGTERM ends the pod within seconds, with a document and a verdict on the system's budget."""
     run, agent = PHASES[phase](start)
     os.kill(agent, signal.SIGTERM)
     seconds = await_exit(agent)
     ended = run.end()
-    took(f"SIGTERM: {phase}", seconds, TOLD_S)
+    took(f"SIGTERM: {phase}", seconds, TERMINATED_S)
     assert (ended.verdict["scope"], ended.verdict["category"]) == ("external", "preemption"), ended.verdict
     assert (ended.attempt["decision"]["retry"], ended.attempt["decision"]["origin"]) == (True, "SYSTEM")
     ended.flyte_saw_the_verdict()
@@ -218,7 +218,7 @@ def test_an_agent_is_told_to_go(start: Callable[..., Running], phase: str, numbe
 
 @repeated
 def test_sigterm_while_settling(start: Callable[..., Running], number: int) -> None:
-    """A pod that waits for a node that says nothing, and is told to go, seals the best verdict so far."""
+    """A pod that is terminated while it waits for a silent node seals the best verdict so far."""
     run = start("forked", kind="raise", peers="sleep", wait=True)
     failing, silent = run.mark("rank-1")["agent"], run.mark("rank-0")["agent"]
     os.kill(silent, signal.SIGSTOP)
@@ -229,15 +229,15 @@ def test_sigterm_while_settling(start: Callable[..., Running], number: int) -> N
     seconds = await_exit(failing)
     os.kill(silent, signal.SIGCONT)
     ended = run.end()
-    took("SIGTERM: settling", seconds, TOLD_S)
-    # frozen so early, it may have had no ears when the other one told, and reads it in the storage
+    took("SIGTERM: settling", seconds, TERMINATED_S)
+    # frozen so early, it may have missed the broadcast, and then learns of the failure from the storage
     took("a node that was frozen", ended.attempt["seconds"]["fault_to_ended"], 6 * SLEEPING_S)
     assert ended.verdict["ranks"] == [1]
     assert "the first fault" in ended.attempt["engine"]["error_seen"]["message"]
 
 
 def test_sigterm_after_success(start: Callable[..., Running]) -> None:
-    """A pod that is told to go while it waits for rank 0's outputs writes no error: the job has succeeded."""
+    """A pod that is terminated while it waits for rank 0's outputs writes no error, because the job has succeeded."""
     run = start("slow_output", seconds=3.0)
     agent = run.mark("rank-1")["agent"]
     run.mark("pickling")
@@ -253,10 +253,7 @@ def test_sigterm_after_success(start: Callable[..., Running]) -> None:
 
 
 def test_a_success_after_a_handled_exception(start: Callable[..., Running]) -> None:
-    """A handled exception is withdrawn, and no pod exits before rank 0's outputs are there.
-
-    The exception was on record: its handler closes the sockets. Flyte reads the outputs when the first pod exits.
-    """
+    """An exception that was recorded and then handled is withdrawn; no pod exits before rank 0's outputs exist."""
     run = start("handled", seconds=3.0)
     await_exit(run.mark("rank-1")["agent"])
     assert list(run.marks.parent.glob("store/*/0/outputs.pb")), "the pod of rank 1 has exited before"
@@ -268,7 +265,7 @@ def test_a_success_after_a_handled_exception(start: Callable[..., Running]) -> N
     assert not MultiErrorFileOutputReader(str(ended.prefix)).is_error()
 
 
-def test_a_node_that_has_finished_hears_of_a_failure(start: Callable[..., Running]) -> None:
+def test_a_finished_node_learns_of_a_failure(start: Callable[..., Running]) -> None:
     """A node whose workers have succeeded does not report success when another one fails after it."""
     ended = start("uneven", seconds=1.0, kind="raise").end()
     assert ended.verdict["ranks"] == [0]

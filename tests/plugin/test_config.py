@@ -1,4 +1,4 @@
-"""What a task configuration takes, what it refuses, and that it does so before anything is registered."""
+"""Task configurations: valid and invalid values, and kfpytorch's fields and defaults."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_nnodes(nnodes: int | str, expected: tuple[int, int]) -> None:
     "nnodes", [0, -1, True, False, None, 1.5, "x", "", "0", "0:2", "3:1", "1:", ":2", "1:2:3", "-1"]
 )
 def test_bad_nnodes(nnodes: object) -> None:
-    """Anything else is refused, and the message shows what was given and what was expected."""
+    """Other values are refused; the message shows the given value and the expected form."""
     with pytest.raises(UsageError, match=r'must be a number like 2 or a range like "1:4"') as caught:
         Elastic(nnodes=nnodes)
     assert repr(nnodes) in str(caught.value)
-    assert isinstance(caught.value, ValueError), "what a caller of kfpytorch would catch"
+    assert isinstance(caught.value, ValueError), "kfpytorch's callers catch a ValueError"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_bad_nnodes(nnodes: object) -> None:
     ],
 )
 def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
-    """A field that torch elastic could not run with is refused by name."""
+    """A value with which torch elastic cannot run is refused; the message names the field."""
     with pytest.raises(UsageError) as caught:
         Elastic(**fields)
     assert str(caught.value) == message
@@ -75,7 +75,7 @@ def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
     ],
 )
 def test_bad_reporting_field(config: type[Elastic], fields: dict[str, object], message: str) -> None:
-    """What firstfault adds is checked at definition, in both configurations."""
+    """Both configurations check firstfault's own fields when they are made."""
     with pytest.raises(UsageError) as caught:
         config(**fields)
     assert message in str(caught.value)
@@ -92,14 +92,14 @@ def test_bad_reporting_field(config: type[Elastic], fields: dict[str, object], m
     ],
 )
 def test_reporting_fields(fields: dict[str, object]) -> None:
-    """No wait at all, a policy, a plain callable and each known strategy are taken."""
+    """A wait of 0, a policy, a plain callable and a known strategy are accepted."""
     (name, value), *_ = fields.items()
     assert getattr(Elastic(**fields), name) is value
 
 
 @pytest.mark.parametrize("name", ["Elastic", "PyTorch", "Master", "Worker", "RunPolicy"])
 def test_fields_are_kfpytorchs(name: str) -> None:
-    """Each configuration has kfpytorch's fields in its order, with its defaults, and ours after them."""
+    """Each configuration has kfpytorch's fields in order and with their defaults; ours follow."""
 
     def fields(module: object) -> dict[str, object]:
         return {
@@ -114,12 +114,12 @@ def test_fields_are_kfpytorchs(name: str) -> None:
     assert list(ours)[: len(theirs)] == list(theirs)
     assert set(ours) - set(theirs) <= ADDED
     differing = {key for key in theirs if comparable(ours[key]) != comparable(theirs[key])}
-    # torchrun's own default; with kfpytorch's 5 s the agent notices a fault that late
+    # ours is torchrun's default; with kfpytorch's the agent notices a fault up to 5 s late
     assert differing == ({"monitor_interval"} if name == "Elastic" else set())
 
 
 def test_our_own_defaults() -> None:
-    """The defaults that kfpytorch does not give are those of the documentation."""
+    """The defaults of our own fields, and of monitor_interval, are those in the documentation."""
     config = Elastic()
     assert (config.monitor_interval, config.strategy, config.retry_policy) == (0.1, "evidence", None)
     assert config.deck is None

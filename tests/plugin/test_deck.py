@@ -1,4 +1,4 @@
-"""The deck of an attempt that failed: who writes it, what is in it, and that it is there before any pod leaves."""
+"""The deck of a failed attempt: which pod writes it, its content, and that it exists before any pod exits."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def _train() -> float:
 
 @pytest.mark.parametrize("kind", CONFIGURATIONS)
 @pytest.mark.parametrize("options", [{}, {"enable_deck": False}], ids=["by default", "off"])
-def test_a_deck_that_is_asked_for_and_off(kind: str, options: dict[str, bool]) -> None:
-    """A task that insists on a deck and has none is refused when it is defined, with what to write."""
+def test_deck_true_without_enable_deck(kind: str, options: dict[str, bool]) -> None:
+    """deck=True on a task without decks is refused when the task is defined; the message says what to write."""
     with pytest.raises(UsageError) as caught:
         task(task_config=CONFIGURATIONS[kind](deck=True), **options)(_train)
     assert str(caught.value) == f"{kind}(deck=True) needs a task that has decks; write @task(..., enable_deck=True)"
@@ -71,10 +71,10 @@ def test_a_deck_that_is_asked_for_and_off(kind: str, options: dict[str, bool]) -
     ("asked", "enabled", "expected"),
     [(None, True, True), (True, True, True), (False, True, False), (None, False, False), (False, False, False)],
 )
-def test_whether_there_is_a_report(
+def test_leaves_deck(
     kind: str, asked: bool | None, enabled: bool, *, expected: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a pod the report is a deck if the task has decks and does not say no; in a local call it never is."""
+    """A pod writes the report into the deck if decks are enabled and `deck` is not False; a local call never does."""
     own = task(task_config=CONFIGURATIONS[kind](deck=asked), enable_deck=enabled)(_train)
     assert not own.leaves_deck
     monkeypatch.setattr(entrypoint, "_get_stats", lambda **_: MockStats())
@@ -94,7 +94,7 @@ def _failed(group_rank: int, *ranks: int, **fields: Any) -> NodePresence:
 
 
 def _agent(group_rank: int, writer: Writer) -> WorkerError:
-    """Return what is said about an agent that failed: by itself, or in its stead."""
+    """Return a document about a failed agent, written by `writer`."""
     node = f"worker-{group_rank}"
     return make_error(None, node=node, group_rank=group_rank, subject=Subject.AGENT, writer=writer, exception=None)
 
@@ -120,44 +120,44 @@ ALL = (_failed(0, 0, 1), _failed(1, 2, 3), _failed(2, 4, 5))
     ],
     ids=[
         "rank 0's node",
-        "rank 0's node, by its ranks",
+        "rank 0 is not on group rank 0",
         "rank 0's node had finished",
         "rank 0's node is silent",
-        "of the others only who failed",
-        "nobody knows the ranks",
-        "the recorder spoke for rank 0's agent",
+        "of the others, only failed nodes",
+        "no node knows its ranks",
+        "the recorder reported rank 0's agent",
         "two agents were lost",
-        "an agent that was told to go",
-        "nobody is done",
-        "nobody said anything",
+        "a terminated agent",
+        "no node has ended",
+        "an empty roster",
     ],
 )
 def test_election(roster: tuple[NodePresence, ...], failures: tuple[WorkerError, ...], expected: str | None) -> None:
-    """Rank 0's node writes the deck while its agent lives, else the first node that failed; the order is nothing."""
+    """Rank 0's node writes the deck if its agent lives, else the first failed node, in any order of the roster."""
     chosen = [elected(make_job(*failures, roster=entries)) for entries in (roster, roster[::-1])]
     assert [place.node if place is not None else None for place in chosen] == [expected, expected]
 
 
-def test_a_pod_that_has_succeeded_is_gone() -> None:
-    """Where pods leave when they succeed, as with a master, only one that failed can write."""
+def test_a_succeeded_pod_is_not_elected() -> None:
+    """If pods exit when they succeed, as with a master, only a failed pod is elected."""
     job = make_job(roster=(_entry(Phase.SUCCEEDED, 0, 0), _failed(1, 1)))
     place = elected(job, staying=(Phase.FAILED,))
     assert place is not None
     assert place.node == "worker-1"
 
 
-# --- what rank 0's decks hold ---------------------------------------------------------------------------------------
+# --- keeping rank 0's decks -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def decks() -> list[Deck]:
-    """Stand in for flytekit's list, to which the task function adds."""
+    """Return a list that stands in for flytekit's, to which the task function adds."""
     return []
 
 
 @pytest.fixture
 def keeper(decks: list[Deck], tmp_path: Path) -> Iterator[DeckKeeper]:
-    """Keep them in the folder of the test."""
+    """Keep the decks in the test's folder."""
     keeping = DeckKeeper(NodeFiles(tmp_path), 0, decks)
     yield keeping
     keeping.end()
@@ -172,7 +172,7 @@ def _kept(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
 
 
 def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
-    """What was added when the process is about to be stopped, and what is there at its end, is kept whole."""
+    """The file has all decks after `look_now` and after `end`."""
     assert _kept(tmp_path) == []
     decks.append(_deck("loss", "<b>1</b>"))
     keeper.look_now(LONG_S)
@@ -186,7 +186,7 @@ def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -
 
 
 def test_decks_are_kept_while_the_training_runs(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
-    """Nobody has to say that something was added: it is found within seconds."""
+    """The keeper's thread finds an added deck within seconds."""
     decks.append(_deck("loss", "1"))
     deadline = time.monotonic() + LONG_S
     while not _kept(tmp_path) and time.monotonic() < deadline:
@@ -195,7 +195,7 @@ def test_decks_are_kept_while_the_training_runs(decks: list[Deck], keeper: DeckK
 
 
 def test_nothing_to_keep(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
-    """The timeline, which has no text of its own, is not kept; without another deck nothing is written."""
+    """The timeline is not kept; without another deck no file is written."""
     decks.append(TimeLineDeck("Timeline", auto_add_to_deck=False))
     keeper.end()
     assert list(tmp_path.iterdir()) == []
@@ -208,7 +208,7 @@ def test_too_large_decks(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What does not fit is left out, which the log says once; the others are kept."""
+    """Decks over the limit are left out with one log line; the others are kept."""
     monkeypatch.setattr(kept_decks, "_MAX_BYTES", 100)
     decks += [_deck("small", "1"), _deck("large", "x" * 100), _deck("last", "2")]
     keeper.look_now(LONG_S)
@@ -216,13 +216,13 @@ def test_too_large_decks(
     keeper.end()
     assert _kept(tmp_path) == [("small", "1"), ("last", "2\n3")]
     (record,) = caplog.records
-    assert record.getMessage().startswith("should this attempt fail, it goes without the decks 'large': ")
+    assert record.getMessage().startswith("if this attempt fails, its deck leaves out 'large': ")
 
 
 def test_a_deck_that_raises(
     decks: list[Deck], keeper: DeckKeeper, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A deck of the user's own class that cannot be read costs a warning, and nothing else."""
+    """A deck whose text cannot be read causes one warning; no file is written."""
 
     class BrokenDeck(Deck):
         @property
@@ -235,8 +235,8 @@ def test_a_deck_that_raises(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_gone(tmp_path: Path, decks: list[Deck], caplog: pytest.LogCaptureFixture) -> None:
-    """A process that outlives its agent finds no folder, makes none and complains of nothing."""
+def test_a_missing_folder(tmp_path: Path, decks: list[Deck], caplog: pytest.LogCaptureFixture) -> None:
+    """If the node's folder is gone, the keeper does not make it again and logs nothing."""
     keeper = DeckKeeper(NodeFiles(tmp_path / "gone"), 0, decks)
     decks.append(_deck("loss", "1"))
     keeper.end()
@@ -257,7 +257,7 @@ def test_a_folder_that_is_gone(tmp_path: Path, decks: list[Deck], caplog: pytest
 def test_whose_decks_are_kept(
     change: dict[str, Any], rank: str, expected: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only rank 0's decks are the task's."""
+    """Only rank 0's decks are kept."""
     recording = replace(recording_at(str(tmp_path), 1.0, node_folder=str(tmp_path)), **change)
     for name, value in {**recording.environment(), "RANK": rank}.items():
         monkeypatch.setenv(name, value)
@@ -274,7 +274,7 @@ MARK = b"<!-- ours -->"
 
 @pytest.mark.parametrize("published", [False, True], ids=["no deck before", "a deck that the task published"])
 def test_waiting_for_the_deck(published: bool, prefix: Prefix) -> None:
-    """The wait ends with the deck in which the report is, not with one that the task published itself."""
+    """The wait ends with the deck that has the report, not with one that the task published."""
     prefix.folder.mkdir()
     place = prefix.folder / "deck.html"
     if published:
@@ -289,10 +289,10 @@ def test_waiting_for_the_deck(published: bool, prefix: Prefix) -> None:
     assert found == [True]
 
 
-def test_a_deck_that_never_comes(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """A pod does not wait for ever, and says so."""
+def test_a_deck_that_is_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+    """A pod stops waiting after the limit, and logs it."""
     assert await_deck(prefix.uri, MARK, None, 0.2) is False
-    assert "the pod that writes the deck has not within 0.2 s; this pod ends without it" in caplog.text
+    assert "the elected pod has not written the deck within 0.2 s; this pod waits no longer" in caplog.text
 
 
 @dataclass
@@ -320,7 +320,7 @@ class Pod:
             entrypoint._dispatch_execute(context, lambda: train, str(inputs), self.prefix.uri)
 
     def another(self, rank: int) -> None:
-        """Let another pod have failed before."""
+        """Write the documents of another pod that failed earlier."""
         node = "job-master-0" if rank == 0 else f"job-worker-{rank - 1}"
         error = make_error(rank, node=node, group_rank=rank, group_world_size=2, message="the root")
         done = make_presence(Phase.FAILED, node=node, group_rank=rank, nodes=2, ranks=(rank,))
@@ -334,7 +334,7 @@ class Pod:
 
     @property
     def deck(self) -> str:
-        """What it left."""
+        """The text of the pod's deck."""
         return (self.prefix.folder / "deck.html").read_text()
 
 
@@ -353,11 +353,11 @@ def _tabs(page: str) -> list[str]:
     return [html.unescape(name) for name in re.findall(r'<li onclick="handleLinkClick\(this\)">(.*?)</li>', page)]
 
 
-# flytekit's entrypoint asks every task for what flytekit deprecates
+# flytekit's entrypoint reads a deprecated property of every task
 @pytest.mark.filterwarnings("ignore:`disable_deck` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("with_peer", [False, True], ids=["alone", "beside the other pod"])
 def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The master's pod writes the deck if it failed, its own decks after the report; a worker's waits and leaves it."""
+    """The master's pod, if it failed, writes the deck: the report, then its own decks; a worker's pod waits for it."""
     waits = with_peer and pod.rank
     monkeypatch.setattr(deck, "_WRITING_S", 0.3 if waits else LONG_S)
     if with_peer:
@@ -365,15 +365,15 @@ def test_a_pod_with_a_master(pod: Pod, with_peer: bool, monkeypatch: pytest.Monk
     pod.run()
     assert (pod.prefix.folder / "error.pb").exists()
     if waits:
-        assert not (pod.prefix.folder / "deck.html").exists(), "the master's pod would have written it"
+        assert not (pod.prefix.folder / "deck.html").exists(), "the master's pod writes it"
         return
     assert _tabs(pod.deck) == ["firstfault", "Timeline", "progress"]
     assert "bad batch &lt;17&gt;" in pod.deck
 
 
 @pytest.mark.parametrize("pod", [1], indirect=True)
-def test_a_pod_that_leaves_the_deck_alone(pod: Pod) -> None:
-    """The deck that another pod has written stays as it is, and flytekit's deprecated property is not even asked."""
+def test_another_pods_deck_is_kept(pod: Pod) -> None:
+    """A pod does not change the deck of another pod, and flytekit's deprecated property is not read."""
     pod.another(0)
     theirs = f"<p>{deck._MARK}</p>"
     (pod.prefix.folder / "deck.html").write_text(theirs)
@@ -384,8 +384,8 @@ def test_a_pod_that_leaves_the_deck_alone(pod: Pod) -> None:
 
 @pytest.mark.filterwarnings("ignore:`disable_deck` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("pod", [1], indirect=True)
-def test_a_report_that_is_not_wanted(pod: Pod) -> None:
-    """With deck=False flytekit's own deck is what it would be without us, whoever else has failed."""
+def test_deck_false(pod: Pod) -> None:
+    """With deck=False each pod writes flytekit's usual deck, also if another pod has failed."""
     pod.another(0)
     pod.run(deck=False)
     assert _tabs(pod.deck) == ["Timeline", "progress"]
@@ -396,7 +396,7 @@ def test_a_report_that_is_not_wanted(pod: Pod) -> None:
 def test_a_report_that_cannot_be_drawn(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the report cannot be drawn, the verdict and flytekit's own deck are there all the same."""
+    """If the report cannot be drawn, the verdict and flytekit's deck are still written."""
 
     def broken(_: object) -> str:
         raise ValueError("no template")
@@ -408,8 +408,8 @@ def test_a_report_that_cannot_be_drawn(
     assert _tabs(pod.deck) == ["Timeline", "progress"]
 
 
-def test_names_that_meet() -> None:
-    """Our tab is the first one whatever the task's are called, and no deck of rank 0's hides behind its agent's."""
+def test_decks_with_the_same_name() -> None:
+    """The report's tab is first; a task's deck of that name is renamed; rank 0's deck replaces the agent's namesake."""
     children = [_deck("loss", "of rank 0"), _deck("firstfault", "of the task")]
     others = [_deck("loss", "of the agent"), _deck("Timeline", "")]
     found = deck._tabs(_deck("firstfault", "ours"), children, others)
@@ -421,14 +421,14 @@ def test_names_that_meet() -> None:
     ]
 
 
-def test_a_pod_that_is_told_to_go(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A signal ends the wait for another pod's deck."""
+def test_a_terminated_pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM ends the wait for another pod's deck."""
     monkeypatch.setattr(deck, "_WRITING_S", LONG_S)
-    told = threading.Event()
-    told.set()
+    give_up = threading.Event()
+    give_up.set()
     report: Any = type("Report", (), {"job": make_job(roster=ALL)})
     recording = recording_at(prefix.uri, 1.0, incarnation=1)
     verdict: Any = type("Verdict", (), {"report": report, "recording": recording})
     began = time.monotonic()
-    assert leave_deck(verdict, "train", give_up=told) is False
+    assert leave_deck(verdict, "train", give_up=give_up) is False
     assert time.monotonic() - began < SOON_S

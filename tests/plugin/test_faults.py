@@ -1,4 +1,4 @@
-"""Deaths without a word, signals from outside, a store that fails: real pods, through the command line."""
+"""Killed agents, timeouts and a store that fails, with real pods started through the command line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.jobs
 
 
 def test_a_store_that_fails_does_not_hide_the_exception(tmp_path: Path) -> None:
-    """The attempt ends with the user's own exception, and that its document was lost is said."""
+    """The verdict names the user's exception, and says that its document was lost."""
     with running(FAULTS, "one_node", tmp_path, {"kind": "store", "rank": 1}) as run:
         ended = run.end()
     attempt = ended.attempt
@@ -29,7 +29,7 @@ def test_a_store_that_fails_does_not_hide_the_exception(tmp_path: Path) -> None:
 
 
 def test_an_agent_that_is_killed(tmp_path: Path) -> None:
-    """Its workers say that the agent died; the job fails, Flyte reads nothing, so the decision is advice."""
+    """The workers report that their agent died; the job fails, Flyte reads no file and the decision is not enforced."""
     with running(FAULTS, "one_node", tmp_path, {"kind": "none", "rank": 9}) as run:
         run.mark("0")
         os.kill(run.mark("1")["agent"], signal.SIGKILL)
@@ -43,7 +43,7 @@ def test_an_agent_that_is_killed(tmp_path: Path) -> None:
 
 
 def test_switched_off(tmp_path: Path) -> None:
-    """An empty variable leaves plain torch elastic: stock files, none of ours."""
+    """With an empty variable plain torch elastic runs: stock files, and no documents of firstfault."""
     options = ("--env", "FLYTE_INTERNAL_ERROR_PROPAGATION=")
     with running(FAULTS, "one_node", tmp_path, {"kind": "raise", "rank": 1}, *options) as run:
         ended = run.end()
@@ -55,7 +55,7 @@ def test_switched_off(tmp_path: Path) -> None:
 
 
 def test_a_timeout_ends_every_process(tmp_path: Path) -> None:
-    """An attempt that takes too long: exit code 4, and nothing that was started is left."""
+    """After the timeout the command exits with 4, and no process remains."""
     with running(FAULTS, "one_node", tmp_path, {"kind": "none", "rank": 9}, "--timeout", "8") as run:
         ended = run.end()
     assert ended.status == 4
@@ -64,7 +64,7 @@ def test_a_timeout_ends_every_process(tmp_path: Path) -> None:
 
 
 def test_a_job_with_a_master(tmp_path: Path) -> None:
-    """Without an agent each pod reports for itself; the worker's, which failed first, is named, not the master's."""
+    """Without an agent each pod writes its own document; the verdict names the worker's pod, which failed first."""
     with running(FAULTS, "with_master", tmp_path, {"rank": 1}) as run:
         ended = run.end()
     attempt = ended.attempt

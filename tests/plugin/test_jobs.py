@@ -1,4 +1,4 @@
-"""Jobs in which one worker of four is killed or raises, what is in their deck, and a job of several attempts."""
+"""Jobs in which one of four workers is killed or raises, their decks, and a job with several attempts."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def _ended(folder: Path, task: str, kind: str) -> Iterator[Ended]:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
-    """Run spawned workers of which rank 0, which has made a deck, is killed."""
+    """Run spawned workers; rank 0 makes a deck and is killed."""
     yield from _ended(tmp_path_factory.mktemp("killed"), "spawned", "SIGKILL")
 
 
 @pytest.fixture(scope="module")
 def raised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
-    """Run forked workers of which rank 3 raises; rank 0 has made a deck."""
+    """Run forked workers; rank 0 makes a deck and rank 3 raises."""
     yield from _ended(tmp_path_factory.mktemp("raised"), "forked", "raise")
 
 
 def test_a_worker_is_killed(killed: Ended) -> None:
-    """A worker that SIGKILL ends is named by its agent with rank, node, signal and exit code; the rest are victims."""
+    """The agent reports a worker killed by SIGKILL with rank, node, signal and exit code; the others are victims."""
     verdict, root = killed.verdict, killed.of_rank(0)
     assert killed.status == 10
     assert (verdict["scope"], verdict["ranks"]) == ("rank", [0])
@@ -50,7 +50,7 @@ def test_a_worker_is_killed(killed: Ended) -> None:
     assert verdict["coverage"]["complete"]
     assert root.writer is Writer.AGENT
     assert (root.signal, root.exit_code, root.exception) == ("SIGKILL", -9, None)
-    # which pod is which node is the rendezvous' to decide
+    # the rendezvous decides which pod is which node
     assert verdict["node"] == root.node == root.worker
     assert "-worker-" in root.node
     assert "signal: SIGKILL: killed by SIGKILL; " in killed.attempt["engine"]["error_seen"]["message"]
@@ -59,7 +59,7 @@ def test_a_worker_is_killed(killed: Ended) -> None:
 
 
 def test_a_worker_raises(raised: Ended) -> None:
-    """A worker that raises while the others are in a collective is named with its exception; the rest are victims."""
+    """The verdict names the worker that raised, and its exception; the others, in a collective, are victims."""
     verdict, root = raised.verdict, raised.of_rank(3)
     assert raised.status == 10
     assert verdict["ranks"] == [3]
@@ -77,7 +77,7 @@ def test_a_worker_raises(raised: Ended) -> None:
     ],
 )
 def test_the_deck_of_a_job(fixture: str, said: str, request: pytest.FixtureRequest) -> None:
-    """When Flyte looks, the report is the deck's first tab, and what rank 0 had made before, killed or not, is next."""
+    """When Flyte reads the deck, it has the report, then rank 0's deck, also if rank 0 was killed."""
     ended: Ended = request.getfixturevalue(fixture)
     page = (ended.prefix / "deck.html").read_text()
     tabs = [html.unescape(name) for name in re.findall(r'<li onclick="handleLinkClick\(this\)">(.*?)</li>', page)]
@@ -89,8 +89,8 @@ def test_the_deck_of_a_job(fixture: str, said: str, request: pytest.FixtureReque
     assert "firstfault failed while" not in ended.logs
     decks, seals = _logged(ended.logs, "Upload data to .*/deck.html"), _logged(ended.logs, "Engine folder written")
     assert len(seals) == 2
-    assert min(decks) <= min(seals), "with a pod's seal it may be the first that leaves"
-    assert len(decks) == 2, "both by one pod: before its seal, and flytekit's own step"
+    assert min(decks) <= min(seals), "a pod that has its seal may be the first to exit"
+    assert len(decks) == 2, "one pod writes both: before its seal, and in flytekit's own step"
 
 
 def _logged(logs: str, message: str) -> list[str]:
@@ -102,7 +102,7 @@ def _logged(logs: str, message: str) -> list[str]:
 
 
 def test_a_policy_stops_retries_of_the_same_fault(tmp_path: Path) -> None:
-    """Through the stock entrypoint: a second fault of another kind is retried; that it came again ends the retries."""
+    """A second, different fault is retried; when it comes again, the policy ends the retries."""
     with running(AGAIN, "impatient", tmp_path, {}, "--retries", "3") as run:
         ended = run.end()
     attempts = ended.result["attempts"]

@@ -1,4 +1,4 @@
-"""Whatever kfpytorch documents holds on our Elastic and PyTorch too."""
+"""The behaviour that kfpytorch documents, on our Elastic and PyTorch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from tests.prefix import Prefix
 
 pytestmark = [
-    # Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has none yet when it forks
+    # Python 3.12 warns of a fork beside threads; pytest has threads, a pod's agent has none yet when it forks
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     # flytekit leaves a folder for checkpoints of each local call to the garbage collector
     pytest.mark.filterwarnings("ignore:Implicitly cleaning up <TemporaryDirectory:ResourceWarning"),
@@ -63,7 +63,7 @@ pytestmark = [
 
 METHODS = ("spawn", "fork")
 CLOSE_S = 2.0
-"""How far a noted time may be from the raise; milliseconds are usual."""
+"""Largest difference between a recorded time and the raise, seconds; milliseconds are usual."""
 
 
 def _config(method: str = "spawn", **fields: Any) -> Elastic:
@@ -72,19 +72,19 @@ def _config(method: str = "spawn", **fields: Any) -> Elastic:
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Iterator[None]:
-    """Keep what local calls write in a folder of the test."""
+    """Let local calls write to the test's folder."""
     access = FileAccessProvider(str(tmp_path / "local"), str(tmp_path / "raw"))
     context = FlyteContextManager.current_context()
     with FlyteContextManager.with_context(context.with_file_access(access)):
         yield
-    gc.collect()  # what flytekit leaves to it, here and not in another test
+    gc.collect()  # so that flytekit's leftovers are collected here and not in another test
 
 
 # --- training that succeeds -----------------------------------------------------------------------------------------
 
 
 def _step(learning_rate: float) -> list[float]:
-    """Train one step of a linear model with DDP, each rank on data of its own; return the weights."""
+    """Train one step of a linear model with DDP, each rank on its own data; return the weights."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
@@ -101,7 +101,7 @@ def _step(learning_rate: float) -> list[float]:
 @pytest.mark.jobs
 @pytest.mark.usefixtures("sandbox")
 def test_training_in_a_workflow() -> None:
-    """A local call in a workflow trains with DDP, and the workflow goes on with what rank 0 returned."""
+    """A local call in a workflow trains with DDP, and the workflow continues with rank 0's result."""
 
     @task(task_config=_config())
     def train(learning_rate: float) -> list[float]:
@@ -121,7 +121,7 @@ def test_training_in_a_workflow() -> None:
 
 @dataclass
 class Pod:
-    """What a task that ran as in a pod left behind."""
+    """The results of a task that ran as in a pod."""
 
     folder: Path
     outputs: LiteralMap
@@ -194,7 +194,7 @@ def test_execution_parameters_in_workers(pod: Pod) -> None:
 
 @pytest.mark.jobs
 def test_checkpoints_in_workers(pod: Pod) -> None:
-    """A worker reads the checkpoint of the attempt before and writes its own where the task was told to."""
+    """A worker reads the previous attempt's checkpoint and writes its own to the task's checkpoint folder."""
     assert pod.facts["checkpoint"] == [str(pod.folder / "checkpoint"), str(pod.folder / "before")]
     assert pod.facts["before"] == "of the attempt before"
     written = [path for path in (pod.folder / "checkpoint").rglob("*") if path.is_file()]
@@ -203,13 +203,13 @@ def test_checkpoints_in_workers(pod: Pod) -> None:
 
 @pytest.mark.jobs
 def test_omp_num_threads_in_workers(pod: Pod) -> None:
-    """As torchrun does, each of several workers gets one OpenMP thread."""
+    """Each of several workers gets one OpenMP thread, as with torchrun."""
     assert pod.facts["omp"] == "1"
 
 
 @pytest.mark.jobs
 def test_decks_of_rank_0(pod: Pod) -> None:
-    """The decks of rank 0 are the task's, those of other ranks are not; there is one timeline."""
+    """The task has the decks of rank 0, not those of other ranks; there is at most one timeline."""
     assert "deck of rank 0" in pod.decks
     assert "deck of rank 1" not in pod.decks
     assert pod.decks.count("Timeline") <= 1
@@ -239,7 +239,7 @@ def _wait_for_a_document() -> None:
 )
 @pytest.mark.usefixtures("sandbox")
 def test_an_error_in_a_local_call(method: str, recoverable: bool) -> None:
-    """The caller gets kfpytorch's exception for the root cause, with its time, though another worker failed as well."""
+    """The caller gets kfpytorch's exception for the root cause, with its time, although another worker failed too."""
 
     class LostShardError(FlyteRecoverableException):
         pass
@@ -283,7 +283,7 @@ def test_an_error_in_a_local_call(method: str, recoverable: bool) -> None:
 @pytest.mark.jobs
 @pytest.mark.usefixtures("sandbox")
 def test_recording_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an empty strategy it is plain torch elastic with kfpytorch's exception, and workers are told nothing."""
+    """With an empty strategy plain torch elastic runs, raises kfpytorch's exception, and sets no variables of ours."""
     monkeypatch.setenv(STRATEGY_VARIABLE, "")
 
     @task(task_config=_config("fork"))
@@ -301,11 +301,11 @@ def test_recording_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _NotStartedError(Exception):
-    """Ends an execution at the point that a test looks at."""
+    """Ends an execution at the point that a test checks."""
 
 
 def _launch_arguments(config: Elastic) -> dict[str, Any]:
-    """Return what an execution hands to torch's LaunchConfig."""
+    """Return the arguments that an execution passes to torch's LaunchConfig."""
     own = task(task_config=config)(_nothing)
     with (
         patch("torch.distributed.launcher.api.LaunchConfig", side_effect=_NotStartedError) as launch_config,
@@ -328,12 +328,12 @@ def _nothing() -> float:
     ],
 )
 def test_rendezvous_settings(config: Elastic, expected: dict[str, int]) -> None:
-    """The rendezvous' settings are torch's to read; by default nodes have 15 minutes to come."""
+    """The rendezvous settings reach torch unchanged; by default nodes have 15 minutes to join."""
     assert _launch_arguments(config)["rdzv_configs"] == expected
 
 
 def test_two_configurations_share_no_settings() -> None:
-    """A change of one task's rendezvous settings does not reach another's."""
+    """Changing one task's rendezvous settings does not change another's."""
     first, second = _config(), _config()
     first.rdzv_configs["timeout"] = 1
     assert second.rdzv_configs["timeout"] == 900
@@ -351,7 +351,7 @@ def test_two_configurations_share_no_settings() -> None:
 def test_launch_settings(
     nnodes: int | str, environment: dict[str, str], expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The configuration reaches torch; what the operator says in the environment counts more."""
+    """The configuration reaches torch; the operator's environment variables override it."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     config = _config("fork", nnodes=nnodes, max_restarts=3, monitor_interval=0.5)
@@ -361,7 +361,7 @@ def test_launch_settings(
 
 
 def test_nodes_without_an_operator(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several nodes outside of a PyTorchJob will hardly meet, which the log says; within one it is silent."""
+    """The log warns if several nodes are configured outside of a PyTorchJob; within one it does not."""
     _launch_arguments(_config(nnodes=2))
     assert "PET_NNODES is not set" in caplog.text
     caplog.clear()
@@ -376,7 +376,7 @@ def test_nodes_without_an_operator(caplog: pytest.LogCaptureFixture, monkeypatch
 def test_omp_num_threads(
     processes: int, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OMP_NUM_THREADS is set to 1 for several workers a node, and what the user has set is kept."""
+    """OMP_NUM_THREADS is set to 1 for several workers per node; the user's value is kept."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if before is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", before)
@@ -385,7 +385,7 @@ def test_omp_num_threads(
 
 
 def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
-    """Execute a task of which the launch has this outcome."""
+    """Execute a task whose launch returns or raises `outcome`."""
 
     def launch(*_: object, **__: object) -> Any:
         if isinstance(outcome, BaseException):
@@ -397,19 +397,19 @@ def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
 
 
 def test_rank_0_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node without global rank 0 has no outputs, and must not overwrite those of the node that has it."""
+    """A node without global rank 0 raises IgnoreOutputs, so that it does not overwrite rank 0's outputs."""
     with pytest.raises(IgnoreOutputs):
         _executed(monkeypatch, {2: WorkerResult(2.0, []), 3: WorkerResult(3.0, [])})
 
 
 def test_rank_0_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The result of a node with global rank 0 is what that rank returned."""
+    """A node with global rank 0 returns that rank's result."""
     assert _executed(monkeypatch, {1: WorkerResult(2.0, []), 0: WorkerResult(1.0, [])}) == 1.0
 
 
-def _told_to_go(prefix: Prefix, *, recorded: bool) -> LaunchFailedError:
-    """Return what a launch raises on a node that was sent SIGTERM, with or without a document about it."""
-    error = SignalException("told to go", sigval=signal.SIGTERM)
+def _terminated(prefix: Prefix, *, recorded: bool) -> LaunchFailedError:
+    """Return the error of a launch on a node that got SIGTERM, with or without a document about it."""
+    error = SignalException("terminated", sigval=signal.SIGTERM)
     said = [about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now())] if recorded else []
     return LaunchFailedError(error, NodeReport(failures=said), prefix.recording())
 
@@ -419,21 +419,21 @@ def _told_to_go(prefix: Prefix, *, recorded: bool) -> LaunchFailedError:
     [(True, RecoverableVerdictSealedError), (False, IgnoreOutputs)],
     ids=["with a document", "without"],
 )
-def test_a_pod_that_is_told_to_go(
+def test_a_terminated_pod(
     recorded: bool, raised: type[Exception], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod that was sent a signal is to be run again; if nothing could be said about it, it leaves no outputs."""
+    """A terminated pod raises a recoverable verdict; without a document about it, it raises IgnoreOutputs."""
     monkeypatch.setattr("flytekitplugins.firstfault.task.in_pod", lambda: True)
     with pytest.raises(raised):
-        _executed(monkeypatch, _told_to_go(prefix, recorded=recorded))
+        _executed(monkeypatch, _terminated(prefix, recorded=recorded))
 
 
-def test_a_node_that_is_told_to_go_without_us(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With recording switched off a signal to the agent is as with kfpytorch: the node leaves no outputs."""
+def test_a_terminated_node_without_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without recording, SIGTERM to the agent raises IgnoreOutputs, as with kfpytorch."""
     monkeypatch.setenv(STRATEGY_VARIABLE, "")
     monkeypatch.setattr(
         "torch.distributed.launcher.api.elastic_launch",
-        Mock(return_value=Mock(side_effect=SignalException("told to go", sigval=signal.SIGTERM))),
+        Mock(return_value=Mock(side_effect=SignalException("terminated", sigval=signal.SIGTERM))),
     )
     with pytest.raises(IgnoreOutputs):
         task(task_config=_config())(_nothing).execute()
@@ -532,17 +532,17 @@ def _task_of(module: Any, configuration: str, option: str) -> Any:
     config = CONFIGURATIONS[configuration](module)
     config.increase_shared_mem = fields["increase_shared_mem"]
     if "pod_template" in options:
-        # each task changes its own
+        # each task changes its own copy
         options = {**options, "pod_template": PodTemplate(labels={"a": "b"}, primary_container_name="primary")}
     return task(task_config=config, **options)(train)
 
 
-# both plugins say so of the older way to get shared memory; ours has a test of its own
+# both plugins warn of the older way to get shared memory; ours has its own test
 @pytest.mark.filterwarnings("ignore:.*increase_shared_mem")
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_the_template_is_kfpytorchs(configuration: str, option: str) -> None:
-    """The task's template is kfpytorch's, byte for byte, but for one environment variable."""
+    """The task's template is identical to kfpytorch's, except for one environment variable."""
     ours, theirs = (_task_of(module, configuration, option) for module in (plugin, stock))
     assert ours.name == theirs.name
     our_template, our_environment = _without_environment(_template(ours))
@@ -566,7 +566,7 @@ def test_the_template_is_kfpytorchs(configuration: str, option: str) -> None:
     ],
 )
 def test_task_type(config: Any, task_type: str) -> None:
-    """One node is a plain pod, anything else a PyTorchJob; the template is of version 1."""
+    """One node is a plain pod, other numbers are a PyTorchJob; the template has version 1."""
     template = _template(task(task_config=config)(train))
     assert template.type == task_type
     assert template.task_type_version == 1
@@ -586,7 +586,7 @@ def test_task_type(config: Any, task_type: str) -> None:
 def test_the_strategy_is_in_the_environment(
     kind: Any, strategy: str, environment: dict[str, str] | None, expected: str
 ) -> None:
-    """Every pod learns the strategy from its environment; a value of the user's own counts, also an empty one."""
+    """The strategy is in the environment of every pod; the user's value overrides it, also an empty one."""
     fields = {"worker": Worker(replicas=1)} if kind is PyTorch else {}
     config = kind(strategy=strategy, increase_shared_mem=False, **fields)
     _, found = _without_environment(_template(task(task_config=config, environment=environment)(train)))
@@ -594,7 +594,7 @@ def test_the_strategy_is_in_the_environment(
 
 
 def test_the_users_environment_is_not_changed() -> None:
-    """A dictionary that several tasks share stays what it is."""
+    """A dictionary that several tasks share is not changed."""
     shared = {"A": "1"}
     task(task_config=_config(), environment=shared)(train)
     assert shared == {"A": "1"}
@@ -610,7 +610,7 @@ def _containers(*names: str, **fields: Any) -> PodTemplate:
 @pytest.mark.parametrize("kind", [Elastic, lambda: PyTorch(worker=Worker(replicas=1))])
 @pytest.mark.parametrize("template", [None, PodTemplate(), _containers("primary")], ids=["none", "empty", "primary"])
 def test_shared_memory(kind: Any, template: PodTemplate | None) -> None:
-    """By default a memory volume is mounted at /dev/shm of the primary container, and the newer way is told."""
+    """By default a memory volume is mounted at /dev/shm of the primary container, with a warning of the newer way."""
     with pytest.warns(DeprecationWarning, match=r"use @task\(shared_memory=True\) instead"):
         own = task(task_config=kind(), pod_template=template)(train)
     spec = own.pod_template.pod_spec
@@ -624,7 +624,7 @@ def test_shared_memory(kind: Any, template: PodTemplate | None) -> None:
 
 
 def test_shared_memory_beside_other_volumes() -> None:
-    """Volumes and mounts of the user's own stay."""
+    """The user's volumes and mounts are kept."""
     data = V1VolumeMount(name="data", mount_path="/data")
     template = _containers("primary", volume_mounts=[data])
     template.pod_spec.volumes = [V1Volume(name="data", empty_dir=V1EmptyDirVolumeSource())]
@@ -646,7 +646,7 @@ def test_shared_memory_beside_other_volumes() -> None:
     ],
 )
 def test_shared_memory_that_cannot_be_mounted(template: PodTemplate, message: str) -> None:
-    """A pod template that leaves open which container to change, or has the mount, is refused with what to do."""
+    """A template with several containers, or with the mount, is refused; the message says what to do."""
     with (
         pytest.warns(DeprecationWarning, match="increase_shared_mem"),
         pytest.raises(ValueError, match=message) as caught,
@@ -657,7 +657,7 @@ def test_shared_memory_that_cannot_be_mounted(template: PodTemplate, message: st
 
 @pytest.mark.parametrize(("fields", "options"), [({"increase_shared_mem": False}, {}), ({}, {"shared_memory": True})])
 def test_no_volume(fields: dict[str, bool], options: dict[str, bool]) -> None:
-    """Neither without the option nor beside @task(shared_memory=...) is a volume of ours mounted."""
+    """No volume is mounted without the option, or with @task(shared_memory=...)."""
     assert task(task_config=Elastic(**fields), **options)(train).pod_template is None
 
 
@@ -666,7 +666,7 @@ def test_no_volume(fields: dict[str, bool], options: dict[str, bool]) -> None:
 
 @pytest.mark.usefixtures("sandbox")
 def test_a_pytorch_task_in_a_local_call() -> None:
-    """In a local call the function runs in this process, and its exception arrives unchanged."""
+    """In a local call the function runs in this process, and its exception is raised unchanged."""
     config = PyTorch(worker=Worker(replicas=1), increase_shared_mem=False)
     error = KeyError("boom")
 

@@ -1,4 +1,4 @@
-"""What ``firstfault run`` shows on a terminal while it runs, and what it leaves when it ends."""
+"""The live view of ``firstfault run`` on a terminal, and what remains of it afterwards."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _STOPPED = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal(
 
 @pytest.fixture
 def pods(tmp_path: Path) -> Iterator[Callable[..., list[Pod]]]:
-    """Start processes as pods w-0, w-1, ...: each waits, or has ended with the code that is given."""
+    """Return a function that starts processes as pods w-0, w-1, ...: each waits, or has exited with the given code."""
     started: list[Pod] = []
 
     def start(*codes: int | None) -> list[Pod]:
@@ -93,7 +93,7 @@ def _write(folder: Path, *items: WorkerError | NodePresence) -> None:
 
 
 def test_nodes_before_their_first_document(pods: Callable[..., list[Pod]], tmp_path: Path) -> None:
-    """A pod of which nothing is known yet is a line with its process."""
+    """A pod without documents has a line with its process."""
     (one,) = pods(None)
     lines = node_lines([one], picture(_reader(tmp_path), make_job()))
     assert lines == node_lines([one], None) == [NodeLine("w-0", f"pid {one.process.pid}", (), is_fine=True)]
@@ -122,7 +122,7 @@ def test_nodes_before_their_first_document(pods: Callable[..., list[Pod]], tmp_p
 def test_the_states_of_ranks(  # noqa: PLR0917 - fixtures and a table
     pods: Callable[..., list[Pod]], tmp_path: Path, codes: Any, snapshot: dict[str, Any], ranks: Any, fine: list[bool]
 ) -> None:
-    """Each rank runs until its documents, its node or its pod's end say something else."""
+    """A rank is running until its documents, its node's roster entry or its pod's end change that."""
     roster, failures = snapshot["roster"], snapshot.get("failures", ())
     lines = node_lines(pods(*codes), picture(_reader(tmp_path), make_job(*failures, roster=roster)))
     assert [list(line.ranks) for line in lines] == ranks
@@ -131,7 +131,7 @@ def test_the_states_of_ranks(  # noqa: PLR0917 - fixtures and a table
 
 
 def test_many_nodes() -> None:
-    """Of more nodes than there is room for, those with a problem are shown first and the others counted."""
+    """If there are too many nodes, those with a problem are shown first and the others counted."""
     lines = [NodeLine(f"w-{number}", "pid 1", (), is_fine=number not in {40, 50}) for number in range(64)]
     shown, more = shown_lines(lines)
     assert [line.name for line in shown] == ["w-40", "w-50", *(f"w-{number}" for number in range(14))]
@@ -145,7 +145,7 @@ def test_many_nodes() -> None:
 
 @dataclass
 class _Screen:
-    """A console that writes to memory as to a terminal."""
+    """A terminal in memory."""
 
     out: io.StringIO
     console: Console
@@ -171,7 +171,7 @@ def _threads() -> set[str]:
 
 
 def test_the_view_follows_an_attempt(pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen) -> None:
-    """Nodes, then ranks, then what became of them are shown as they are written; afterwards nothing is left of it."""
+    """The view shows nodes, ranks and their states as documents are written; afterwards no thread or line remains."""
     running = Running(1, tuple(pods(None, None)), _reader(tmp_path), time.monotonic())
     with LiveView(screen.console) as view:
         view.tell("attempt 1: starting 2 [red]pods[/red]")
@@ -195,7 +195,7 @@ def test_the_view_follows_an_attempt(pods: Callable[..., list[Pod]], tmp_path: P
 
 
 def test_a_view_that_breaks_ends_with_a_line(tmp_path: Path, screen: _Screen, caplog: pytest.LogCaptureFixture) -> None:
-    """What cannot be drawn ends the view, not the run: one line of log, and the steps are told as before."""
+    """A view that cannot be drawn ends with one log line; the run continues and still prints its steps."""
     running = Running(0, ("no pod",), _reader(tmp_path), time.monotonic())  # type: ignore[arg-type]
     with LiveView(screen.console) as view:
         with view.watching(running):
@@ -210,7 +210,7 @@ def test_a_view_that_breaks_ends_with_a_line(tmp_path: Path, screen: _Screen, ca
 def test_storage_that_cannot_be_followed(
     pods: Callable[..., list[Pod]], tmp_path: Path, screen: _Screen, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the documents cannot be read the pods are shown all the same."""
+    """If the documents cannot be read, the pods are still shown."""
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     running = Running(0, tuple(pods(None)), _reader(tmp_path / "loop"), time.monotonic())
     with LiveView(screen.console) as view, view.watching(running):
@@ -222,7 +222,7 @@ def test_storage_that_cannot_be_followed(
 
 
 def test_a_terminal_that_goes_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """If nothing can be written any more, the run goes on without its view."""
+    """If the terminal is closed, the run continues without its view."""
 
     class Gone(io.StringIO):
         def write(self, text: str) -> int:  # noqa: ARG002 - of files
@@ -246,7 +246,7 @@ def test_an_interrupt_passes(tmp_path: Path, screen: _Screen) -> None:
 
 
 def test_logs_are_above_the_view(screen: _Screen, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line of log meanwhile goes through the console, not over its rows; afterwards handlers write as before."""
+    """A log line is printed above the view, not over its rows; afterwards handlers write as before."""
     monkeypatch.setattr(sys, "stderr", screen.out)
     handler = logging.StreamHandler(sys.stderr)
     logging.getLogger().addHandler(handler)
@@ -263,7 +263,7 @@ def test_logs_are_above_the_view(screen: _Screen, monkeypatch: pytest.MonkeyPatc
 # --- real runs on a terminal ----------------------------------------------------------------------------------------
 
 _OWN_TERMINAL = "import os, sys; os.open(os.ttyname(0), os.O_RDWR); os.execv(sys.argv[1], sys.argv[1:])"
-"""Of a session's first process the first terminal it opens is its own, where Ctrl-C reaches it."""
+"""The first terminal that a session leader opens is its controlling terminal, where Ctrl-C reaches it."""
 _SLEEPING = """
 import time
 from flytekit import task
@@ -276,7 +276,7 @@ def train() -> None:
 
 
 class _Terminal:
-    """A ``firstfault run`` on a terminal of its own; it is ended if the test does not wait for its end."""
+    """A ``firstfault run`` on its own terminal; it is terminated if the test does not wait for its end."""
 
     def __init__(self, folder: Path, *arguments: str, columns: int = 100, **environment: str) -> None:
         self._main, terminal = pty.openpty()
@@ -302,7 +302,7 @@ class _Terminal:
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            self.process.terminate()  # it ends its pods, which a kill would leave behind
+            self.process.terminate()  # SIGTERM ends its pods too; SIGKILL would not
             self.process.wait()
 
     def _read(self) -> None:
@@ -315,7 +315,7 @@ class _Terminal:
 
     @property
     def shown(self) -> str:
-        """What the terminal got so far."""
+        """The text that the terminal got so far."""
         return self._shown.decode()
 
     def await_text(self, pattern: str) -> None:
@@ -327,7 +327,7 @@ class _Terminal:
             time.sleep(0.05)
 
     def type(self, text: str) -> None:
-        """Type this."""
+        """Type a text."""
         os.write(self._main, text.encode())
 
     def end(self) -> int:
@@ -344,7 +344,7 @@ class _Terminal:
 
 @pytest.mark.jobs
 def test_a_run_on_a_terminal(tmp_path: Path) -> None:
-    """The example of a user error shows nodes and ranks while they run, then the report and where its page is."""
+    """A failing run shows nodes and ranks while they run, then the report and the path of the HTML file."""
     arguments = (str(EXAMPLES / "user_error.py"), "train", "--nodes", "2", "--store", "runs")
     with _Terminal(tmp_path, *arguments) as terminal:
         terminal.await_text(r"-n0-0-worker-1  pid \d+  \. 2-3 running")
@@ -364,7 +364,7 @@ def test_a_run_on_a_terminal(tmp_path: Path) -> None:
 
 @pytest.mark.jobs
 def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
-    """Ctrl-C ends the view, then every process of both pods, and leaves the terminal as it was."""
+    """Ctrl-C ends the view and every process of both pods, and restores the terminal."""
     (tmp_path / "sleeping.py").write_text(_SLEEPING)
     arguments = ("sleeping.py", "train", "--store", "runs", "--env", f"MARKS={tmp_path}")
     temporary = short_folder()
@@ -378,7 +378,7 @@ def test_ctrl_c_on_a_terminal(tmp_path: Path) -> None:
     assert "Traceback" not in terminal.shown
 
 
-# --- what is left ---------------------------------------------------------------------------------------------------
+# --- afterwards -----------------------------------------------------------------------------------------------------
 
 _TWICE = """
 import os
@@ -407,7 +407,7 @@ def _run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.jobs
 def test_the_attempts_of_a_run_are_side_by_side(tmp_path: Path) -> None:
-    """Each pod knows the attempt before; the page is of the last that failed, with the others in it."""
+    """The HTML report is about the last failed attempt and shows the others; each pod knows the previous one."""
     done = _run(tmp_path, "--inputs", '{"fails": 2}', "--store", "file://" + str(tmp_path / "runs"), "--json")
     assert done.returncode == EXIT.ROOT_CAUSE_RETRYABLE, done.stderr
     (line,) = done.stdout.splitlines()
@@ -418,7 +418,7 @@ def test_the_attempts_of_a_run_are_side_by_side(tmp_path: Path) -> None:
     page = report.read_text(encoding="utf-8")
     assert "of attempt 0" in page
     assert "of attempt 1" in page
-    # a fingerprint does not look at numbers, so it was the same fault
+    # a fingerprint ignores numbers, so it was the same fault
     first, second = result["attempts"]
     assert _SAME_FAULT not in first["engine"]["error_seen"]["message"]
     assert _SAME_FAULT in second["engine"]["error_seen"]["message"]
@@ -428,7 +428,7 @@ def test_the_attempts_of_a_run_are_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.jobs
 def test_a_run_without_a_terminal_tells_its_steps(tmp_path: Path) -> None:
-    """In a pipe the steps are lines on stderr; on stdout each attempt is told, and the result comes last."""
+    """In a pipe the steps are lines on stderr; stdout has a line for each attempt, and the result last."""
     done = _run(tmp_path, "--inputs", '{"fails": 1}')
     assert done.returncode == EXIT.OK, done.stderr
     assert "\x1b" not in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""A raise on any rank, of any kind, in both of Flyte's modes: named with rank, node, traceback and decision.
+"""An exception of any kind on any rank, in both of Flyte's modes: the verdict has rank, node and traceback.
 
 CI runs two of the 24 combinations; ``make matrix`` runs all and prints their times.
 """
@@ -64,7 +64,7 @@ CHOSEN = ALL if os.environ.get("FIRSTFAULT_MATRIX") == "all" else IN_CI
 
 @pytest.fixture(scope="module")
 def table(request: pytest.FixtureRequest) -> Iterator[list[str]]:
-    """Collect a line a run and print them all at the end."""
+    """Collect one line for each run and print all at the end."""
     lines: list[str] = []
     yield lines
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
@@ -91,7 +91,7 @@ def _run(case: Case, store: str, environment: dict[str, str]) -> tuple[int, dict
     "case", [pytest.param(case, marks=[pytest.mark.s3] * (case.store == "s3")) for case in CHOSEN], ids=str
 )
 def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: Path, table: list[str]) -> None:
-    """The verdict and what stock Flyte would have read both name the rank that raised, and decide by its type."""
+    """The verdict, and the error that stock Flyte reads, name the rank that raised; its type decides the retry."""
     store, environment = str(tmp_path), {}
     if case.store == "s3":
         server = request.getfixturevalue("s3")
@@ -106,7 +106,7 @@ def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: 
     assert len(result["attempts"]) == 1
     assert verdict["scope"] == "rank"
     assert verdict["ranks"] == [case.rank]
-    # group ranks are the rendezvous' to give: the pod's name and the rank need not have the same number
+    # the rendezvous assigns group ranks: the pod's name and the rank may have different numbers
     assert "-worker-" in verdict["node"]
     assert f"{TYPES[case.kind]}, rank {case.rank} on {verdict['node']}" in verdict["headline"]
     assert "in raise_fault" in verdict["message"]
@@ -119,7 +119,7 @@ def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: 
     assert decision["origin"] == "USER"
     assert decision["enforced"]
     assert code == (11 if recoverable else 10)
-    # and stock Flyte would have read the same at the moment the job ended
+    # stock Flyte reads the same when the job ends
     assert attempt["engine"]["job"] == "Succeeded"
     assert seen["code"] == verdict["code"]
     assert seen["kind"] == decision["kind"]

@@ -1,4 +1,4 @@
-"""Waiting for what rank 0's pod leaves, and what this pod's own error file is called."""
+"""The wait for rank 0's outputs, and the name of a pod's error file."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ SOON_S = 1.0
 
 
 class Looks:
-    """Counts how often somebody looks for the outputs."""
+    """Counts the checks for the outputs."""
 
     def __init__(self) -> None:
         self._look = outputs._are_there
         self._seen = threading.Semaphore(0)
 
     def __call__(self, output_prefix: str) -> bool:
-        """Look."""
+        """Check, and count it."""
         found = self._look(output_prefix)
         self._seen.release()
         return found
 
     def wait_for(self, number: int) -> None:
-        """Return when somebody has looked so often."""
+        """Wait for this number of checks."""
         for _ in range(number):
             assert self._seen.acquire(timeout=LONG_S)
 
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
-    """Count the looks, and see that the module's pauses between them are short."""
+    """Count the checks, and shorten the pauses between them."""
     counted = Looks()
     monkeypatch.setattr(outputs, "_are_there", counted)
     monkeypatch.setattr(outputs, "_LONGEST_POLL_S", 0.1)
@@ -53,7 +53,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
 
 @pytest.fixture
 def waiting(prefix: Prefix) -> Iterator[Callable[..., tuple[ThreadPoolExecutor, threading.Event]]]:
-    """Run a wait in a thread, which does not outlive the test."""
+    """Return a function that waits in a thread; the thread ends with the test."""
     give_up = threading.Event()
     with ThreadPoolExecutor(1) as pool:
 
@@ -69,7 +69,7 @@ def waiting(prefix: Prefix) -> Iterator[Callable[..., tuple[ThreadPoolExecutor, 
 def test_rank_0s_pod_has_left_something(
     name: str, early: bool, prefix: Prefix, looks: Looks, waiting: Callable[..., tuple[object, threading.Event]]
 ) -> None:
-    """The wait ends with rank 0's outputs, or with an error file of whoever's."""
+    """The wait ends with rank 0's outputs, or with the error file of any pod."""
     prefix.folder.mkdir()
     if early:
         (prefix.folder / name).touch()
@@ -84,7 +84,7 @@ def test_rank_0s_pod_has_left_something(
 def test_other_files(
     name: str, prefix: Prefix, looks: Looks, waiting: Callable[..., tuple[object, threading.Event]]
 ) -> None:
-    """Other files are no end of the job; nor is a prefix in which nothing is yet."""
+    """Other files, or a prefix that does not exist yet, do not end the wait."""
     result, _ = waiting()
     looks.wait_for(1)
     (prefix.folder / name).parent.mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_other_files(
 
 
 def test_a_wait_that_is_given_up(waiting: Callable[..., tuple[object, threading.Event]]) -> None:
-    """A signal ends the wait at once, however long the pause between two looks is by then."""
+    """A signal ends the wait at once, also during a long pause between two checks."""
     result, give_up = waiting()
     assert not result.done()
     give_up.set()
@@ -104,7 +104,7 @@ def test_a_wait_that_is_given_up(waiting: Callable[..., tuple[object, threading.
 
 
 def test_a_wait_that_was_given_up_before(prefix: Prefix) -> None:
-    """What is there already counts also for a pod that was told to go."""
+    """A terminated pod does not wait, but existing outputs still count."""
     give_up = threading.Event()
     give_up.set()
     assert await_outputs(prefix.uri, give_up, LONG_S) is False
@@ -113,16 +113,16 @@ def test_a_wait_that_was_given_up_before(prefix: Prefix) -> None:
     assert await_outputs(prefix.uri, give_up, LONG_S) is True
 
 
-def test_outputs_that_never_come(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """A pod does not wait for ever: after the time limit it goes, and says so."""
+def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+    """A pod stops waiting after the time limit, and logs it."""
     began = time.monotonic()
     assert await_outputs(prefix.uri, threading.Event(), 0.3) is False
     assert 0.3 <= time.monotonic() - began < 0.3 + SOON_S
-    assert "rank 0's pod has left no outputs within 0.3 s" in caplog.text
+    assert "rank 0's pod has written no outputs within 0.3 s" in caplog.text
 
 
 def test_a_storage_that_cannot_be_listed(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """While the storage cannot be listed nothing is there yet; the log says why."""
+    """A storage that cannot be listed counts as empty; the log says why."""
     prefix.folder.parent.mkdir(exist_ok=True)
     prefix.folder.touch()
     assert await_outputs(f"{prefix.uri}/below/a/file", threading.Event(), 0.1) is False
@@ -134,7 +134,7 @@ def test_a_storage_that_cannot_be_listed(prefix: Prefix, caplog: pytest.LogCaptu
     [({}, r"error\.pb"), ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest"}, r"error-[0-9a-f]{32}\.pb")],
 )
 def test_the_name_of_a_seal(environment: dict[str, str], pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod's error file is Flyte's one file, or one of its own where the backend asked for that."""
+    """A pod's error file is error.pb, or a file of its own if the backend asked for that."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     names = {sealed_name() for _ in range(3)}

@@ -1,4 +1,4 @@
-"""A `PyTorch` task in a pod: one process, no agent, which reports for itself."""
+"""A `PyTorch` task in a pod: one process without an agent, which writes its own documents."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _raiser(error: BaseException) -> Callable[[], None]:
 
 
 def test_success(prefix: Prefix) -> None:
-    """A pod that succeeds says that it came and that it is done."""
+    """A pod that succeeds writes roster entries when it joins and when it has succeeded."""
     assert _execute(lambda: 2.5) == 2.5
     assert {entry.phase for entry in prefix.roster()} == {Phase.JOINED, Phase.SUCCEEDED}
     assert {(entry.place.node, entry.place.group_rank, entry.ranks) for entry in prefix.roster()} == {
@@ -68,7 +68,7 @@ def test_success(prefix: Prefix) -> None:
 
 
 def test_failure(prefix: Prefix) -> None:
-    """An exception is on record, with its receipt, and its verdict is what leaves the task."""
+    """An exception is recorded, with its receipt, and the task raises the verdict."""
     error = ValueError("bad batch")
     with pytest.raises(VerdictSealedError) as caught:
         _execute(_raiser(error))
@@ -85,14 +85,14 @@ def test_failure(prefix: Prefix) -> None:
 
 
 def test_a_recoverable_failure() -> None:
-    """What leaves the task is recoverable if the verdict is, also for who meets it outside of a dispatch."""
+    """The task raises a FlyteRecoverableException if the verdict is recoverable, also outside of a dispatch."""
     with pytest.raises(VerdictSealedError) as caught:
         _execute(_raiser(FlyteRecoverableException("shard 7")))
     assert isinstance(caught.value, FlyteRecoverableException)
 
 
 def test_a_victim(prefix: Prefix) -> None:
-    """A pod that failed because the master had names the master."""
+    """A pod that failed because of the master names the master."""
     root = make_error(0, node="job-master-0", at_ms=0, message="the root", group_rank=0, group_world_size=2)
     done = make_presence(Phase.FAILED, node="job-master-0", group_rank=0, nodes=2)
     for folder, name, data in (
@@ -111,7 +111,7 @@ def test_a_victim(prefix: Prefix) -> None:
 
 @pytest.mark.parametrize("code", [3, "a text", ["a", "list"]])
 def test_an_exit_with_an_error(code: object, prefix: Prefix) -> None:
-    """sys.exit() with an error is on record, and ends the process as the user asked."""
+    """sys.exit() with an error is recorded, and still ends the process."""
     error = SystemExit(code)
     with pytest.raises(SystemExit) as caught:
         _execute(_raiser(error))
@@ -123,14 +123,14 @@ def test_an_exit_with_an_error(code: object, prefix: Prefix) -> None:
 
 @pytest.mark.parametrize("error", [SystemExit(), SystemExit(0), IgnoreOutputs()], ids=repr)
 def test_no_failure(error: BaseException, prefix: Prefix) -> None:
-    """A clean exit, and flytekit's word for a pod without outputs, are no failures."""
+    """A clean exit, and IgnoreOutputs for a pod without outputs, are not failures."""
     with pytest.raises(type(error)):
         _execute(_raiser(error))
     assert prefix.failures() == []
 
 
 def test_switched_off(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With an empty strategy the exception leaves as it is and nothing is written."""
+    """With an empty strategy the exception passes unchanged and nothing is written."""
     monkeypatch.setenv(STRATEGY_VARIABLE, "")
     error = ValueError("bad batch")
     with pytest.raises(ValueError, match="bad batch") as caught:
@@ -140,7 +140,7 @@ def test_switched_off(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_store_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
-    """The verdict is sealed from what this pod knows itself, and says what was lost."""
+    """The pod seals a verdict from its own failure, which says what was not uploaded."""
     prefix.errors.parent.mkdir(parents=True)
     prefix.errors.touch()
     with pytest.raises(VerdictSealedError) as caught:
@@ -152,7 +152,7 @@ def test_a_store_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) ->
 
 
 def test_when_our_code_breaks(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """If we cannot conclude, the user's exception leaves as it is."""
+    """If our code cannot conclude, the user's exception passes unchanged."""
 
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("ours")

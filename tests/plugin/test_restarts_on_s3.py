@@ -1,4 +1,4 @@
-"""Agents that fork, restart and fork again while their uploads go to S3: no client may meet a fork."""
+"""Agents that fork, restart and fork again while they upload to S3: no S3 client may be open during a fork."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _run(server: S3, faulty_rounds: int, folder: Path) -> tuple[int, dict[str, A
 
 @pytest.mark.jobs
 def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
-    """Three bad rounds: the failure of the last one is judged, the others are history; the page is kept locally."""
+    """Of three failed rounds, the last is judged and the others are history; the HTML report is written locally."""
     code, result = _run(s3_environ, 3, tmp_path)
 
     (attempt,) = result["attempts"]
@@ -45,7 +45,7 @@ def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
     assert {failure.place.round for failure in job.history} == {0, 1}
     assert any("round 0 is bad" in failure.message for failure in job.history)
     assert min(failure.timestamp_ns for failure in job.failures) > max(failure.timestamp_ns for failure in job.history)
-    # outputs go to a bucket, the page lies beside the pods' logs
+    # outputs go to a bucket, the report to the folder of the pods' logs
     report = Path(result["report"])
     assert report.parent.parent == tmp_path / ".firstfault" / "logs"
     assert (report.parent / "attempt-0").is_dir()

@@ -1,4 +1,4 @@
-"""Jobs with several rounds, and failures that start outside of a worker's main thread: real pods, real faults."""
+"""Jobs with several rounds, and failures outside of a worker's main thread, in real pods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.jobs
 
 FILE = Path(__file__).parent / "jobs" / "rounds.py"
-# torch 2.13 shares one store among all rounds, in which gloo finds the addresses of the round before (pytorch#135712)
+# torch 2.13 shares one store among all rounds, so gloo finds addresses of the previous round (pytorch#135712)
 A_STORE_EACH = ("--env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
 LIMIT_BYTES = 2 << 30
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
@@ -39,7 +39,7 @@ def listens(pid: int) -> bool:
 
 
 def test_one_fault_on_each_node_in_turn(tmp_path: Path) -> None:
-    """Restarts are counted per node, rounds for all: each fault is history under its own round, the job succeeds."""
+    """A job with one fault on each node succeeds; each fault is in the history under its own round."""
     with running(FILE, "in_turn", tmp_path, {}, *A_STORE_EACH) as run:
         ended = run.end()
     assert ended.status == 0, ended.logs
@@ -54,10 +54,10 @@ def test_one_fault_on_each_node_in_turn(tmp_path: Path) -> None:
 
 
 def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
-    """A node that is gone when all come together again: the one that waited says so, and why there was a new round."""
+    """If a node does not come to the new round, the one that waited reports it, and the fault that began the round."""
     with running(FILE, "not_together_again", tmp_path, {}, *A_STORE_EACH) as run:
         agents = {rank: run.mark(f"rank-{rank}-0")["agent"] for rank in (0, 1)}
-        # the one that hosts the store is to live: without it nobody could wait for anybody
+        # the node that hosts the store must live, because the rendezvous needs it
         rank = 0 if listens(agents[0]) else 1
         os.kill(agents[1 - rank], signal.SIGSTOP)
         try:
@@ -73,7 +73,7 @@ def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
     assert ended.verdict["ranks"] == [rank]
     assert "the fault before the rendezvous" in ended.verdict["headline"]
     assert "the fault before the rendezvous" in ended.attempt["engine"]["error_seen"]["message"].splitlines()[0]
-    # the other one says so too, once it is awake
+    # the other node reports it too, once it runs again
     waits = {failure.node: failure for failure in ended.job.failures if failure.category == "rendezvous"}
     waited = waits[ended.verdict["node"]]
     assert waited.exception is not None
@@ -82,7 +82,7 @@ def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:
 
 
 def test_a_node_that_comes_later(tmp_path: Path) -> None:
-    """An elastic range: when the second node comes the first begins a new round with it; nobody has failed."""
+    """In an elastic range, a second node makes the first begin a new round with it; no failure is reported."""
     with running(FILE, "growing", tmp_path, {}, *A_STORE_EACH) as run:
         ended = run.end()
     assert ended.status == 0, ended.logs
@@ -97,7 +97,7 @@ def test_a_node_that_comes_later(tmp_path: Path) -> None:
 
 @pytest.fixture
 def memory_group() -> Iterator[Path]:
-    """A control group of 2 GiB."""
+    """Make a control group with a limit of 2 GiB."""
     group = MEMORY_GROUPS / f"firstfault-{uuid.uuid4().hex}"
     try:
         group.mkdir()
@@ -109,7 +109,7 @@ def memory_group() -> Iterator[Path]:
 
 
 def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path, memory_group: Path) -> None:
-    """The agent's document says that it was the kernel, with the figures that show it."""
+    """The agent's document has the category host_oom and the memory figures that show it."""
     with running(FILE, "out_of_memory", tmp_path, {}) as run:
         (memory_group / "cgroup.procs").write_text(str(run.process.pid))
         ended = run.end()
@@ -122,7 +122,7 @@ def test_a_worker_that_the_kernel_kills_for_memory(tmp_path: Path, memory_group:
 
 
 def test_a_data_loader_that_fails_beside_a_thread_that_died(tmp_path: Path) -> None:
-    """A loader's exception keeps its own traceback; a rank that waited for a dead thread is a victim and says so."""
+    """A data loader's exception is the root cause; a rank that waited for a dead thread is a victim and reports it."""
     with running(FILE, "loading", tmp_path, {}) as run:
         ended = run.end()
     root, stuck = ended.of_rank(0), ended.of_rank(1)

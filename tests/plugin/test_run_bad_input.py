@@ -1,4 +1,4 @@
-"""What ``firstfault run`` says to what it cannot run: one line that tells what to do, and the documented exit code."""
+"""``firstfault run`` on bad input prints one line that says what to do, and exits with the documented code."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ number = 3
 
 @dataclass(frozen=True)
 class Said:
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -54,7 +54,7 @@ class Said:
 
 @pytest.fixture(autouse=True)
 def _imports_restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Take back what importing a user's file leaves in this process, and keep what is written in a folder of ours."""
+    """Undo the effects of importing a user's file on this process, and let the test write to its own folder."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
@@ -66,7 +66,7 @@ def _imports_restored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
 
 @pytest.fixture
 def say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
-    """Run ``firstfault run`` in this process on a file with this text."""
+    """Return a function that runs ``firstfault run`` in this process, on a file with a given text."""
 
     def command(*arguments: str, text: str = TASKS, name: str = "tasks_of_this_test.py") -> Said:
         (tmp_path / name).write_text(text)
@@ -98,7 +98,7 @@ def say(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Sai
     ],
 )
 def test_usage(arguments: list[str], reason: str, say: Callable[..., Said]) -> None:
-    """A command line that cannot be is answered with the reason, and where to look it up, in one line."""
+    """A wrong command line gives one line with the reason and the help command."""
     said = say(*arguments)
     assert said.code == EXIT.USAGE
     assert reason in said.line()
@@ -106,7 +106,7 @@ def test_usage(arguments: list[str], reason: str, say: Callable[..., Said]) -> N
 
 
 def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A file that is not there is a wrong command line."""
+    """A missing file is a wrong command line."""
     for path in (tmp_path / "missing.py", tmp_path):
         with pytest.raises(SystemExit) as caught:
             main(["run", str(path), "train"])
@@ -115,7 +115,7 @@ def test_no_such_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
 
 
 def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
-    """A strategy that nobody knows is refused before anything starts, with those that are known."""
+    """An unknown strategy is refused before a pod starts; the message lists the known ones."""
     said = say("train", "--inputs", '{"epochs": 3}', "--strategy", "earlyest")
     assert said.code == EXIT.USAGE
     assert said.line().startswith("there is no strategy 'earlyest'; known are evidence, earliest, majority, ")
@@ -134,7 +134,7 @@ def test_an_unknown_strategy(say: Callable[..., Said]) -> None:
     ],
 )
 def test_no_such_task(name: str, line: str, say: Callable[..., Said]) -> None:
-    """A name that is no task of ours is answered with those that are."""
+    """For a name that is not an Elastic or PyTorch task, the message lists those tasks."""
     said = say(name, "--inputs", '{"epochs": 3}')
     assert said.code == EXIT.USAGE
     assert said.line().startswith(line)
@@ -154,7 +154,7 @@ def test_no_such_task(name: str, line: str, say: Callable[..., Said]) -> None:
     ids=["syntax", "import", "raise", "exit", "nnodes", "strategy"],
 )
 def test_a_file_that_cannot_be_imported(text: str, reason: str, say: Callable[..., Said]) -> None:
-    """What a file does when it is imported is told in one line, a script's own exit among it."""
+    """An error during the file's import is shown in one line, also a call of sys.exit()."""
     said = say("train", text=text)
     assert said.code == EXIT.USAGE
     assert "tasks_of_this_test.py cannot be imported: " in said.line()
@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_imported(text: str, reason: str, say: Callable[..
 
 @pytest.mark.parametrize(("name", "other"), [("colorsys.py", "colorsys.py"), ("time.py", "a built-in one")])
 def test_a_file_with_the_name_of_another_module(name: str, other: str, say: Callable[..., Said]) -> None:
-    """A file that Python would not import, here or in a pod, because of its name is told so."""
+    """If another module has the file's name, so that Python imports that one, the message says so."""
     importlib.import_module(name.removesuffix(".py"))
     said = say("train", name=name)
     assert said.code == EXIT.USAGE
@@ -193,7 +193,7 @@ def test_a_file_with_the_name_of_another_module(name: str, other: str, say: Call
     ],
 )
 def test_bad_inputs(inputs: str | None, line: str, say: Callable[..., Said]) -> None:
-    """Inputs that the task does not take are refused by name, before anything starts."""
+    """Inputs that do not fit the task are refused by name, before a pod starts."""
     said = say("train", *([] if inputs is None else ["--inputs", inputs]))
     assert said.code == EXIT.USAGE
     assert said.line().startswith(line)
@@ -204,15 +204,15 @@ def test_bad_inputs(inputs: str | None, line: str, say: Callable[..., Said]) -> 
 GOOD = ("train", "--inputs", '{"epochs": 3}')
 
 
-def test_a_store_that_nobody_knows(say: Callable[..., Said]) -> None:
-    """A scheme without a filesystem is a wrong command line."""
+def test_an_unknown_scheme_of_the_store(say: Callable[..., Said]) -> None:
+    """An unknown scheme is a wrong command line."""
     said = say(*GOOD, "--store", "gopher://bucket/runs")
     assert said.code == EXIT.USAGE
     assert "gopher" in said.line()
 
 
 def test_a_store_that_is_a_file(say: Callable[..., Said], tmp_path: Path) -> None:
-    """A folder that cannot be made is a failure of the tool's surroundings."""
+    """A store whose folder cannot be created has the exit code of a failed tool."""
     (tmp_path / "file").touch()
     said = say(*GOOD, "--store", str(tmp_path / "file"))
     assert said.code == EXIT.TOOL_FAILED
@@ -220,7 +220,7 @@ def test_a_store_that_is_a_file(say: Callable[..., Said], tmp_path: Path) -> Non
 
 
 def test_a_store_that_does_not_answer(say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An endpoint where nobody listens is given up on soon, and the line names it as the thing to look at."""
+    """A refused connection fails within seconds, and the message says to check the endpoint."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -246,7 +246,7 @@ def test_a_store_that_does_not_answer(say: Callable[..., Said], monkeypatch: pyt
 def test_a_store_that_is_not_set_up(
     environment: dict[str, str], code: int, reason: str, say: Callable[..., Said], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Settings that are missing or cannot be are named."""
+    """The message names settings that are missing or not valid."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     said = say(*GOOD, "--store", "s3://bucket/runs")
@@ -267,7 +267,7 @@ def test_debug(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_as_a_process(debug: bool, tmp_path: Path) -> None:
-    """In a process of its own nothing else is on stderr, whatever libraries say while they are imported."""
+    """In a process of its own stderr has nothing but the message, also if libraries warn while they are imported."""
     (tmp_path / "tasks_of_this_test.py").write_text(TASKS)
     command = [sys.executable, "-m", "firstfault", "run", "tasks_of_this_test.py", "trian", *["--debug"] * debug]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ), cwd=tmp_path)

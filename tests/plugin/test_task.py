@@ -1,4 +1,4 @@
-"""The task types: names, neighbours, what an execution knows, and how a verdict reaches Flyte."""
+"""The task types: their names, other plugins beside them, their executions, and the way of a verdict to Flyte."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def _train() -> float:
     return 1.0
 
 
-# --- names and neighbours -------------------------------------------------------------------------------------------
+# --- names and other plugins ----------------------------------------------------------------------------------------
 
 
 def test_names() -> None:
-    """The package offers kfpytorch's names, all of them importable."""
+    """The package has all of kfpytorch's names."""
     assert set(plugin.__all__) == {
         "CleanPodPolicy",
         "Elastic",
@@ -60,7 +60,7 @@ def test_names() -> None:
 
 
 def test_the_namespace_is_shared() -> None:
-    """Flytekitplugins belongs to nobody: the stock plugin can be imported beside ours, and each has its own task."""
+    """`flytekitplugins` is a shared namespace: the stock plugin can be imported too, and each has its own task type."""
     stock = importlib.import_module("flytekitplugins.kfpytorch")
     assert flytekitplugins.__file__ is None
     assert stock.Elastic is not Elastic
@@ -71,7 +71,7 @@ def test_the_namespace_is_shared() -> None:
 
 
 def test_a_process_that_has_both() -> None:
-    """Registering a task needs no torch, which only an execution pays for, and the stock plugin may be there too."""
+    """Defining a task does not import torch, also if the stock plugin is installed."""
     code = """if True:
         import sys
         import flytekitplugins.firstfault
@@ -83,7 +83,7 @@ def test_a_process_that_has_both() -> None:
 
 
 def test_an_unregistered_subclass_is_not_ours() -> None:
-    """Flytekit finds a task type by the configuration's exact class: a subclass of the user's own is the user's."""
+    """Flytekit looks up a task type by the configuration's exact class, so a user's subclass does not get ours."""
 
     @dataclass
     class OwnElastic(Elastic):
@@ -92,8 +92,8 @@ def test_an_unregistered_subclass_is_not_ours() -> None:
     assert type(task(task_config=OwnElastic(increase_shared_mem=False))(_train)) is PythonFunctionTask
 
 
-def test_nothing_ends_the_namespace() -> None:
-    """No file makes a regular package of the namespace or of the folder that holds it."""
+def test_flytekitplugins_is_a_namespace_package() -> None:
+    """Neither the namespace nor the folder above it has an __init__.py."""
     folder = Path(plugin.__file__).parents[1]
     assert folder.name == "flytekitplugins"
     assert not (folder / "__init__.py").exists()
@@ -113,7 +113,7 @@ def test_the_number_of_workers_is_said_once(config: PyTorch, message: str) -> No
         task(task_config=config)(_train)
 
 
-# --- what an execution knows ----------------------------------------------------------------------------------------
+# --- the engine of an execution -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def _recording(function_task: Any) -> Recording:
     ("variable", "strategy"), [(None, "majority"), ("earliest", "earliest"), ("of_a_module_not_loaded", None)]
 )
 def test_recording(raw: str, variable: str | None, strategy: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment's strategy counts, without one the task's own."""
+    """The strategy is the environment's, else the task's."""
     if variable is not None:
         monkeypatch.setenv(STRATEGY_VARIABLE, variable)
     config = Elastic(strategy="majority", upload_deadline_seconds=2.5, increase_shared_mem=False)
@@ -150,15 +150,15 @@ def test_recording_is_switched_off(raw: str, monkeypatch: pytest.MonkeyPatch) ->
     assert task(task_config=ELASTIC)(_train).engine() is None
 
 
-def test_two_local_calls_do_not_meet(raw: str) -> None:
-    """Each local call has a folder of its own, so that it does not read another one's documents."""
+def test_two_local_calls_have_two_folders(raw: str) -> None:
+    """Each local call has its own folder, so that it does not read another call's documents."""
     own = task(task_config=ELASTIC)(_train)
     prefixes = {_recording(own).output_prefix for _ in range(2)}
     assert len(prefixes) == 2
 
 
 def test_the_output_prefix_is_the_entrypoints(raw: str) -> None:
-    """In a pod the documents lie below the output prefix that the stock entrypoint was given."""
+    """In a pod the documents are below the stock entrypoint's output prefix."""
     command = click.Command("pyflyte-execute")
     with click.Context(command) as context:
         context.params["output_prefix"] = "s3://bucket/out/0"
@@ -166,7 +166,7 @@ def test_the_output_prefix_is_the_entrypoints(raw: str) -> None:
 
 
 def test_the_fallback_in_a_pod(raw: str) -> None:
-    """Started by something else than the stock entrypoint, a pod's documents lie below the raw output prefix."""
+    """Without the stock entrypoint, a pod's documents are below the raw output prefix."""
     context = FlyteContextManager.current_context()
     state = context.execution_state.with_params(mode=ExecutionState.Mode.TASK_EXECUTION)
     with FlyteContextManager.with_context(context.with_execution_state(state)):
@@ -174,7 +174,7 @@ def test_the_fallback_in_a_pod(raw: str) -> None:
 
 
 def test_a_slow_name_service_does_not_hold_the_task_up(raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node whose address cannot be looked up in time has none."""
+    """A node whose address cannot be looked up in time has no address."""
 
     def fail() -> str:
         raise TimeoutError("name service")
@@ -206,7 +206,7 @@ def _dispatch(function_task: PythonFunctionTask[Any], folder: Path) -> Any:
 def test_a_sealed_verdict_is_left_for_upload(
     config: Any, strategy: str | None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The seal lies in the engine's folder under the name that the backend expects, and the outputs are empty."""
+    """The seal is in the engine's folder under the name that the backend expects, and the outputs are empty."""
     if strategy is not None:
         monkeypatch.setenv("_F_DES", strategy)
     own = task(task_config=config)(_train)
@@ -223,7 +223,7 @@ def test_a_sealed_verdict_is_left_for_upload(
 
 
 def test_another_exception_is_flytes(raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An exception that carries no verdict goes its usual way, and no file is left."""
+    """An exception without a verdict is raised unchanged, and no file is written."""
     own = task(task_config=ELASTIC)(_train)
 
     def execute(**_: object) -> None:
@@ -237,7 +237,7 @@ def test_another_exception_is_flytes(raw: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_outputs_are_flytes(raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that succeeds leaves its outputs and no error file."""
+    """A task that succeeds returns its outputs and writes no error file."""
     own = task(task_config=ELASTIC)(_train)
     monkeypatch.setattr(own, "execute", lambda **_: 2.5)
     outputs = _dispatch(own, tmp_path / "engine")

@@ -1,4 +1,4 @@
-"""The wire format itself: compatible with flyteidl's, with what was written before, and with what will be."""
+"""The wire format is compatible with flyteidl's, with older documents, and with newer ones."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WITHDRAWN = bytes.fromhex("0a0565312e70623001")
 
 
 def _declared() -> dict[str, dict[str, int]]:
-    """Fields and numbers of every message and enum, as the .proto file has them."""
+    """Return the fields and numbers of every message and enum in the .proto file."""
     text = re.sub(r"//.*", "", _PROTO.read_text())
     blocks = re.findall(r"\b(?:message|enum)\s+(\w+)\s*\{([^}]*)\}", text)
     return {
@@ -71,7 +71,7 @@ def test_every_enum_starts_with_unspecified() -> None:
 
 
 def test_it_loads_without_the_library() -> None:
-    """The wire format can be used by itself, also where warnings are errors."""
+    """The wire format can be imported alone, also if warnings are errors."""
     code = "import sys; import firstfault_proto.v1.errors_pb2; print('firstfault' in sys.modules)"
     ran = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60, check=True
@@ -83,7 +83,7 @@ def test_it_loads_without_the_library() -> None:
 
 
 def test_a_document_is_a_superset_of_flytes() -> None:
-    """Every field of flyteidl's ErrorDocument is in ours with the same number and message; ours come far behind."""
+    """Every field of flyteidl's ErrorDocument is in ours with the same number and type; our numbers are far higher."""
     ours = _MESSAGES["WorkerErrorDocument"].fields_by_number
     for field in ErrorDocument.DESCRIPTOR.fields:
         assert ours[field.number].name == field.name
@@ -93,7 +93,7 @@ def test_a_document_is_a_superset_of_flytes() -> None:
 
 
 def test_flyte_reads_the_error_of_a_document() -> None:
-    """Flyte's reader finds its own message in our document and keeps the rest as it is."""
+    """Flyte's reader finds its own message in our document and keeps the other fields unchanged."""
     read = ErrorDocument.FromString(_DOCUMENT)
     assert (read.error.code, read.error.message, read.error.worker) == ("USER", "bad sample", "w-1")
     assert read.error.kind == ContainerError.RECOVERABLE
@@ -102,7 +102,7 @@ def test_flyte_reads_the_error_of_a_document() -> None:
 
 
 def test_we_read_flytes_document() -> None:
-    """A file of Flyte's own is a document with an error alone."""
+    """A file of Flyte is a document with only an error."""
     data = ErrorDocument(error=ContainerError(code="red", message="hi")).SerializeToString()
     read = pb.WorkerErrorDocument.FromString(data)
     assert (read.error.code, read.error.message) == ("red", "hi")
@@ -193,7 +193,7 @@ def test_a_withdrawal_is_readable() -> None:
         ("CausedBy", "global_rank"),
     ],
 )
-def test_zero_is_told_apart_from_nothing(message: str, field: str) -> None:
+def test_zero_differs_from_unset(message: str, field: str) -> None:
     """Rank 0, exit code 0 and a count of 0 are not the same as none."""
     descriptor = _MESSAGES[message].fields_by_name[field]
     assert descriptor.has_presence
@@ -212,7 +212,7 @@ def test_zero_is_told_apart_from_nothing(message: str, field: str) -> None:
     ],
 )
 def test_a_time_has_nanoseconds_and_a_fixed_width(message: str, field: str) -> None:
-    """Times are 64 bits wide: they do not pass through a float."""
+    """Times are 64-bit integers, not floats."""
     assert _MESSAGES[message].fields_by_name[field].type == FieldDescriptor.TYPE_FIXED64
 
 
@@ -223,6 +223,6 @@ def test_unknown_fields_survive() -> None:
 
 
 def test_the_namespace_of_a_pod_is_readable() -> None:
-    """The field that was added later keeps its number."""
+    """A field that was added later keeps its number."""
     place = pb.Place(node="w-1", namespace="project-development")
     assert pb.Place.FromString(b"\x5a\x03w-1\x7a\x13project-development") == place

@@ -235,7 +235,7 @@ def _word(exception: ExceptionInfo | None, at_ms: float, *, in_flight: bool = Fa
 @pytest.mark.parametrize(
     ("final", "exception"),
     [(_AGAIN, _AGAIN), (_RAISED_FROM, _RAISED_FROM), (_CLEAN_UP, _FIRST), (None, _FIRST)],
-    ids=["the same", "raised from it", "of the clean-up", "without a word"],
+    ids=["the same", "raised from it", "of the clean-up", "none"],
 )
 @pytest.mark.parametrize("final_ms", [-5, 9])
 def test_an_exception_in_flight_and_the_one_that_left(
@@ -677,7 +677,7 @@ def test_the_members_of_a_merge_are_not_changed() -> None:
         ([make_error(None, subject=Subject.AGENT, category="node_lost")], [make_presence(nodes=1)], False),
         ([make_error(0)], [], True),
     ],
-    ids=["done", "silent", "its agent failed", "its agent is gone", "nobody said"],
+    ids=["done", "silent", "its agent failed", "its agent is gone", "an empty roster"],
 )
 def test_whether_the_pods_live(failures: list[WorkerError], roster: list[NodePresence], live: bool) -> None:
     """A node without a final entry, or with a lost agent, counts as a lost pod."""

@@ -133,7 +133,7 @@ def test_a_broken_document_is_skipped_counted_and_named(attempt: Attempt, name: 
 def test_the_limit_is_the_largest_document_that_is_read(attempt: Attempt, size: int, unreadable: int) -> None:
     """A document of exactly the limit is read, one byte more is not."""
     data = encode(make_error(3))
-    padding = size - len(data) - 6  # a field that nobody knows: two bytes of tag, four of length
+    padding = size - len(data) - 6  # an unknown field: two bytes of tag, four of length
     length = bytes(padding >> shift & 0x7F | (0x80 if shift < 21 else 0) for shift in (0, 7, 14, 21))
     attempt.put("firstfault/errors/large.pb", data + b"\xfa\x3f" + length + b"x" * padding)
     coverage = attempt.reader().job().coverage

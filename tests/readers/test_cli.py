@@ -393,7 +393,7 @@ def test_markdown(attempt: Attempt, run: Callable[..., Ran]) -> None:
             "/proc/report.html",
             "No such file or directory",
             marks=pytest.mark.skipif(
-                not Path("/proc/self").exists(), reason="there is no folder that nobody can write"
+                not Path("/proc/self").exists(), reason="needs /proc, a folder without write permission for all users"
             ),
         ),
     ],
@@ -570,7 +570,8 @@ def test_a_command_whose_package_is_missing(
     ran = run("run", "task.py", "--any", "thing")
     assert ran.code == EXIT.TOOL_FAILED
     assert ran.err == (
-        "firstfault: `firstfault run` needs torch, which is not installed; pip install 'firstfault[elastic]'\n"
+        "firstfault: `firstfault run` needs torch, which is not installed; install the extra elastic: "
+        "pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index\n"
     )
     assert "not available" in run("--help").out
 

@@ -546,7 +546,7 @@ def test_a_node_that_was_terminated_while_others_waited() -> None:
 
 
 def test_a_text_never_makes_a_node_lost() -> None:
-    """Categories that the system's budget pays for come from agents, not from what somebody wrote."""
+    """An exception's text never gives a category that is retried on the system's budget."""
     for text in ("node gpu-7 is down", "the job got preempted"):
         verdict = evidence(done(own(3, 0, "ValueError", text)))
         assert verdict.category not in {"node_lost", "preemption"}
@@ -574,7 +574,7 @@ def test_the_only_failure_is_the_root_cause(text: str) -> None:
 
 
 def test_a_node_that_has_not_reported_yet() -> None:
-    """Where others waited in vain it may hang, or be late: not lost, and nothing for the system's budget."""
+    """If other ranks timed out waiting for it, the node may hang or be late: the verdict does not call it lost."""
     roster = (
         make_presence(Phase.FAILED, node="worker-0", group_rank=0, nodes=2, ranks=(0, 1)),
         make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(2, 3)),

@@ -329,7 +329,7 @@ def test_the_roster(start: Callable[..., RecorderProcess], out: Out, tmp_path: P
         Recorder(start("nothing-like-that://bucket/x").folder).roster(HANG_S)
 
 
-# --- nobody there ---------------------------------------------------------------------------------------------------
+# --- no recorder ----------------------------------------------------------------------------------------------------
 
 
 def test_no_recorder(tmp_path: Path) -> None:
@@ -628,7 +628,7 @@ def without_pidfd(tmp_path: Path) -> dict[str, str]:
 
 def write_last_words(folder: NodeFolder, round_number: int = 1) -> None:
     """Write the documents that an agent writes at the start of a round."""
-    lost = make_error(None, at_ms=None, exception=None, message="died without a word", round=round_number)
+    lost = make_error(None, at_ms=None, exception=None, message="the agent died", round=round_number)
     folder.last_words.add(DOCUMENT, encode(lost))
     folder.last_words.add(PRESENCE, encode_presence(make_presence(ranks=(0, 1), round=round_number, timestamp_ns=None)))
 
@@ -669,7 +669,7 @@ def test_an_agent_that_is_killed(
     (own,) = [failure for failure in out.failures() if failure.writer is Writer.RECORDER]
     assert before_ns <= (own.timestamp_ns or 0) <= after_ns
     assert (own.monotonic_ns or 0) >= before_monotonic_ns
-    assert (own.message, own.place.round, own.rank) == ("died without a word", 1, None)
+    assert (own.message, own.place.round, own.rank) == ("the agent died", 1, None)
     assert own.resources.oom_kill in {None, 0}
     own_name = own.documents[0].name
     assert set(out.files()) == {own_name, open_name, held_name, earlier_name}

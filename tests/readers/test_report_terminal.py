@@ -1,4 +1,4 @@
-"""A report on a terminal, and as plain lines: one screen, any width, any encoding, and nobody else steers it."""
+"""A report on a terminal, and as plain lines: one screen, any width, any encoding, no control characters."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_tracebacks(exception: ExceptionInfo, lines: list[str]) -> None:
 
 
 def test_the_suspects_stacks() -> None:
-    """Where nobody is named, -v shows where those stood who may be it."""
+    """If no rank is named, -v shows the stacks of the suspects."""
     hung = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "timeout"),)}
     job = make_job(make_error(0, pid=7, stack_dumps=(StackDump(7, 0, "in recv"),), **hung))
     verdict = replace(
@@ -501,7 +501,7 @@ _BAD = {
     "a node without a report": lambda: _report(
         roster=(make_presence(Phase.JOINED, node="w-0", nodes=2), make_presence(node="w-1", group_rank=1, nodes=2))
     ),
-    "another's retryable": lambda: _usual(kind=Kind.RECOVERABLE, category="a category of somebody else's"),
+    "another's retryable": lambda: _usual(kind=Kind.RECOVERABLE, category="a category that is not ours"),
 }
 
 

@@ -86,10 +86,10 @@ def test_a_file_that_is_still_being_written_is_not_listed(tmp_path: Path, monkey
     ("uri", "reason"),
     [
         ("nosuchthing://bucket/out", "unknown storage scheme 'nosuchthing'"),
-        ("gs://bucket/out", "pip install 'firstfault\\[gcs\\]'"),
-        ("abfs://bucket/out", "pip install 'firstfault\\[azure\\]'"),
-        ("s3://bucket/out", "pip install 'firstfault\\[s3\\]'"),
-        ("webhdfs://host/out", "pip install 'firstfault\\[webhdfs\\]'"),
+        ("gs://bucket/out", "install the extra gcs: pip install '<wheel>\\[gcs\\]', or 'firstfault\\[gcs\\]'"),
+        ("abfs://bucket/out", "install the extra azure: pip install '<wheel>\\[azure\\]', or 'firstfault\\[azure\\]'"),
+        ("s3://bucket/out", "install the extra s3: pip install '<wheel>\\[s3\\]', or 'firstfault\\[s3\\]'"),
+        ("webhdfs://host/out", "is not installed \\(install a package to access webhdfs\\)$"),
     ],
 )
 def test_a_storage_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, uri: str, reason: str) -> None:

@@ -308,7 +308,7 @@ def test_how_a_process_is_named(changes: dict[str, Any], name: str) -> None:
             "exit code 137, rank 3 on w-1: exited without an exception (a shell's exit code for SIGKILL)",
         ),
         (
-            {"exception": None, "subject": Subject.AGENT, "rank": None, "message": "told to go by SIGTERM"},
+            {"exception": None, "subject": Subject.AGENT, "rank": None, "message": f"{TOLD_TO_GO_BY} SIGTERM"},
             "USER, the agent of w-1: terminated (SIGTERM)",
         ),
         ({"exception": None, "exit_code": 1}, "exit code 1, rank 3 on w-1: exited without an exception"),
@@ -423,7 +423,7 @@ def test_without_a_readable_failure_no_strategy_is_asked() -> None:
 
 
 def test_undetermined_without_notes() -> None:
-    """Also when nobody knows why, the verdict has a message."""
+    """An undetermined verdict without notes has a default message."""
     assert undetermined(make_job(), "mine").message == "no error document could be read"
 
 

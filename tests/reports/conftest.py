@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SCREENSHOTS = Path("build/screenshots")
-"""What CI keeps."""
+"""The folder of the screenshots, which CI keeps."""
 
 
-# not for the whole session: while playwright runs, its event loop is the main thread's, and nobody else can run one
+# for one module only: while playwright runs, no other event loop can run in the main thread
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Start chromium for a module; a machine without one says what to install."""
+    """Start chromium for a module; without chromium, skip and say what to install."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     if path is None and os.environ.get("CI"):
         pytest.fail("there is no chromium, and in CI nothing of this may be left out")
@@ -38,7 +38,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, tmp_path: Path) -> Iterator[Callable[..., Page]]:
-    """Return what opens a page from a file; it fails the test for an error in the page, or a request that leaves it."""
+    """Return a function that opens a page; the test fails on an error in the page or a request to another address."""
     problems: list[str] = []
     contexts = []
 

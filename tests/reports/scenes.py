@@ -1,4 +1,4 @@
-"""Attempts to be shown: one for each scope and category, and those that are hard to show."""
+"""Example attempts for reports: one for each scope and category, and some that are hard to show."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import (
+    TOLD_TO_GO,
+    TOLD_TO_GO_BY,
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
@@ -64,7 +66,7 @@ _IN_A_COLLECTIVE = f"""Current thread 0x00007f11 (most recent call first):
 
 @dataclass(frozen=True)
 class _Root:
-    """What goes wrong, on rank 3 unless it says otherwise."""
+    """The root cause of a scene, on rank 3 by default."""
 
     exception: str | None = "ValueError"
     message: str = "boom"
@@ -73,13 +75,13 @@ class _Root:
 
 
 def raised(kind: str, message: str, **fields: Any) -> ExceptionInfo:
-    """Return an exception that came out of the program by way of torch."""
+    """Return an exception with frames of the program and of torch."""
     frames = fields.pop("frames", _Root().frames)
     return ExceptionInfo(kind, message, bases=("Exception", "BaseException"), frames=frames, **fields)
 
 
 def process(rank: int, at_ms: float | None, exception: ExceptionInfo | None, **fields: Any) -> WorkerError:
-    """Return the failure of one of four ranks on two nodes that have booted separately, their clocks known."""
+    """Return the failure of one of four ranks, on two machines whose clocks are known."""
     node = rank // 2
     message = fields.pop("message", exception.message if exception is not None else "")
     return make_error(
@@ -103,14 +105,14 @@ def process(rank: int, at_ms: float | None, exception: ExceptionInfo | None, **f
 
 
 def victim(rank: int, at_ms: float, peer: str = "10.0.0.8") -> WorkerError:
-    """Return a rank whose collective failed because its peer was gone."""
+    """Return the failure of a rank whose collective failed because its peer was gone."""
     text = f"Connection closed by peer [{peer}]:29500. This is typically caused by a remote worker crashing."
     frames = (*_OWN, FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()"))
     return process(rank, at_ms, raised("RuntimeError", text, frames=frames))
 
 
 def stopped(rank: int, at_ms: float, reason: str, **fields: Any) -> WorkerError:
-    """Return a rank that its agent stopped."""
+    """Return the failure of a rank that its agent stopped."""
     sent = SentSignal("SIGTERM", reason)
     return process(
         rank,
@@ -126,7 +128,7 @@ def stopped(rank: int, at_ms: float, reason: str, **fields: Any) -> WorkerError:
 
 
 def stored(failure: WorkerError, late_ms: float = 12.0) -> WorkerError:
-    """Return a failure whose document the storage has, with the storage's time, so that clocks can be compared."""
+    """Return a failure with the storage's time of its document, so that clocks can be compared."""
     (ref,) = failure.documents
     recorded = failure.timestamp_ns
     modified = None if recorded is None else recorded + int(late_ms * _MS)
@@ -137,7 +139,7 @@ def stored(failure: WorkerError, late_ms: float = 12.0) -> WorkerError:
 def job_of(
     *failures: WorkerError, done: tuple[Phase, ...] = (Phase.FAILED, Phase.FAILED), **snapshot: Any
 ) -> JobErrors:
-    """Return the picture of two nodes with two ranks each."""
+    """Return the job of two nodes with two ranks each."""
     failures = tuple(stored(failure) if failure.documents[0].uri == "" else failure for failure in failures)
     roster = []
     for node, phase in enumerate(done):
@@ -170,7 +172,7 @@ def report_on(
 
 
 def _cascade(root: WorkerError) -> JobErrors:
-    """Rank 3 fails, rank 2 loses it, and the others are stopped."""
+    """Return a job in which rank 3 fails, rank 2 loses its connection, and the others are stopped."""
     told = f"rank 3 on {_NODES[1]} failed: {root.what}"
     return job_of(root, victim(2, 31), stopped(0, 420, told), stopped(1, 433, told))
 
@@ -253,10 +255,10 @@ def _terminated() -> Report:
             monotonic_ns=10**12,
             **_HERE,
         ),
-        stopped(0, 700, f"the agent of {_NODES[1]} failed: told to go by SIGTERM"),
-        stopped(1, 702, f"the agent of {_NODES[1]} failed: told to go by SIGTERM"),
-        stopped(2, 40, "its agent was told to go"),
-        stopped(3, 41, "its agent was told to go"),
+        stopped(0, 700, f"the agent of {_NODES[1]} failed: {TOLD_TO_GO_BY} SIGTERM"),
+        stopped(1, 702, f"the agent of {_NODES[1]} failed: {TOLD_TO_GO_BY} SIGTERM"),
+        stopped(2, 40, TOLD_TO_GO),
+        stopped(3, 41, TOLD_TO_GO),
     )
     return report_on(job)
 
@@ -277,7 +279,7 @@ SCOPE_SCENES: dict[str, Callable[[], Report]] = {
     "external": _terminated,
     "undetermined": _deadlock,
 }
-"""By scope, what a verdict of it looks like."""
+"""A report for each scope."""
 
 CATEGORY_SCENES: dict[str, Callable[[], Report]] = {
     "recoverable": _of_text(
@@ -326,7 +328,7 @@ CATEGORY_SCENES: dict[str, Callable[[], Report]] = {
         strategy="earliest",
     ),
 }
-"""By category, what a verdict of it looks like."""
+"""A report for each category."""
 
 
 def _nothing_but_a_node() -> Report:
@@ -429,4 +431,4 @@ HARD_SCENES: dict[str, Callable[[], Report]] = {
     "hostile": _hostile,
     "ten-thousand-ranks": ten_thousand_ranks,
 }
-"""What is hard to show, by name."""
+"""Reports that are hard to show, by name."""

@@ -1,4 +1,4 @@
-"""The report in a real browser: what is seen at once, by whom, with what, and that nothing in it is obeyed."""
+"""The report in a real browser: layout, accessibility, keyboard, print, large jobs, and hostile text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _many(root: int | None, *, lost: int | None = None, name: str = "f3a9c2d4-n0-0-worker-{}") -> Report:
-    """64 nodes of 8 ranks: one rank fails by itself or a node is lost, every third rank says something of its own."""
+    """64 nodes of 8 ranks: one rank fails by itself or a node is lost, every third rank has an error of its own."""
     failures = []
     for rank in range(512):
         here = {"node": name.format(rank // 8), "local_rank": rank % 8, "group_rank": rank // 8, "world_size": 512}
@@ -61,7 +61,7 @@ SCENES = {
     "longest-host": lambda: _many(307, name="w{}" + "x" * 250),
 }
 _ANSWERS = ("#ff-what", "#ff-where", "#ff-next", "#ff-retry", "#ff-unknown")
-"""What failed, where, what to look at next, will it be retried and why, what is unknown."""
+"""What failed, where, what to look at next, whether and why it is retried, and what is unknown."""
 _WIDTH, _HEIGHT = 880, 720
 _LARGEST = 5_000_000
 _AT_ONCE_MS = 1_000
@@ -78,7 +78,7 @@ def _page(name: str) -> str:
 
 
 def _until(page: Page, condition: str) -> None:
-    """Wait for a condition; the page's own rules forbid the evaluation that `wait_for_function` repeats in it."""
+    """Wait for a condition; the page's security policy forbids `wait_for_function`."""
     page.evaluate(
         f"""() => new Promise((done, fail) => {{
           const look = async () => ((await ({condition})) ? done() : requestAnimationFrame(look));
@@ -89,7 +89,7 @@ def _until(page: Page, condition: str) -> None:
 
 
 def _is_whole(page: Page, selector: str) -> bool:
-    """Whether an element is in the window, none of it is cut off, and it says something."""
+    """Whether an element is completely in the window, not cut off, and not empty."""
     return bool(
         page.evaluate(
             """selector => {
@@ -113,14 +113,14 @@ def _is_whole(page: Page, selector: str) -> bool:
     + [(name, False) for name in (*SCOPE_SCENES, "long-names")],
 )
 def test_five_answers_are_seen_without_scrolling(name: str, scripts: bool, open_page: Callable[..., Page]) -> None:
-    """What, where, what next, retried or not and why, and what is unknown: whole, in the first 880 x 720."""
+    """All five answers are completely visible in the first 880 x 720 pixels."""
     opened = open_page(_page(name), java_script_enabled=scripts)
     assert {selector: _is_whole(opened, selector) for selector in _ANSWERS} == dict.fromkeys(_ANSWERS, True)
 
 
 @pytest.mark.parametrize("name", [*HARD_SCENES])
-def test_hard_ones_answer_too(name: str, open_page: Callable[..., Page]) -> None:
-    """However much there is to say, the answers begin in the window."""
+def test_answers_of_hard_scenes_begin_in_the_window(name: str, open_page: Callable[..., Page]) -> None:
+    """Also with much text, the answers begin in the window."""
     opened = open_page(_page(name))
     for selector in _ANSWERS:
         box = opened.locator(selector).bounding_box()
@@ -145,12 +145,12 @@ _SEEN = [
     for index, way in enumerate(_WAYS)
     if name == "rank" or number % len(_WAYS) == index
 ]
-"""Every scene in one way, in turn, and one scene in all ways."""
+"""Every scene in one way of display, in turn, and one scene in all ways."""
 
 
 @pytest.mark.parametrize(("name", "way"), _SEEN)
 def test_axe_finds_nothing(name: str, way: str, open_page: Callable[..., Page]) -> None:
-    """No rule of WCAG 2.2 AA that axe knows is broken, nor a best practice; a screenshot is kept."""
+    """The page has no violation of WCAG 2.2 AA or of best practices that axe finds; a screenshot is kept."""
     opened = open_page(_page(name), **_WAYS[way])
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     opened.screenshot(path=SCREENSHOTS / f"{name}-{way}.png")
@@ -170,8 +170,8 @@ def _tab_to(page: Page, selector: str, most: int = 80) -> None:
     raise AssertionError(f"Tab does not lead to {selector}")
 
 
-def test_everything_is_reached_with_the_keyboard(open_page: Callable[..., Page]) -> None:
-    """Tab reaches tools, links, folded parts and the grid; arrows walk the grid; Enter opens; the focus is seen."""
+def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None:
+    """Tab reaches tools, links, folded parts and the grid; arrows move in the grid; Enter opens; focus is visible."""
     opened = open_page(_page("rank"))
     _tab_to(opened, "#ff-copy")
     outline = opened.evaluate("getComputedStyle(document.activeElement).outlineStyle")
@@ -200,7 +200,7 @@ def test_everything_is_reached_with_the_keyboard(open_page: Callable[..., Page])
 
 @pytest.mark.parametrize("name", ["rank", "hang", "ranks", "external"])
 def test_each_sentence_leads_to_its_document(name: str, open_page: Callable[..., Page]) -> None:
-    """A number behind a sentence of the evidence leads to the document that says so, with its address."""
+    """A number after a sentence of the evidence links to its document, which has its address."""
     report = _report(name)
     opened = open_page(_page(name))
     links = opened.locator("#ff-evidence + ol li").first.locator("a")
@@ -229,7 +229,7 @@ def test_copy_and_download(open_page: Callable[..., Page]) -> None:
 
 
 def test_print(open_page: Callable[..., Page]) -> None:
-    """On paper all parts are open, nothing that only works on a screen is there, and it is black on white."""
+    """In print all parts are open, interactive elements are hidden, and text is black on white."""
     opened = open_page(_page("rank"), color_scheme="dark")
     opened.emulate_media(media="print")
     opened.evaluate("dispatchEvent(new Event('beforeprint'))")
@@ -242,7 +242,7 @@ def test_print(open_page: Callable[..., Page]) -> None:
 
 
 def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
-    """Without scripts there are the answers, the ranks, the errors and the evidence, and nothing that does nothing."""
+    """Without scripts the answers, ranks, errors and evidence are shown, and elements that need scripts are hidden."""
     opened = open_page(_page("rank"), java_script_enabled=False)
     assert opened.locator("h1").inner_text() == "ValueError: batch 17 has 3 columns, expected 4"
     assert opened.locator("#ff-grid .ff-cell").count() == 4
@@ -254,7 +254,7 @@ def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
 
 
 def test_ten_thousand_ranks(open_page: Callable[..., Page]) -> None:
-    """The file is small, pages hold 100 ranks, and filters find one among all."""
+    """The file is small, pages have 100 ranks, and filters find one rank among all."""
     text = _page("ten-thousand-ranks")
     assert len(text.encode()) < _LARGEST
     opened = open_page(text)
@@ -277,7 +277,7 @@ def test_ten_thousand_ranks(open_page: Callable[..., Page]) -> None:
 
 @pytest.mark.timing
 def test_ten_thousand_ranks_are_quick(open_page: Callable[..., Page]) -> None:
-    """The answer is there at once, and a filter answers within a second."""
+    """The page is shown at once, and a filter takes less than a second."""
     opened = open_page(_page("ten-thousand-ranks"))
     _until(opened, "performance.getEntriesByName('first-contentful-paint').length")
     painted = opened.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
@@ -289,7 +289,7 @@ def test_ten_thousand_ranks_are_quick(open_page: Callable[..., Page]) -> None:
 
 
 def test_ten_thousand_messages(open_page: Callable[..., Page]) -> None:
-    """As many groups as ranks are paged too, and the file stays small."""
+    """If each rank is its own group, the groups are paged too, and the file is small."""
     text = _page("ten-thousand-messages")
     assert len(text.encode()) < _LARGEST
     opened = open_page(text)
@@ -312,7 +312,7 @@ def test_ten_thousand_messages(open_page: Callable[..., Page]) -> None:
     ids=["three bytes, one fault", "escaped, a fault each"],
 )
 def test_no_letters_make_a_large_file(text: str, one_fault: bool) -> None:
-    """What a letter takes in a page is counted, not the letter."""
+    """The limit counts a character's encoded size in the page, so that no text makes a large file."""
     print_ = "1:{:012x}"
     job = make_job(
         *(make_error(n, message=f"{n} {text}", fingerprint=print_.format(0 if one_fault else n)) for n in range(10_000))
@@ -321,7 +321,7 @@ def test_no_letters_make_a_large_file(text: str, one_fault: bool) -> None:
 
 
 def test_a_megabyte_of_markup_is_bounded() -> None:
-    """In the text to read, and in the JSON to save."""
+    """A megabyte of markup is cut in the page's text and in its JSON."""
     report = report_on(make_job(make_error(3, message="<" * 1_000_000)), strategy="earliest")
     assert len(page(report).encode()) < _LARGEST
 
@@ -330,7 +330,7 @@ def test_a_megabyte_of_markup_is_bounded() -> None:
 
 
 def test_a_lost_node_is_what_the_grid_opens_at(open_page: Callable[..., Page]) -> None:
-    """Where no rank is the root cause, the ranks of the node that is are there, and Tab leads to them."""
+    """If a node is the root cause, the grid opens at its ranks, and Tab leads to them."""
     for scripts in (True, False):
         opened = open_page(_page("lost-node"), java_script_enabled=scripts)
         assert opened.locator("#ff-grid tr", has_text="worker-37").locator(".ff-cell").first.inner_text()[:3] == "296"
@@ -379,7 +379,7 @@ _RANGES = {
 
 
 def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> None:
-    """Ranges in every usual spelling are understood; what is none is said to be none, and hides nothing."""
+    """Usual spellings of ranges are understood; other text is reported as no range, and hides no rank."""
     opened = open_page(_page("64x8"))
     said, field = opened.locator("#ff-count"), opened.locator("[name=ranks]")
     for text, count in _RANGES.items():
@@ -394,17 +394,17 @@ def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> No
 
 
 def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
-    """A node's name is that node alone, in full or as the grid shows it; another text is any part; all are offered."""
+    """A full or short node name selects that node; other text matches any part; all names are offered."""
     opened = open_page(_page("64x8"))
     said = opened.locator("#ff-count")
-    for text, count in {"f3a9c2d4-n0-0-worker-3": 8, "worker-3": 8, "WORKER-3": 88, "nobody": 0, "": _ALL}.items():
+    for text, count in {"f3a9c2d4-n0-0-worker-3": 8, "worker-3": 8, "WORKER-3": 88, "no-node": 0, "": _ALL}.items():
         opened.fill("[name=node]", text)
         assert (text, said.inner_text()) == (text, f"{count} of 512 ranks")
     assert opened.locator("#ff-nodes option").count() == 64
 
 
 def test_filters_forget_nothing(open_page: Callable[..., Page]) -> None:
-    """Clearing a filter shows the page that "Show all" shows, and what a browser fills in after Back is obeyed."""
+    """Clearing a filter equals "Show all", and values that a browser restores after Back are applied."""
     opened = open_page(_page("64x8"))
     first = opened.locator(".ff-cell").first
     for clear in (lambda: opened.fill("[name=ranks]", ""), lambda: opened.click("[type=reset]")):
@@ -419,7 +419,7 @@ def test_filters_forget_nothing(open_page: Callable[..., Page]) -> None:
 
 
 def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
-    """The button of the last page keeps the focus, does nothing, and says so; ranks are counted as they are named."""
+    """On the last page the button keeps the focus and is marked as disabled; ranks are counted as they are named."""
     opened = open_page(_page("64x8"))
     button, shown = opened.locator(".ff-pages [data-to='1']"), opened.locator("#ff-shown")
     assert shown.inner_text() == "ranks 300 to 399; 100 of 512"
@@ -436,7 +436,7 @@ def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
 
 
 def test_links_leave_the_browser_its_own(open_page: Callable[..., Page]) -> None:
-    """Back returns to where the reader was, Ctrl opens a tab and moves nothing, a document leads to its evidence."""
+    """Back returns to the last position, Ctrl-click opens a tab, and a document links to its evidence."""
     opened = open_page(_page("64x8"))
     source = opened.locator(".ff-source").first
     source.scroll_into_view_if_needed()
@@ -453,7 +453,7 @@ def test_links_leave_the_browser_its_own(open_page: Callable[..., Page]) -> None
 
 
 def test_tables_keep_words_whole(open_page: Callable[..., Page]) -> None:
-    """Ranks have room, all of them are there without scripts, and headings of rows stay in one line."""
+    """Ranks have enough width, all are shown without scripts, and row headings stay in one line."""
     opened = open_page(_page("64x8"), java_script_enabled=False)
     box = opened.locator("#ff-group-table td:nth-child(4)", has_text="more").first.bounding_box()
     assert box is not None
@@ -466,8 +466,8 @@ def test_tables_keep_words_whole(open_page: Callable[..., Page]) -> None:
     assert heads.first.evaluate("head => getComputedStyle(head).whiteSpace") == "nowrap"
 
 
-def test_paper_says_what_it_leaves_out(open_page: Callable[..., Page]) -> None:
-    """On paper there are the filter and the range, folds are open without scripts, and the drawing is whole."""
+def test_print_with_a_filter(open_page: Callable[..., Page]) -> None:
+    """In print the filter and the range are shown, folds are open without scripts, and the drawing is whole."""
     opened = open_page(_page("64x8"))
     opened.fill("[name=ranks]", "0-200")
     opened.select_option("[name=state]", "victim")
@@ -488,7 +488,7 @@ def test_paper_says_what_it_leaves_out(open_page: Callable[..., Page]) -> None:
     ("name", "width"), [("long-host", _WIDTH // 2), ("longest-host", _WIDTH), ("longest-host", 320)]
 )
 def test_long_names_never_scroll_the_page_sideways(name: str, width: int, open_page: Callable[..., Page]) -> None:
-    """However long a host's name is, a reader scrolls the page one way only."""
+    """A page with long host names scrolls only vertically."""
     opened = open_page(_page(name), width=width)
     opened.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     opened.locator(".ff-cell").first.click()
@@ -500,7 +500,7 @@ def test_long_names_never_scroll_the_page_sideways(name: str, width: int, open_p
 
 @pytest.mark.parametrize("kind", ["page", "deck"])
 def test_hostile_text_is_inert(kind: str, open_page: Callable[..., Page]) -> None:
-    """Markup, scripts and escapes in types, messages, names, logs and stacks are shown, and do nothing."""
+    """Markup, scripts and escapes in types, messages, names, logs and stacks are shown as text."""
     report = _report("hostile")
     text = page(report) if kind == "page" else f"<!doctype html><title>deck</title>{deck_html(report)}"
     opened = open_page(text)
@@ -524,7 +524,7 @@ _LOOKS = """() => [...document.querySelectorAll('#other *')].map(element => {
 
 
 def _deck_page(*tabs: tuple[str, str]) -> str:
-    """What flytekit makes of decks, without the fonts that it loads from a network."""
+    """Return flytekit's page of decks, without the fonts that it loads from a network."""
     from flytekit.deck.deck import get_deck_template  # noqa: PLC0415 - slow to import
 
     names = "".join(f'<li onclick="handleLinkClick(this)">{name}</li>' for name, _ in tabs)
@@ -534,7 +534,7 @@ def _deck_page(*tabs: tuple[str, str]) -> str:
 
 
 def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
-    """In the console's sandboxed frame of 880 x 720, under flytekit's tabs, the answers are seen and scripts run."""
+    """In the console's sandboxed frame of 880 x 720, the answers are visible and scripts run."""
     inner = _deck_page(("firstfault", deck_html(_report("rank"))), ("Input", "<p>1</p>"))
     escaped = inner.replace("&", "&amp;").replace('"', "&quot;")
     sandbox = "allow-scripts allow-downloads"

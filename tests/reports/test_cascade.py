@@ -1,4 +1,4 @@
-"""Who did what, and how much later: states of ranks and nodes, groups, times and their bounds, attempts compared."""
+"""The cascade in a report: states of ranks and nodes, groups, times with their bounds, and changes of attempts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _report(job: JobErrors, **verdict: Any) -> Report:
 
 
 def test_every_rank_has_a_state() -> None:
-    """Root cause, victim, stopped by its agent, finished, and those without a report."""
+    """Ranks are the root cause, victims, stopped by their agent, finished, or without a report."""
     cascade = _cascade(
         make_job(
             make_error(3, node="w-1", world_size=8),
@@ -90,30 +90,30 @@ def test_every_rank_has_a_state() -> None:
     ],
 )
 def test_states_of_a_scope(name: str, states: dict[State, int]) -> None:
-    """Ranks that failed alike are all root causes; of a node that did it the ranks keep what became of them."""
+    """Ranks with the same failure are all root causes; ranks of a node that is the root cause keep their states."""
     cascade = SCOPE_SCENES[name]().cascade
     assert {state: cascade.count(state) for state in State if cascade.count(state)} == states
 
 
 @pytest.mark.parametrize(("name", "node"), [("node", "f3a9c2d4-n0-0-worker-1"), ("external", "f3a9c2d4-n0-0-worker-1")])
 def test_a_node_can_be_the_root_cause(name: str, node: str) -> None:
-    """The node that was lost or terminated is marked; no other is."""
+    """Only the lost or terminated node is marked as the root cause."""
     assert [item.name for item in SCOPE_SCENES[name]().cascade.nodes if item.state is State.ROOT] == [node]
 
 
 def test_a_node_has_no_place_in_the_program() -> None:
-    """Where its victims stood says nothing about it."""
+    """The answer on a lost node has no position in the code; its victims' positions do not count."""
     assert SCOPE_SCENES["node"]().answers.code == ""
 
 
 def test_a_rank_that_timed_out_is_a_victim_of_the_one_that_hung() -> None:
-    """A timeout may be cause or consequence; the verdict says for which rank it waited."""
+    """A rank that timed out is a victim of the rank for which it waited."""
     cascade = CATEGORY_SCENES["hang"]().cascade
     assert [item.state for item in cascade.ranks] == [State.VICTIM, State.VICTIM, State.STOPPED, State.ROOT]
 
 
 def test_a_later_death_by_the_same_signal_is_no_root_cause() -> None:
-    """The verdict names the first; the other may have been it, and is no second root cause."""
+    """The verdict names the first death; a later one is not a second root cause."""
     death = {"exception": None, "signal": "SIGKILL", "exit_code": -9, "writer": Writer.AGENT, "boot_id": "b"}
     job = make_job(
         make_error(3, monotonic_ns=10**12, **death),
@@ -131,7 +131,7 @@ def test_suspects_are_marked() -> None:
 
 
 def test_a_verdict_without_its_documents_has_ranks_too() -> None:
-    """Of a sealed verdict whose documents are gone, the ranks it names are known."""
+    """If a sealed verdict's documents are gone, the report still has the ranks that the verdict names."""
     job = make_job(make_error(3, node="w-1"))
     verdict = replace(_verdict(job), root=None, victims=Victims(2, ((0, "lost its peer"), (1, "stopped"))))
     cascade = cascade_of(make_job(), verdict, diagnose(make_job()))
@@ -141,14 +141,14 @@ def test_a_verdict_without_its_documents_has_ranks_too() -> None:
 
 
 def test_two_nodes_that_claim_one_rank() -> None:
-    """The root cause's claim is shown; the other is among the errors."""
+    """The rank is shown on the root cause's node; the other document is still among the errors."""
     job = make_job(make_error(3, node="w-1"), make_error(3, node="w-0", at_ms=5, exception="KeyError"))
     cascade = _cascade(job)
     assert [(item.rank, item.node, item.state) for item in cascade.ranks] == [(3, "w-1", State.ROOT)]
     assert sum(group.count for group in cascade.groups) == 2
 
 
-def test_a_number_of_ranks_that_cannot_be_is_not_believed() -> None:
+def test_an_impossible_number_of_ranks_is_ignored() -> None:
     """One damaged document does not make a report of four billion unreported ranks."""
     cascade = _cascade(make_job(make_error(3, world_size=2**32 - 1)))
     assert [item.rank for item in cascade.ranks] == [3]
@@ -158,7 +158,7 @@ def test_a_number_of_ranks_that_cannot_be_is_not_believed() -> None:
 
 
 def test_identical_errors_are_one_group() -> None:
-    """The root cause first, then the largest; texts that differ in numbers are the same error."""
+    """Groups are the root cause's, then the largest; texts that differ only in numbers are one group."""
     peer = "Connection closed by peer [10.0.0.{}]:29500"
     job = make_job(
         make_error(3),
@@ -174,7 +174,7 @@ def test_identical_errors_are_one_group() -> None:
 
 
 def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
-    """Of a large cascade documents alike are not opened: their ranks are in the group, and are said not to be read."""
+    """Ranks whose similar documents were not opened are in their group, which counts them as not read."""
     opened = [
         make_error(rank, at_ms=9, exception="RuntimeError", message="Connection closed by peer") for rank in (5, 6)
     ]
@@ -205,14 +205,14 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
     ],
 )
 def test_how_much_later(at_ms: float | None, bounds: tuple[float, float] | None, later: str, brief: str) -> None:
-    """As exact as the clocks allow, and no more."""
+    """A time is shown as exactly as the clocks allow."""
     interval = None if bounds is None else Interval(*(int(bound * _MS) for bound in bounds))
     event = Event(make_error(1), State.VICTIM, None if at_ms is None else int(at_ms * _MS), interval)
     assert (event.later, event.brief) == (later, brief)
 
 
 def test_processes_of_one_boot_need_no_wall_clock() -> None:
-    """Their monotonic times are compared, whatever the wall clocks say."""
+    """For processes of one boot the monotonic times are compared, and the wall clocks are ignored."""
     shared = {"boot_id": "b"}
     job = make_job(
         make_error(0, node="w-0", monotonic_ns=10_000 * _MS, **shared),
@@ -224,7 +224,7 @@ def test_processes_of_one_boot_need_no_wall_clock() -> None:
 
 
 def test_a_death_may_have_been_before_it_was_noticed() -> None:
-    """An agent notices a death a little late: others' times are bounded accordingly."""
+    """An agent notices a death a little late, and the bounds of other times allow for that."""
     root = make_error(
         3, exception=None, signal="SIGKILL", exit_code=-9, writer=Writer.AGENT, boot_id="b", monotonic_ns=1
     )
@@ -236,7 +236,7 @@ def test_a_death_may_have_been_before_it_was_noticed() -> None:
 
 
 def _killed(*victims: tuple[int, float]) -> Report:
-    """Return the report on rank 3's SIGKILL, noticed late, and victims at some milliseconds after that."""
+    """Return the report on rank 3's SIGKILL, noticed late, and on victims that failed some milliseconds later."""
     boot = {"boot_id": "b"}
     root = make_error(
         3, exception=None, signal="SIGKILL", exit_code=-9, writer=Writer.AGENT, monotonic_ns=10**12, **boot
@@ -252,7 +252,7 @@ def _killed(*victims: tuple[int, float]) -> Report:
 
 
 def test_an_unknown_order_is_not_shown() -> None:
-    """A victim is not drawn on one side of a death that may have been before it or after it, nor called earlier."""
+    """A victim that may have failed before or after a death is drawn on neither side of it, nor called earlier."""
     report = _killed((0, -40), (1, 60), (2, 400))
     assert report.followers == (
         "3 lost a peer; the first was rank 0 on worker-0, between 40 ms earlier and 210 ms later; "
@@ -271,7 +271,7 @@ def test_an_unknown_order_is_not_shown() -> None:
 
 
 def test_a_group_says_until_when() -> None:
-    """Of many failures each group has a line, with the latest that any of them can have been."""
+    """Each group of failures has one line, with the latest possible time of its failures."""
     timeline = timeline_of(_killed(*((rank, 40.0 * rank) for rank in range(4, 20))).cascade)
     assert timeline is not None
     assert [lane.later for lane in timeline.lanes] == ["-250 ms to 0", "until +1.0 s"]
@@ -279,7 +279,7 @@ def test_a_group_says_until_when() -> None:
 
 
 def test_times_of_a_hang_say_from_when_they_are_counted() -> None:
-    """The begin of a hang is not known: later times say that they are counted from the first failure."""
+    """The beginning of a hang is not known, so later times say that they are counted from the first failure."""
     cascade = CATEGORY_SCENES["hang"]().cascade
     later = [event.later for event in cascade.events if event.state is State.VICTIM]
     assert later[0] == ""
@@ -287,20 +287,20 @@ def test_times_of_a_hang_say_from_when_they_are_counted() -> None:
 
 
 def test_a_lost_node_is_a_group_of_its_own() -> None:
-    """A node that is the root cause and left no document is among the failures, first."""
+    """A node that is the root cause is the first group, also without a document."""
     first = SCOPE_SCENES["node"]().cascade.groups[0]
     assert (first.state, first.nodes, first.ranks, first.opened) == (State.ROOT, ("f3a9c2d4-n0-0-worker-1",), (), 0)
 
 
 def test_a_sentence_about_a_hang_is_whole() -> None:
-    """A headline is short; the report has room for what it was cut from."""
+    """The headline is cut, but the report has the whole sentence."""
     report = CATEGORY_SCENES["hang"]()
     assert report.verdict.headline.endswith("...")
     assert report.answers.what.endswith(" while the others waited for it")
 
 
-def test_a_hang_is_no_origin() -> None:
-    """The begin of a hang is not known: times are counted from the first timeout."""
+def test_times_of_a_hang_count_from_the_first_timeout() -> None:
+    """The beginning of a hang is not known, so times are counted from the first timeout."""
     report = CATEGORY_SCENES["hang"]()
     assert not report.cascade.from_root
     assert "earlier" not in report.followers
@@ -324,8 +324,8 @@ def test_the_time_line_is_within_its_drawing() -> None:
         assert max(lane.y for lane in timeline.lanes) < timeline.height
 
 
-def test_one_moment_is_no_line() -> None:
-    """With one failure, or none that has a time, there is nothing to draw."""
+def test_one_time_has_no_time_line() -> None:
+    """With one failure, or no failure with a time, no time line is drawn."""
     assert timeline_of(_cascade(make_job(make_error()))) is None
     assert timeline_of(HARD_SCENES["no-times"]().cascade) is None
 
@@ -344,7 +344,7 @@ def test_one_moment_is_no_line() -> None:
     ],
 )
 def test_ranks_as_text(ranks: tuple[int, ...], limit: int, text: str) -> None:
-    """Neighbours are a range, and what does not fit is counted."""
+    """Consecutive ranks are a range, and ranks over the limit are counted."""
     assert ranks_text(ranks, limit) == text
 
 
@@ -383,12 +383,12 @@ def test_durations(nanoseconds: int, text: str) -> None:
     ],
 )
 def test_short_names(names: list[str], short: list[str]) -> None:
-    """What all nodes share is left out, but for the word before the number."""
+    """The common prefix of all nodes is left out, except for the word before the number."""
     assert list(short_names(names).values()) == short
 
 
 def test_an_unknown_signal_is_not_explained() -> None:
-    """No explanation is better than a guess."""
+    """A signal without a known meaning has no explanation."""
     assert explain_signal("SIGRTMIN+3", make_error().resources) == ""
 
 
@@ -412,12 +412,12 @@ def test_an_unknown_signal_is_not_explained() -> None:
     ],
 )
 def test_what_is_unknown_is_said(job: JobErrors, unknown: str) -> None:
-    """Even if the root cause is certain, the answers say what is not known."""
+    """The answers list what is not known, also if the root cause is certain."""
     assert unknown in _report(job).answers.unknown
 
 
-def test_an_agent_that_failed_is_where_it_was() -> None:
-    """An agent has no rank: the answer says that it was the agent."""
+def test_the_place_of_a_failed_agent() -> None:
+    """For a failed agent, which has no rank, the answer names the agent and its node."""
     agent = make_error(None, node="w-1", subject=Subject.AGENT, writer=Writer.AGENT, category="platform")
     assert _report(make_job(agent)).answers.where == "the agent on w-1"
 
@@ -458,12 +458,12 @@ def _attempt(number: int, **fields: Any) -> AttemptSummary:
     ],
 )
 def test_what_changed_between_attempts(before: AttemptSummary, after: AttemptSummary, change: str) -> None:
-    """Whether it is the same fault, and whether rank, node, host and versions are the same."""
+    """The text says whether fault, rank, node, host and versions are the same."""
     assert changes_between((before, after)) == (f"attempt 0 to 1: {change}",)
 
 
 def test_attempts_stand_in_order() -> None:
-    """However they were read."""
+    """The report sorts attempts by number."""
     job = make_job(make_error())
     verdict = _verdict(job)
     report = report_of(job, verdict, decide(verdict), uri=URI, attempts=(_attempt(2), _attempt(0), _attempt(1)))
@@ -472,7 +472,7 @@ def test_attempts_stand_in_order() -> None:
 
 
 def test_an_unreadable_attempt_hides_no_change() -> None:
-    """The one after it is compared with the one before."""
+    """The attempt after an unreadable one is compared with the attempt before it."""
     attempts = (_attempt(0), AttemptSummary(1, note="could not be read: access denied"), _attempt(2))
     changes = changes_between(attempts)
     assert changes[0] == "attempt 0 to 1: attempt 1 could not be read: access denied"

@@ -32,12 +32,12 @@ def _commands(report: Report) -> list[str]:
 
 @pytest.mark.parametrize(("name", "engine"), [("", FLYTE), ("flyte", FLYTE), ("plain", PLAIN), ("another", PLAIN)])
 def test_the_engine_is_the_documents(name: str, engine: object) -> None:
-    """Documents without a name are Flyte's; a name that is not known promises nothing."""
+    """Documents without an engine's name are Flyte's; an unknown name gives the words of no engine."""
     assert _report(name).engine is engine
 
 
 def test_a_roster_names_the_engine_too() -> None:
-    """A node that left no error document has an entry in the roster."""
+    """Without error documents, the engine's name comes from the roster."""
     job = make_job(roster=(make_presence(node="w-0", engine="plain"),))
     assert engine_of(job, run_strategy(get_strategy("earliest"), job)) is PLAIN
 
@@ -52,7 +52,7 @@ def test_a_roster_names_the_engine_too() -> None:
     ],
 )
 def test_the_commands(engine: str, category: str, commands: list[str]) -> None:
-    """Only Kubernetes has pods to ask."""
+    """Only reports on Kubernetes have kubectl commands."""
     assert _commands(_report(engine, category=category)) == commands
 
 

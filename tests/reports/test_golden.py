@@ -1,4 +1,4 @@
-"""What reports look like, word for word: one file for each scope and category. ``make golden`` writes them anew."""
+"""The full text of a report for each scope and category, in files that ``make golden`` writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MESSAGE_BYTES = 16 * 1024
 
 
 def _files() -> dict[str, Callable[[], str]]:
-    """What each file holds, by its name."""
+    """Return the text of each file, by its name."""
     files: dict[str, Callable[[], str]] = {}
     for kind, scenes in (("scope", SCOPE_SCENES), ("category", CATEGORY_SCENES)):
         for name, scene in scenes.items():
@@ -36,8 +36,8 @@ def _files() -> dict[str, Callable[[], str]]:
 
 
 @pytest.mark.parametrize("name", _files())
-def test_it_looks_as_it_did(name: str) -> None:
-    """The text is the one in the file, which somebody has read; change it with ``make golden`` and read it again."""
+def test_a_report_is_the_golden_file(name: str) -> None:
+    """The text is the one in the file; to change it, run ``make golden`` and read the new file."""
     text = _files()[name]()
     file = _FOLDER / name
     if os.environ.get("FIRSTFAULT_GOLDEN") == "write":
@@ -51,7 +51,7 @@ def test_no_file_is_left_over() -> None:
 
 
 def test_each_scope_and_category_has_a_scene() -> None:
-    """The scenes are of the scope, or the category, that they are named after, and none is missing."""
+    """Each scope and category has a scene, whose verdict has that scope or category."""
     assert {name: scene().verdict.scope.value for name, scene in SCOPE_SCENES.items()} == {
         scope.value: scope.value for scope in Scope
     }
@@ -62,7 +62,7 @@ def test_each_scope_and_category_has_a_scene() -> None:
 
 @pytest.mark.parametrize("scene", [*SCOPE_SCENES.values(), *CATEGORY_SCENES.values()])
 def test_rules_of_the_message(scene: Callable[[], Report]) -> None:
-    """ASCII, below 16 KB; the first line is short, holds the answer in what lists keep of it, and stands at the end."""
+    """The message is ASCII and below 16 KB; its first line is short and begins with the answer, as the last does."""
     report = scene()
     message = flyte_message(report)
     lines = message.splitlines()
@@ -83,12 +83,12 @@ def test_rules_of_the_message(scene: Callable[[], Report]) -> None:
 
 
 def test_every_category_has_advice() -> None:
-    """What to do first is said for each category of the closed list, and for no other."""
+    """Each category of the closed list has advice, and no other has."""
     assert set(CATEGORY_ADVICE) == set(CATEGORIES)
 
 
 def test_marks_tell_states_apart() -> None:
-    """Every state has one ASCII character of its own."""
+    """Every state has its own ASCII character."""
     marks = [state.mark for state in State]
     assert len(set(marks)) == len(marks)
     assert all(len(mark) == 1 and mark.isascii() for mark in marks)

@@ -55,7 +55,7 @@ def _verdict(*failures: WorkerError, strategy: str = "earliest", **snapshot: Any
 
 
 def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
-    """The message about a verdict of which nothing else is known."""
+    """Return the message on a verdict without other data."""
     return flyte_message(report_of(make_job(), verdict, decision, uri=uri))
 
 
@@ -120,7 +120,7 @@ def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
     ],
 )
 def test_the_first_line(verdict: Verdict, decision: Decision, line: str) -> None:
-    """What, which rank, which node, retry or not, and what it said."""
+    """The first line has the error, rank, node, retry decision and message."""
     assert first_line(verdict, decision) == line
 
 
@@ -131,7 +131,7 @@ def test_the_first_line(verdict: Verdict, decision: Decision, line: str) -> None
     "exception", ["ValueError", "my.package.FlyteRecoverableException", "lib.UnsupportedTensorLayoutForCollectiveError"]
 )
 def test_lists_keep_the_answer(decision: Decision, node: str, rank: int, exception: str) -> None:
-    """However long the names, the first 55 characters hold what, rank, the node's tail, and retry or not."""
+    """With names of any length, the first 55 characters have error, rank, the node's end, and the retry decision."""
     error = make_error(rank, node=node, exception=exception, message="detail " * 100)
     line = first_line(_verdict(error), decision)
     assert len(line) <= _FIRST_LINE
@@ -170,7 +170,7 @@ _HOSTILE = "\x1b[31mE\x1b[0m\r\x07 \u202e\u00e9\U0001f525\udc80\nsecond"
     ids=["node", "message", "exception", "signal", "code", "facts", "everything", "evidence"],
 )
 def test_a_hostile_document_cannot_forge_the_message(error: WorkerError) -> None:
-    """A document cannot put colours, control characters, non-ASCII or lines of its own among the facts."""
+    """A document's text cannot add colours, control characters, non-ASCII or lines to the facts."""
     verdict = _verdict(error, make_error(1, at_ms=5, node=_HOSTILE, message=_HOSTILE, exception="KeyError"))
     message = _message(verdict, decide(verdict), uri=_URI)
     assert message.isascii()
@@ -184,7 +184,7 @@ def test_a_hostile_document_cannot_forge_the_message(error: WorkerError) -> None
 def test_the_first_line_is_one_short_line_of_ascii(
     exception: str, node: str, message: str, rank: int, retry: bool
 ) -> None:
-    """Whatever its parts, the first line is one printable line of less than 90 ASCII characters with rank and retry."""
+    """With any input, the first line has less than 90 printable ASCII characters, with rank and retry decision."""
     decision = _YES if retry else _NO
     line = first_line(_verdict(make_error(rank, node=node, exception=exception, message=message)), decision)
     assert len(line) <= _FIRST_LINE
@@ -218,7 +218,7 @@ def _cascade() -> Verdict:
 
 
 def test_the_message() -> None:
-    """The whole message of a small cascade: one fact a line, what was said, the evidence, the commands, the answer."""
+    """The message has one fact per line, the exception, the evidence, the commands and the answer."""
     assert _message(_cascade(), _NO, uri=_URI).splitlines() == [
         "KeyError rank 3 w-1 no retry: bad sample",
         "",
@@ -276,7 +276,7 @@ def test_the_message() -> None:
     ],
 )
 def test_facts(verdict: Verdict, decision: Decision, fact: str) -> None:
-    """What is known beyond the usual is a line of its own."""
+    """Each additional fact has its own line."""
     assert fact in _message(verdict, decision).splitlines()
 
 
@@ -285,7 +285,7 @@ def test_facts(verdict: Verdict, decision: Decision, fact: str) -> None:
     ["rank: ", "pid: ", "host: ", "exit code: ", "victims: ", "code: ", "in your code", "clocks: ", "firstfault "],
 )
 def test_what_is_not_known_is_not_a_fact(name: str) -> None:
-    """Numbers that were not recorded, a host that is the node, no victims and no URI are not mentioned."""
+    """Missing numbers, a host with the node's name, no victims and no URI are not mentioned."""
     agent = make_error(None, node="w-1", host="w-1", subject=Subject.AGENT, exception=None)
     verdict = _verdict(agent, roster=(make_presence(node="w-1", nodes=1),))
     assert not [line for line in _message(verdict, _NO).splitlines() if line.startswith(name)]
@@ -329,7 +329,7 @@ def test_many_notes_are_counted() -> None:
     ids=["letters", "emoji", "newlines", "notes", "why", "facts", "names", "stack and log", "log", "threads"],
 )
 def test_the_message_is_bounded(verdict: Verdict) -> None:
-    """However much there is to say, the message is below 16 KB and both its first and last line are the answer."""
+    """A message on large documents is below 16 KB, and its first and last lines are the answer."""
     message = _message(verdict, _NO, uri=_URI)
     assert len(message.encode()) < _MESSAGE_BYTES
     lines = message.splitlines()
@@ -343,7 +343,7 @@ _GIB = 1024**3
 
 
 def _shown(**fields: Any) -> list[str]:
-    """The lines of the message about one failure of rank 3, pid 99."""
+    """Return the lines of the message on one failure of rank 3, pid 99."""
     verdict = _verdict(make_error(3, **{"pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields}))
     return _message(verdict, _NO, uri=_URI).splitlines()
 
@@ -364,7 +364,7 @@ def _shown(**fields: Any) -> list[str]:
     ],
 )
 def test_memory(resources: Resources, fact: str) -> None:
-    """Of the node's memory what is known is said, in units for a person, and nothing else."""
+    """The message has the known figures of the node's memory, in readable units."""
     assert [line for line in _shown(resources=resources) if line.startswith("memory: ")] == [f"memory: {fact}"]
 
 
@@ -377,7 +377,7 @@ def test_memory(resources: Resources, fact: str) -> None:
     ],
 )
 def test_a_kill_is_explained_by_the_memory(oom_kill: int | None, said: str) -> None:
-    """SIGKILL says who did it as far as the cgroup's counter tells."""
+    """The explanation of SIGKILL follows the cgroup's oom_kill counter."""
     assert f"signal: SIGKILL: {said}" in _shown(resources=Resources(oom_kill=oom_kill))
 
 
@@ -404,7 +404,7 @@ def test_a_kill_is_explained_by_the_memory(oom_kill: int | None, said: str) -> N
     ],
 )
 def test_evidence_in_one_line(fields: dict[str, Any], fact: str) -> None:
-    """Failed threads, collectives, and the failure for which it was stopped are a line each."""
+    """Failed threads, collectives, and the failure for which the rank was stopped have one line each."""
     assert fact in _shown(**fields)
 
 
@@ -419,13 +419,13 @@ def test_many_threads_and_groups_are_counted() -> None:
 
 
 def _block(lines: list[str], title: str) -> list[str]:
-    """The lines below a title, up to the next empty one."""
+    """Return the lines below a title, up to the next empty one."""
     below = lines[lines.index(title) + 1 :]
     return below[: below.index("")]
 
 
 def test_where_the_root_stood() -> None:
-    """Of a root without a traceback the first 30 lines of its own stack are shown, not those of its neighbours."""
+    """For a root without a traceback, the first 30 lines of its own stack are shown, not of other ranks'."""
     own = "\n\n".join(f"frame {number}" for number in range(50))
     dumps = (StackDump(7, 0, "of rank 0"), StackDump(99, None, own), StackDump(98, 3, "of an earlier process"))
     shown = _block(_shown(stack_dumps=dumps), "where it stood:")
@@ -445,13 +445,13 @@ def test_where_the_root_stood() -> None:
     ],
 )
 def test_when_a_stack_is_shown(fields: dict[str, Any], shown: bool) -> None:
-    """A stack is shown if it is the root's own and the root has no traceback, which would say more."""
+    """A stack is shown if it is the root's own and the root has no traceback."""
     verdict = _verdict(make_error(**{"rank": 3, "pid": 99, "exception": None, **fields}))
     assert ("where it stood:" in _message(verdict, _NO).splitlines()) is shown
 
 
 def test_the_end_of_the_log() -> None:
-    """The last 20 lines that show something are shown, of a progress bar its last state, long ones cut."""
+    """The last 20 non-empty lines are shown; a progress bar has its last state, and long lines are cut."""
     log = "\n".join([*(f"step {number}\n" for number in range(50)), "10%\r20%\r\x1b[1m30%\x1b[0m\r", "x" * 500, ""])
     shown = _block(_shown(log_tail=log, exception="ValueError"), "last lines of its log:")
     assert shown == [*(f"  step {number}" for number in range(32, 50)), "  30%", f"  {'x' * 197}..."]
@@ -467,7 +467,7 @@ def test_a_short_message_leaves_room_for_stack_and_log() -> None:
 
 
 def test_a_long_message_is_shown_from_both_ends() -> None:
-    """Of a message of 1 MB the beginning and the end are shown, and what is missing is counted."""
+    """Of a message of 1 MB, the beginning, the end and the number of left-out characters are shown."""
     message = _message(_verdict(make_error(message="first " + "x" * 1_000_000 + " last")), _NO)
     assert "\nfirst xxx" in message
     assert "xxx last\n" in message
@@ -514,11 +514,11 @@ def test_no_form_tells_a_credential() -> None:
         assert secret not in text
 
 
-# --- who followed, and who failed besides ---------------------------------------------------------------------------
+# --- victims, suspects and other failures ---------------------------------------------------------------------------
 
 
 def _recorded(name: str) -> Report:
-    """The report on a cascade that the lab has recorded."""
+    """Return the report on a recorded cascade of the lab."""
     return scenes.report_on(load(RECORDED / f"{name}.zip").job)
 
 
@@ -527,7 +527,7 @@ def _named(report: Report, *names: str) -> list[str]:
 
 
 def test_a_rank_stopped_by_the_roots_signal_is_a_victim() -> None:
-    """Agents that stop their workers by SIGKILL make these no root causes."""
+    """A rank that its agent stopped by SIGKILL is a victim, also if SIGKILL is the root cause."""
     report = _recorded("SIGKILL-earlyTrue-rank0-of4")
     assert report.verdict.victims.count == 3
     (line,) = _named(report, "victims: ")
@@ -535,7 +535,7 @@ def test_a_rank_stopped_by_the_roots_signal_is_a_victim() -> None:
 
 
 def test_a_suspect_is_no_victim() -> None:
-    """Of two ranks that failed by themselves the second stands apart from those that followed."""
+    """A second rank that failed by itself is listed under "failed too", not under the victims."""
     message = flyte_message(_recorded("two-ranks-rank0-of4")).splitlines()
     victims, besides = (
         next(i for i, line in enumerate(message) if line.startswith(name)) for name in ("vic", "failed t")
@@ -549,20 +549,20 @@ def test_a_suspect_is_no_victim() -> None:
 
 
 def test_agents_that_failed_are_counted_apart() -> None:
-    """They are no ranks, and the times are theirs too."""
+    """Agents are not ranks and are counted separately; the times include theirs."""
     (line,) = _named(_recorded("SIGKILL-clock-600-rank0-of4"), "victims: ")
     assert line.startswith("victims: 1 lost a peer, 1 agent failed after it; ")
 
 
 def test_a_certain_verdict_leaves_no_suspect() -> None:
-    """A failure that may be cause or consequence is a victim once the root cause is certain."""
+    """If the root cause is certain, an ambiguous failure is a victim."""
     report = _recorded("sys.exit-0-rank0-of4")
     assert report.verdict.confidence == "high"
     assert report.followers.startswith("3 lost a peer; ")
 
 
-def test_a_clock_an_hour_off_is_known() -> None:
-    """How wrong it is was measured: times are corrected, and nothing says that they are not known."""
+def test_a_clock_an_hour_off_is_corrected() -> None:
+    """A wrong clock with a known error does not make the times unknown, because they are corrected."""
     report = _recorded("raise-clock+3600-rank3-of4")
     assert "60 min" not in report.followers
     assert report.clocks.startswith("times are known to within ")
@@ -587,7 +587,7 @@ def test_a_group_of_exceptions_says_what_is_in_it() -> None:
 
 
 def test_one_document_without_rank_and_node() -> None:
-    """A job without firstfault leaves one: what failed is known, and what to do about it, but not where."""
+    """A job without firstfault has one document: it gives the error and the advice, but not the place."""
     stock = make_error(
         None, node="", writer=Writer.STOCK, exception=None, message="Trace:\n\nMessage:\n\nValueError: bad"
     )
@@ -598,7 +598,7 @@ def test_one_document_without_rank_and_node() -> None:
 
 
 def test_restarts_that_were_recovered_from_are_counted() -> None:
-    """Every form that lists them says how many more there were; the page holds the Markdown to copy too."""
+    """Every form that lists them gives the number of the others; the page also contains the Markdown to copy."""
     recovered = make_error(1, exception="OSError", message="the disk was slow", restart_count=0, round=0)
     job = replace(make_job(make_error(3, round=1)), history=(recovered,) * 60)
     report = scenes.report_on(job)

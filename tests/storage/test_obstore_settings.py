@@ -125,7 +125,7 @@ def test_a_token_of_the_environment_is_not_mixed_in(
 ) -> None:
     """Flytekit's keys are used without a session token of the environment."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.setenv(name, "of somebody else")
+        monkeypatch.setenv(name, "of another account")
     assert with_store(s3_environ.uri(), lambda store: store.list()) == []
 
 

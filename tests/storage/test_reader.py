@@ -35,7 +35,7 @@ VICTIMS = [
 ]
 
 
-# --- what a job left ------------------------------------------------------------------------------------------------
+# --- documents ------------------------------------------------------------------------------------------------------
 
 
 def test_the_root_cause_is_found(store_uri: str, write: Callable[..., list[str]]) -> None:
@@ -176,7 +176,7 @@ def test_settling_sees_a_node_that_reports_late(
     assert job.failures[0].rank == 3
 
 
-# --- storage that does not play along -------------------------------------------------------------------------------
+# --- storage that refuses or fails ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["is_error", "read_error", "verdict", "decision", "job"])
@@ -233,7 +233,7 @@ def test_storage_that_is_down_never_reads_as_no_error(s3_environ: S3, unused_end
             call()
 
 
-# --- who calls ------------------------------------------------------------------------------------------------------
+# --- callers --------------------------------------------------------------------------------------------------------
 
 
 def test_inside_a_running_event_loop(store_uri: str, write: Callable[..., list[str]]) -> None:

@@ -78,7 +78,7 @@ def refusal(kind: type[FirstFaultError], run: Callable[[], object]) -> str:
 
 
 @every_request
-@pytest.mark.parametrize("wrong", [{"access_key": "nobody"}, {"secret_key": "guessed"}], ids=["key", "secret"])
+@pytest.mark.parametrize("wrong", [{"access_key": "unknown"}, {"secret_key": "guessed"}], ids=["key", "secret"])
 def test_wrong_credentials(
     s3: S3,
     use_environment: Callable[[S3], None],
@@ -142,7 +142,7 @@ def test_no_credentials_and_an_instance_service_that_hangs(
     monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", silent_server.endpoint)
     refusal(AccessDeniedError, lambda: with_store(s3.uri(), list_it))
-    assert silent_server.connections, "nobody asked the instance service; this test shows nothing"
+    assert silent_server.connections, "the client sent no request to the instance service; this test shows nothing"
     assert seconds() < 10
 
 
@@ -177,7 +177,7 @@ def test_a_bucket_that_cannot_exist(s3_environ: S3, with_store: Callable[..., An
 
 @every_request
 @pytest.mark.usefixtures("no_waiting")
-def test_an_endpoint_that_nobody_listens_on(
+def test_an_endpoint_without_a_listener(
     s3_environ: S3, unused_endpoint: str, with_store: Callable[..., Any], verb: str
 ) -> None:
     """A refused connection raises StoreUnavailableError, which says to check the endpoint."""

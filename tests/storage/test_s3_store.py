@@ -55,7 +55,7 @@ async def names(store: Store) -> list[str]:
 # --- listings -------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_nobody_wrote_is_empty(s3_environ: S3, with_store: Callable[..., Any]) -> None:
+def test_an_unused_folder_is_empty(s3_environ: S3, with_store: Callable[..., Any]) -> None:
     """A prefix without objects has an empty listing, also in a bucket whose name contains "bucket"."""
     assert "bucket" in s3_environ.bucket
     assert with_store(s3_environ.uri(), names) == []

@@ -1,6 +1,6 @@
 """The flytekit task plugin: distributed PyTorch training whose errors name the worker that caused them.
 
-A drop-in for ``flytekitplugins.kfpytorch``: the same names and fields, plus what firstfault adds.
+It replaces ``flytekitplugins.kfpytorch``, with more fields. It may import flytekit, `firstfault_torch`, `firstfault`.
 """
 
 from flytekitplugins.firstfault.config import (

@@ -1,4 +1,4 @@
-"""What a user writes into ``@task(task_config=...)``."""
+"""The task configurations: the values of ``@task(task_config=...)``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
-"""Turns recording on and names the strategy; set but empty turns it off."""
+"""An environment variable: it names the strategy and turns recording on. An empty value turns recording off."""
 _NNODES = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?")
 START_METHODS = ("spawn", "fork")
 
@@ -57,13 +57,13 @@ class RunPolicy:
     """How Kubeflow runs the job."""
 
     clean_pod_policy: CleanPodPolicy | None = None
-    """Which pods go when the job is finished; None: none."""
+    """Which pods the operator removes when the job is finished. None: no pod."""
     ttl_seconds_after_finished: int | None = None
-    """Seconds until a finished PyTorchJob is removed."""
+    """Seconds after which the operator removes a finished PyTorchJob."""
     active_deadline_seconds: int | None = None
-    """Seconds the job may be active before it is ended; for pods that are restarted."""
+    """Seconds after which the operator ends a running job; for pods that are restarted."""
     backoff_limit: int | None = None
-    """Retries before the job counts as failed."""
+    """How often the operator retries before the job counts as failed."""
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Worker:
 
 @dataclass
 class Master:
-    """The master replica of a `PyTorch` task; there is always one."""
+    """The master replica of a `PyTorch` task; there is always exactly one."""
 
     image: str | None = None
     requests: Resources | None = None
@@ -106,10 +106,10 @@ class _Reporting:
 
 @dataclass
 class PyTorch(_Reporting):
-    """A PyTorchJob of one master and several workers, one process a pod, without an elastic agent.
+    """A PyTorchJob of one master pod and several worker pods; each pod runs one process, without an elastic agent.
 
     Raises:
-        firstfault.errors.UsageError: a field cannot be used.
+        firstfault.errors.UsageError: a field has a value that is not valid.
     """
 
     master: Master = field(default_factory=Master)
@@ -118,66 +118,66 @@ class PyTorch(_Reporting):
     num_workers: int | None = None
     """Older spelling of ``worker.replicas``."""
     increase_shared_mem: bool = True
-    """Mount a memory volume at /dev/shm. Newer: ``@task(shared_memory=...)``."""
+    """Mount a memory volume at /dev/shm. flytekit's newer way is ``@task(shared_memory=True)``."""
     strategy: str = DEFAULT_STRATEGY
-    """How the root cause is found: a name that ``firstfault`` knows."""
+    """Name of the strategy that finds the root cause: a built-in one, or one that is registered."""
     settle_seconds: float = 10.0
-    """Longest wait for the other pods' reports, once this one has failed."""
+    """Seconds that a failed pod waits, at most, for the other pods' reports."""
     upload_deadline_seconds: float = 5.0
-    """Longest time a failing process waits for its error document to be durable."""
+    """Seconds that a failing process waits, at most, until the storage has confirmed its error document."""
     retry_policy: RetryPolicy | None = None
-    """None: firstfault's default."""
+    """Whether a failed attempt is retried: a policy of `firstfault.retry`. None: the default policy."""
     deck: bool | None = None
-    """Whether a failed attempt's deck begins with the report. None: if the task has ``enable_deck=True``, which True
-    insists on; False: the deck stays flytekit's."""
+    """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
+    yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run."""
+        """Check the fields."""
         self._check_reporting()
 
 
 @dataclass
 class Elastic(_Reporting):
-    """Torch elastic training on one node (``nnodes=1``, a plain pod) or several (a PyTorchJob).
+    """Torch elastic training on one node (``nnodes=1``, a plain pod) or several nodes (a PyTorchJob).
 
-    As ``torchrun`` does, ``OMP_NUM_THREADS`` is set to 1 for several processes on a node unless it is set.
+    Like ``torchrun``, it sets ``OMP_NUM_THREADS`` to 1 if a node runs several processes and the variable is not set.
 
     Raises:
-        firstfault.errors.UsageError: a field cannot be used.
+        firstfault.errors.UsageError: a field has a value that is not valid.
     """
 
     nnodes: int | str = 1
-    """Number of nodes, or ``"<minimum>:<maximum>"``."""
+    """Number of nodes: ``2``, or a range ``"1:4"`` (minimum and maximum)."""
     nproc_per_node: int = 1
-    """Worker processes on each node."""
+    """Number of worker processes on each node."""
     start_method: str = "spawn"
-    """How workers are started: "spawn" or "fork"."""
+    """How the agent starts the workers: "spawn" or "fork"."""
     monitor_interval: float = 0.1
-    """Seconds between two looks of the agent at its workers. torchrun's default; kfpytorch's is 5."""
+    """Seconds between two checks of the workers by the agent. 0.1 is torchrun's default; kfpytorch's is 5."""
     max_restarts: int = 0
     """How often torch elastic restarts the workers before the attempt fails."""
     rdzv_configs: dict[str, Any] = field(default_factory=lambda: {"timeout": 900, "join_timeout": 900})
-    """Rendezvous settings for torch. 15 minutes by default: some pods wait for a node or an image."""
+    """Torch's rendezvous settings. The timeouts are 15 minutes, because pods may wait for a node or an image."""
     increase_shared_mem: bool = True
-    """Mount a memory volume at /dev/shm. Newer: ``@task(shared_memory=...)``."""
+    """Mount a memory volume at /dev/shm. flytekit's newer way is ``@task(shared_memory=True)``."""
     run_policy: RunPolicy | None = None
     strategy: str = DEFAULT_STRATEGY
-    """How the root cause is found: a name that ``firstfault`` knows."""
+    """Name of the strategy that finds the root cause: a built-in one, or one that is registered."""
     settle_seconds: float = 10.0
-    """Longest wait for the other nodes' reports, once this one has failed."""
+    """Seconds that a failed node waits, at most, for the other nodes' reports."""
     upload_deadline_seconds: float = 5.0
-    """Longest time a failing worker waits for its error document to be durable."""
+    """Seconds that a failing worker waits, at most, until the storage has confirmed its error document."""
     stop_seconds: float = 2.0
-    """How long workers that are stopped, because another one failed or the pod has to go, may take before they are
-    killed; torch's is 30. The one that failed has 8 s for its exit handlers."""
+    """Seconds that the agent waits for its workers to stop before it kills them; torch waits 30. The agent stops them
+    when another worker failed or the pod is terminated. A worker that failed has 8 s for its exit handlers."""
     retry_policy: RetryPolicy | None = None
-    """None: firstfault's default. Compose policies of `firstfault.retry`."""
+    """Whether a failed attempt is retried: a policy of `firstfault.retry`. None: the default policy."""
     deck: bool | None = None
-    """Whether a failed attempt's deck begins with the report. None: if the task has ``enable_deck=True``, which True
-    insists on; False: the deck stays flytekit's."""
+    """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
+    yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run, before anything is registered."""
+        """Check the fields, so that a bad value is refused before the task is registered."""
         self._check_reporting()
         parse_nnodes(self.nnodes)
         if self.start_method not in START_METHODS:
@@ -198,7 +198,7 @@ def parse_nnodes(nnodes: int | str) -> tuple[int, int]:
     """Return (minimum, maximum) number of nodes.
 
     Raises:
-        firstfault.errors.UsageError: neither a number nor ``"<minimum>:<maximum>"``.
+        firstfault.errors.UsageError: `nnodes` is neither a number nor ``"<minimum>:<maximum>"``.
     """
     match = _NNODES.fullmatch(str(nnodes))
     smallest = int(match[1]) if match else 0

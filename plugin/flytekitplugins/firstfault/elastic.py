@@ -1,4 +1,4 @@
-"""Running an Elastic task in a pod or in a local call: launch, then hand over results or raise the verdict."""
+"""Runs an Elastic task in a pod or in a local call: starts the workers, then returns rank 0's result or raises."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ __all__ = ["execute_elastic"]
 
 
 def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
-    """See `ElasticFunctionTask.execute`."""
+    """Run the workers of this node; see `ElasticFunctionTask.execute`."""
     _warn_without_operator(task)
     _set_omp_num_threads(task)
     config = _launch_config(task)
     engine = task.engine()
     entrypoint, args = _entrypoint(task, kwargs, keeps_decks=engine is not None and task.leaves_deck)
     if engine is None:
-        return _hand_over(_launch_without_us(config, entrypoint, args))
+        return _hand_over(_launch_plain(config, entrypoint, args))
     try:
         results = run_node(config, entrypoint, args, engine=engine, options=task.options())
     except NodeFailedError as failed:
@@ -50,8 +50,8 @@ def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
     return _hand_over(results)
 
 
-def _launch_without_us(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...]) -> dict[int, Any]:
-    """Recording is switched off: plain torch elastic, and kfpytorch's errors."""
+def _launch_plain(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...]) -> dict[int, Any]:
+    """Run plain torch elastic, because recording is switched off; raise kfpytorch's errors."""
     from torch.distributed.launcher.api import elastic_launch  # noqa: PLC0415
 
     try:
@@ -77,7 +77,7 @@ def _warn_without_operator(task: ElasticFunctionTask) -> None:
 
 
 def _set_omp_num_threads(task: ElasticFunctionTask) -> None:
-    """As torchrun does: several processes a node would otherwise each use every core."""
+    """Set OMP_NUM_THREADS to 1 as torchrun does; otherwise each of several processes would use every core."""
     if "OMP_NUM_THREADS" not in os.environ and task.task_config.nproc_per_node > 1:
         logger.info("OMP_NUM_THREADS is not set; setting it to 1 for each of this node's workers, as torchrun does")
         os.environ["OMP_NUM_THREADS"] = "1"
@@ -87,7 +87,7 @@ def _launch_config(task: ElasticFunctionTask) -> LaunchConfig:
     from torch.distributed.launcher.api import LaunchConfig  # noqa: PLC0415 - looked up when used, as kfpytorch does
 
     config = task.task_config
-    # the operator's own word on the number of nodes, which torchrun reads too
+    # the operator sets PET_NNODES; torchrun reads it too
     min_nodes, max_nodes = parse_nnodes(os.environ.get("PET_NNODES") or config.nnodes)
     return LaunchConfig(
         run_id=flytekit.current_context().execution_id.name,
@@ -106,7 +106,7 @@ def _launch_config(task: ElasticFunctionTask) -> LaunchConfig:
 def _entrypoint(
     task: ElasticFunctionTask, kwargs: dict[str, Any], *, keeps_decks: bool
 ) -> tuple[Callable[..., WorkerResult], tuple[Any, ...]]:
-    """What each worker process runs: for spawn something picklable, for fork a closure (torch passes no keywords)."""
+    """Return each worker's function: a picklable one for spawn, a closure for fork, as torch passes no keywords."""
     function = task.task_function
     if task.task_config.start_method == "fork":
 
@@ -140,7 +140,7 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
         raise IgnoreOutputs
     first = results[0]
     if first is None:
-        return None  # it left by sys.exit(0): to torch a success without a result
+        return None  # rank 0 called sys.exit(0): torch counts that as a success without a result
     context = flytekit.current_context()
     for deck in first.decks:
         if not isinstance(deck, TimeLineDeck):
@@ -153,7 +153,7 @@ def _hand_over(results: dict[int, WorkerResult]) -> Any:
 
 
 def _local_error(failed: NodeFailedError) -> Exception:
-    """Return what a local call raises, kfpytorch's types; also what a pod raises whose verdict could not be sealed."""
+    """Return kfpytorch's exception for a local call; a pod raises it too if it could not seal its verdict."""
     if failed.verdict is None:
         return _plain_failure(failed.error)
     verdict, decision = failed.verdict.conclusion.verdict, failed.verdict.conclusion.decision
@@ -165,7 +165,7 @@ def _local_error(failed: NodeFailedError) -> Exception:
 
 
 def _plain_failure(error: Exception) -> Exception:
-    """Return what kfpytorch raises: by the failure that torch kept, recoverable if its worker marked it so."""
+    """Return kfpytorch's exception for the failure that torch kept: recoverable if its worker marked it so."""
     if not isinstance(error, ChildFailedError):
         return IgnoreOutputs() if isinstance(error, SignalException) else ElasticTaskError(error)
     _, first = error.get_first_failure()
@@ -176,7 +176,7 @@ def _plain_failure(error: Exception) -> Exception:
 
 
 def _with_root_first(failed: NodeFailedError, root: WorkerError | None) -> Exception:
-    """Return torch's error with the root cause in it: torch itself keeps one failure a node, not always that one."""
+    """Return torch's error with the root cause in it: torch keeps one failure per node, which may be another one."""
     error, files = failed.error, failed.report.error_files
     if not isinstance(error, ChildFailedError) or root is None:
         return error

@@ -1,4 +1,4 @@
-"""What torch runs in each worker process of an Elastic task: the task function, recorded, in flytekit's context."""
+"""The entrypoints of an Elastic task's workers: run the task function in flytekit's context and record it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["SpawnPayload", "WorkerResult", "run_forked", "run_spawned"]
 
 _DECKS_S = 0.1
-"""Longest wait for rank 0's decks to be kept before it answers its agent, which waits a little longer, seconds."""
+"""Longest wait for rank 0's decks to be written before it answers its agent, seconds. The agent waits longer."""
 
 
 class WorkerResult(NamedTuple):
-    """What a worker process hands back to its agent."""
+    """A worker's result for its agent."""
 
     return_value: Any
     decks: list[flytekit.Deck]
@@ -34,22 +34,22 @@ class WorkerResult(NamedTuple):
 
 @dataclass(frozen=True)
 class SpawnPayload:
-    """What a spawned process needs to run the task function; it must be picklable."""
+    """The picklable data with which a spawned process runs the task function."""
 
     function: bytes
-    """By cloudpickle."""
+    """Pickled by cloudpickle."""
     arguments: dict[str, Any]
     raw_output_prefix: str
     checkpoint_dest: str | None
     checkpoint_src: str | None
     keeps_decks: bool = False
-    """Whether rank 0 keeps its decks in a file, for the deck of a failed attempt."""
+    """Whether rank 0 writes its decks to a file, for the deck of a failed attempt."""
 
 
 def run_spawned(payload: SpawnPayload) -> WorkerResult:
-    """Run the task function in a fresh interpreter, in an execution context of its own."""
+    """Run the task function in a new interpreter, with a new execution context."""
     with recorded(FlyteEngine()) as monitor:
-        import cloudpickle  # noqa: PLC0415 - a failing import is recorded too
+        import cloudpickle  # noqa: PLC0415 - so that a failing import is recorded
         from flytekit.bin.entrypoint import setup_execution  # noqa: PLC0415
 
         with setup_execution(
@@ -62,9 +62,9 @@ def run_spawned(payload: SpawnPayload) -> WorkerResult:
 
 
 def run_forked(function: Callable[..., Any], arguments: dict[str, Any], *, keeps_decks: bool = False) -> WorkerResult:
-    """Run the task function in a forked process, which has its parent's execution context."""
+    """Run the task function in a forked process, with the parent's execution context."""
     with recorded(FlyteEngine()) as monitor:
-        from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - the parent has it loaded
+        from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - the parent has loaded it
 
         context = FlyteContextManager.current_context()
         return _run(function, arguments, context, monitor, keeps_decks=keeps_decks)
@@ -78,7 +78,7 @@ def _run(
     *,
     keeps_decks: bool,
 ) -> WorkerResult:
-    import flytekit  # noqa: PLC0415 - loaded by now
+    import flytekit  # noqa: PLC0415 - already loaded
 
     if keeps_decks:
         with guarded("keeping the decks"):
@@ -90,7 +90,7 @@ def _run(
 
 
 def _keep(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
-    """Keep rank 0's decks, which are the task's, outside of this process."""
+    """Write rank 0's decks, which are the task's, to a file that outlives this process."""
     recording, place = monitor.recording, monitor.place
     if recording is None or place is None or place.rank != 0 or recording.files is None:
         return

@@ -1,4 +1,4 @@
-"""Flyte 1 as the engine of an attempt: its variables, its names for errors, and the files that it reads."""
+"""Flyte 1's implementation of the engine protocol: its variables, its error codes, and the files that it reads."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["RECOVERABLE_TYPE", "FlyteEngine", "Published", "attempt_number", "na
 RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PLAIN_CODE = "USER:RuntimeError"
-"""flytekit's code for an exception that names none."""
+"""flytekit's code for an exception without an ``error_code``."""
 _NOW_S = 1.0
-"""Longest time for writing the verdict where the process ends at once, seconds."""
+"""Longest time for uploading the verdict if the process ends now, seconds."""
 
 
 class Published(NamedTuple):
-    """What a pod leaves for the stock entrypoint."""
+    """What the stock entrypoint of this pod uploads."""
 
     document: bytes
     """The ``error.pb``."""
@@ -46,12 +46,12 @@ class FlyteEngine:
     """Flyte 1.x: a pod that the stock entrypoint runs, or a local call of the task.
 
     Args:
-        output_prefix: below which the attempt's documents lie.
-        in_pod: False for a local call, whose caller gets an exception and no file.
-        strategy: what the variable says in workers.
-        raw_prefix: this attempt's raw output prefix, which Flyte tells the next attempt; empty: not known.
-        previous_raw_prefix: the one of the attempt before; empty: there was none, or it is not known.
-        leave_deck: writes the deck of a failed attempt or waits for the pod that does, and returns
+        output_prefix: the folder (URI) of the attempt's documents.
+        in_pod: False for a local call: its caller gets an exception, and no file is written.
+        strategy: value of `STRATEGY_VARIABLE` in the workers.
+        raw_prefix: this attempt's raw output prefix, which Flyte gives to the next attempt; empty: not known.
+        previous_raw_prefix: the previous attempt's; empty: there was none, or it is not known.
+        leave_deck: writes the deck of a failed attempt, or waits for the pod that does; returns
             `Published.writes_deck`.
     """
 
@@ -75,11 +75,11 @@ class FlyteEngine:
         self._leave_deck = leave_deck
 
     def __reduce__(self) -> tuple[type[FlyteEngine], tuple[()]]:
-        """A spawned worker only names errors, for which it needs none of the fields."""
+        """Pickle without the fields: a spawned worker only names errors, and needs none of them."""
         return (FlyteEngine, ())
 
     def identity(self) -> Identity:
-        """Return what the backend says about this pod."""
+        """Return the identity that the backend gave this pod."""
         return Identity(
             output_prefix=self._output_prefix,
             engine="flyte",
@@ -90,52 +90,52 @@ class FlyteEngine:
             previous_handover_uri=self._previous_raw_prefix,
             worker_environment={STRATEGY_VARIABLE: self._strategy},
             owns_process=self.in_pod,
-            failed_exit_code=0,  # flytekit's entrypoint ends like this too once it has uploaded an error
+            failed_exit_code=0,  # flytekit's entrypoint also exits with 0 after it has uploaded an error
         )
 
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
-        """Return flytekit's code; recoverable are FlyteRecoverableException and its subclasses, by type."""
+        """Return flytekit's code, and whether the type is FlyteRecoverableException or a subclass."""
         return ErrorName(_code_of(error), RECOVERABLE_TYPE in {exception.type, *exception.bases})
 
     def publish(
         self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
     ) -> None:
-        """Keep the verdict in `published` for the stock entrypoint; upload it here if the process ends now."""
+        """Set `published` for the stock entrypoint; if the process ends now, upload the verdict here."""
         if not self.in_pod:
             return
         if leaving_now:
             put = partial(put_file, self._output_prefix, sealed_name(), verdict.document)
-            bounded(put, _NOW_S, "leaving the verdict")
+            bounded(put, _NOW_S, "uploading the verdict")
             return
         document = newest_seal(verdict.seal, verdict.document, self._output_prefix)
         self.published = Published(document, self._leave_deck(verdict, give_up))
 
     def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
-        """Wait until rank 0's pod has left outputs: with the first pod that exits 0 the job counts as succeeded."""
+        """Wait for rank 0's outputs: Kubeflow counts the job as succeeded when the first pod exits with 0."""
         if self.in_pod and not has_rank_0:
             await_outputs(self._output_prefix, give_up)
 
     def enforces(self, job: JobErrors) -> bool:
-        """Whether Flyte reads the error files: it does not after a pod died as a whole."""
+        """Whether Flyte reads the error files: it does not after a whole pod died."""
         return pods_live(job)
 
 
 def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the attempt's number as the backend counts, from 0."""
+    """Return the attempt's number; the backend counts from 0."""
     text = environment.get("FLYTE_ATTEMPT_NUMBER", "")
     return int(text) if text.isdecimal() else 0
 
 
 def node_name(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the pod's name as the backend gives it, else the host's."""
+    """Return the pod's name from the backend, else the host's name."""
     names = (environment[name] for name in ("FLYTE_INTERNAL_WORKER_NAME", "_F_WN") if name in environment)
     return next(names, "") or environment.get("HOSTNAME") or host_name()
 
 
 def namespace(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the pod's Kubernetes namespace: what Kubernetes mounts, else Flyte's template; empty if neither tells.
+    """Return the pod's Kubernetes namespace, or an empty text.
 
-    Flyte's ``namespace_mapping`` is ``{{ project }}-{{ domain }}`` unless the installation has another.
+    It comes from the file that Kubernetes mounts, else from Flyte's default, ``{{ project }}-{{ domain }}``.
     """
     with contextlib.suppress(OSError, ValueError):
         return _NAMESPACE_FILE.read_text(encoding="ascii").strip()
@@ -144,7 +144,7 @@ def namespace(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _code_of(error: BaseException) -> str:
-    """The code that flytekit would report: the exception's own ``error_code``, else USER:RuntimeError."""
+    """Return the code that flytekit reports: the exception's ``error_code``, else USER:RuntimeError."""
 
     def read() -> str:
         code = getattr(error, "error_code", None)

@@ -1,4 +1,4 @@
-"""The files that Flyte reads: what a sealed verdict is called, and waiting for what another pod leaves."""
+"""The files that Flyte reads: the name of a sealed verdict's file, and waits for files of other pods."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 __all__ = ["await_deck", "await_outputs", "multi_error_files", "newest_seal", "sealed_name"]
 
 _LONGEST_S = 1800.0
-"""Longest wait for the outputs. If rank 0's pod dies meanwhile, the operator ends the job and this pod with it."""
+"""Longest wait for the outputs, seconds. If rank 0's pod dies meanwhile, the operator ends the job and this pod."""
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 2.0
 
 
 def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the backend asked every pod for an error file of its own (flytekit's own rule)."""
+    """Whether the backend asked each pod for its own error file, by flytekit's rule."""
     names = ("FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES")
     return bool(next((environment[name] for name in names if name in environment), ""))
 
 
 def sealed_name() -> str:
-    """Return the name of the error file that this pod leaves."""
+    """Return the name of this pod's error file."""
     return f"error-{uuid.uuid4().hex}.pb" if multi_error_files() else ERROR_FILE
 
 
 def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
-    """Return the ``error.pb`` that is to stay: another pod's, if it rests on more documents than this pod's.
+    """Return the ``error.pb`` to keep: another pod's, if it was concluded from more documents than this pod's.
 
-    Pods that read the same documents come to the same verdict; a pod that had to conclude early read fewer.
+    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
     """
     if multi_error_files():
         return document
@@ -54,34 +54,34 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
         other = run_sync(left())
         found = decode(other, DocumentRef(ERROR_FILE))
     except (StoreError, BadDocumentError):
-        return document  # there is none, or it cannot be read
+        return document  # there is no other error.pb, or it cannot be read
     return other if isinstance(found, Seal) and found.count > seal.count else document
 
 
 def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = _LONGEST_S) -> bool:
-    """Wait until rank 0's pod has left outputs or an error; False if it has not in time, or the wait was given up.
+    """Wait for outputs or an error of rank 0's pod; return False after `seconds`, or if the wait was given up.
 
-    With the first pod that exits 0 the job counts as succeeded, and Flyte reads the outputs at that moment.
+    Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
 
     Args:
-        output_prefix: where they will be.
+        output_prefix: the folder of the outputs.
         give_up: ends the wait.
         seconds: longest wait.
     """
-    missed = "rank 0's pod has left no outputs"
+    missed = "rank 0's pod has written no outputs"
     return _await(lambda: _are_there(output_prefix), missed, give_up, seconds)
 
 
 def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None, seconds: float) -> bool:
-    """Wait until another pod has left the deck; False if it has not in time, or the wait was given up.
+    """Wait for another pod's deck; return False after `seconds`, or if the wait was given up.
 
     Args:
-        output_prefix: where it will be.
-        mark: what is in it, and in no deck that the task itself has published.
+        output_prefix: the folder of the deck.
+        mark: a text that only the deck with the report contains; the task may have published another deck.
         give_up: ends the wait.
         seconds: longest wait.
     """
-    missed = "the pod that writes the deck has not"
+    missed = "the elected pod has not written the deck"
     return _await(lambda: _is_marked(output_prefix, mark), missed, give_up or threading.Event(), seconds)
 
 
@@ -91,7 +91,7 @@ def _await(are_there: Callable[[], bool], missed: str, give_up: threading.Event,
     while not are_there():
         left = deadline - time.monotonic()
         if left <= 0:
-            logger.warning("%s within %g s; this pod ends without it", missed, seconds)
+            logger.warning("%s within %g s; this pod waits no longer", missed, seconds)
             return False
         if give_up.wait(min(pause, left)):
             return False
@@ -119,4 +119,4 @@ def _is_marked(output_prefix: str, mark: bytes) -> bool:
     try:
         return run_sync(look())
     except StoreError:
-        return False  # there is none yet, or none that can be read
+        return False  # there is no deck yet, or it cannot be read

@@ -16,7 +16,7 @@ _PRIMARY = "primary"
 
 
 def warn_of_older_way() -> None:
-    """Tell of ``@task(shared_memory=True)``; silent for users: it is the default, they need not have written it."""
+    """Warn that ``@task(shared_memory=True)`` is the newer way; Python hides this warning unless it is asked for."""
     warnings.warn(
         "increase_shared_mem=True (the default of Elastic and PyTorch) is the older way to get shared memory; "
         "use @task(shared_memory=True) instead",
@@ -29,9 +29,9 @@ def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
     """Add a memory-backed ``emptyDir`` at /dev/shm to the primary container, in place.
 
     Raises:
-        ValueError: several containers, so that which one to change is the user's to say; or it is mounted already.
+        ValueError: the template has several containers, or mounts a volume at /dev/shm already.
     """
-    # a third of a second, which only registering has to pay
+    # takes a third of a second, and only registration needs it
     from kubernetes.client import (  # noqa: PLC0415
         V1Container,
         V1EmptyDirVolumeSource,

@@ -1,4 +1,4 @@
-"""Running a `PyTorch` task: one process a pod, no agent; the process reports for itself."""
+"""Runs a `PyTorch` task: one process per pod, without an agent; the process writes its own documents."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["execute_single"]
 
 
 def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
-    """See `PyTorchFunctionTask.execute`."""
+    """Run the function in this pod; see `PyTorchFunctionTask.execute`."""
     engine = task.engine()
     if engine is None or not engine.in_pod:
         return task.task_function(**kwargs)
@@ -44,7 +44,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
     try:
         result = task.task_function(**kwargs)
     except IgnoreOutputs:
-        # flytekit's word for "this pod has nothing to hand over": no failure
+        # flytekit raises IgnoreOutputs for a pod without outputs: not a failure
         joined.wait(recording.upload_deadline_seconds)
         _announce(recording, place, Phase.SUCCEEDED)
         raise
@@ -58,7 +58,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
         if verdict is not None and engine.published is not None and isinstance(error, Exception):
             raise verdict_error(verdict, engine.published) from error
         raise
-    # a pod that ends would take the first entry with it if that is still on its way
+    # if the pod ended now, a first entry that is still being uploaded would be lost
     joined.wait(recording.upload_deadline_seconds)
     _announce(recording, place, Phase.SUCCEEDED)
     return result
@@ -67,7 +67,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
 def _conclude(
     error: BaseException, task: PyTorchFunctionTask, engine: FlyteEngine, recording: Recording, place: Place
 ) -> SealedVerdict:
-    """Record an exception of the task function, and seal the verdict on the job."""
+    """Record an exception of the task function; return the sealed verdict on the job."""
     failure, receipt = describe_and_record(error, recording, place, engine)
     _announce(recording, place, Phase.FAILED, (receipt,))
     options = task.options()
@@ -84,9 +84,9 @@ def _conclude(
 def _announce(
     recording: Recording, place: Place, phase: Phase, receipts: tuple[Receipt, ...] = (), *, wait: bool = True
 ) -> threading.Event:
-    """Write a roster entry; without `wait` in the background, since the training need not wait for it.
+    """Write a roster entry; without `wait` in the background, so that the training does not wait for it.
 
-    Return what is set when it has been written, or given up.
+    Return an event that is set when the entry has been written or given up.
     """
     presence = NodePresence(
         phase=phase,
@@ -109,7 +109,7 @@ def _announce(
 
 
 def _pods(environment: os._Environ[str]) -> int:
-    """Number of pods: the operator sets WORLD_SIZE, one process a pod; 0 if it did not."""
+    """Return the number of pods: the operator sets WORLD_SIZE, and each pod runs one process; 0 if it is not set."""
     text = environment.get("WORLD_SIZE", "")
     return int(text) if text.isdecimal() else 0
 

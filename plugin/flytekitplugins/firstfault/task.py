@@ -1,4 +1,4 @@
-"""The flytekit task types: serialization, environment, and how a verdict reaches Flyte."""
+"""The flytekit task types: serialization, environment, and the way of a verdict to Flyte."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ __all__ = [
 _TASK_TYPE = "pytorch"
 _SINGLE_NODE_TASK_TYPE = "python-task"
 _TASK_TYPE_VERSION = 1
-"""Of the task template; the backend reads it."""
+"""Version of the task template; the backend reads it."""
 _RENDEZVOUS_BACKEND = "c10d"
 
 
 class _ReportingTask(PythonFunctionTask[Any]):
-    """What both task types share."""
+    """The base of both task types."""
 
     _deck_writers: tuple[Phase, ...] = (Phase.FAILED, Phase.SUCCEEDED)
-    """The phases of nodes whose pods still live, so that they can write the deck."""
+    """Last phases of nodes whose pods still run and can write the deck."""
 
     def __init__(self, task_config: Elastic | PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
         environment = {STRATEGY_VARIABLE: task_config.strategy, **(kwargs.pop("environment", None) or {})}
@@ -98,9 +98,9 @@ class _ReportingTask(PythonFunctionTask[Any]):
 
     @property
     def pod_template(self) -> PodTemplate | None:
-        """The user's, or one with the shared memory volume, made when it is asked for.
+        """The user's template, or a new one with the shared memory volume.
 
-        It takes the Kubernetes client, which only registering needs: neither pods nor their workers pay for it.
+        The new one is made on first use: it imports the Kubernetes client, which only registration needs.
         """
         if self._wants_shared_memory:
             self._wants_shared_memory = False
@@ -113,11 +113,10 @@ class _ReportingTask(PythonFunctionTask[Any]):
         self._pod_template = template
 
     def dispatch_execute(self, ctx: FlyteContext, input_literal_map: LiteralMap) -> Any:
-        """Run the task; leave a sealed verdict for the stock entrypoint to upload.
+        """Run the task; write a sealed verdict to a file that the stock entrypoint uploads unchanged.
 
-        An exception raised here would reach Flyte as ``Trace: ...``, without its nanoseconds and under the name of
-        whichever pod raised it. A file in the engine's folder is uploaded as it is; Flyte looks for errors first, so
-        the empty outputs beside it do no harm.
+        An exception would reach Flyte as ``Trace: ...``, without nanoseconds and with the name of the pod that raised
+        it. Flyte looks for errors first, so it ignores the empty outputs beside the file.
         """
         self._leaves_deck = False
         try:
@@ -133,9 +132,9 @@ class _ReportingTask(PythonFunctionTask[Any]):
 
     @property
     def disable_deck(self) -> bool:
-        """As flytekit has it; also True once another pod has written the deck of this execution, which failed.
+        """The value of flytekit; also True after a failure if another pod has written the deck.
 
-        The stock entrypoint looks here when the task is done, and would write this pod's deck over the other's.
+        The stock entrypoint reads this when the task is done; otherwise it would overwrite the other pod's deck.
         """
         return self._leaves_deck or bool(super().disable_deck)
 
@@ -145,7 +144,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
         return in_pod() and not self._disable_deck and self.task_config.deck is not False
 
     def options(self) -> Options:
-        """Return the task's limits, and what decides."""
+        """Return the time limits, the strategy and the retry policy of this task."""
         config = self.task_config
         return Options(
             strategy=os.environ.get(STRATEGY_VARIABLE, config.strategy),
@@ -159,8 +158,8 @@ class _ReportingTask(PythonFunctionTask[Any]):
     def engine(self) -> FlyteEngine | None:
         """Return the engine of this execution; None if recording is switched off.
 
-        The environment decides: a strategy's name turns recording on, an empty value off. Without the variable (a
-        local call) the task's own configuration holds.
+        A strategy's name in the environment turns recording on, an empty value off. Without the variable (a local
+        call) the task's configuration decides.
         """
         from flytekitplugins.firstfault.flyte_engine import FlyteEngine  # noqa: PLC0415 - only an execution needs it
 
@@ -202,17 +201,17 @@ class ElasticFunctionTask(_ReportingTask):
         """Run the workers of this node and return the result of global rank 0.
 
         Raises:
-            IgnoreOutputs: rank 0 is on another node, or the pod was told to go.
-            VerdictSealedError: the training failed; the verdict is in it.
+            IgnoreOutputs: rank 0 is on another node, or the pod was terminated (SIGTERM).
+            VerdictSealedError: the training failed; the exception carries the verdict.
             FlyteRecoverableException: in a local call, if the root cause is recoverable.
-            FlyteUserRuntimeException: in a local call, if it is not; also a RuntimeError.
+            FlyteUserRuntimeException: in a local call, if it is not recoverable; the exception is also a RuntimeError.
         """
         from flytekitplugins.firstfault.elastic import execute_elastic  # noqa: PLC0415 - it imports torch
 
         return execute_elastic(self, kwargs)
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
-        """Return the PyTorchJob's specification; none for a single node, which is a plain pod."""
+        """Return the PyTorchJob's specification; None for a single node, which is a plain pod."""
         if self.task_config.nnodes == 1:
             custom: dict[str, Any] | None = super().get_custom(settings)
             return custom
@@ -234,7 +233,7 @@ class ElasticFunctionTask(_ReportingTask):
 class PyTorchFunctionTask(_ReportingTask):
     """Runs a function once in each pod of a PyTorchJob, without an elastic agent."""
 
-    _deck_writers = (Phase.FAILED,)  # a pod that has succeeded is gone
+    _deck_writers = (Phase.FAILED,)  # a pod that has succeeded has exited
 
     def __init__(self, task_config: PyTorch, task_function: Callable[..., Any], **kwargs: Any) -> None:
         if task_config.num_workers and task_config.worker.replicas:
@@ -247,8 +246,8 @@ class PyTorchFunctionTask(_ReportingTask):
         """Run the function in this pod.
 
         Raises:
-            VerdictSealedError: it raised, in a pod; the verdict on the whole job is in it.
-            Exception: it raised, in a local call; unchanged.
+            VerdictSealedError: the function raised in a pod; the exception carries the verdict on the whole job.
+            Exception: the function raised this in a local call.
         """
         from flytekitplugins.firstfault.pytorch import execute_single  # noqa: PLC0415 - only when it runs
 
@@ -270,10 +269,10 @@ class PyTorchFunctionTask(_ReportingTask):
 
 
 def _output_prefix() -> str:
-    """URI below which this attempt's documents lie: the output prefix that the stock entrypoint was given.
+    """Return the folder (URI) of this attempt's documents: the output prefix that the stock entrypoint got.
 
-    Without an entrypoint (a local call) a folder of its own below the raw output prefix, so that two calls of one
-    process do not read each other's documents.
+    A local call has no entrypoint and gets a new folder below the raw output prefix, so that two calls in one process
+    do not read each other's documents.
     """
     command = click.get_current_context(silent=True)
     prefix = command.params.get("output_prefix") if command is not None else None
@@ -284,15 +283,15 @@ def _output_prefix() -> str:
 
 
 def in_pod() -> bool:
-    """Whether Flyte's entrypoint runs this execution: it is no local call."""
+    """Whether Flyte's entrypoint runs this execution; False for a local call."""
     state = FlyteContextManager.current_context().execution_state
     return state is not None and state.mode is not None and not state.is_local_execution()
 
 
 def _raw_prefixes() -> tuple[str, str]:
-    """Return the raw output prefixes of this attempt and of the one before, as the stock entrypoint was told.
+    """Return the raw output prefixes of this attempt and of the previous one, from the stock entrypoint's arguments.
 
-    Each is empty if it is not known: in a local call, and of the attempt before the first.
+    Each is empty if it is not known: in a local call, and if there was no previous attempt.
     """
     command = click.get_current_context(silent=True)
     params = command.params if command is not None else {}
@@ -300,7 +299,7 @@ def _raw_prefixes() -> tuple[str, str]:
 
 
 def _above(checkpoints: object) -> str:
-    """The checkpoints' folder lies in the raw output prefix; where there is none, Flyte passes two quotation marks."""
+    """Return the folder of the checkpoints' folder; Flyte passes two quotation marks if there are no checkpoints."""
     return str(checkpoints or "").strip("\"'").rstrip("/").rpartition("/")[0]
 
 

@@ -14,12 +14,12 @@ __all__ = ["ElasticTaskError", "RecoverableVerdictSealedError", "VerdictSealedEr
 
 
 class VerdictSealedError(Exception):
-    """Carries a sealed verdict from the task's execution to its dispatch, where Flyte's entrypoint takes it.
+    """Carries a sealed verdict from a task's `execute` to its `dispatch_execute`, which leaves it for the entrypoint.
 
     Args:
-        headline: one line.
+        headline: the verdict in one line.
         document: bytes of the ``error.pb``.
-        leaves_deck: another pod writes the deck.
+        leaves_deck: whether another pod writes the deck.
     """
 
     def __init__(self, headline: str, document: bytes, *, leaves_deck: bool = False) -> None:
@@ -29,7 +29,7 @@ class VerdictSealedError(Exception):
 
 
 class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
-    """The same for a verdict that is to be retried: code outside of a dispatch sees a FlyteRecoverableException."""
+    """A `VerdictSealedError` to be retried; to code outside of a dispatch it is a FlyteRecoverableException."""
 
     def __init__(self, headline: str, document: bytes, *, leaves_deck: bool = False) -> None:
         FlyteRecoverableException.__init__(self, headline)
@@ -44,7 +44,7 @@ class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
 
     Args:
         error: torch's ChildFailedError, or the agent's own error.
-        timestamp: seconds since the Unix epoch of the root cause, None if not known.
+        timestamp: the root cause's time, seconds since the Unix epoch; None: not known.
     """
 
     def __init__(self, error: Exception, timestamp: float | None = None) -> None:
@@ -52,7 +52,7 @@ class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
 
 
 def verdict_error(verdict: SealedVerdict, published: Published) -> VerdictSealedError:
-    """Return what a pod raises that has published a verdict."""
+    """Return the exception that a pod raises after it has published a verdict."""
     kind = RecoverableVerdictSealedError if verdict.conclusion.decision.retry else VerdictSealedError
     headline = verdict.conclusion.verdict.headline
     return kind(headline, published.document, leaves_deck=not published.writes_deck)

@@ -69,8 +69,8 @@ def _loaded(point: EntryPoint) -> click.Command:
         command: click.Command = point.load()
     except ImportError as error:
         missing = getattr(error, "name", None) or str(error)
-        reason = f"`firstfault {point.name}` needs {missing}, which is not installed; pip install 'firstfault[elastic]'"
-        return _unavailable(point.name, reason)
+        how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
+        return _unavailable(point.name, f"`firstfault {point.name}` needs {missing}, which is not installed; {how}")
     return command
 
 

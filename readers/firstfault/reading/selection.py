@@ -176,7 +176,7 @@ def _life(key: RosterKey) -> tuple[int, int | None, int]:
 
 
 def ranks_named(wish: Wish, job: JobErrors) -> set[int]:
-    """Return the ranks that a strategy wants to read about; it may be anybody's, and must not cost the answer."""
+    """Return the ranks that a strategy wants to read about; a user's strategy that fails must not end the reading."""
     try:
         return set(wish.named(job))
     except Exception as error:  # noqa: BLE001 - as above

@@ -65,10 +65,10 @@ class FsspecStore:
         try:
             kind = fsspec.get_filesystem_class(self._protocol)
         except ImportError as error:
-            raise UsageError(
-                f"reading {self._uri} needs a package that is not installed ({error}); "
-                f"pip install 'firstfault[{_EXTRAS.get(self._protocol, self._protocol)}]'"
-            ) from error
+            extra = _EXTRAS.get(self._protocol, "")
+            how = f"install the extra {extra}: pip install '<wheel>[{extra}]', or 'firstfault[{extra}]' from your index"
+            reason = f"reading {self._uri} needs a package that is not installed ({error})"
+            raise UsageError(f"{reason}; {how}" if extra else reason) from error
         except ValueError as error:
             raise UsageError(f"{self._uri}: unknown storage scheme {self._protocol!r}; {error}") from error
         if issubclass(kind, AsyncFileSystem):

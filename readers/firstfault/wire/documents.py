@@ -70,7 +70,7 @@ _MAX_FRAMES = 100
 _MAX_DEPTH = 4
 """Nested exceptions; protobuf's parsers refuse more than 100 nested messages."""
 _MAX_READ_EXCEPTIONS = 2000
-"""Exceptions that a reader takes from one document, whoever wrote it: causes, members and those of threads together."""
+"""Exceptions that a reader takes from one document: causes, members and those of threads together."""
 _MAX_READ_DEPTH = 6
 """Exceptions within exceptions that a reader takes: the time for a report can double with each level."""
 _MAX_READ_FRAMES = 1000

@@ -1,4 +1,4 @@
-"""For processes with a wrong clock: `time.sleep` as libfaketime 0.9.10 leaves it fails with EINVAL."""
+"""Replaces `time.sleep` in processes with a wrong clock, where libfaketime 0.9.10 makes it fail with EINVAL."""
 
 import select
 import time

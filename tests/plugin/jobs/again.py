@@ -20,9 +20,9 @@ from flytekitplugins.firstfault import Elastic
     retries=3,
 )
 def impatient() -> None:
-    """Retried as long as it fails in another way than before."""
+    """Fail; retried as long as each attempt fails differently from the one before."""
     attempt = int(os.environ["FLYTE_ATTEMPT_NUMBER"])
     if attempt == 0:
         raise FlyteRecoverableException("the disk is full")
-    # a fingerprint does not look at numbers
+    # a fingerprint ignores numbers
     raise FlyteRecoverableException(f"shard {attempt} is not there yet")

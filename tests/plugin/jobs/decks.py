@@ -1,4 +1,4 @@
-"""A training step in which one rank meets a fault after rank 0 has made a deck; ``firstfault run`` starts it."""
+"""A training step in which one rank fails after rank 0 has made a deck; ``firstfault run`` starts it."""
 
 import datetime as dt
 import os
@@ -18,17 +18,17 @@ _POLL_S = 0.01
 
 
 def _until_kept() -> None:
-    """Wait until what the decks hold is kept outside of this process."""
+    """Wait until the decks have been written to a file."""
     folder = Path(os.environ["FIRSTFAULT_NODE_FOLDER"])
     deadline = time.monotonic() + _KEPT_S
     while not any(TEXT in path.read_text() for path in folder.glob("decks-*.json")):
         if time.monotonic() > deadline:
-            raise TimeoutError("nobody keeps the decks")
+            raise TimeoutError("the decks were not written to a file")
         time.sleep(_POLL_S)
 
 
 def _train(kind: str) -> float:
-    """Make a deck at every rank, then fail at rank 3, or be killed at rank 0."""
+    """Make a deck on every rank; then rank 3 raises, or rank 0 is killed."""
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=30))
     rank = dist.get_rank()
     Deck(f"progress of rank {rank}", TEXT)

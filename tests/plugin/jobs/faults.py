@@ -1,4 +1,4 @@
-"""Tasks whose workers mark that they run, and then do what a test asked for."""
+"""Tasks whose workers write a mark, and then fail as a test asks for."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 
 
 def mark(rank: str) -> None:
-    """Tell the test that this worker runs, and under which processes."""
+    """Tell the test that this worker runs, and the ids of its process and its agent."""
     part = Path(os.environ["MARKS"]) / f"{rank}.part"
     part.write_text(json.dumps({"pid": os.getpid(), "agent": os.getppid()}))
     part.rename(part.with_suffix(".json"))
@@ -30,7 +30,7 @@ def fail(kind: str) -> None:
 
 
 def work(kind: str, rank: int) -> None:
-    """Wait for ever, but on one rank fail."""
+    """Fail on one rank; wait for ever on the others."""
     own = os.environ.get("RANK", "0")
     mark(own)
     if own == str(rank):
@@ -46,7 +46,7 @@ def one_node(kind: str, rank: int) -> int:
 
 
 def fail_after(rank: int) -> None:
-    """Fail as a peer of `rank` does, a little after it."""
+    """Fail as a peer of `rank` does, shortly after it."""
     marker = Path(os.environ["MARKS"]) / f"{rank}.json"
     while not marker.exists():
         threading.Event().wait(0.02)
@@ -56,7 +56,7 @@ def fail_after(rank: int) -> None:
 
 @task(task_config=PyTorch(worker=Worker(replicas=1), increase_shared_mem=False, settle_seconds=2))
 def with_master(rank: int) -> int:
-    """Run in a master and a worker pod; both fail, one of them by itself and first."""
+    """Run in a master and a worker pod; both fail, and one of them is the root cause."""
     if os.environ["RANK"] == str(rank):
         mark(str(rank))
         fail("raise")

@@ -1,6 +1,6 @@
-"""A training loop of two nodes in which one rank meets a fault, while its peers sleep or wait in a collective.
+"""A training loop on two nodes in which one rank fails while its peers sleep or wait in a collective.
 
-Every worker leaves a mark when it runs, and the faulty one the time of its fault.
+Every worker writes a mark when it runs; the faulty one also writes the time of its fault.
 """
 
 import ctypes
@@ -26,12 +26,12 @@ CLEAN_UP_S = 2.5
 
 
 def marks() -> Path:
-    """The folder in which marks are left."""
+    """Return the folder of the marks."""
     return Path(os.environ["MARKS"])
 
 
 def mark(name: str, **content: object) -> None:
-    """Leave a mark, whole."""
+    """Write a mark atomically."""
     part = marks() / f"{name}.part"
     part.write_text(json.dumps({"pid": os.getpid(), "agent": os.getppid(), "time_ns": time.time_ns(), **content}))
     part.rename(marks() / f"{name}.json")
@@ -45,7 +45,7 @@ def all_run() -> None:
 
 
 def raise_in(clean_up: str) -> None:
-    """Raise, and clean up slowly on the way out; with "destroy" the sockets close before that."""
+    """Raise, then clean up slowly; with "destroy" the sockets close before that."""
     try:
         raise ValueError("the first fault")
     finally:
@@ -55,7 +55,7 @@ def raise_in(clean_up: str) -> None:
 
 
 def swallow() -> None:
-    """Handle an exception, with the process group's end in its handler, and go on."""
+    """Handle an exception and destroy the process group in its handler."""
     try:
         raise ValueError("handled")  # noqa: TRY301 - as above
     except ValueError:
@@ -105,7 +105,7 @@ def fail(kind: str) -> None:  # noqa: C901 - one branch a fault
 
 
 def train(rank: int, kind: str, peers: str, *, wait: bool = False) -> float:
-    """Train; on one rank meet a fault, on the others sleep, or go on with the collectives."""
+    """Train; one rank fails, the others sleep or continue with the collectives."""
     own = int(os.environ["RANK"])
     if peers == "gloo":
         dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
@@ -136,13 +136,13 @@ def spawned(rank: int = 3, kind: str = "", peers: str = "gloo") -> float:
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
 def forked(rank: int = 1, kind: str = "", peers: str = "gloo", wait: bool = False) -> float:
-    """Two nodes of one forked worker; with `wait` the fault comes when the test says so."""
+    """Two nodes of one forked worker; with `wait` the fault comes when the test writes the file "go"."""
     return train(rank, kind, peers, wait=wait)
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
 def uneven(rank: int = 0, seconds: float = 0.0, kind: str = "") -> float:
-    """One rank finishes late, or fails then, while the other has finished and waits."""
+    """One rank finishes or fails late, while the other has finished and waits."""
     own = int(os.environ["RANK"])
     mark(f"rank-{own}")
     if own == rank:
@@ -153,13 +153,13 @@ def uneven(rank: int = 0, seconds: float = 0.0, kind: str = "") -> float:
 
 
 class Slow:
-    """An output that takes its time to be written."""
+    """An output that is slow to write."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
     def __getstate__(self) -> dict[str, float]:
-        """Take the time; only where the pod writes it, not where a worker hands it to its agent."""
+        """Sleep, but only in the pod's main process, not in a worker that sends it to its agent."""
         if "RANK" not in os.environ:
             mark("pickling")
             time.sleep(self.seconds)
@@ -168,14 +168,14 @@ class Slow:
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
 def slow_output(seconds: float = 0.0) -> Slow:
-    """Rank 0's output takes long to be written."""
+    """Return an output that is slow to write."""
     mark(f"rank-{os.environ['RANK']}")
     return Slow(seconds)
 
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", increase_shared_mem=False))
 def handled(seconds: float = 0.0) -> Slow:
-    """One rank handles an exception whose handler ends the process group; rank 0's output takes long to be written."""
+    """One rank handles an exception whose handler destroys the process group; rank 0's output is slow to write."""
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
     dist.barrier()
     mark(f"rank-{dist.get_rank()}")

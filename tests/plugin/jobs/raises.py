@@ -13,14 +13,14 @@ FAULT_AT = 5
 
 
 class ShardMissingError(FlyteRecoverableException):
-    """A subclass of the user's own."""
+    """A subclass that the user defines."""
 
 
 class HostileError(Exception):
-    """Nobody can read this."""
+    """An exception whose text cannot be read."""
 
     def __str__(self) -> str:
-        """Raise instead of answering."""
+        """Raise SystemExit."""
         raise SystemExit(7)
 
 
@@ -33,7 +33,7 @@ FAULTS = {
 
 
 def raise_fault(kind: str) -> None:
-    """Raise from a frame of its own, so that the traceback has something to name."""
+    """Raise from a frame of its own, which the traceback names."""
     error = FAULTS[kind]()
     raise error
 
@@ -48,7 +48,7 @@ def raise_fault(kind: str) -> None:
     ),
 )
 def train(kind: str, rank: int) -> float:
-    """Sum up ones until the fault comes."""
+    """Reduce ones until the fault comes."""
     dist.init_process_group("gloo")
     total = torch.ones(1)
     for step in range(20):

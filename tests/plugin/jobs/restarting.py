@@ -16,7 +16,7 @@ from flytekitplugins.firstfault import Elastic
     task_config=Elastic(nnodes=1, nproc_per_node=2, start_method="fork", max_restarts=2, increase_shared_mem=False),
 )
 def train(faulty_rounds: int) -> int:
-    """Return the round that got through; in a faulty one rank 1 raises and rank 0 waits to be stopped."""
+    """Return the first round without a fault; in a faulty round rank 1 raises and rank 0 waits to be stopped."""
     number = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if number < faulty_rounds:
         if os.environ["RANK"] == "1":

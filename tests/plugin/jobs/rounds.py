@@ -1,4 +1,4 @@
-"""Jobs whose rounds end in different ways; every worker leaves a mark for each round in which it runs."""
+"""Jobs whose rounds end in different ways; every worker writes a mark for each round in which it runs."""
 
 import datetime as dt
 import json
@@ -28,7 +28,7 @@ def _mark(name: str) -> None:
 
 
 def _runs() -> int:
-    """The number of the round, as far as this rank's marks tell, and a mark for it."""
+    """Return the number of the round, counted by this rank's marks, and write a mark for it."""
     rank = os.environ["RANK"]
     number = len(list(_marks().glob(f"rank-{rank}-*.json")))
     _mark(f"rank-{rank}-{number}")
@@ -36,7 +36,7 @@ def _runs() -> int:
 
 
 def _summed() -> float:
-    """A collective of all ranks."""
+    """Run a collective of all ranks; return the sum."""
     part = torch.ones(1)
     dist.all_reduce(part)
     return float(part)
@@ -44,7 +44,7 @@ def _summed() -> float:
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", max_restarts=2, increase_shared_mem=False))
 def in_turn() -> float:
-    """In each of the first two rounds another node's worker fails."""
+    """A worker of a different node fails in each of the first two rounds."""
     number = _runs()
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=30))
     _summed()
@@ -66,7 +66,7 @@ def in_turn() -> float:
     )
 )
 def not_together_again() -> float:
-    """One rank fails when the test says so."""
+    """One rank fails when the test writes its number into the file "go"."""
     _runs()
     go = _marks() / "go"
     while not go.exists():
@@ -91,7 +91,7 @@ if os.environ.get("HOSTNAME", "").endswith("-worker-1"):
     )
 )
 def growing() -> float:
-    """Alone until a second node comes; then both, together."""
+    """Wait alone until a second node comes; then reduce with it."""
     _runs()
     deadline = time.monotonic() + _ALONE_S
     while os.environ["WORLD_SIZE"] == "1" and time.monotonic() < deadline:
@@ -104,7 +104,7 @@ def growing() -> float:
 
 @task(task_config=Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=False))
 def out_of_memory() -> float:
-    """Rank 1 takes all the memory there is."""
+    """Rank 1 allocates memory until the kernel kills it."""
     _runs()
     taken = []
     while os.environ["RANK"] == "1":
@@ -129,7 +129,7 @@ def _work() -> None:
 
 @task(task_config=Elastic(nproc_per_node=2, start_method="fork", increase_shared_mem=False))
 def loading() -> float:
-    """Rank 1 waits for a thread that has died; then rank 0's data loader fails, in a process of its own."""
+    """Rank 1 waits after its thread has died; then a worker process of rank 0's data loader fails."""
     import threading  # noqa: PLC0415 - one use
 
     _runs()

@@ -1,7 +1,7 @@
-"""What rank 0's decks hold, in a file of the node's folder: it outlives the process, which may die without a word.
+"""Writes rank 0's decks to a file in the node's folder, which is still there if the process crashes.
 
-A thread of the worker looks about once a second whether something was added, also while the main thread waits inside
-C++. The agent reads the file when its node has failed.
+A thread of the worker checks the decks about once a second, also while the main thread waits inside C++. The agent
+reads the file after its node has failed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["DeckKeeper", "KeptDeck", "kept_decks"]
 
 _INTERVAL_S = 1.0
 _LOOK_SHARE = 20
-"""A pause is so many times as long as the look before it, if that took long: large decks cost the training little."""
+"""The pause after a slow check is this many times its duration, so that large decks do not slow the training."""
 _LAST_S = 1.0
-"""Longest time for the last look, seconds."""
+"""Longest time for the last check, seconds."""
 _MAX_BYTES = 20 * 1024 * 1024
-"""Of all decks together."""
+"""Limit for all decks together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class KeptDeck:
 
 
 class DeckKeeper:
-    """Keeps what decks hold, for as long as the task function runs.
+    """Writes the decks to a file while the task function runs.
 
-    flytekit's timeline is not kept: it has no text until it is asked for, and the agent has one of its own.
+    It leaves out flytekit's timeline, which has no text until flytekit renders it; the agent has its own timeline.
 
     Args:
-        files: the node's.
-        round_: the worker's.
-        decks: flytekit's own list, to which the task function adds.
+        files: the node's files.
+        round_: the worker's round.
+        decks: flytekit's list, to which the task function adds.
     """
 
     def __init__(self, files: NodeFiles, round_: int, decks: list[flytekit.Deck]) -> None:
@@ -65,19 +65,19 @@ class DeckKeeper:
         threading.Thread(target=self._run, name="firstfault-decks", daemon=True).start()
 
     def look_now(self, seconds: float) -> None:
-        """Look at once, and wait for that at most `seconds`: this process is about to be stopped."""
+        """Check now, because this process is about to be stopped; wait at most `seconds` for it."""
         self._looked.clear()
         self._wake.set()
         self._looked.wait(seconds)
 
     def end(self) -> None:
-        """Look for the last time."""
+        """Check for the last time, and end the thread."""
         self._ended = True
         self._wake.set()
         bounded(self._look, _LAST_S, "keeping the decks")
 
     def _run(self) -> None:
-        # a failure ends it, with one warning
+        # a failure ends the thread, with one warning
         with guarded("keeping the decks"):
             pause = _INTERVAL_S
             while not self._ended:
@@ -90,7 +90,7 @@ class DeckKeeper:
 
     def _look(self) -> None:
         with self._lock:
-            # the texts are the decks' own objects, so that comparing what has not changed costs nothing
+            # unchanged texts are the same objects, so comparing them costs nothing
             found = tuple(KeptDeck(deck.name, deck.html) for deck in list(self._decks) if _has_text(deck))
             if found != self._kept and self._file.parent.is_dir():
                 self._write(found)
@@ -102,7 +102,7 @@ class DeckKeeper:
         room = _MAX_BYTES
         for deck in decks:
             entry = json.dumps({"name": deck.name, "html": deck.html}, ensure_ascii=False)
-            # a lone surrogate of somebody's text has no bytes
+            # UTF-8 cannot encode a lone surrogate
             data = entry.encode("utf-8", "replace")
             if len(data) <= room:
                 entries.append(data)
@@ -112,22 +112,22 @@ class DeckKeeper:
         if left_out and tuple(left_out) != self._left_out:
             self._left_out = tuple(left_out)
             logger.warning(
-                "should this attempt fail, it goes without the decks %s: together they have more than %d MB",
+                "if this attempt fails, its deck leaves out %s: all decks together have more than %d MB",
                 ", ".join(map(repr, left_out)),
                 _MAX_BYTES // 1024**2,
             )
-        # whole or not at all: this process may be killed at any moment
+        # an atomic rename: this process may be killed at any moment
         part = self._file.with_suffix(".part")
         part.write_bytes(b"[" + b",\n".join(entries) + b"]")
         part.replace(self._file)
 
 
 def kept_decks(files: NodeFiles, round_: int) -> tuple[KeptDeck, ...]:
-    """Return what rank 0's decks held in a round; nothing if they held nothing, or rank 0 was on another node.
+    """Return rank 0's decks of a round; none if rank 0 made none, or was on another node.
 
     Args:
-        files: the node's.
-        round_: the workers'.
+        files: the node's files.
+        round_: the workers' round.
     """
     try:
         data = files.decks(round_).read_bytes()

@@ -1,7 +1,7 @@
-"""The deck of an attempt that failed: one pod writes it, with the report as its first tab, and the others wait for it.
+"""Writes the deck of a failed attempt, with the report as its first tab: one pod writes it, the others wait for it.
 
-With the first pod that exits 0 the job counts as succeeded, and Flyte shows a deck only if it is there at that moment.
-Every pod's entrypoint would write one of its own, over the others'.
+Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte shows a deck only if it exists at that
+moment. Without this, the entrypoint of every pod would write its own deck over the others'.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["TAB", "elected", "leave_deck"]
 
 TAB = "firstfault"
-"""The name of our tab."""
+"""Name of the report's tab."""
 _MARK = "<!-- firstfault: why this attempt failed -->"
-"""By which the other pods know the deck: a task may have published one before it failed."""
+"""Tells the other pods that this is the deck with the report: a task may have published one before it failed."""
 _WRITING_S = 3.0
 """Longest time for writing the deck, and longest wait of the other pods for it, seconds."""
 _BEFORE_S = 1.0
-"""Longest time for reading the attempts before this one, of that."""
+"""Longest time, within `_WRITING_S`, for reading the earlier attempts."""
 _ENDED = (Phase.FAILED, Phase.SUCCEEDED)
 
 
@@ -49,24 +49,24 @@ def leave_deck(
     staying: Collection[Phase] = _ENDED,
     give_up: threading.Event | None = None,
 ) -> bool:
-    """Write the deck, or wait until the pod that does so has; a few seconds at most, and nothing is raised.
+    """Write the deck, or wait a few seconds for the elected pod to write it; raise nothing.
 
-    Return whether this pod's entrypoint may write the deck too, as it does after a task: False where it is another's.
+    Return whether this pod's entrypoint may write the deck after the task; False if another pod writes it.
 
     Args:
-        verdict: on the failure.
+        verdict: the verdict on the failure.
         task_name: for flytekit's log.
-        staying: what a node has said that is still there to write.
-        give_up: once set, ends the wait.
+        staying: last phases of nodes whose pods can still write.
+        give_up: ends the wait.
     """
     recording = verdict.recording
-    with guarded("leaving the deck"):
+    with guarded("publishing the deck"):
         place = elected(verdict.report.job, staying)
         if place is not None and (place.node, place.incarnation) != (recording.identity.node, recording.incarnation):
             wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, _WRITING_S)
             bounded(wait, _WRITING_S, "waiting for the deck", give_up)
             return False
-        # flytekit's context belongs to this thread
+        # flytekit's context is a context variable of this thread
         write = partial(contextvars.copy_context().run, _write, verdict, task_name)
         bounded(write, _WRITING_S, "writing the deck", give_up)
     return True
@@ -75,11 +75,11 @@ def leave_deck(
 def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None:
     """Return the node that writes the deck: rank 0's, which has its decks, else the first one that failed.
 
-    All nodes that have read the same roster come to the same one. None: nobody has said that it is still there.
+    All nodes that have read the same roster elect the same node. None: no node can still write.
 
     Args:
-        job: what was read.
-        staying: what a node has said that is still there to write.
+        job: the documents that were read.
+        staying: last phases of nodes whose pods can still write.
     """
     lost = {(place.node, place.group_rank) for place in _lost_agents(job)}
     living = [
@@ -94,7 +94,7 @@ def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None
 
 
 def _lost_agents(job: JobErrors) -> list[Place]:
-    """Agents of which somebody else had to say that they failed: their recorder speaks in the roster, too."""
+    """Return the agents that died: a worker or the recorder wrote their document, and perhaps their roster entry."""
     return [
         failure.place
         for failure in job.failures
@@ -108,7 +108,7 @@ def _order_of(entry: NodePresence) -> tuple[float, str, int]:
 
 
 def _write(verdict: SealedVerdict, task_name: str) -> None:
-    """Put our tab and rank 0's into flytekit's list of decks, and write it where flytekit will, in its own way."""
+    """Add the report's tab and rank 0's to flytekit's list of decks, and write it as flytekit does."""
     from firstfault.render.html import deck_html  # noqa: PLC0415 - only a failure needs it
 
     recording = verdict.recording
@@ -124,7 +124,7 @@ def _write(verdict: SealedVerdict, task_name: str) -> None:
 
 
 def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
-    """The attempts before this one, if they can be read in time."""
+    """Return the earlier attempts, if they can be read in time."""
     identity = verdict.recording.identity
     if identity.attempt == 0:
         return ()
@@ -133,7 +133,7 @@ def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
 
 
 def _tabs(report: Deck, children: Sequence[Deck], others: Sequence[Deck]) -> list[Deck]:
-    """Return all decks in the order of their tabs; of two with one name flytekit would show one only."""
+    """Return all decks in the order of their tabs, one for each name: flytekit shows only one of two with one name."""
     names = {deck.name for deck in children}
     tabs = [*children, *(deck for deck in others if deck.name not in names)]
     return [report, *(_deck(f"{TAB} (task)", deck.html) if deck.name == TAB else deck for deck in tabs)]

@@ -1,4 +1,4 @@
-"""``firstfault run``: runs a task on one machine.
+"""``firstfault run``: runs a task on one machine. Only this package imports ``firstfault.cli`` and rich.
 
 Each pod is a real ``pyflyte-execute``; the rules of Kubeflow's operator and of Flyte are simulated.
 """

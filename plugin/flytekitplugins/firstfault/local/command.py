@@ -1,4 +1,4 @@
-"""``firstfault run``."""
+"""The command ``firstfault run``: its options, its output and its exit codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
     multiple=True,
     callback=_environment,
     metavar="K=V",
-    help="Set in every pod.",
+    help="An environment variable for every pod.",
 )
 @click.option("--retries", type=click.IntRange(min=0), metavar="R", help="Overrides the task's retries.")
 @click.option(
@@ -66,13 +66,13 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
 )
 @click.option("--strategy", metavar="S", help="How the root cause is found; overrides the task's.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Limit of an attempt.")
-@click.option("--json", "as_json", is_flag=True, help="Last line of stdout: one object (firstfault.run/v1).")
+@click.option("--json", "as_json", is_flag=True, help="End stdout with one JSON line (firstfault.run/v1).")
 @debug_option
 def run(as_json: bool, timeout: float | None, **options: Any) -> int:
     """Run TASK of FILE on this machine, each node as a process, and report the root cause if it fails.
 
-    A terminal shows the nodes and their ranks while they run. If attempts fail, a report on the last of them is
-    written as an HTML file, with all attempts side by side, and its path is printed.
+    A terminal shows the nodes and their ranks while they run. If an attempt fails, the command writes an HTML report
+    on the last failed one, with all attempts side by side, and prints its path.
 
     \b
     Exit codes: 0 success, 10 root cause found and not to be retried,
@@ -85,7 +85,7 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
       firstfault run examples/ddp.py train --inputs '{"epochs": 60}' --retries 0
       firstfault run examples/ddp.py train --store s3://bucket/runs --timeout 600
       firstfault run examples/ddp.py train --env NCCL_DEBUG=INFO --json
-    """  # noqa: D301 - click's mark of lines to keep
+    """  # noqa: D301 - click keeps the line breaks after it
     settings = RunSettings(timeout_seconds=timeout, **options)
     with _interruptible(), _progress() as (tell, look):
         result = run_task(settings, tell, look)
@@ -120,7 +120,7 @@ def _interruptible() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    # SIGINT too: flytekit's handler exits with 1
+    # also SIGINT, because flytekit's handler exits with 1
     before = {number: signal.signal(number, interrupt) for number in STOP_SIGNALS}
     try:
         yield
@@ -150,7 +150,7 @@ def _progress() -> Iterator[tuple[_Tell, _Look]]:
 
 
 def _report(result: RunResult, attempt: Attempt) -> Report | None:
-    """Return the report on an attempt, with all attempts side by side; None if it left no error document."""
+    """Return the report on an attempt, with all attempts side by side; None if the attempt has no error document."""
     conclusion = attempt.conclusion
     if conclusion is None:
         return None
@@ -174,14 +174,14 @@ def _summary(attempt: Attempt) -> AttemptSummary:
 
 
 def _write_report(result: RunResult) -> Path | None:
-    """Write the HTML report on the last failed attempt; None if there is none, or it could not be written."""
+    """Write the HTML report on the last failed attempt; return its path, or None if it was not written."""
     failed = [attempt for attempt in result.attempts if attempt.conclusion is not None]
     report = _report(result, failed[-1]) if failed else None
     if report is None:
         return None
     # a failure here must not hide the run's result
     with guarded("writing the report", through=(KeyboardInterrupt, SystemExit)):
-        from firstfault.render.html import page  # noqa: PLC0415 - a run that succeeds needs none of it
+        from firstfault.render.html import page  # noqa: PLC0415 - only a failed run needs it
 
         path = result.folder / "report.html"
         path.parent.mkdir(parents=True, exist_ok=True)

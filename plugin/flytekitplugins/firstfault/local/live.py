@@ -39,7 +39,7 @@ __all__ = ["LiveView", "NodeLine", "node_lines", "picture", "shown_lines"]
 
 _PAUSE_S = 0.5
 _JOIN_S = 1.0
-"""Longest wait for a thread to end: it may hang on the storage or the terminal."""
+"""Longest wait for a thread to end, seconds: the storage or the terminal may block it."""
 _NODES = 16
 _RUNNING = (".", "running")
 _STYLES = {State.ROOT.mark: "bold red", State.SUSPECT.mark: "yellow", State.UNCLEAR.mark: "yellow"}
@@ -47,7 +47,7 @@ _STYLES = {State.ROOT.mark: "bold red", State.SUSPECT.mark: "yellow", State.UNCL
 
 @dataclass(frozen=True, slots=True)
 class NodeLine:
-    """One node."""
+    """One node in the view."""
 
     name: str
     process: str
@@ -87,7 +87,7 @@ def _line(pod: Pod, ranks: Sequence[RankState]) -> NodeLine:
 
 
 def shown_lines(lines: Sequence[NodeLine], limit: int = _NODES) -> tuple[list[NodeLine], str]:
-    """Return at most `limit` lines, those with a problem first, and a count of the others."""
+    """Return at most `limit` lines, those with a problem first, and a text that counts the others."""
     if len(lines) <= limit:
         return list(lines), ""
     by_need = sorted(lines, key=lambda line: line.is_fine)
@@ -97,14 +97,14 @@ def shown_lines(lines: Sequence[NodeLine], limit: int = _NODES) -> tuple[list[No
 
 
 class LiveView:
-    """Shows lines about each step, and below them the nodes of the running attempt.
+    """Prints a line for each step, and below them shows the nodes of the running attempt.
 
-    An error in the view ends the view with one line of log; the run continues.
+    An error in the view ends the view with one log line; the run continues.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        # refreshed by its own thread: rich's prints a traceback if the terminal is closed
+        # our own thread refreshes it: rich's prints a traceback if the terminal is closed
         self._live = Live(self, console=console, auto_refresh=False, transient=True)
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="firstfault-live", daemon=True)
@@ -120,7 +120,7 @@ class LiveView:
             self._live.start(refresh=True)
             for handler in logging.getLogger().handlers:
                 if isinstance(handler, logging.StreamHandler) and handler.stream is stderr:
-                    handler.setStream(sys.stderr)  # rich's, which prints above the view
+                    handler.setStream(sys.stderr)  # rich's stderr prints above the view
                     self._handlers.append(handler)
             self._ticker.start()
         return self
@@ -218,7 +218,7 @@ class _Follower:
     def stop(self) -> None:
         self._stopped.set()
         if self._cancel is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended already
+            with contextlib.suppress(RuntimeError):  # the loop has already ended
                 self._cancel()
         self._thread.join(_JOIN_S)
 

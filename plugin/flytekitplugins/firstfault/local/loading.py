@@ -36,10 +36,10 @@ _PROJECT, _DOMAIN, _VERSION = "local", "development", "local"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a pod runs, from the task's template."""
+    """The command of a pod, from the task's template."""
 
     arguments: tuple[str, ...]
-    """With the backend's placeholders."""
+    """The command's arguments, with the backend's placeholders."""
     environment: dict[str, str]
 
 
@@ -47,7 +47,7 @@ def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
     """Return the task and the folder that must be on the pods' Python path.
 
     Raises:
-        UsageError: the file cannot be imported, has no such task, or it is not an Elastic or PyTorch task.
+        UsageError: the file cannot be imported, or it has no Elastic or PyTorch task with this name.
     """
     file = file.resolve()
     root, parts = file.parent, [file.stem]
@@ -103,7 +103,7 @@ def read_inputs(task: TrainingTask, text: str | None) -> Any:
     """Return the task's inputs as a flyteidl LiteralMap, from a JSON object; missing ones take their defaults.
 
     Raises:
-        UsageError: not a JSON object, an unknown or missing name, a value of the wrong type.
+        UsageError: `text` is not a JSON object, a name is unknown or missing, or a value has the wrong type.
     """
     given = _json_object(text)
     interface = task.python_interface
@@ -127,7 +127,7 @@ def read_inputs(task: TrainingTask, text: str | None) -> Any:
 
 def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
     """Return the outputs as JSON values; others are converted to text."""
-    from flytekit.models.literals import LiteralMap  # noqa: PLC0415 - after a run that succeeded
+    from flytekit.models.literals import LiteralMap  # noqa: PLC0415 - only a successful run needs it
 
     context = FlyteContextManager.current_context()
     values = TypeEngine.literal_map_to_kwargs(
@@ -149,7 +149,7 @@ def _json_object(text: str | None) -> Mapping[str, Any]:
 
 
 def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -> Any:
-    """Return the task's value for a JSON value; types that JSON does not have go through flytekit's converter."""
+    """Return the task's value for a JSON value; flytekit's converter handles types that JSON does not have."""
     if python_type is Any:
         return value
     if typing.get_origin(python_type) in {typing.Union, types.UnionType}:
@@ -180,7 +180,7 @@ def _native_of_union(name: str, value: Any, python_type: Any, literal_type: Any)
 
 def _moment(name: str, value: str, python_type: type) -> dt.datetime | dt.date:
     try:
-        # Python 3.10 reads no Z
+        # Python 3.10 does not parse Z
         moment = dt.datetime.fromisoformat(value.replace("Z", "+00:00"))
     except ValueError as error:
         raise UsageError(f"input {name} must be a time like 2026-01-31T12:00:00Z, not {value!r}") from error

@@ -41,14 +41,14 @@ class ErrorSeen:
     worker: str
     timestamp_ns: int | None
     sealed_ns: int | None = None
-    """When a pod sealed it; None: it is no sealed verdict."""
+    """When a pod sealed it; None: it is not a sealed verdict."""
 
 
 def job_state(pods: Sequence[Pod]) -> JobState | None:
     """Return the job's final state, None while it runs.
 
-    If there is a master, its exit with 0 makes the job succeed, else any pod's (training-operator v1.9,
-    UpdateJobStatus). A pod that exits with another code makes it fail.
+    The job succeeds when the master exits with 0; without a master, when any pod does (training-operator v1.9,
+    UpdateJobStatus). It fails when a pod exits with another code.
     """
     deciding = [pod for pod in pods if pod.master] or list(pods)
     codes = [pod.exit_code for pod in deciding]
@@ -60,10 +60,10 @@ def job_state(pods: Sequence[Pod]) -> JobState | None:
 
 
 def error_seen(output_prefix: str, state: JobState, *, multi_file: bool) -> ErrorSeen | None:
-    """Return the error that stock Flyte reads at this instant, None if it sees none.
+    """Return the error that stock Flyte reads now; None: no error.
 
-    For a failed job Flyte reads no file. In multi-file mode it takes the earliest ``error*.pb``, where a missing time
-    counts as 1970; otherwise ``error.pb``.
+    Flyte reads no file for a failed job. In multi-file mode it takes the earliest ``error*.pb`` (a missing time counts
+    as 1970), otherwise ``error.pb``.
     """
     if state is JobState.FAILED:
         return None

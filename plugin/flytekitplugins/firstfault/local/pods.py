@@ -1,4 +1,4 @@
-"""A pod: one ``pyflyte-execute`` in its own process group, with its log in a file."""
+"""Pods on this machine: each is a ``pyflyte-execute`` in its own process group, with its log in a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Pod", "end_all", "start_pod"]
 _GRACE_S = 5.0
 _POLL_S = 0.02
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Sent by a person, a closed terminal or a supervisor."""
+"""Signals of Ctrl-C, a supervisor and a closed terminal."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Pod:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; None while the pod runs."""
         return self.process.poll()
 
     def signal(self, number: signal.Signals) -> None:
@@ -49,7 +49,7 @@ class Pod:
     def has_processes(self) -> bool:
         """Whether a process of the pod's group is running.
 
-        A zombie is not: if this tool is the container's first process, orphans stay zombies until it ends.
+        Zombies do not count: if this tool is the container's first process, orphans stay zombies until it ends.
         """
         self.process.poll()
         return any(state != "Z" for state in _states_of_group(self.process.pid))
@@ -126,5 +126,6 @@ def _program(name: str) -> str:
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
-        raise FirstFaultError(f"{name} is not installed in this environment; pip install 'firstfault[elastic]'")
+        how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
+        raise FirstFaultError(f"{name} is not installed in this environment; {how}")
     return found

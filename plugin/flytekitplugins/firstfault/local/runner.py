@@ -43,9 +43,9 @@ __all__ = ["Attempt", "RunResult", "RunSettings", "Running", "run_task", "shown"
 
 _POLL_S = 0.02
 _ORPHANS_S = 5.0
-"""How long processes whose pod has ended may run, seconds."""
+"""How long processes of an ended pod may run, seconds."""
 _LINGER_S = 20.0
-"""How long the other pods may run after the job has ended, beyond the task's settle time, seconds."""
+"""How long the other pods may run after the job has ended, in addition to `settle_seconds`, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Running:
     number: int
     pods: tuple[Pod, ...]
     reader: MultiErrorFileOutputReader
-    """Of its output prefix, which may still be empty."""
+    """Reads the attempt's output prefix, which may still be empty."""
     started: float
     """Seconds, by `time.monotonic`."""
 
@@ -88,13 +88,13 @@ class Attempt:
     errors_uri: str
     conclusion: Conclusion | None
     job: JobState | None
-    """None: it did not end within the timeout."""
+    """The job's final state; None: the job did not end within the timeout."""
     seen: ErrorSeen | None
     total_seconds: float
     fault_to_durable_seconds: float | None
     fault_to_verdict_seconds: float | None
     fault_to_ended_seconds: float | None
-    """Until the last pod had ended by itself; None: one had to be killed."""
+    """Seconds until the last pod had ended by itself; None: a pod had to be killed."""
     logs: tuple[Path, ...]
 
 
@@ -106,12 +106,12 @@ class RunResult:
     attempts: tuple[Attempt, ...]
     outputs: dict[str, Any]
     folder: Path
-    """On this machine, for the run's files."""
+    """The run's folder on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What all attempts of a run share."""
+    """The data that all attempts of a run share."""
 
     task: TrainingTask
     command: Command
@@ -119,7 +119,7 @@ class _Plan:
     name: str
     base: str
     folder: Path
-    """On this machine; for the pods' logs and the run's other files."""
+    """The run's folder on this machine, for the pods' logs and the report."""
     nodes: str
     pods: int
     retries: int
@@ -139,12 +139,12 @@ def run_task(
     tell: Callable[[str], None] = lambda _: None,
     look: Callable[[Running], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> RunResult:
-    """Run a task to its end and return what happened; its processes have ended when this returns or raises.
+    """Run a task to its end and return the result; all its processes have ended when this returns or raises.
 
     Args:
         settings: the user's options.
         tell: called with a line about each step.
-        look: its context is open while the pods of an attempt run.
+        look: a context manager that is open while the pods of an attempt run.
 
     Raises:
         UsageError: the settings are not valid.
@@ -269,7 +269,7 @@ def _attempt(
 
 @contextlib.contextmanager
 def _pods(plan: _Plan, number: int, prefix: str) -> Iterator[list[Pod]]:
-    """Start an attempt's pods, and end them when the block is left."""
+    """Start an attempt's pods, and end them when the block ends."""
     pods: list[Pod] = []
     port = free_port()
     raw = join(plan.base, "raw", str(number))
@@ -346,7 +346,7 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
 
 
 def _watch(pods: list[Pod], plan: _Plan, started: float) -> JobState | None:
-    """Wait until the job has ended for the operator; return None if the attempt's time is up first."""
+    """Wait until the operator counts the job as ended; return its state, or None after the timeout."""
     limit = plan.settings.timeout_seconds
     while True:
         state = job_state(pods)
@@ -361,13 +361,13 @@ def _linger(pods: list[Pod], plan: _Plan) -> int | None:
     """Wait for the other pods to end by themselves, because they still write documents.
 
     Returns:
-        When the last one ended, nanoseconds since the Unix epoch; None: one is still running.
+        When the last pod ended, nanoseconds since the Unix epoch; None: a pod is still running.
     """
     deadline = time.monotonic() + plan.task.task_config.settle_seconds + _LINGER_S
     while time.monotonic() < deadline and any(pod.exit_code is None for pod in pods):
         time.sleep(_POLL_S)
     ended_ns = None if any(pod.exit_code is None for pod in pods) else time.time_ns()
-    # workers whose agent has died still report that
+    # workers whose agent has died still write a document about it
     deadline = time.monotonic() + _ORPHANS_S
     while time.monotonic() < deadline and any(pod.has_processes() for pod in pods):
         time.sleep(_POLL_S)
@@ -396,7 +396,7 @@ def _status(
 
 
 def _durable_seconds(conclusion: Conclusion | None) -> float | None:
-    """Return the seconds from the root cause's fault to the storage's answer, from its node's receipt."""
+    """Return the seconds from the root cause's fault until the storage had its document, from the node's receipt."""
     if conclusion is None or conclusion.verdict.root is None:
         return None
     names = {document.name for document in conclusion.verdict.root.documents}
