@@ -17,7 +17,7 @@ from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.fetch import list_all, look, read_listed
 from firstfault.reading.selection import Wish
 from firstfault.reading.waiting import Patience, await_nodes
-from firstfault.render.message import flyte_message
+from firstfault.render.flyte_message import flyte_message
 from firstfault.report.data import report_of
 from firstfault.store import join, open_store
 from firstfault.strategies import get_strategy, reads_of

@@ -36,7 +36,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.nn.parallel import DistributedDataParallel
 
 from firstfault.model import Place
-from firstfault_torch.agent.agent_failures import about_agent
+from firstfault_torch.agent.death_documents import about_agent
 from firstfault_torch.agent.launch import LaunchFailedError
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.error_classes import ErrorClass

@@ -25,7 +25,7 @@ from firstfault.model import (
     Suspect,
     Verdict,
 )
-from firstfault.render.message import first_line
+from firstfault.render.flyte_message import first_line
 from firstfault.render.terminal import encodable, print_report, terminal_text
 from firstfault.report import markdown, report_of
 from firstfault.report.attempt_changes import AttemptSummary, summary_of

@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.errors import SignatureError
 from firstfault.evidence import Role, built_in_signatures, classify, load_signatures
-from firstfault.evidence.patterns import Pattern
+from firstfault.evidence.re2_patterns import Pattern
 from firstfault.evidence.signatures import parse_signatures
 
 if TYPE_CHECKING:

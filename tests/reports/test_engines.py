@@ -9,7 +9,7 @@ import pytest
 from firstfault.model import Decision, Kind, Origin, Subject, Writer
 from firstfault.render.terminal import terminal_text
 from firstfault.report import Report, flyte_message, markdown, report_of
-from firstfault.report.engines import FLYTE, PLAIN, engine_of
+from firstfault.report.engine_words import FLYTE, PLAIN, engine_of
 from firstfault.report.words import CATEGORY_ADVICE, advice_on
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy

@@ -28,8 +28,8 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
+from firstfault.render.flyte_message import first_line
 from firstfault.render.html import page
-from firstfault.render.message import first_line
 from firstfault.render.terminal import terminal_text
 from firstfault.report import flyte_message, markdown, report_of
 from firstfault.report.words import FaultOwner, State

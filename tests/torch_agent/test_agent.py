@@ -44,7 +44,7 @@ from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch.agent import launch as launch_module
 from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent
-from firstfault_torch.agent.agent_failures import (
+from firstfault_torch.agent.death_documents import (
     KeptException,
     Observation,
     Stop,
@@ -52,7 +52,7 @@ from firstfault_torch.agent.agent_failures import (
     about_death,
     kept_exception,
 )
-from firstfault_torch.agent.exits import Death
+from firstfault_torch.agent.death_watch import Death
 from firstfault_torch.agent.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.agent.launch import LaunchFailedError, launch_agent
 from firstfault_torch.agent.liveness import Liveness

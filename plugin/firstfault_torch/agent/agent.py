@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firstfault.model import TOLD_TO_GO, TOLD_TO_GO_BY, Phase, Place
-from firstfault_torch.agent.agent_failures import Stop, about_agent
+from firstfault_torch.agent.death_documents import Stop, about_agent
 from firstfault_torch.agent.failure_broadcast import FirstFailure
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.peers import Peers
@@ -36,7 +36,7 @@ from firstfault_torch.guard import guarded, logger
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from firstfault_torch.agent.exits import Death
+    from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.agent.signals import SignalReceived, SignalWatch
     from firstfault_torch.context import Recording
 

@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from firstfault.model import NodePresence, Phase
 from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent, environment_set
-from firstfault_torch.agent.agent_failures import about_agent
+from firstfault_torch.agent.death_documents import about_agent
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import missing_names

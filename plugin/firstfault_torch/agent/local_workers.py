@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault_torch.agent.agent_failures import Stop
-from firstfault_torch.agent.exits import DeathWatch
+from firstfault_torch.agent.death_documents import Stop
+from firstfault_torch.agent.death_watch import DeathWatch
 from firstfault_torch.agent.stopping import observe, stop_processes
 from firstfault_torch.compat.torch_agent import traceback_files, unfinished, worker_processes
 from firstfault_torch.guard import guarded
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault.model import CausedBy
-    from firstfault_torch.agent.exits import Death
+    from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.context import Recording
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError
 from firstfault.wire.documents import decode, encode, encode_presence
-from firstfault_torch.agent.agent_failures import about_death, kept_exception
+from firstfault_torch.agent.death_documents import about_death, kept_exception
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
     as_stored,
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from firstfault.model import Place, Resources
     from firstfault.recorder import SpooledDocument
-    from firstfault_torch.agent.agent_failures import KeptException, Stop
-    from firstfault_torch.agent.exits import Death
+    from firstfault_torch.agent.death_documents import KeptException, Stop
+    from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.agent.failure_broadcast import FirstFailure
     from firstfault_torch.context import Recording
     from firstfault_torch.node.stderr_relay import StderrRelay

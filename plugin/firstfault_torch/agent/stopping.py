@@ -7,7 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from firstfault_torch.agent.agent_failures import Observation
+from firstfault_torch.agent.death_documents import Observation
 from firstfault_torch.guard import guarded
 from firstfault_torch.node.stack_dumps import ask_for_stacks
 from firstfault_torch.node.worker_state import from_message

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import Seal
-from firstfault.render.message import flyte_message
+from firstfault.render.flyte_message import flyte_message
 from firstfault.report import report_of
 from firstfault.wire.documents import encode_seal
 from firstfault.wire.verdict_json import to_json

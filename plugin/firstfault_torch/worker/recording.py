@@ -23,9 +23,9 @@ from firstfault_torch.node.lost_agent import lost_agent
 from firstfault_torch.node.stack_dumps import register_stacks
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node.worker_state import to_message
+from firstfault_torch.worker.exception_document import describe_and_record
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
 from firstfault_torch.worker.introspection import collective_progress, thread_failures, watch_threads
-from firstfault_torch.worker.worker_failures import describe_and_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -18,8 +18,8 @@ from firstfault_torch.run import recording_of
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.previous import leave_verdict
 from firstfault_torch.verdict.seal import seal_verdict
+from firstfault_torch.worker.exception_document import describe_and_record
 from firstfault_torch.worker.in_flight import is_clean_exit
-from firstfault_torch.worker.worker_failures import describe_and_record
 from flytekitplugins.firstfault.verdict_errors import verdict_error
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import SignatureError
-from firstfault.evidence.patterns import Pattern, Prefilter
+from firstfault.evidence.re2_patterns import Pattern, Prefilter
 from firstfault.model import CATEGORIES
 
 if sys.version_info >= (3, 11):

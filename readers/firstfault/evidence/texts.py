@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.patterns import encoded
+from firstfault.evidence.re2_patterns import encoded
 from firstfault.evidence.signatures import ANY_EXCEPTION, Role, Signature, built_in_signatures
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.render.message import log_lines, recovered_lines, said, stack_lines
+from firstfault.render.flyte_message import log_lines, recovered_lines, said, stack_lines
 from firstfault.report.words import counted, ranks_text
 from firstfault.text import elide, printable
 

@@ -11,12 +11,12 @@ from firstfault.report.data import Report, report_of
 from firstfault.wire.verdict_json import to_json, verdict_from_json, verdict_to_dict
 
 if TYPE_CHECKING:
+    from firstfault.render.flyte_message import flyte_message
     from firstfault.render.markdown import markdown
-    from firstfault.render.message import flyte_message
 
 __all__ = ["Report", "flyte_message", "markdown", "report_of", "to_json", "verdict_from_json", "verdict_to_dict"]
 
-_DRAWN_BY = {"flyte_message": "firstfault.render.message", "markdown": "firstfault.render.markdown"}
+_DRAWN_BY = {"flyte_message": "firstfault.render.flyte_message", "markdown": "firstfault.render.markdown"}
 
 
 def __getattr__(name: str) -> Any:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from firstfault.model import Decision, JobErrors, Verdict, WorkerError
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.report.cascade import Cascade
-    from firstfault.report.engines import Engine
+    from firstfault.report.engine_words import EngineWords
 
 __all__ = ["Answers", "Step", "answers_on"]
 
@@ -83,7 +83,7 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
     attempts: Sequence[AttemptSummary],
     number: int | None,
     cascade: Cascade,
-    engine: Engine,
+    engine: EngineWords,
 ) -> Answers:
     """Return the answers. Arguments: those of `report_of`, this attempt's number, its cascade and its engine."""
     code, source = _code(job, verdict)
@@ -178,7 +178,7 @@ def _code_of(failure: WorkerError) -> tuple[str, str]:
 # --- retried or not ---------------------------------------------------------------------------------------------------
 
 
-def _fate(decision: Decision, number: int | None, attempts: Sequence[AttemptSummary], engine: Engine) -> str:
+def _fate(decision: Decision, number: int | None, attempts: Sequence[AttemptSummary], engine: EngineWords) -> str:
     later = [attempt for attempt in attempts if number is not None and attempt.number > number]
     if later:
         last = later[-1]
@@ -191,7 +191,7 @@ def _fate(decision: Decision, number: int | None, attempts: Sequence[AttemptSumm
 
 
 def _steps(  # noqa: PLR0913, PLR0917 - what the answers are made of
-    job: JobErrors, verdict: Verdict, code: str, uri: str, logs: Mapping[str, str], engine: Engine
+    job: JobErrors, verdict: Verdict, code: str, uri: str, logs: Mapping[str, str], engine: EngineWords
 ) -> Iterator[Step]:
     advice = _advice(job, verdict, code, engine)
     yield Step(f"{advice}{'' if advice.endswith(' at') else ':'} {code}" if code else advice)
@@ -206,7 +206,7 @@ def _steps(  # noqa: PLR0913, PLR0917 - what the answers are made of
         yield Step("more", f"firstfault show {shlex.quote(uri)}")
 
 
-def _advice(job: JobErrors, verdict: Verdict, code: str, engine: Engine) -> str:
+def _advice(job: JobErrors, verdict: Verdict, code: str, engine: EngineWords) -> str:
     root = verdict.root
     if _is_alone(job, verdict):
         return f"read the text below: {advice_on(verdict.category, engine)}"

@@ -13,7 +13,7 @@ from firstfault.model.signal_meanings import explain_signal
 from firstfault.report.answers import answers_on
 from firstfault.report.attempt_changes import changes_between
 from firstfault.report.cascade import cascade_of
-from firstfault.report.engines import FLYTE, Engine, engine_of
+from firstfault.report.engine_words import FLYTE, EngineWords, engine_of
 from firstfault.report.events import later_text
 from firstfault.report.redaction import redacted
 from firstfault.report.words import State, counted, duration, size
@@ -71,7 +71,7 @@ class Report:
     """The attempt's number, from 0; None: not known."""
     uri: str = ""
     """Of the attempt's documents; empty: not known."""
-    engine: Engine = FLYTE
+    engine: EngineWords = FLYTE
     """The words for what ran the job."""
 
 

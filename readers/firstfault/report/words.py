@@ -11,7 +11,7 @@ from firstfault.model import CATEGORIES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from firstfault.report.engines import Engine
+    from firstfault.report.engine_words import EngineWords
 
 __all__ = [
     "CATEGORY_ADVICE",
@@ -149,7 +149,7 @@ def about_category(category: str) -> str:
     return f"{category}: {meaning}" if meaning else category
 
 
-def advice_on(category: str, engine: Engine) -> str:
+def advice_on(category: str, engine: EngineWords) -> str:
     """Return what to do first about a root cause of a category; an unknown one gets the advice for "unknown"."""
     advice = CATEGORY_ADVICE.get(category, CATEGORY_ADVICE["unknown"])
     return advice.format(log=engine.log, events=engine.events, nodes=engine.nodes)

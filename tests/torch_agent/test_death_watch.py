@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch.agent.exits import Death, DeathWatch, signal_name
+from firstfault_torch.agent.death_watch import Death, DeathWatch, signal_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from firstfault.model import Decision, JobErrors, Verdict
 
-__all__ = ["FLYTE", "PLAIN", "Engine", "engine_of"]
+__all__ = ["FLYTE", "PLAIN", "EngineWords", "engine_of"]
 
 _POD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """A name that Kubernetes accepts, and that needs no quotes in a shell."""
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineWords:
     """What a report says about one kind of engine."""
 
     log: str
@@ -61,12 +61,12 @@ class Engine:
 
 _NO_RETRIES = "nothing retries this job by itself"
 
-FLYTE = Engine("its pod's log", "its pod's events", "pods", enforcer="Flyte", has_kubectl=True)
-PLAIN = Engine("its node's log", "its node's system log", "nodes")
+FLYTE = EngineWords("its pod's log", "its pod's events", "pods", enforcer="Flyte", has_kubectl=True)
+PLAIN = EngineWords("its node's log", "its node's system log", "nodes")
 _ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN}
 
 
-def engine_of(job: JobErrors, verdict: Verdict) -> Engine:
+def engine_of(job: JobErrors, verdict: Verdict) -> EngineWords:
     """Return the engine that the documents name; `FLYTE` if none does, `PLAIN` for a name that is not known."""
     places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
     if verdict.root is not None:

@@ -20,7 +20,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault_torch.agent.exits import signal_name
+from firstfault_torch.agent.death_watch import signal_name
 from firstfault_torch.capture import capture
 from firstfault_torch.context import boot_id, versions
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from firstfault.model import Place
-    from firstfault_torch.agent.exits import Death
+    from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.context import Moment
 
 __all__ = ["KeptException", "Observation", "Stop", "about_agent", "about_death", "kept_exception"]
