@@ -71,10 +71,13 @@ class Worker:
     """The worker replicas of a `PyTorch` task."""
 
     image: str | None = None
+    """Container image; None: the task's."""
     requests: Resources | None = None
     limits: Resources | None = None
     replicas: int | None = None
+    """Number of worker pods, without the master."""
     restart_policy: RestartPolicy | None = None
+    """None: the operator's default."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What failures say: about themselves, about others, and when.
 
-`classify` reads one text; the strategy ``evidence`` weighs all failures of an attempt. Nothing here reads storage.
+`classify` reads one text; the strategy ``evidence`` weighs all failures of an attempt. Nothing
+here reads storage. Imports `exceptions`, `layout` and `model`.
 """
 
 from __future__ import annotations

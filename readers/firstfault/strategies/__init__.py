@@ -1,7 +1,8 @@
 """Aggregation strategies: from everything that was read about an attempt to one root cause.
 
 A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a plain function will do. Register it with
-`register_strategy`, or in the entry-point group ``firstfault.strategies`` of your distribution.
+`register_strategy`, or in the entry-point group ``firstfault.strategies`` of your distribution. Imports `evidence`,
+`exceptions` and `model`, never storage.
 """
 
 from firstfault.strategies._registry import (
