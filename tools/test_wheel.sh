@@ -33,8 +33,9 @@ cd "$root"
 cp -r tests examples docs tools ./*.md LICENSE Makefile pyproject.toml constraints.txt "$work"
 cd "$work"
 status=0
-# tests of a file stay in one process and share its fixtures: a browser, a training job
-parallel=(-q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
+# Tests of a file stay in one process and share its fixtures: a browser, a training job. One process more than there are
+# cores: training jobs wait a lot.
+parallel=(-q -n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile --no-loadscope-reorder --durations=30)
 "$root/build/wheel-venv/bin/python" -m pytest -p no:cacheprovider "${parallel[@]}" "$@" || status=$?
 if [ -d build/screenshots ]; then
   rm -rf "$root/build/screenshots"

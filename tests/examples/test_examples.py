@@ -1,4 +1,8 @@
-"""Runs each example by the command in its first lines; tests/plugin/test_live.py runs user_error.py."""
+"""Runs examples by the command in their first lines.
+
+`tests/plugin/test_live.py` runs user_error.py, tools/check_demo.py checks recoverable.py, tools/check_plain.py runs
+plain.py.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +36,6 @@ def test_the_ddp_example_learns(tmp_path: Path) -> None:
 
     assert code == 0
     assert result["outputs"]["o0"] > 0.9
-
-
-def test_the_retry_of_the_recoverable_example_goes_on_from_the_checkpoint(tmp_path: Path) -> None:
-    """The verdict names rank 3; one retry on the user's budget continues from the first attempt's checkpoint."""
-    code, result = _run(tmp_path, "recoverable.py", "train")
-
-    first, second = result["attempts"]
-    assert code == 0
-    assert first["verdict"]["ranks"] == [3]
-    assert first["verdict"]["headline"].startswith("DataUnavailableError, rank 3")
-    assert first["verdict"]["category"] == "recoverable"
-    assert first["decision"] == {**first["decision"], "retry": True, "origin": "USER", "enforced": True}
-    assert (first["engine"]["error_seen"]["kind"], first["engine"]["error_seen"]["origin"]) == ("RECOVERABLE", "USER")
-    assert (first["status"], second["status"]) == ("failed", "succeeded")
-    assert second["verdict"] is None
-    assert result["outputs"]["o0"]["first_epoch"] == 4
-    assert result["outputs"]["o0"]["slope"] == pytest.approx(3, abs=0.01)
 
 
 def test_one_import_line_migrates_a_kfpytorch_script(tmp_path: Path) -> None:
