@@ -6,7 +6,9 @@ on one verdict. It imports torch and the library `firstfault`, never flytekit. N
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import Engine, ErrorName, PlainEngine, RecoverableError
@@ -23,23 +25,11 @@ __all__ = [
     "launch",
 ]
 
-_HOMES = {
-    "firstfault_torch.engine": ("Engine", "ErrorName", "PlainEngine", "RecoverableError"),
-    "firstfault_torch.options": ("Options",),
-    "firstfault_torch.run": ("NodeFailedError", "launch"),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - paid by the first use of a name
-
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "firstfault_torch.engine": ("Engine", "ErrorName", "PlainEngine", "RecoverableError"),
+        "firstfault_torch.options": ("Options",),
+        "firstfault_torch.run": ("NodeFailedError", "launch"),
+    },
+)

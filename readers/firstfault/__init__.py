@@ -6,7 +6,9 @@ torch, and imports `firstfault_proto` alone. Names are loaded when first used, s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
     from firstfault.errors import FirstFaultError, StoreError, StrategyError
@@ -33,25 +35,13 @@ __all__ = [
     "verdict_for",
 ]
 
-_HOMES = {
-    "firstfault.errors": ("FirstFaultError", "StoreError", "StrategyError"),
-    "firstfault.model": ("Coverage", "Decision", "JobErrors", "Verdict", "WorkerError"),
-    "firstfault.output_reader": ("ExecutionError", "MultiErrorFileOutputReader"),
-    "firstfault.retry": ("decide", "default_policy"),
-    "firstfault.strategies": ("AggregationStrategy", "register_strategy", "verdict_for"),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - only a name that is looked up needs it
-
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "firstfault.errors": ("FirstFaultError", "StoreError", "StrategyError"),
+        "firstfault.model": ("Coverage", "Decision", "JobErrors", "Verdict", "WorkerError"),
+        "firstfault.output_reader": ("ExecutionError", "MultiErrorFileOutputReader"),
+        "firstfault.retry": ("decide", "default_policy"),
+        "firstfault.strategies": ("AggregationStrategy", "register_strategy", "verdict_for"),
+    },
+)

@@ -6,7 +6,9 @@ Imports `layout`, `model`, `store` and `wire`. Each name is imported on first us
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
     from firstfault.errors import RecorderUnavailableError
@@ -25,25 +27,13 @@ __all__ = [
     "start_recorder",
 ]
 
-_HOMES = {
-    "firstfault.errors": ("RecorderUnavailableError",),
-    "firstfault.recorder.client": ("Recorder",),
-    "firstfault.recorder.folder": ("NodeFolder",),
-    "firstfault.recorder.process": ("RecorderProcess", "start_recorder"),
-    "firstfault.recorder.spool": ("Spool", "SpooledDocument"),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - as above
-
-    value = getattr(importlib.import_module(_HOME_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "firstfault.errors": ("RecorderUnavailableError",),
+        "firstfault.recorder.client": ("Recorder",),
+        "firstfault.recorder.folder": ("NodeFolder",),
+        "firstfault.recorder.process": ("RecorderProcess", "start_recorder"),
+        "firstfault.recorder.spool": ("Spool", "SpooledDocument"),
+    },
+)

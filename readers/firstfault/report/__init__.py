@@ -6,8 +6,9 @@ Imports `conclude`, `strategies`, `evidence`, `exceptions`, `model` and the JSON
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from firstfault.lazy import lazy_names
 from firstfault.report.data import Report, report_of
 from firstfault.wire.verdict_json import to_json, verdict_from_json, verdict_to_dict
 
@@ -17,12 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Report", "flyte_message", "markdown", "report_of", "to_json", "verdict_from_json", "verdict_to_dict"]
 
-_DRAWN_BY = {"flyte_message": "firstfault.render.flyte_message", "markdown": "firstfault.render.markdown"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _DRAWN_BY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib  # noqa: PLC0415 - reports do not import what draws them
-
-    return getattr(importlib.import_module(_DRAWN_BY[name]), name)
+__getattr__, _ = lazy_names(
+    __name__,
+    {"firstfault.render.flyte_message": ("flyte_message",), "firstfault.render.markdown": ("markdown",)},
+)
