@@ -36,7 +36,7 @@ _CHUNK = 250
 """Objects per chunk of a listing; divides `PAGE`, so that a page needs no further request."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
-_MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _REFUSED = {401, 403}
 _NOT_FOUND = 404
 _TOO_MANY_REQUESTS = 429
