@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from firstfault.evidence.classification import ClassifiedFailure
-    from firstfault.evidence.texts import Pointer
+    from firstfault.evidence.text_classification import Pointer
     from firstfault.model import CausedBy, JobErrors
 
 __all__ = ["Accusations", "accusations_of", "names_it"]

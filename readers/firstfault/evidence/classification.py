@@ -9,14 +9,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.texts import Classification, classify, pointer_in
+from firstfault.evidence.text_classification import Classification, classify, pointer_in
 from firstfault.model import Subject, Writer
 from firstfault.model.signal_meanings import CRASHES, STOPS, ended_by, signal_of_exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from firstfault.evidence.texts import Pointer
+    from firstfault.evidence.text_classification import Pointer
     from firstfault.model import ExceptionInfo, JobErrors, WorkerError
 
 __all__ = ["ClassifiedFailure", "FailureClass", "classify_failures"]

@@ -99,7 +99,7 @@ _EITHER = {"host_oom", "disk_full", "signal", "hang"}
 """Memory, disk, native code and waiting depend on the code and on what the platform gives it."""
 
 CATEGORY_ADVICE: dict[str, str] = {
-    "recoverable": "see what the code waited for: it asked for another attempt",
+    "recoverable": "see what the code waited for when it asked for another attempt",
     "user_code": "open the code that raised it",
     "input": "check the task's inputs and its configuration",
     "config": "check the configuration: no worker can run with it",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from firstfault.evidence.accusations import Accusations
     from firstfault.evidence.diagnosis import Diagnosis
     from firstfault.evidence.inferred_root import InferredRoot
-    from firstfault.evidence.texts import Pointer
+    from firstfault.evidence.text_classification import Pointer
     from firstfault.model import JobErrors, WorkerError
 
 __all__ = ["infer_root"]
