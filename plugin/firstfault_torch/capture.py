@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import linecache
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -124,19 +125,7 @@ def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
         if not _is_exception(following) or id(following) in seen:
             break
         seen.add(id(following))
-        info = _capture(following, depth + 1)
-        chain.append(
-            ExceptionInfo(
-                type=info.type,
-                message=info.message,
-                bases=info.bases,
-                frames=info.frames,
-                notes=info.notes,
-                relation=relation,
-                frames_omitted=info.frames_omitted,
-                members=info.members,
-            )
-        )
+        chain.append(replace(_capture(following, depth + 1), relation=relation))
         current = following
     return tuple(chain)
 

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import enum
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from firstfault.model import Kind, Origin
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.model import Kind, Origin, WorkerError
 from firstfault_torch.capture import qualified_name
+from firstfault_torch.context import boot_id, versions
 
-__all__ = ["FLYTE_CLASSES", "ErrorClass", "FlyteClass", "error_class_of"]
+if TYPE_CHECKING:
+    from firstfault.model import Place
+
+__all__ = ["FLYTE_CLASSES", "ErrorClass", "FlyteClass", "error_class_of", "failure_record"]
 
 
 class ErrorClass(enum.Enum):
@@ -52,6 +58,20 @@ FLYTE_CLASSES: dict[ErrorClass, FlyteClass] = {
     ErrorClass.LOST_AGENT: FlyteClass("node_lost", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:AgentLost"),
     ErrorClass.PREEMPTION: FlyteClass("preemption", Kind.RECOVERABLE, Origin.SYSTEM, "SYSTEM:Preemption"),
 }
+
+
+def failure_record(error_class: ErrorClass, place: Place, **fields: Any) -> WorkerError:
+    """Return the record of a failure with its fingerprint.
+
+    Args:
+        error_class: says code, kind, origin and category, as far as `fields` do not.
+        place: of the process that failed.
+        fields: further fields of `WorkerError`.
+    """
+    flyte = FLYTE_CLASSES[error_class]
+    defaults = {"code": flyte.code, "kind": flyte.kind, "origin": flyte.origin, "category": flyte.category}
+    failure = WorkerError(worker=place.node, place=place, boot_id=boot_id(), versions=versions(), **(defaults | fields))
+    return replace(failure, fingerprint=fingerprint_of(failure))
 
 
 def error_class_of(error: BaseException) -> ErrorClass:

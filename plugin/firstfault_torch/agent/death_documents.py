@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import (
     CausedBy,
@@ -17,19 +16,17 @@ from firstfault.model import (
     StackDump,
     Subject,
     ThreadFailure,
-    WorkerError,
     Writer,
 )
 from firstfault_torch.agent.death_watch import signal_name
 from firstfault_torch.capture import capture
-from firstfault_torch.context import boot_id, versions
-from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
+from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass, failure_record
 from firstfault_torch.error_file import read_error_file, read_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from firstfault.model import Place
+    from firstfault.model import Place, WorkerError
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.context import Moment
 
@@ -126,7 +123,6 @@ def about_death(  # noqa: PLR0913 - keywords
         fatal_stack: what faulthandler wrote at a fatal signal.
         log_tail: the end of the worker's stderr.
     """
-    flyte = FLYTE_CLASSES[ErrorClass.WORKER_FAILURE]
     stopped = stop is not None and stop.ended(death)
     if stopped and kept is not None and kept.exception.type in _SIGNAL_EXCEPTIONS:
         kept = None
@@ -134,14 +130,12 @@ def about_death(  # noqa: PLR0913 - keywords
     stack = fatal_stack or observed.stack
     code, message = _code_and_message(death, place, stop.reason if stop is not None and stopped else "", kept)
     resources = resources or Resources()
-    failure = WorkerError(
+    return failure_record(
+        ErrorClass.WORKER_FAILURE,
+        place,
         code=code,
         message=message,
-        kind=flyte.kind,
-        origin=flyte.origin,
         timestamp_ns=death.wall_ns,
-        worker=place.node,
-        place=place,
         writer=Writer.AGENT,
         subject=Subject.WORKER,
         exception=kept.exception if kept is not None else None,
@@ -150,9 +144,7 @@ def about_death(  # noqa: PLR0913 - keywords
         sent_signals=(SentSignal(stop.sent_to(death), stop.reason),) if stop is not None and stopped else (),
         category="host_oom" if death.signal == "SIGKILL" and not stopped and resources.oom_kill else "",
         monotonic_ns=death.monotonic_ns,
-        boot_id=boot_id(),
         upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
-        versions=versions(),
         resources=resources,
         log_tail=log_tail,
         stack_dumps=(StackDump(death.pid, place.rank, stack),) if stack else (),
@@ -160,7 +152,6 @@ def about_death(  # noqa: PLR0913 - keywords
         thread_failures=observed.thread_failures,
         caused_by=stop.caused_by if stop is not None and stopped else None,
     )
-    return replace(failure, fingerprint=fingerprint_of(failure))
 
 
 def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:
@@ -181,29 +172,21 @@ def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptExcept
 
 def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Moment) -> WorkerError:
     """Return the failure record of an error in the agent process; one about a signal has no exception."""
-    flyte = FLYTE_CLASSES[sort]
     signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
     exception = capture(error) if signal_number is None else None
     name = signal_name(signal_number) if signal_number is not None else ""
     terminated = f"the agent of {place.node} was terminated ({name}): preemption, drain, a time limit, or a person"
-    failure = WorkerError(
-        code=flyte.code,
+    return failure_record(
+        sort,
+        place,
         message=format_exception(exception) if exception is not None else terminated,
-        kind=flyte.kind,
-        origin=flyte.origin,
         timestamp_ns=moment.wall_ns,
-        worker=place.node,
-        place=place,
         writer=Writer.AGENT,
         subject=Subject.AGENT,
         exception=exception,
         signal=name,
-        category=flyte.category,
         monotonic_ns=moment.monotonic_ns,
-        boot_id=boot_id(),
-        versions=versions(),
     )
-    return replace(failure, fingerprint=fingerprint_of(failure))
 
 
 def _exception_from(text: str) -> ExceptionInfo:

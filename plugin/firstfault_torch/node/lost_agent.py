@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.model import Subject, WorkerError, Writer
-from firstfault_torch.context import boot_id, versions
-from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
+from firstfault.model import Subject, Writer
+from firstfault_torch.error_classes import ErrorClass, failure_record
 
 if TYPE_CHECKING:
-    from firstfault.model import Place
+    from firstfault.model import Place, WorkerError
 
 __all__ = ["lost_agent"]
 
@@ -22,18 +19,10 @@ def lost_agent(place: Place) -> WorkerError:
     Args:
         place: the agent's.
     """
-    flyte = FLYTE_CLASSES[ErrorClass.LOST_AGENT]
-    failure = WorkerError(
-        code=flyte.code,
+    return failure_record(
+        ErrorClass.LOST_AGENT,
+        place,
         message=f"the agent died (pid {place.pid}) and left no report; its workers were terminated",
-        kind=flyte.kind,
-        origin=flyte.origin,
-        worker=place.node,
-        place=place,
         writer=Writer.WORKER,
         subject=Subject.AGENT,
-        category=flyte.category,
-        boot_id=boot_id(),
-        versions=versions(),
     )
-    return replace(failure, fingerprint=fingerprint_of(failure))

@@ -8,12 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.model import Subject, WorkerError, Writer
+from firstfault.model import Subject, Writer
 from firstfault_torch.capture import bare, capture
-from firstfault_torch.context import boot_id, versions
-from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
+from firstfault_torch.error_classes import ErrorClass, failure_record
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, error_file_data, write_error_file
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import record_error, spool_of
@@ -21,7 +19,7 @@ from firstfault_torch.worker.in_flight import moment_of
 from firstfault_torch.worker.introspection import collective_progress, thread_failures
 
 if TYPE_CHECKING:
-    from firstfault.model import CollectiveProgress, ExceptionInfo, Place, Receipt
+    from firstfault.model import CollectiveProgress, ExceptionInfo, Place, Receipt, WorkerError
     from firstfault_torch.context import Recording
     from firstfault_torch.engine import Engine
 
@@ -80,19 +78,14 @@ def describe_and_record(  # noqa: PLR0913 - keywords
 def describe(error: BaseException, exception: ExceptionInfo, place: Place, engine: Engine) -> WorkerError:
     """Return the failure record of an exception in this process, without its time."""
     name = engine.name_error(error, exception)
-    flyte = FLYTE_CLASSES[ErrorClass.RECOVERABLE if name.recoverable else ErrorClass.WORKER_FAILURE]
-    failure = WorkerError(
+    left = {"category": "exit"} if isinstance(error, SystemExit) else {}
+    return failure_record(
+        ErrorClass.RECOVERABLE if name.recoverable else ErrorClass.WORKER_FAILURE,
+        place,
         code=name.code,
         message=format_exception(exception),
-        kind=flyte.kind,
-        origin=flyte.origin,
-        worker=place.node,
-        place=place,
         writer=Writer.WORKER,
         subject=Subject.WORKER,
         exception=exception,
-        category="exit" if isinstance(error, SystemExit) else flyte.category,
-        boot_id=boot_id(),
-        versions=versions(),
+        **left,
     )
-    return replace(failure, fingerprint=fingerprint_of(failure))
