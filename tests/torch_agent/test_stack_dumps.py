@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault_torch.node.files import NodeFiles
-from firstfault_torch.node.stack_dumps import ask_for_stacks, fatal_stack, register_stacks
+from firstfault_torch.node.stack_dumps import (
+    ask_for_stacks,
+    fatal_stack,
+    register_stacks,
+    write_unasked,
+    written_stacks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,9 +77,8 @@ def in_a_kill() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _run(where: Callable[[], None], folder: Path, local_rank: int, offers: bool, ready: Any) -> None:
-    if offers:
-        register_stacks(NodeFiles(folder), ROUND, local_rank)
+def _run(where: Callable[[], None], prepare: Callable[[], None], ready: Any) -> None:
+    prepare()
     ready.set()
     where()
 
@@ -85,10 +90,20 @@ def start(tmp_path: Path) -> Iterator[Callable[..., multiprocessing.process.Base
     context = multiprocessing.get_context("fork")
 
     def begin(
-        where: Callable[[], None], *, local_rank: int = 0, offers: bool = True
+        where: Callable[[], None],
+        *,
+        local_rank: int = 0,
+        offers: bool = True,
+        then: Callable[[], None] = bool,
     ) -> multiprocessing.process.BaseProcess:
         ready = context.Event()
-        started.append(context.Process(target=_run, args=(where, tmp_path, local_rank, offers, ready)))
+
+        def prepare() -> None:
+            if offers:
+                register_stacks(NodeFiles(tmp_path), ROUND, local_rank)
+            then()
+
+        started.append(context.Process(target=_run, args=(where, prepare, ready)))
         started[-1].start()
         assert ready.wait(LONG_S)
         return started[-1]
@@ -168,6 +183,43 @@ def test_a_process_that_offers_nothing(
     os.kill(silent.pid or 0, signal.SIGRTMIN + 12)
     silent.join(LONG_S)
     assert silent.exitcode == -(signal.SIGRTMIN + 12), "what it would have done"
+
+
+def reset_handlers() -> None:
+    """Reset all signals, as Lightning's ``fit`` does at its end."""
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    # Python lists only the first and the last real-time signal
+    for number in range(signal.SIGRTMIN, signal.SIGRTMAX + 1):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def test_a_process_whose_handlers_were_reset(
+    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
+) -> None:
+    """The signal is not sent: it would kill the process."""
+    process, there = start(in_python, then=reset_handlers), start(in_python, local_rank=1)
+    assert set(ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: process.pid or 0, 1: there.pid or 0}, LONG_S)) == {1}
+    process.join(0.2)
+    assert process.is_alive()
+
+
+def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> None:
+    """A process whose handler is gone writes its stacks itself; one that has a handler waits for the signal."""
+    files = NodeFiles(tmp_path)
+
+    def answer(offers: bool) -> None:
+        if offers:
+            register_stacks(files, ROUND, int(offers))
+        write_unasked(files, ROUND, int(offers))
+
+    for offers in (False, True):
+        process = multiprocessing.get_context("fork").Process(target=answer, args=(offers,))
+        process.start()
+        process.join(LONG_S)
+        assert process.exitcode == 0
+    assert "in answer" in written_stacks(files, ROUND, 0)
+    assert not written_stacks(files, ROUND, 1)
 
 
 def test_a_process_that_has_ended(start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path) -> None:

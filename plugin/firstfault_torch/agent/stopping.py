@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault_torch.agent.death_documents import Observation
 from firstfault_torch.guard import guarded
-from firstfault_torch.node.stack_dumps import ask_for_stacks
+from firstfault_torch.node.stack_dumps import ask_for_stacks, written_stacks
 from firstfault_torch.node.worker_state import from_message
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, 
     with guarded("asking workers for their stacks"):
         stacks = ask_for_stacks(files, recording.round, pids, _ASKING_S)
     answers = channel.ask(recording.round, pids, _ASKING_S)
+    for rank in answers.keys() - stacks.keys():
+        stacks[rank] = written_stacks(files, recording.round, rank)
     return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
 
 

@@ -1,8 +1,9 @@
 """The stacks of all threads of a process, written by a C handler also while the main thread is blocked.
 
 ``faulthandler`` writes them on a signal, even while the main thread is inside a collective or any other C call. They
-name files, lines and functions, not values. The signal is a real-time one that no known library uses; the agent sends
-it only to workers that registered it, because it would kill any other.
+name files, lines and functions, not values. The signal is a real-time one that no known library uses. The agent sends
+it only to workers that have a handler for it, because it would kill any other: a framework may reset all handlers, as
+Lightning does at the end of ``fit``. Such a worker writes its stacks from Python, when the agent asks for its state.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import faulthandler
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from firstfault_torch.node.files import NodeFiles
 
-__all__ = ["ask_for_stacks", "fatal_stack", "register_stacks"]
+__all__ = ["ask_for_stacks", "fatal_stack", "register_stacks", "write_unasked", "written_stacks"]
 
 _SIGNAL = int(signal.SIGRTMIN) + 12
 _SETTLED_S = 0.02
@@ -52,8 +53,24 @@ def ask_for_stacks(files: NodeFiles, round_: int, pids: dict[int, int], seconds:
     """
     asked = {local: pid for local, pid in pids.items() if _signalled(files, round_, local, pid)}
     sizes = _settled([files.stacks(round_, local) for local in asked], seconds)
-    texts = {local: _tail(files.stacks(round_, local)) for local in asked}
+    texts = {local: written_stacks(files, round_, local) for local in asked}
     return {local: text for local, text in texts.items() if text and sizes}
+
+
+def write_unasked(files: NodeFiles, round_: int, local_rank: int) -> None:
+    """Write this process's stacks if the agent could not ask for them, because the signal's handler is gone."""
+    if _handles_signal(os.getpid()):
+        return
+    descriptor = _opened(files.stacks(round_, local_rank))
+    try:
+        faulthandler.dump_traceback(file=descriptor, all_threads=True)
+    finally:
+        os.close(descriptor)
+
+
+def written_stacks(files: NodeFiles, round_: int, local_rank: int) -> str:
+    """Return the stacks that a worker has written so far; empty if there are none."""
+    return _tail(files.stacks(round_, local_rank))
 
 
 def fatal_stack(files: NodeFiles, round_: int, local_rank: int) -> str:
@@ -62,13 +79,23 @@ def fatal_stack(files: NodeFiles, round_: int, local_rank: int) -> str:
 
 
 def _signalled(files: NodeFiles, round_: int, local_rank: int, pid: int) -> bool:
-    if not files.stacks_ready(round_, local_rank).exists():
+    if not files.stacks_ready(round_, local_rank).exists() or not _handles_signal(pid):
         return False
     try:
         os.kill(pid, _SIGNAL)
     except ProcessLookupError:
         return False
     return True
+
+
+def _handles_signal(pid: int) -> bool:
+    """Whether a process has a handler for the signal now; False if /proc cannot tell."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = status.partition("SigCgt:")[2].split(maxsplit=1)
+    return bool(caught) and bool(int(caught[0], 16) >> (_SIGNAL - 1) & 1)
 
 
 def _settled(files: Iterable[Path], seconds: float) -> dict[Path, int]:

@@ -20,7 +20,7 @@ from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
 from firstfault_torch.node.channel import WorkerChannel
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.lost_agent import lost_agent
-from firstfault_torch.node.stack_dumps import register_stacks
+from firstfault_torch.node.stack_dumps import register_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node.worker_state import to_message
 from firstfault_torch.worker.exception_document import describe_and_record
@@ -167,6 +167,9 @@ class WorkerMonitor:
     def _state(self) -> dict[str, Any]:
         """Answer the agent, which is about to stop this process."""
         self._asked.set()
+        if self.recording is not None and self.place is not None and self.recording.files is not None:
+            with guarded("writing the stacks"):
+                write_unasked(self.recording.files, self.place.round, self.place.local_rank or 0)
         with guarded("recording an exception in flight"):
             self.in_flight.ask()
         for call in self._before_stop:
