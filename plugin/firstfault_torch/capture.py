@@ -15,7 +15,7 @@ from typing import Any
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault_torch.guard import caught
 
-__all__ = ["bare", "capture", "qualified_name", "safe_text"]
+__all__ = ["bare", "before_exit", "capture", "qualified_name", "safe_text"]
 
 _MAX_TEXT = 64 * 1024
 """Characters of a message that are kept in memory."""
@@ -33,6 +33,22 @@ _OWN_FOLDERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}flytekitplugins{os
 def capture(error: BaseException) -> ExceptionInfo:
     """Return `error` as data: type, message, frames, notes, causes and members."""
     return _capture(error, depth=0)
+
+
+def before_exit(error: BaseException) -> BaseException:
+    """Return the exception that the program turned into ``sys.exit(code)``; `error` itself if there is none.
+
+    Scripts and frameworks (Hydra, click, a plain main) catch an exception, print it and exit: the exit says nothing,
+    the exception says why.
+    """
+    for _ in range(_MAX_CAUSES):
+        if not isinstance(error, SystemExit):
+            break
+        following = _attribute(error, "__cause__") or _attribute(error, "__context__")
+        if not _is_exception(following):
+            break
+        error = following
+    return error
 
 
 def bare(error: BaseException) -> ExceptionInfo:
@@ -114,14 +130,15 @@ def _notes(error: BaseException) -> tuple[str, ...]:
 
 
 def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
-    """Return the chain as Python prints it: an explicit cause, else the context unless it was suppressed."""
+    """Return the chain: an explicit cause, else the context. After ``raise ... from None`` it is not printed."""
     seen = {id(error)}
     chain: list[ExceptionInfo] = []
     current = error
     while len(chain) < _MAX_CAUSES:
         following, relation = _attribute(current, "__cause__"), "cause"
-        if following is None and not _attribute(current, "__suppress_context__"):
-            following, relation = _attribute(current, "__context__"), "context"
+        if following is None:
+            following = _attribute(current, "__context__")
+            relation = "suppressed" if _attribute(current, "__suppress_context__") else "context"
         if not _is_exception(following) or id(following) in seen:
             break
         seen.add(id(following))

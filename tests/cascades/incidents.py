@@ -1,7 +1,8 @@
 """Judges incidents from public threads by the strategy `evidence`: ``incidents.py FILE.jsonl``.
 
-Each line holds what was seen ("observations": who, message) and the root cause that the thread found. This module
-turns the observations, which are prose, into failures as a reader would have found them.
+Each line holds what was seen and the root cause that the thread found. What was seen is either prose ("observations":
+who, message), which this module turns into failures as a reader would have found them, or "documents" of single ranks
+(kind, text, signal, exit code) in a world of known size.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from firstfault.evidence import Role, classify
-from firstfault.model import Scope, SentSignal, Subject, Writer
+from firstfault.model import ExceptionInfo, Scope, SentSignal, Subject, Writer
 from firstfault.strategies.evidence import evidence
-from firstfault.testing import make_error, make_job
+from firstfault.testing import make_error, make_job, make_presence
 
 if TYPE_CHECKING:
-    from firstfault.model import Verdict, WorkerError
+    from firstfault.model import JobErrors, Verdict, WorkerError
 
 _RANKS = re.compile(r"\branks? (?P<list>\d[\d, \-]*)")
 _NODE = re.compile(r"\bnode (?P<node>\w+)|\b(?P<agent>agent \d+)")
@@ -109,6 +110,63 @@ def _ranks_of(who: str) -> list[int]:
     return ranks
 
 
+def job_of_documents(incident: dict[str, Any]) -> JobErrors:
+    """Return the job whose ranks left an incident's documents; every node reported."""
+    nodes, per_node = incident["world"]["nodes"], incident["world"]["per_node"]
+    size = nodes * per_node
+    failures = []
+    for document in incident["documents"]:
+        rank = document["rank"]
+        place = {
+            "node": f"node-{rank // per_node}",
+            "host": f"node-{rank // per_node}",
+            "local_rank": rank % per_node,
+            "group_rank": rank // per_node,
+            "world_size": size,
+            "group_world_size": nodes,
+        }
+        raised = document["kind"] == "exception"
+        failures.append(
+            make_error(
+                rank,
+                at_ms=document["at_ms"],
+                exception=ExceptionInfo(document["exception_type"] or "Exception", document["text"])
+                if raised
+                else None,
+                message=document["text"],
+                writer=Writer.WORKER if raised else Writer.AGENT,
+                exit_code=None if raised else document["exit_code"],
+                signal="" if raised else document["signal"],
+                sent_signals=(SentSignal("SIGTERM", "a peer failed"),) if document["kind"] == "stopped" else (),
+                log_tail="" if raised else document["text"],
+                **place,
+            )
+        )
+    entries = [
+        make_presence(
+            node=f"node-{node}",
+            group_rank=node,
+            nodes=nodes,
+            world_size=size,
+            ranks=tuple(range(node * per_node, (node + 1) * per_node)),
+        )
+        for node in range(nodes)
+    ]
+    return make_job(*failures, roster=tuple(entries))
+
+
+def judge_documents(truth: dict[str, Any], verdict: Verdict) -> str:
+    """Return "right", "wrong" or "undetermined"; naming the node of a rank that is the root cause is right."""
+    undetermined = verdict.scope is Scope.UNDETERMINED
+    if truth.get("undetermined"):
+        return "right" if undetermined else "wrong"
+    if undetermined:
+        return "undetermined"
+    if truth.get("ranks"):
+        return "right" if verdict.ranks and set(verdict.ranks) <= set(truth["ranks"]) else "wrong"
+    return "right" if verdict.node else "wrong"
+
+
 def judge(root: dict[str, Any], verdict: Verdict) -> str:
     """Return "right", "wrong" or "undetermined" against the root cause that the thread found."""
     named = root.get("rank")
@@ -132,8 +190,12 @@ def main(files: list[str]) -> int:
         with open(file, encoding="utf-8") as lines:  # noqa: PTH123 - a path as it was given
             for line in lines:
                 incident = json.loads(line)
-                failures = failures_of(incident)
-                if not failures:
+                failures = [] if "documents" in incident else failures_of(incident)
+                if "documents" in incident:
+                    verdict = evidence(job_of_documents(incident))
+                    outcome = judge_documents(incident["truth"], verdict)
+                    said = f"{verdict.confidence}: {verdict.headline}"
+                elif not failures:
                     outcome, said = "undetermined", "nothing that can be read"
                     outcome = "right" if incident["root_cause"].get("rank") is None else outcome
                 else:
@@ -141,7 +203,7 @@ def main(files: list[str]) -> int:
                     outcome = judge(incident["root_cause"], verdict)
                     said = f"{verdict.confidence}: {verdict.headline}"
                 counts[outcome] = counts.get(outcome, 0) + 1
-                print(f"{incident['id']:5} {outcome:13} {said[:110]}")
+                print(f"{incident['id']:5} {outcome:13} {said[:130]}")
     print(counts)
     return 0
 

@@ -335,7 +335,7 @@ def _broadcast() -> list[WorkerError]:
             {"worker-0-0.pb", "worker-0-1.pb", "worker-1-2.pb", "worker-1-3.pb"},
         ),
         (
-            [waited(3), stopped(0)],
+            [make_error(3, node="worker-1", exception=None, writer=Writer.AGENT, exit_code=1), stopped(0)],
             "no other rank shows a fault of its own",
             {"worker-0-0.pb"},
         ),
@@ -347,6 +347,13 @@ def test_the_documents_of_an_inferred_root(failures: list[WorkerError], sentence
     roster = (make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(2, 3)),)
     verdict = evidence(done(*map(_documented, failures), roster=roster))
     assert [set(names) for text, names in verdict.reasons if text.startswith(sentence)] == [sources]
+
+
+def test_a_rank_that_waited_is_not_named_by_elimination() -> None:
+    """One rank that timed out is a victim of the rank that it waited for, also if no other rank is suspect."""
+    verdict = evidence(done(waited(3), stopped(0), stopped(1), stopped(2)))
+    assert verdict.scope is Scope.UNDETERMINED
+    assert verdict.category == "hang"
 
 
 def test_what_is_counted_is_named_in_the_right_number() -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import firstfault_torch
-from firstfault_torch.capture import capture, qualified_name, safe_text
+from firstfault.exceptions.tracebacks import format_exception
+from firstfault_torch.capture import before_exit, capture, qualified_name, safe_text
 from firstfault_torch.guard import bounded
 from firstfault_torch.worker import recording as worker
 from flytekitplugins.firstfault import entrypoints
@@ -263,17 +264,48 @@ def _three() -> None:
         (lambda: _raise(ValueError()), []),
         (_from_cause, [("KeyError", "cause")]),
         (_in_context, [("KeyError", "context")]),
-        (_from_none, []),
+        (_from_none, [("KeyError", "suppressed")]),
         (_three, [("ValueError", "context"), ("KeyError", "cause")]),
     ],
     ids=["none", "cause", "context", "from None", "three"],
 )
 def test_causes(call: Callable[[], None], chain: list[tuple[str, str]]) -> None:
-    """The chain is the one that Python prints: a cause, else the context unless it was suppressed; nearest first."""
+    """The chain is the one that Python prints: a cause, else the context; nearest first.
+
+    A context that was suppressed is not printed, but kept: it tells a victim from a culprit.
+    """
     captured = capture(_raised(call))
+    assert ("KeyError" in format_exception(captured)) is any(relation != "suppressed" for _, relation in chain)
     assert [(cause.type, cause.relation) for cause in captured.causes] == chain
     assert all(cause.causes == () for cause in captured.causes), "the chain is flat"
     assert all(cause.frames for cause in captured.causes)
+
+
+def _exit_after(error: BaseException | None) -> None:
+    try:
+        if error is not None:
+            _raise(error)
+    except Exception:  # noqa: BLE001 - as frameworks do
+        sys.exit(1)
+    sys.exit(2)
+
+
+@pytest.mark.parametrize("error", [ValueError("bad batch"), None], ids=repr)
+def test_what_came_before_an_exit(error: BaseException | None) -> None:
+    """An exit that the program made of an exception is about that exception; another exit is about itself."""
+    left = _raised(lambda: _exit_after(error))
+    assert isinstance(left, SystemExit)
+    assert before_exit(left) is (error or left)
+
+
+def test_an_exit_around_an_exit() -> None:
+    """Handlers may be nested; two exits that are each other's context end the search."""
+    first, second = SystemExit(1), SystemExit(2)
+    first.__context__ = second
+    second.__context__ = error = ValueError("bad batch")
+    assert before_exit(first) is error
+    second.__context__ = first
+    assert isinstance(before_exit(first), SystemExit)
 
 
 def test_a_cycle_of_causes_ends() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -32,7 +33,7 @@ from firstfault_torch.node.document_writer import (
     spool_of,
 )
 from firstfault_torch.worker import recording as worker
-from firstfault_torch.worker.recording import recorded
+from firstfault_torch.worker.recording import WorkerMonitor, recorded
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 from tests.recordings import recording_at
 
@@ -257,6 +258,10 @@ def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return become
 
 
+def _raise(error: BaseException) -> None:
+    raise error
+
+
 def _leaving(error: BaseException) -> BaseException:
     """Return the exception that leaves a task function that raises `error`."""
     with pytest.raises(BaseException) as caught, recorded(FlyteEngine()):  # noqa: PT011 - any exception may
@@ -399,6 +404,63 @@ def test_another_exit_is_a_failure(code: object, prefix: Prefix, as_worker: Call
     assert failure.category == "exit"
     assert failure.exception is not None
     assert failure.exception.type == "SystemExit"
+
+
+@pytest.mark.parametrize("detached", [False, True], ids=["context", "from None"])
+def test_an_exit_that_the_program_made_of_an_exception(
+    detached: bool, prefix: Prefix, as_worker: Callable[..., Path]
+) -> None:
+    """The document is about the exception, says that the program exited, and takes the exception's kind."""
+    as_worker()
+
+    def train() -> None:
+        try:
+            _raise(FlyteRecoverableException("shard 7"))
+        except Exception:  # noqa: BLE001 - as frameworks do
+            if detached:
+                raise SystemExit(3) from None
+            sys.exit(3)
+
+    with pytest.raises(SystemExit, match="3"), recorded(FlyteEngine()):
+        train()
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    assert failure.exception.message.endswith("shard 7")
+    assert failure.exception.notes == ("The program then called sys.exit(3).",)
+    assert (failure.kind, failure.category) == (Kind.RECOVERABLE, "recoverable")
+
+
+def test_what_a_handler_makes_of_the_agents_signal(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """After the agent's question an exception that was not there before is an answer to its signal."""
+    as_worker()
+
+    def train(monitor: WorkerMonitor) -> None:
+        monitor.answer()
+        raise OSError("broken")
+
+    with pytest.raises(OSError, match="broken"), recorded(FlyteEngine()) as monitor:
+        train(monitor)
+    assert prefix.failures() == []
+
+
+def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """It is recorded when the agent asks, and again when it leaves."""
+    as_worker()
+
+    def train(monitor: WorkerMonitor) -> None:
+        try:
+            _raise(ValueError("bad batch"))
+        finally:
+            asking = threading.Thread(target=monitor.answer)
+            asking.start()
+            asking.join()
+
+    with pytest.raises(ValueError, match="bad"), recorded(FlyteEngine()) as monitor:
+        train(monitor)
+    assert {failure.in_flight: failure.what for failure in prefix.failures()} == {
+        True: "ValueError",
+        False: "ValueError",
+    }
 
 
 def test_success_leaves_nothing(prefix: Prefix, as_worker: Callable[..., Path]) -> None:

@@ -167,7 +167,7 @@ class Reporter:
                 kept=None if own else self._kept_by_torch(death),
                 resources=self._resources() if killed else None,
                 fatal_stack=self._fatal_stack(death.local_rank),
-                log_tail=self._log_tails.tail(death.local_rank) if by_itself and self._log_tails is not None else "",
+                log_tail=self._log_tails.tail(death.local_rank) if self._log_tails is not None else "",
             )
         )
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import Subject, Writer
-from firstfault_torch.capture import bare, capture
+from firstfault_torch.capture import bare, before_exit, capture, safe_text
 from firstfault_torch.error_classes import ErrorClass, failure_record
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, error_file_data, write_error_file
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import record_error, spool_of
-from firstfault_torch.worker.in_flight import moment_of
+from firstfault_torch.worker.in_flight import is_clean_exit, moment_of
 from firstfault_torch.worker.introspection import collective_progress, thread_failures
 
 if TYPE_CHECKING:
@@ -51,14 +51,15 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     began = time.monotonic_ns()
     wall_ns, monotonic_ns = moment_of(error)
     deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
-    exception = bounded(partial(capture, error), recording.upload_deadline_seconds / 2, "reading an exception")
+    source = error if is_clean_exit(error) else before_exit(error)
+    exception = bounded(partial(_read, source, error), recording.upload_deadline_seconds / 2, "reading an exception")
     if exception is None:
-        exception = replace(bare(error), message="<no text: reading the exception took too long>")
+        exception = replace(bare(source), message="<no text: reading the exception took too long>")
     progress: tuple[CollectiveProgress, ...] = ()
     with guarded("asking for the collectives"):
         progress = collective_progress()
     failure = replace(
-        describe(error, exception, place, engine),
+        describe(source, exception, place, engine),
         timestamp_ns=wall_ns,
         monotonic_ns=monotonic_ns,
         in_flight=in_flight,
@@ -73,6 +74,13 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     left = (deadline_ns - time.monotonic_ns()) / 1e9
     spool = spool_of(recording, place.local_rank, error_file)
     return failure, record_error(failure, recording, spool, left, held=held)
+
+
+def _read(source: BaseException, error: BaseException) -> ExceptionInfo:
+    exception = capture(source)
+    if source is error:
+        return exception
+    return replace(exception, notes=(*exception.notes, f"The program then called sys.exit({safe_text(error)})."))
 
 
 def describe(error: BaseException, exception: ExceptionInfo, place: Place, engine: Engine) -> WorkerError:

@@ -87,6 +87,12 @@ class InFlight:
         if error is not None and _may_fail(error):
             self._note(error)
 
+    def has_recorded(self, error: BaseException) -> bool:
+        """Whether `error`, or an exception of its chain, was recorded while it was in flight."""
+        chain = {id(item) for item in chain_of(error)}
+        with self._lock:
+            return any(id(item) in chain for item, _ in self._recorded)
+
     def reconcile(self, error: BaseException | None) -> None:
         """Withdraw all but `error` and its causes and contexts; None: withdraw all."""
         alive = {id(item) for item in chain_of(error)}

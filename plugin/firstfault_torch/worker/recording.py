@@ -94,6 +94,7 @@ class WorkerMonitor:
         self._undo: list[Callable[[], None]] = []
         self._before_stop: list[Callable[[], None]] = []
         self._asked = threading.Event()
+        self._answered = threading.Event()
         self.in_flight = InFlight(self._record_in_flight, self._withdraw)
 
     def open(self) -> None:
@@ -108,7 +109,7 @@ class WorkerMonitor:
                 redirect_stderr(files, round_, local_rank)
             with guarded("offering stacks"):
                 register_stacks(files, round_, local_rank)
-            self._channel = WorkerChannel(files, round_, local_rank, self._state)
+            self._channel = WorkerChannel(files, round_, local_rank, self.answer)
 
     def at_close(self, call: Callable[[], None]) -> None:
         """Call `call` when the task function has ended."""
@@ -129,6 +130,10 @@ class WorkerMonitor:
         self.in_flight.reconcile(error)
         if self._asked.is_set() and _is_answer_to_signal(error):
             return  # raised by the signal with which the agent stops this process: the agent reports it
+        if self._answered.is_set() and not self.in_flight.has_recorded(error):
+            # it began after the agent's question, so it is what the training makes of the agent's signal: a
+            # framework's handler may raise anything
+            return
         moment = moment_of(error)
         receipt = self.record_exception(error)
         if self._channel is not None and receipt is not None:
@@ -164,8 +169,8 @@ class WorkerMonitor:
         deadline = self.recording.upload_deadline_seconds
         return record_error(failure, self.recording, spool_for_agent(self.recording), deadline)
 
-    def _state(self) -> dict[str, Any]:
-        """Answer the agent, which is about to stop this process."""
+    def answer(self) -> dict[str, Any]:
+        """Record the exception in flight, and return this process's state: the agent is about to stop it."""
         self._asked.set()
         if self.recording is not None and self.place is not None and self.recording.files is not None:
             with guarded("writing the stacks"):
@@ -175,7 +180,9 @@ class WorkerMonitor:
         for call in self._before_stop:
             with guarded("preparing to be stopped"):
                 call()
-        return to_message(collective_progress(), thread_failures())
+        answer = to_message(collective_progress(), thread_failures())
+        self._answered.set()
+        return answer
 
     def _record_in_flight(self, error: BaseException) -> str:
         if self.recording is None or self.place is None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.death_text import text_of_death
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.text_classification import Classification, classify, pointer_in
+from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
 from firstfault.model import Subject, Writer
 from firstfault.model.signal_meanings import CRASHES, STOPS, ended_by, signal_of_exit_code
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from firstfault.evidence.text_classification import Pointer
     from firstfault.model import ExceptionInfo, JobErrors, WorkerError
 
-__all__ = ["ClassifiedFailure", "FailureClass", "classify_failures"]
+__all__ = ["TIMED_OUT", "ClassifiedFailure", "FailureClass", "classify_failures"]
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
@@ -31,6 +32,8 @@ _PROGRAMS_OWN = {"ValueError", "TypeError", "LookupError", "AttributeError", "Na
 _TRANSPORTS = {"RuntimeError", "OSError", "EOFError"}
 _SUMMARY = "launcher-summary"
 """Signature of a launcher's summary of all its workers."""
+TIMED_OUT = "watchdog-timeout"
+"""Signature of the process group's own timeout."""
 _WAIT = "hang"
 """Category of the signatures of waits that timed out."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
@@ -76,6 +79,8 @@ class ClassifiedFailure:
     """The exception had not left the task function when its process was stopped."""
     waited: bool = False
     """It timed out waiting."""
+    signature: str = ""
+    """Id of the signature that fits its text; empty: none does, or its text does not count."""
 
     @property
     def node(self) -> str | None:
@@ -101,7 +106,11 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         if failure.signal in _ENDS | {"SIGABRT"} and failure.signal != sent.signal:
             why = f"crashed ({failure.signal}) while its agent stopped it"
             return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
-        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, f"was stopped by its agent: {sent.shown_reason}")
+        log = _classified(failure.log_tail, "", ()) if failure.log_tail else None
+        waited = log is not None and log.signature == TIMED_OUT
+        why = f"was stopped by its agent: {sent.shown_reason}"
+        signature = TIMED_OUT if waited else ""
+        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
     if failure.exception is not None:
         return _of_exception(failure, failure.exception, gone)
     if failure.signal or failure.exit_code is not None:
@@ -126,6 +135,9 @@ def _of_agent(failure: WorkerError) -> ClassifiedFailure:
 
 
 def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure:
+    while exception.type == "SystemExit" and exception.causes:
+        # an exit that the program made of an exception is what that exception is
+        exception = replace(exception.causes[0], causes=exception.causes[1:])
     name = exception.type.rsplit(".", 1)[-1]
     if name in _ANSWERS:
         if failure.node in gone or failure.sent_signals:
@@ -177,25 +189,29 @@ def _is_of_the_program(exception: ExceptionInfo) -> bool:
 
 
 def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
-    log = _classified(failure.log_tail, "", ()) if failure.log_tail else None
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
+    text = text_of_death(failure.log_tail, signal)
+    log = _classified(text, "", ()) if text else None
     if signal in STOPS and failure.node in gone:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
     if log is not None and log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
         why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
-        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _precise(log), log.pointer, specific=True)
+        return ClassifiedFailure(
+            failure, FailureClass.OWN_FAULT, why, _precise(log), log.pointer, specific=True, signature=log.signature
+        )
     if signal == "SIGKILL" and failure.resources.oom_kill:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
     if signal in _ENDS or signal in STOPS:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
     if signal == "SIGABRT":
         if log is not None and log.role is Role.SECONDARY:
-            return ClassifiedFailure(
-                failure, FailureClass.CONSEQUENCE, f"aborted because of a peer ({log.signature})", "", log.pointer
-            )
+            why = f"aborted because of a peer ({log.signature})"
+            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, "", log.pointer, signature=log.signature)
         if log is not None and log.category == _WAIT:
-            why = f"aborted because a wait timed out ({log.signature})"
-            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=True)
+            why, waited = f"aborted because a wait timed out ({log.signature})", log.signature == TIMED_OUT
+            return ClassifiedFailure(
+                failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=waited, signature=log.signature
+            )
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
     if failure.exit_code == 1:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
@@ -244,9 +260,7 @@ def _link(exception: ExceptionInfo) -> Classification:
 def _classified(message: str, exception_type: str, bases: Iterable[str]) -> Classification:
     """Classify a text. Texts that differ only in numbers, as those of thousands of victims, are classified once."""
     found = _cached(_VARYING.sub(_same_for_all, message), exception_type, tuple(bases))
-    if found.pointer is None:
-        return found
-    return replace(found, pointer=pointer_in(f"{exception_type}: {message}", found.signature))
+    return with_numbers_of(f"{exception_type}: {message}", found)
 
 
 def _same_for_all(number: re.Match[str]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.classification import TIMED_OUT, FailureClass
 from firstfault.evidence.inferred_root import InferredRoot
+from firstfault.evidence.re2_patterns import Pattern
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import Subject
 
@@ -15,10 +17,19 @@ if TYPE_CHECKING:
     from firstfault.evidence.classification import ClassifiedFailure
     from firstfault.model import WorkerError
 
-__all__ = ["hung"]
+__all__ = ["all_in_one_collective", "hung"]
 
+_WORK = Pattern(
+    r"Work\w*\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)(?:, NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
+)
+"""A collective in the log of torch's watchdog."""
+_WORK_FIELDS = ("operation", "number", "input", "output")
 _MANY = 3
 """More ranks than this are not one fault."""
+_SEVERAL = 2
+"""So many ranks must have timed out for each one that did not."""
+_REPORTS = {"desync-report", "stalled-ops", "monitored-barrier"}
+"""Signatures of reports that compare all ranks."""
 
 
 def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
@@ -31,13 +42,40 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
         key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
     )
     reasons: dict[int, list[str]] = defaultdict(list)
-    for rank, why in (*_behind(alive), *_apart(alive), *_elsewhere(alive), *_threads(alive), *_frozen(alive)):
+    for rank, why in (
+        *_behind(alive),
+        *_apart(alive),
+        *_elsewhere(alive),
+        *_threads(alive),
+        *_frozen(alive),
+        *_did_not_time_out(classified),
+        *_reported(classified),
+    ):
         reasons[rank].append(why)
     by_rank = {failure.rank: failure for failure in alive}
     return [
-        InferredRoot("; ".join(why), len(why), rank, by_rank[rank].node, by_rank[rank])
+        InferredRoot("; ".join(why), len(why), rank, by_rank[rank].node if rank in by_rank else "", by_rank.get(rank))
         for rank, why in sorted(reasons.items())
     ]
+
+
+def all_in_one_collective(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
+    """Return the node of a job on one node if all ranks timed out in the same collective, with the same sizes.
+
+    Then none of them was missing: the data did not get from one to another.
+    """
+    works: dict[int, tuple[str, ...]] = {}
+    for judged in classified:
+        found = _WORK.search(judged.failure.log_tail or judged.failure.message) if judged.waited else None
+        if found is not None and judged.failure.rank is not None:
+            works[judged.failure.rank] = tuple(found.get(name, "") for name in _WORK_FIELDS)
+    size = max((judged.failure.place.world_size for judged in classified), default=0)
+    nodes = {judged.failure.node for judged in classified}
+    if len(works) < max(size, 2) or len(set(works.values())) != 1 or len(nodes) != 1:
+        return []
+    operation, number = next(iter(works.values()))[:2]
+    why = f"all {len(works)} ranks waited in {operation} number {number}, and none finished"
+    return [InferredRoot(why, 1, None, nodes.pop(), None, "network", "low")]
 
 
 def _behind(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
@@ -104,6 +142,32 @@ def _threads(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
         if failure.rank is not None
         for thread in failure.thread_failures[:1]
     ]
+
+
+def _did_not_time_out(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+    """Return the few ranks that did not time out although most others did.
+
+    A rank that has joined a collective of NCCL times out with the others of its group: their watchdogs wait for each
+    other's dumps before they end the processes. One that has not joined is stopped, or fails when it comes and the
+    others are gone. gloo has no watchdog: there the first timeout ends the others' wait.
+    """
+    workers = [judged for judged in classified if judged.failure.subject is Subject.WORKER]
+    waited = {judged.failure.rank for judged in workers if judged.signature == TIMED_OUT}
+    others = {judged.failure.rank for judged in workers if judged.failure_class is FailureClass.CONSEQUENCE} - waited
+    ranks = sorted(rank for rank in others if rank is not None)
+    if not ranks or len(ranks) > _MANY or len(waited) < _SEVERAL * len(ranks):
+        return []
+    return [(rank, f"it did not time out in a collective, as {len(waited)} others did") for rank in ranks]
+
+
+def _reported(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+    """Return the ranks that torch's or Horovod's report of missing ranks names."""
+    named = Counter(
+        judged.pointer.rank
+        for judged in classified
+        if judged.signature in _REPORTS and judged.pointer is not None and judged.pointer.rank is not None
+    )
+    return [(rank, "a report of missing ranks names it") for rank in sorted(named)]
 
 
 def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:

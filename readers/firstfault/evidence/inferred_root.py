@@ -23,3 +23,4 @@ class InferredRoot:
     failure: WorkerError | None = None
     """Its agent's document about stopping it; None: there is none."""
     category: str = "hang"
+    confidence: str = "medium"

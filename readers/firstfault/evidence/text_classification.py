@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.re2_patterns import encoded
+from firstfault.evidence.re2_patterns import Pattern, encoded
 from firstfault.evidence.signatures import ANY_EXCEPTION, Role, Signature, built_in_signatures
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from firstfault.evidence.signatures import Signatures
 
-__all__ = ["Classification", "Pointer", "classify", "pointer_in"]
+__all__ = ["Classification", "Pointer", "classify", "with_numbers_of"]
 
 _READ = 20_000
 """Characters of a text that are read: its head and its tail."""
@@ -25,6 +25,16 @@ _EXCEPTION = re.compile(
 _CARRIER = re.compile(r"terminate called after throwing an instance of '[^']*'\s*(?:what\(\):)?", re.IGNORECASE)
 """Printed by C++ around an uncaught exception."""
 _NOTHING = re.compile(r"[\W_]*")
+_OUT_OF_MEMORY = "gpu-out-of-memory"
+_SIZES = Pattern(
+    r"Tried to allocate (?P<asked>\d+(?:\.\d+)?) (?P<unit>[KMGTPE])iB"
+    r"[^\n]*?total capac\w+ of (?P<total>\d+(?:\.\d+)?) (?P<of>[KMGTPE])iB"
+)
+_UNITS = "KMGTPE"
+_DUMP_SIGNAL = "dump-signal"
+_PROGRESS = Pattern(
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +97,47 @@ def classify(
             continue
         found = signature.search(left)
         if found is not None:
-            pointer = _pointer(found)
-            return Classification(signature.role, signature.category, signature.id, signature.why, pointer)
+            decided = Classification(signature.role, signature.category, signature.id, signature.why, _pointer(found))
+            return _by_size(_by_progress(decided, left), left)
     if cut is not None:
         return Classification(cut.role, cut.category, cut.id, cut.why)
     return _UNKNOWN
 
 
-def pointer_in(text: str, signature: str, signatures: Signatures | None = None) -> Pointer | None:
-    """Return the process that a text names, by a signature that is known to fit it."""
-    for candidate in (signatures or built_in_signatures()).signatures:
-        if candidate.id == signature:
-            found = candidate.search(_read_of(text))
-            return _pointer(found) if found is not None else None
-    return None
+def with_numbers_of(text: str, found: Classification) -> Classification:
+    """Return the classification of a text, given that of one that differs from it only in numbers.
+
+    Numbers name processes, and tell whether a rank had a collective outstanding.
+    """
+    if found.pointer is None and found.signature != _DUMP_SIGNAL:
+        return found
+    read = _read_of(text)
+    by_id = {candidate.id: candidate for candidate in built_in_signatures().signatures}
+    groups = by_id[found.signature].search(read)
+    return _by_progress(replace(found, pointer=_pointer(groups) if groups is not None else None), encoded(read))
+
+
+def _by_size(found: Classification, text: bytes) -> Classification:
+    """Return a lack of GPU memory as unclear if more was asked for than the GPU has: no model needs that at once."""
+    sizes = _SIZES.search(text) if found.signature == _OUT_OF_MEMORY else None
+    if sizes is None or _kib(sizes["asked"], sizes["unit"]) <= _kib(sizes["total"], sizes["of"]):
+        return found
+    why = "more memory was asked for than the GPU has; the size may have come from another rank"
+    return replace(found, role=Role.AMBIGUOUS, why=why)
+
+
+def _kib(number: str, unit: str) -> float:
+    return float(number) * 1024.0 ** _UNITS.index(unit.upper())
+
+
+def _by_progress(found: Classification, text: bytes) -> Classification:
+    """Return another rank's dump signal as a consequence if this rank had a collective outstanding."""
+    progress = _PROGRESS.search(text) if found.signature == _DUMP_SIGNAL else None
+    if progress is None:
+        return found
+    enqueued, completed = _number(progress["enqueued"]), _number(progress["completed"]) or 0
+    role = Role.SECONDARY if enqueued is not None and enqueued > completed else Role.AMBIGUOUS
+    return replace(found, role=role)
 
 
 def _read_of(text: str) -> str:

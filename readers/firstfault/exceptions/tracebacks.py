@@ -95,8 +95,9 @@ def runs(frames: Sequence[FrameInfo]) -> list[FrameRun]:
 def chain(exception: ExceptionInfo) -> list[Link]:
     """Return an exception's causes and the exception, in Python's order: the deepest cause first."""
     # `causes` is nearest first; the relation of each is to the exception before it
-    links = [*reversed(exception.causes), exception]
-    relations = ["", *(cause.relation for cause in reversed(exception.causes))]
+    shown = tuple(itertools.takewhile(lambda cause: cause.relation != "suppressed", exception.causes))
+    links = [*reversed(shown), exception]
+    relations = ["", *(cause.relation for cause in reversed(shown))]
     return [Link(link, _BETWEEN.get(relation, "")) for link, relation in zip(links, relations, strict=True)]
 
 

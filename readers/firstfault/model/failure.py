@@ -87,7 +87,7 @@ class ExceptionInfo:
     causes: tuple[ExceptionInfo, ...] = ()
     """The chain of causes and contexts, nearest first, flattened."""
     relation: str = ""
-    """"cause" or "context": the relation to the exception before it in `causes`."""
+    """The relation to the exception before it in `causes`: "cause", "context", or "suppressed" (by ``from None``)."""
     frames_omitted: int = 0
     members: tuple[ExceptionInfo, ...] = ()
     """Members of an exception group."""

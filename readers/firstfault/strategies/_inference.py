@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.accusations import names_it
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
-from firstfault.evidence.hangs import hung
+from firstfault.evidence.hangs import all_in_one_collective, hung
 from firstfault.evidence.unreported import broadcast_root, lost_documents, nodes_without_report, terminated_nodes
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
@@ -39,6 +39,7 @@ _MAX_NAMED = 5
 """Ranks, and nodes, that are suspects only because others name them."""
 _HEADLINES = {
     "hang": ("hang", "USER:Hang"),
+    "network": ("no progress", "SYSTEM:Network"),
     "node_lost": ("node lost", "SYSTEM:NodeLost"),
     "preemption": ("terminated", "SYSTEM:Preemption"),
 }
@@ -54,7 +55,7 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     # and only then is the failure that the agents noticed first no evidence
     inferred = terminated_nodes(job)[:1] if not waited else []
     inferred = inferred or broadcast_root(job, accusations, waited=waited)
-    hanging = hung(classified) if waited else []
+    hanging = (hung(classified) or all_in_one_collective(classified)) if waited else []
     inferred = inferred or _heaviest(hanging or nodes_without_report(job, accusations, waited=waited), accusations)
     # a rank that waited is no suspect; one that aborted or exited is, unless its node's agent reports that its peers
     # had gone, or it was stopped because others had timed out
@@ -87,7 +88,9 @@ def _remaining(
 ) -> list[ClassifiedFailure]:
     """Return the only possible root cause: one failure, or the failures of several ranks with the same fault."""
     prints = {judged.failure.fingerprint for judged in unclear}
-    if len(unclear) == 1 or (len(prints) == 1 and prints != {""} and not any(item.waited for item in unclear)):
+    if (len(unclear) == 1 and not unclear[0].waited) or (
+        len(prints) == 1 and prints != {""} and not any(item.waited for item in unclear)
+    ):
         return sorted(unclear, key=lambda item: (item.failure.timestamp_ns or 1 << 62, item.failure.rank or 0))
     if unclear and all(item.failure.writer is Writer.STOCK for item in classified):
         # stock error files hold a launcher's summary each, and only their times tell them apart
@@ -149,7 +152,7 @@ def _inferred_verdict(job: JobErrors, inferred: InferredRoot, classified: Sequen
         headline=one_line(sentence, 160),
         message="\n".join([sentence, *_stack_of(inferred.failure)]),
         # a node that has not reported may still do so
-        confidence="medium" if job.settled or inferred.failure is not None else "low",
+        confidence=inferred.confidence if job.settled or inferred.failure is not None else "low",
         why=tuple(reason.text for reason in why),
         sources=sources_of(why),
         root=inferred.failure,

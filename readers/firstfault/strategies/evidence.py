@@ -236,7 +236,10 @@ def _is_same(root: ClassifiedFailure, first: ClassifiedFailure) -> bool:
         return True
     fingerprint = first.failure.fingerprint
     is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
-    return is_fault and bool(fingerprint) and root.failure.fingerprint == fingerprint
+    if not is_fault or not fingerprint or root.failure.fingerprint != fingerprint:
+        return False
+    # the fingerprint of an exit is its signal or code: what the processes printed must agree too
+    return root.failure.exception is not None or root.signature == first.signature
 
 
 def _after(first: ClassifiedFailure, other: ClassifiedFailure, clocks: Clocks) -> str:

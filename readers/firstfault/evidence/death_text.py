@@ -1,0 +1,71 @@
+"""The part of a dead process's stderr that belongs to its death.
+
+Most of what a process printed has nothing to do with its end: errors that it handled and logged, warnings, a list of
+loaded modules. A category may come only from what the end itself wrote.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["text_of_death"]
+
+_NATIVE = re.compile(
+    r"""
+    \[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\.(?:cpp|cc|hpp|h|cu):\d+\]   # torch's own log
+    |\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s|\]?:\[[EWF]\d{3,4}\s
+    |terminate\ called|^\s*what\(\):|^Exception\ raised\ from|^frame\ \#\d
+    |\bNCCL\ (?:WARN|INFO)\b|\bnccl[A-Z]\w{0,30}Error:|^Last\ error:
+    |\|CCL_(?:ERROR|WARN)\||\bUCX\s+(?:ERROR|FATAL|WARN)\b|\bFATAL:|^mlx\d|\bNVRM:|^EE?[A-Z0-9]\d{4}:
+    |\bAssertion\ [`'].{0,300}\ failed|^[FE]\d{4}\s\d\d:\d\d|\bCheck\ failed:|^\*\*\*\s
+    |^(?:malloc|free|realloc)\(\)|^munmap_chunk|^corrupted\s|^double\ free|^Fatal\ glibc|^\*+\s?stack\ smashing
+    |^Memory\ access\ fault|^HW\ Exception|^Aborted\b|^Bus\ error
+    """,
+    re.VERBOSE,
+)
+"""Found in lines that native code prints, without Python's logging: torch, NCCL and its kin, the C library."""
+_DUMP = re.compile(
+    r"^(?:Fatal Python error: .*|(?:Current thread|Thread) 0x[0-9a-f]+.*|  File \"[^\"]*\", line \d+ in .*|"
+    r"  <no Python frame>|  \.\.\.|Extension modules: .*)$"
+)
+"""Lines of faulthandler."""
+_TRACEBACK = re.compile(r"^(?:.{0,80}?\s)?(?:\[rank\d+\]:\s?)*Traceback \(most recent call last\):")
+_LAST_LINES = 5
+"""Of an exit without a traceback."""
+_LAST_WORDS = 2
+"""Lines before an abort."""
+
+
+def text_of_death(stderr: str, signal: str) -> str:
+    """Return the lines of a process's stderr that belong to its end.
+
+    Args:
+        stderr: the end of what it printed.
+        signal: the name of the signal that ended it; empty: it exited.
+    """
+    lines = [line for line in stderr.splitlines() if line.strip() and not _DUMP.match(line)]
+    if signal == "SIGKILL":
+        return ""  # the kernel ends it between two instructions: it writes nothing
+    if signal:
+        native = _native(lines)
+        # an abort may follow a text of any form; a crash follows what it likes
+        last = [line for line in lines[-_LAST_WORDS:] if line not in native] if signal == "SIGABRT" else []
+        return "\n".join((*native, *last))
+    # an exit: the last traceback, and what was printed after it
+    begins = [at for at, line in enumerate(lines) if _TRACEBACK.match(line)]
+    first = begins[-1] if begins else max(len(lines) - _LAST_LINES, 0)
+    return "\n".join(lines[first:])
+
+
+def _native(lines: list[str]) -> list[str]:
+    """Return the lines that native code printed, with the indented lines after each."""
+    kept: list[str] = []
+    continues = False
+    for line in lines:
+        if _NATIVE.search(line):
+            continues = True
+        elif not (continues and line[0].isspace()):
+            continues = False
+        if continues:
+            kept.append(line)
+    return kept
