@@ -205,8 +205,10 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
     if signal == "SIGABRT":
         if log is not None and log.role is Role.SECONDARY:
-            why = f"aborted because of a peer ({log.signature})"
-            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, "", log.pointer, signature=log.signature)
+            why, waited = f"aborted because of a peer ({log.signature})", log.category == _WAIT
+            return ClassifiedFailure(
+                failure, FailureClass.CONSEQUENCE, why, "", log.pointer, waited=waited, signature=log.signature
+            )
         if log is not None and log.category == _WAIT:
             why, waited = f"aborted because a wait timed out ({log.signature})", log.signature == TIMED_OUT
             return ClassifiedFailure(
