@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,12 +10,12 @@ import pytest
 from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.evidence.death_text import text_of_death
-from firstfault.model import ExceptionInfo, Scope, SentSignal, Writer
+from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, Scope, SentSignal, Writer
 from firstfault.strategies.evidence import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
 if TYPE_CHECKING:
-    from firstfault.model import JobErrors, WorkerError
+    from firstfault.model import JobErrors, Verdict, WorkerError
 
 PER_NODE = 4
 WATCHDOG = (
@@ -154,6 +155,82 @@ def test_more_memory_than_the_gpu_has(asked: str, role: Role) -> None:
     )
     found = classify(text, "torch.OutOfMemoryError")
     assert (found.role, found.category) == (role, "cuda_oom")
+
+
+# --- flight recorders ------------------------------------------------------------------------------------------------
+
+REDUCE = Collective(9, "nccl:all_reduce", "[[8]] -> [[8]]", "Float -> Float", "started")
+
+
+def _progress(
+    *last: Collective, group: str = "default_pg", completed: int | None = None, members: tuple[int, ...] = ()
+) -> CollectiveProgress:
+    number = last[-1].sequence if last else 8
+    name = last[-1].operation if last else "nccl:all_reduce"
+    return CollectiveProgress(group, name, number, number - 1 if completed is None else completed, last, members)
+
+
+def _hung(progress: dict[int, tuple[CollectiveProgress, ...]]) -> Verdict:
+    """Return the verdict on a job whose ranks had this progress; rank 0's watchdog ended it."""
+    first = died(0, timed_out(0), collectives=progress[0])
+    others = [replace(stopped(rank), collectives=seen) for rank, seen in progress.items() if rank]
+    return evidence(job(first, *others))
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        (replace(REDUCE, operation="nccl:broadcast"), "as collective 9 of group default_pg it called broadcast"),
+        (replace(REDUCE, dtypes="Half -> Half"), "it used Half -> Half, the others Float -> Float"),
+        (replace(REDUCE, sizes="[[4]] -> [[4]]"), "it passed [[4]] -> [[4]], the others [[8]] -> [[8]]"),
+        (replace(REDUCE, state="scheduled"), "it had not started the last collective of group default_pg"),
+    ],
+    ids=["operation", "type", "size", "state"],
+)
+def test_a_rank_that_differs_in_a_collective(odd: Collective, why: str) -> None:
+    """Torch's analyzer's rules: the odd one out in operation, type, size, or whether its GPU has started."""
+    verdict = _hung({rank: (_progress(odd if rank == 6 else REDUCE),) for rank in range(8)})
+    assert verdict.ranks == (6,)
+    assert why in verdict.headline
+
+
+def test_ranks_that_ran_ahead_of_a_mismatch() -> None:
+    """The first collective in which a rank differs counts, not the last one."""
+    usual = tuple(replace(REDUCE, sequence=number) for number in (7, 8, 9))
+    odd = (replace(REDUCE, sequence=7, operation="nccl:all_gather"), *usual[1:])
+    verdict = _hung({rank: (_progress(*(odd if rank == 3 else usual)),) for rank in range(8)})
+    assert verdict.ranks == (3,)
+    assert "as collective 7" in verdict.headline
+
+
+def test_sizes_that_may_differ() -> None:
+    """A gather's ranks pass different sizes by design."""
+    calls = [replace(REDUCE, operation="nccl:gather", sizes=f"[[8]] -> [[{rank}]]") for rank in range(8)]
+    assert _hung({rank: (_progress(calls[0 if rank < 7 else 7]),) for rank in range(8)}).scope is Scope.UNDETERMINED
+
+
+def test_the_group_that_is_stuck_first_explains_the_others() -> None:
+    """Rank 1 is late for its tensor group because it waits in its pipeline group for rank 5, which is late there."""
+    tensor, pipeline = "tensor (1)", "pipeline (2)"
+    verdict = _hung(
+        {
+            0: (_progress(REDUCE, group=tensor),),
+            1: (
+                _progress(replace(REDUCE, sequence=8), group=tensor, completed=8),
+                _progress(replace(REDUCE, sequence=4), group=pipeline),
+            ),
+            5: (_progress(replace(REDUCE, sequence=3), group=pipeline, completed=3),),
+        }
+    )
+    assert verdict.ranks == (5,)
+    assert "pipeline (2)" in verdict.headline
+
+
+def test_a_member_that_has_called_no_collective_of_its_group() -> None:
+    """It is in no dump of the group; the group's members tell that it is missing."""
+    group = {"group": "tensor (1)", "members": (0, 1, 2)}
+    verdict = _hung({0: (_progress(REDUCE, **group),), 1: (_progress(REDUCE, **group),), 2: (_progress(REDUCE),)})
+    assert verdict.ranks == (2,)
 
 
 # --- what stderr is worth ---------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from firstfault.errors import BadDocumentError
 from firstfault.model import (
     CausedBy,
+    Collective,
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
@@ -123,7 +124,18 @@ _ERRORS = st.builds(
     thread_failures=st.lists(
         st.builds(ThreadFailure, _TEXT, st.none() | st.integers(1, 2**64 - 1), _exceptions(1)), max_size=2
     ).map(tuple),
-    collectives=st.lists(st.builds(CollectiveProgress, _TEXT, _TEXT, _BIG, st.none() | _BIG), max_size=3).map(tuple),
+    collectives=st.lists(
+        st.builds(
+            CollectiveProgress,
+            _TEXT,
+            _TEXT,
+            _BIG,
+            st.none() | _BIG,
+            st.lists(st.builds(Collective, _BIG, _TEXT, _TEXT, _TEXT, _TEXT, st.booleans()), max_size=3).map(tuple),
+            st.lists(st.integers(0, 2**31), max_size=3).map(tuple),
+        ),
+        max_size=3,
+    ).map(tuple),
     caused_by=st.none() | st.builds(CausedBy, st.none() | _SMALL, _TEXT, _TEXT),
 )
 _PRESENCES = st.builds(
@@ -199,6 +211,7 @@ def test_every_field_is_tried() -> None:
         SentSignal: set(),
         StackDump: set(),
         ThreadFailure: set(),
+        Collective: set(),
         CollectiveProgress: set(),
         CausedBy: set(),
         Receipt: set(),
@@ -213,6 +226,7 @@ def test_every_field_is_tried() -> None:
     assert decode_presence(encode_presence(_FULL_PRESENCE), "r1.pb") == _FULL_PRESENCE
 
 
+_COLLECTIVE = Collective(41, "nccl:all_reduce", "[[2, 3]] -> [[2, 3]]", "Float -> Float", "started", is_p2p=True)
 _FULL_PLACE = Place(
     1, 2, 3, 4, 5, 6, 7, 8, 9, "trainer", "worker-0", "host-0", "10.0.0.3", 99, "project-development", "flyte"
 )
@@ -244,14 +258,14 @@ def _full_error() -> WorkerError:
         in_flight=True,
         stack_dumps=(StackDump(99, 5, 'File "train.py", line 7 in train'),),
         thread_failures=(ThreadFailure("loader", START_NS, inner),),
-        collectives=(CollectiveProgress("default_pg", "allreduce", 41, 40),),
+        collectives=(CollectiveProgress("default_pg", "allreduce", 41, 40, (_COLLECTIVE,), (0, 3)),),
         caused_by=CausedBy(3, "worker-1", "e1-cause.pb"),
     )
 
 
 def _one_of(kind: type, error: WorkerError) -> Any:
     examples = [error, error.place, error.exception, *error.exception.frames, error.resources, *error.sent_signals]
-    examples += [*error.stack_dumps, *error.thread_failures, *error.collectives, error.caused_by]
+    examples += [*error.stack_dumps, *error.thread_failures, *error.collectives, _COLLECTIVE, error.caused_by]
     examples += [_FULL_PRESENCE, *_FULL_PRESENCE.receipts]
     return next(example for example in examples if type(example) is kind)
 

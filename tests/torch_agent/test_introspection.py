@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from firstfault.model import CollectiveProgress, ThreadFailure
+from firstfault.model import Collective, CollectiveProgress, ThreadFailure
 from firstfault_torch.context import Moment
 from firstfault_torch.node.worker_state import from_message, to_message
 from firstfault_torch.worker import introspection as process_state
@@ -134,15 +134,35 @@ def test_collectives_count(progress: Callable[[], CollectiveProgress]) -> None:
     assert (last.enqueued, last.completed) == (3, 3)
 
 
+BROADCAST = Collective(6, "nccl:broadcast", "[[2, 3]] -> [[2, 3]]", "Float -> Float", "completed")
+ALL_REDUCE = Collective(7, "nccl:all_reduce")
 TRACE = {
+    "pg_config": {"1": {"name": "1", "desc": "undefined", "ranks": "[0, 3]"}},
     "pg_status": {
         "0": {"last_enqueued_collective": 7, "last_started_collective": 7, "last_completed_collective": 6},
         "1": {"last_enqueued_collective": 2, "last_started_collective": -1, "last_completed_collective": -1},
         "2": {"last_enqueued_collective": -1, "last_started_collective": -1, "last_completed_collective": -1},
     },
     "entries": [
-        {"pg_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl:broadcast"},
-        {"pg_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce"},
+        {
+            "pg_id": 0,
+            "process_group": ["0", "default_pg"],
+            "profiling_name": "nccl:broadcast",
+            "collective_seq_id": 6,
+            "p2p_seq_id": 1,
+            "input_sizes": [[2, 3]],
+            "output_sizes": [[2, 3]],
+            "input_dtypes": ["Float"],
+            "output_dtypes": ["Float"],
+            "state": "completed",
+            "is_p2p": False,
+        },
+        {
+            "pg_id": 0,
+            "process_group": ["0", "default_pg"],
+            "profiling_name": "nccl:all_reduce",
+            "collective_seq_id": 7,
+        },
     ],
 }
 
@@ -152,7 +172,10 @@ TRACE = {
     [
         (
             json.dumps(TRACE),
-            (CollectiveProgress("default_pg", "nccl:all_reduce", 7, 6), CollectiveProgress("1", "", 2, 0)),
+            (
+                CollectiveProgress("1", "", 2, 0, (), (0, 3)),
+                CollectiveProgress("default_pg", "nccl:all_reduce", 7, 6, (BROADCAST, ALL_REDUCE)),
+            ),
         ),
         ("{}", ()),
         ("", ()),
@@ -169,6 +192,61 @@ def test_a_flight_recorder_dump(
     """The readable parts of the flight recorder's dump are used; a group without collectives is left out."""
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: text, raising=False)
     assert collective_progress() == expected
+
+
+def _trace(backend: str, enqueued: int) -> dict[str, Any]:
+    return {
+        "pg_status": {"0": {"last_enqueued_collective": enqueued, "last_completed_collective": enqueued}},
+        "entries": [
+            {
+                "pg_id": 0,
+                "process_group": ["0", "default_pg"],
+                "profiling_name": f"{backend}:all_reduce",
+                "collective_seq_id": enqueued,
+            }
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("nccl", "other", "expected"),
+    [
+        (_trace("nccl", 9), {"entries": []}, [("default_pg", 9)]),
+        (_trace("nccl", 9), _trace("gloo", 4), [("default_pg", 9), ("default_pg, gloo", 4)]),
+        (_trace("nccl", 9), _trace("nccl", 9), [("default_pg", 9)]),
+        ({}, _trace("gloo", 4), [("default_pg", 4)]),
+    ],
+    ids=["nccl only", "a backend for each device", "one recorder, two names", "gloo only"],
+)
+def test_both_recorders_are_read(
+    nccl: dict[str, Any], other: dict[str, Any], expected: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL fills one recorder, the other backends fill the second; neither hides the other."""
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_nccl_trace_json", lambda: json.dumps(nccl), raising=False)
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(other), raising=False)
+    assert [(progress.group, progress.enqueued) for progress in collective_progress()] == expected
+
+
+def test_a_recorder_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dump that waits for a stuck driver is given up."""
+    released = threading.Event()
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", released.wait, raising=False)
+    began = time.monotonic()
+    assert collective_progress() == ()
+    assert time.monotonic() - began < 5
+    released.set()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [(["0", "default_pg"], "default_pg"), (["3", "undefined"], "3"), (["3", "mesh_tp"], "mesh_tp (3)"), (["3"], "3")],
+)
+def test_the_name_of_a_group(name: list[str], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several groups may have one description, so the group's own name is added."""
+    trace = _trace("gloo", 4)
+    trace["entries"][0]["process_group"] = name
+    monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", lambda: json.dumps(trace), raising=False)
+    assert [progress.group for progress in collective_progress()] == [expected]
 
 
 def test_there_and_back(reported: list[threading.ExceptHookArgs], progress: Callable[[], CollectiveProgress]) -> None:

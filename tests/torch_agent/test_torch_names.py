@@ -26,7 +26,7 @@ from firstfault_torch.compat.torch_agent import (
     unfinished,
     worker_processes,
 )
-from firstfault_torch.compat.torch_worker import flight_recorder, group_teardown
+from firstfault_torch.compat.torch_worker import flight_recorders, group_teardown
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.introspection import collective_progress
 
@@ -52,7 +52,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_nothing_is_missing() -> None:
     """The torch that is installed has every name."""
     assert missing_names() == ()
-    assert flight_recorder() is not None
+    assert flight_recorders()
     assert group_teardown() is distributed_c10d.destroy_process_group
 
 
@@ -105,7 +105,7 @@ def test_a_torch_without_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> Non
     """Without the flight recorder the documents have no collectives."""
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         monkeypatch.delattr(f"torch._C._distributed_c10d.{name}", raising=False)
-    assert flight_recorder() is None
+    assert flight_recorders() == []
     assert collective_progress() == ()
 
 

@@ -28,7 +28,7 @@ from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.peers import Peers
 from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.rounds import await_all, begin_round
-from firstfault_torch.compat.torch_agent import HookedAgent, format_exceptions_early
+from firstfault_torch.compat.torch_agent import HookedAgent, flight_recorder_variables, format_exceptions_early
 from firstfault_torch.context import Moment, node_place
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.guard import guarded, logger
@@ -133,7 +133,7 @@ class ReportingAgent(HookedAgent):
         with _guarded("listening to the workers' stderr"):
             self._workers.open_stderr(group.spec.local_world_size)
         # spawned and forked workers both inherit this process's environment
-        with environment_set(self.recording.environment()):
+        with environment_set({**flight_recorder_variables(os.environ), **self.recording.environment()}):
             ids = super().start_workers(group)
         with _guarded("watching the workers"):
             self._signals.install()

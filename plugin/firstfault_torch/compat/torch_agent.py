@@ -12,7 +12,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from firstfault_torch.compat import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
@@ -21,6 +21,7 @@ __all__ = [
     "BARRIER_MEMBERS",
     "HookedAgent",
     "WorkerProcess",
+    "flight_recorder_variables",
     "format_exceptions_early",
     "missing_names",
     "traceback_files",
@@ -41,6 +42,18 @@ _LOGGERS = (
     "torch.distributed.elastic.multiprocessing.api",
 )
 _formatter = logging.Formatter()
+_BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+"""The new and the old name of one setting."""
+_ENTRIES = "2000"
+"""torch's own default since 2.9."""
+
+
+def flight_recorder_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that turn torch's flight recorders on for the workers; empty if the user has set one.
+
+    torch 2.2 to 2.8 keep no entries without them; since 2.9 torch keeps 2,000 by default.
+    """
+    return {} if any(name in environment for name in _BUFFER_SIZES) else dict.fromkeys(_BUFFER_SIZES, _ENTRIES)
 
 
 class WorkerProcess(Protocol):

@@ -10,21 +10,22 @@ from firstfault_torch.compat import warn_once
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["flight_recorder", "group_teardown"]
+__all__ = ["flight_recorders", "group_teardown"]
 
-_RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+_RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+"""NCCL's flight recorder, in builds with NCCL since torch 2.5; that of all other backends, since 2.8."""
 
 
-def flight_recorder() -> Callable[[], Any] | None:
-    """Return the function that dumps torch's flight recorder as JSON; None if this torch has none.
+def flight_recorders() -> list[Callable[[], Any]]:
+    """Return the functions that dump torch's flight recorders as JSON, NCCL's first; later torch fills both alike.
 
-    A torch built without distributed support, or before it had the recorder, lacks it: there is no warning.
+    A torch built without distributed support, or before it had a recorder, lacks it: there is no warning.
     """
     try:
         from torch._C import _distributed_c10d as c10d  # noqa: PLC0415 - a worker has it loaded
     except ImportError:
-        return None
-    return next((getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)), None)
+        return []
+    return [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
 
 
 def group_teardown() -> types.FunctionType | None:

@@ -139,10 +139,14 @@ def _bound(path: Path) -> socket.socket:
 def _send(path: Path, message: dict[str, Any]) -> bool:
     """Send a message; return False if no process receives there."""
     data = json.dumps(message).encode()
+    while len(data) > _LARGEST:
+        # a cut text is no JSON: leave out the largest part
+        message = dict(sorted(message.items(), key=lambda item: len(json.dumps(item[1])))[:-1])
+        data = json.dumps(message).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
         # the queue of a unix socket holds few datagrams, and many workers may fail at once
         sender.settimeout(_SENDING_S)
-        sender.sendto(data[:_LARGEST], str(path))
+        sender.sendto(data, str(path))
         return True
     return False
 

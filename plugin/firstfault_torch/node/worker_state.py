@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from firstfault.model import CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
+from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 __all__ = ["from_message", "to_message"]
 
+_MAX_GROUPS = 24
+"""Process groups in one message, which holds at most 128 KiB."""
 _MAX_TEXT = 2000
 _MAX_FRAMES = 20
 
@@ -18,7 +22,7 @@ _MAX_FRAMES = 20
 def to_message(collectives: Iterable[CollectiveProgress], threads: Iterable[ThreadFailure]) -> dict[str, Any]:
     """Return a worker's state as JSON data."""
     return {
-        "collectives": [(item.group, item.last_operation, item.enqueued, item.completed) for item in collectives],
+        "collectives": [asdict(item) for item in itertools.islice(collectives, _MAX_GROUPS)],
         "thread_failures": [
             (
                 item.thread,
@@ -37,7 +41,12 @@ def to_message(collectives: Iterable[CollectiveProgress], threads: Iterable[Thre
 
 def from_message(message: Mapping[str, Any]) -> tuple[tuple[CollectiveProgress, ...], tuple[ThreadFailure, ...]]:
     """Return the state that `to_message` wrote; empty where the worker did not answer."""
-    collectives = tuple(CollectiveProgress(*item) for item in message.get("collectives") or ())
+    collectives = tuple(
+        CollectiveProgress(
+            **{**item, "last": tuple(Collective(**entry) for entry in item["last"]), "members": tuple(item["members"])}
+        )
+        for item in message.get("collectives") or ()
+    )
     threads = tuple(
         ThreadFailure(thread, when, ExceptionInfo(kind, text, frames=tuple(FrameInfo(*frame) for frame in frames)))
         for thread, when, kind, text, frames in message.get("thread_failures") or ()

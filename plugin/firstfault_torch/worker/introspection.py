@@ -6,12 +6,15 @@ import contextlib
 import json
 import threading
 import time
+from collections import deque
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from firstfault.model import CollectiveProgress, ThreadFailure
+from firstfault.model import Collective, CollectiveProgress, ThreadFailure
 from firstfault_torch.capture import capture
-from firstfault_torch.compat.torch_worker import flight_recorder
-from firstfault_torch.guard import guarded
+from firstfault_torch.compat.torch_worker import flight_recorders
+from firstfault_torch.guard import bounded, guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["collective_progress", "thread_failures", "watch_threads"]
 
 _MAX_THREADS = 10
+_READING_S = 0.25
+"""Longest wait for the flight recorders' dumps."""
+_LAST = 8
+"""Collectives of one group that are kept."""
+_MAX_SHAPE = 200
+"""Characters of a collective's sizes: an all_gather lists one for each rank."""
+_MAX_MEMBERS = 256
+"""Members of a group that are listed; a larger group is named only."""
+_DEFAULT_GROUP = "default_pg"
 _failures: list[ThreadFailure] = []
 
 
@@ -52,28 +64,99 @@ def thread_failures() -> tuple[ThreadFailure, ...]:
 
 
 def collective_progress() -> tuple[CollectiveProgress, ...]:
-    """Return each process group's last collectives from torch's flight recorder; empty if it has none."""
-    dump = flight_recorder()
-    try:
-        trace = json.loads(dump()) if dump is not None else {}
-    except (RuntimeError, ValueError):
+    """Return each process group's last collectives from torch's flight recorders; empty if it has none.
+
+    A dump may block while a CUDA call is stuck, so it is read in another thread, for at most 0.25 s.
+    """
+    recorders = flight_recorders()
+    if not recorders:
         return ()
-    names = _last_operations(trace.get("entries") or ())
+    traces = bounded(partial(_traces, recorders), _READING_S, "reading torch's flight recorders") or []
+    found: dict[str, CollectiveProgress] = {}
+    for number, trace in enumerate(traces):
+        if number and trace.get("entries") == traces[0].get("entries"):
+            break  # a torch whose two functions dump the same recorder
+        for progress in _groups(trace):
+            # one process group may have a backend for each device
+            name = progress.group if progress.group not in found else f"{progress.group}, {_backend(progress)}"
+            found[name] = replace(progress, group=name)
+    return tuple(found[name] for name in sorted(found))
+
+
+def _traces(recorders: list[Callable[[], Any]]) -> list[dict[str, Any]]:
+    traces = []
+    for dump in recorders:
+        with contextlib.suppress(RuntimeError, ValueError):
+            trace = json.loads(dump())
+            if isinstance(trace, dict):
+                traces.append(trace)
+    return traces
+
+
+def _groups(trace: dict[str, Any]) -> list[CollectiveProgress]:
+    names: dict[str, str] = {}
+    entries: dict[str, deque[Collective]] = {}
+    for entry in trace.get("entries") or ():
+        with contextlib.suppress(KeyError, TypeError, IndexError, ValueError):
+            group = str(entry["pg_id"])
+            names[group] = _name_of(*entry["process_group"][:2])
+            entries.setdefault(group, deque(maxlen=_LAST)).append(_collective(entry))
     found = []
     for group, status in sorted((trace.get("pg_status") or {}).items()):
         with contextlib.suppress(KeyError, ValueError, TypeError):
             enqueued, completed = int(status["last_enqueued_collective"]), int(status["last_completed_collective"])
+            last = tuple(entries.get(group, ()))
+            operations = [entry.operation for entry in last if not entry.is_p2p]
             if enqueued > 0:
-                description, operation = names.get(str(group), (str(group), ""))
-                found.append(CollectiveProgress(description, operation, enqueued, max(completed, 0)))
-    return tuple(found)
-
-
-def _last_operations(entries: Any) -> dict[str, tuple[str, str]]:
-    """Return process group number to description and last operation."""
-    found: dict[str, tuple[str, str]] = {}
-    for entry in entries:
-        with contextlib.suppress(KeyError, TypeError, IndexError):
-            group = entry["process_group"]
-            found[str(entry["pg_id"])] = (str(group[1] or group[0]), str(entry["profiling_name"]))
+                found.append(
+                    CollectiveProgress(
+                        names.get(group, group),
+                        operations[-1] if operations else "",
+                        enqueued,
+                        max(completed, 0),
+                        last,
+                        _members(trace, group),
+                    )
+                )
     return found
+
+
+def _collective(entry: dict[str, Any]) -> Collective:
+    is_p2p = bool(entry.get("is_p2p"))
+    return Collective(
+        sequence=int(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id") or 0),
+        operation=str(entry["profiling_name"]),
+        sizes=_both(entry.get("input_sizes"), entry.get("output_sizes")),
+        dtypes=_both(_joined(entry.get("input_dtypes")), _joined(entry.get("output_dtypes"))),
+        state=str(entry.get("state") or ""),
+        is_p2p=is_p2p,
+    )
+
+
+def _both(inputs: Any, outputs: Any) -> str:
+    return f"{inputs} -> {outputs}"[:_MAX_SHAPE] if inputs or outputs else ""
+
+
+def _joined(names: Any) -> str:
+    return ", ".join(map(str, names)) if isinstance(names, list) else ""
+
+
+def _name_of(name: Any, description: Any = "") -> str:
+    """Return a group's description, with its name unless it is the only group with this description."""
+    if description == _DEFAULT_GROUP:
+        return _DEFAULT_GROUP
+    return f"{description} ({name})" if description and description != "undefined" else str(name)
+
+
+def _backend(progress: CollectiveProgress) -> str:
+    return progress.last_operation.partition(":")[0] or "other backend"
+
+
+def _members(trace: dict[str, Any], group: str) -> tuple[int, ...]:
+    """Return the global ranks of a small group, which torch writes as text."""
+    try:
+        ranks = json.loads(trace["pg_config"][group]["ranks"])
+        members = tuple(int(rank) for rank in ranks)
+    except (KeyError, TypeError, ValueError):
+        return ()
+    return members if len(members) <= _MAX_MEMBERS else ()

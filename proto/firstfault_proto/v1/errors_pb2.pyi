@@ -202,16 +202,36 @@ class ThreadFailure(_message.Message):
     def __init__(self, thread: _Optional[str] = ..., wall_time_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ...) -> None: ...
 
 class CollectiveProgress(_message.Message):
-    __slots__ = ("group", "last_operation", "enqueued", "completed")
+    __slots__ = ("group", "last_operation", "enqueued", "completed", "last", "members")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     LAST_OPERATION_FIELD_NUMBER: _ClassVar[int]
     ENQUEUED_FIELD_NUMBER: _ClassVar[int]
     COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     group: str
     last_operation: str
     enqueued: int
     completed: int
-    def __init__(self, group: _Optional[str] = ..., last_operation: _Optional[str] = ..., enqueued: _Optional[int] = ..., completed: _Optional[int] = ...) -> None: ...
+    last: _containers.RepeatedCompositeFieldContainer[Collective]
+    members: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, group: _Optional[str] = ..., last_operation: _Optional[str] = ..., enqueued: _Optional[int] = ..., completed: _Optional[int] = ..., last: _Optional[_Iterable[_Union[Collective, _Mapping]]] = ..., members: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Collective(_message.Message):
+    __slots__ = ("sequence", "operation", "sizes", "dtypes", "state", "is_p2p")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    DTYPES_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    IS_P2P_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    operation: str
+    sizes: str
+    dtypes: str
+    state: str
+    is_p2p: bool
+    def __init__(self, sequence: _Optional[int] = ..., operation: _Optional[str] = ..., sizes: _Optional[str] = ..., dtypes: _Optional[str] = ..., state: _Optional[str] = ..., is_p2p: bool = ...) -> None: ...
 
 class CausedBy(_message.Message):
     __slots__ = ("global_rank", "node", "document")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from firstfault.evidence.classification import TIMED_OUT, FailureClass
 from firstfault.evidence.inferred_root import InferredRoot
 from firstfault.evidence.re2_patterns import Pattern
 from firstfault.exceptions.stack_position import Stood, where_it_stood
-from firstfault.model import Subject
+from firstfault.model import Collective, CollectiveProgress, Subject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["all_in_one_collective", "hung"]
 
+_SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
+"""Operations whose ranks all pass the same sizes."""
 _WORK = Pattern(
     r"Work\w*\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)(?:, NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
 )
@@ -28,7 +31,7 @@ _MANY = 3
 """More ranks than this are not one fault."""
 _SEVERAL = 2
 """So many ranks must have timed out for each one that did not."""
-_REPORTS = {"desync-report", "stalled-ops", "monitored-barrier"}
+_REPORTS = {"desync-report", "stalled-ops"}
 """Signatures of reports that compare all ranks."""
 
 
@@ -45,6 +48,7 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
     for rank, why in (
         *_behind(alive),
         *_apart(alive),
+        *_not_started(alive),
         *_elsewhere(alive),
         *_threads(alive),
         *_frozen(alive),
@@ -79,43 +83,99 @@ def all_in_one_collective(classified: Sequence[ClassifiedFailure]) -> list[Infer
 
 
 def _behind(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """Return the ranks that called fewer collectives of a group than most of its members."""
-    found = []
-    groups: dict[str, dict[int, int]] = defaultdict(dict)
+    """Return the ranks that called fewer collectives of a group than most of its members.
+
+    A rank that is behind in one group because it waits in another is a victim of the rank that is behind there: of
+    tensor, pipeline and data parallel groups the one that is stuck first explains the others.
+    """
+    groups = _progress_by_group(alive)
+    usual: dict[str, int] = {}
+    late: dict[str, dict[int, int]] = {}
+    for group, members in groups.items():
+        counts = {rank: progress.enqueued for rank, progress in members.items()}
+        most, number = Counter(counts.values()).most_common(1)[0]
+        usual[group] = most if number * 2 > len(counts) else max(counts.values())
+        behind = {rank: count for rank, count in counts.items() if count < usual[group]}
+        if behind and len(behind) * 2 <= len(counts):
+            late[group] = behind
+    return [
+        (rank, f"it called {count} collectives of group {group}, the others {usual[group]}")
+        for group, counts in sorted(late.items())
+        for rank, count in sorted(counts.items())
+        if not any(
+            other != group and rank not in ranks and _has_outstanding(groups[other].get(rank))
+            for other, ranks in late.items()
+        )
+    ]
+
+
+def _progress_by_group(alive: Sequence[WorkerError]) -> dict[str, dict[int, CollectiveProgress]]:
+    """Return each group's progress by rank; a member that has called none of its collectives has a count of 0."""
+    groups: dict[str, dict[int, CollectiveProgress]] = defaultdict(dict)
+    known = set()
     for failure in alive:
         for progress in failure.collectives:
             if failure.rank is not None:
-                groups[progress.group][failure.rank] = progress.enqueued
-    for group, counts in sorted(groups.items()):
-        most, members = Counter(counts.values()).most_common(1)[0]
-        if members * 2 <= len(counts):
-            most = max(counts.values())
-        late = {rank: count for rank, count in counts.items() if count < most}
-        if len(late) * 2 <= len(counts):
-            found += [
-                (rank, f"it called {count} collectives of group {group}, the others {most}")
-                for rank, count in sorted(late.items())
-            ]
-    return found
+                groups[progress.group][failure.rank] = progress
+                known.add(failure.rank)
+    for group, members in groups.items():
+        expected = next((progress.members for progress in members.values() if progress.members), ())
+        for rank in known.intersection(expected) - members.keys():
+            members[rank] = CollectiveProgress(group, "", 0, 0)
+    return groups
+
+
+def _has_outstanding(progress: CollectiveProgress | None) -> bool:
+    return progress is not None and progress.completed is not None and progress.enqueued > progress.completed
 
 
 def _apart(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """Return the ranks that called another operation than the others as a group's collective of the same number."""
+    """Return the ranks that differ from most in the first collective of a group in which the ranks differ."""
     found = []
-    steps: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
-    for failure in alive:
-        for progress in failure.collectives:
-            if failure.rank is not None and progress.last_operation:
-                steps[progress.group, progress.enqueued][failure.rank] = progress.last_operation
-    for (group, number), operations in sorted(steps.items()):
-        usual, members = Counter(operations.values()).most_common(1)[0]
-        if members * 2 <= len(operations):
-            continue  # no rank stands out
-        found += [
-            (rank, f"as collective {number} of group {group} it called {_plain(operation)}, the others {_plain(usual)}")
-            for rank, operation in sorted(operations.items())
-            if operation != usual
-        ]
+    for group, members in sorted(_progress_by_group(alive).items()):
+        steps: dict[int, dict[int, Collective]] = defaultdict(dict)
+        for rank, progress in members.items():
+            if progress.last_operation:
+                steps[progress.enqueued][rank] = Collective(progress.enqueued, progress.last_operation)
+            for entry in progress.last:
+                if not entry.is_p2p:
+                    steps[entry.sequence][rank] = entry
+        for number, calls in sorted(steps.items()):
+            odd = _odd_ones(calls)
+            if odd:
+                found += [(rank, f"as collective {number} of group {group} {why}") for rank, why in odd]
+                break  # a rank that has diverged differs in all that follows
+    return found
+
+
+def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]]:
+    """Return the ranks that called one collective with another operation, type or size than most."""
+    for field, verb in (("operation", "called"), ("dtypes", "used"), ("sizes", "passed")):
+        values = {rank: getattr(call, field) for rank, call in calls.items() if getattr(call, field)}
+        if len(set(values.values())) > 1:
+            usual, number = Counter(values.values()).most_common(1)[0]
+            return [
+                (rank, f"it {verb} {_plain(value)}, the others {_plain(usual)}")
+                for rank, value in sorted(values.items())
+                if value != usual and number * 2 > len(values)
+            ]
+        if field == "dtypes" and not any(_SAME_EVERYWHERE.search(call.operation) for call in calls.values()):
+            break  # the ranks may pass different sizes
+    return []
+
+
+def _not_started(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
+    """Return the few ranks whose GPU had not started a collective that the others' GPUs had."""
+    found = []
+    for group, members in sorted(_progress_by_group(alive).items()):
+        states: dict[int, str] = {}
+        numbers = {progress.enqueued for progress in members.values()}
+        for rank, progress in members.items():
+            for entry in progress.last:
+                states[rank] = states.get(rank, "") if entry.is_p2p else entry.state
+        waiting = sorted(rank for rank, state in states.items() if state == "scheduled")
+        if len(numbers) == 1 and waiting and len(waiting) * 2 < len(states):
+            found += [(rank, f"it had not started the last collective of group {group}") for rank in waiting]
     return found
 
 

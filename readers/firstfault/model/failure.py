@@ -179,6 +179,21 @@ class ThreadFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective, or one send or receive, as torch's flight recorder noted it."""
+
+    sequence: int
+    """Its number in the group; sends and receives have their own."""
+    operation: str
+    sizes: str = ""
+    """Inputs and outputs, "[[2, 3]] -> [[2, 3]]"."""
+    dtypes: str = ""
+    state: str = ""
+    """"scheduled", "started" or "completed"; gloo reports "scheduled" only."""
+    is_p2p: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveProgress:
     """The last collective of one process group, by the sequence numbers of torch's flight recorder."""
 
@@ -188,6 +203,10 @@ class CollectiveProgress:
     enqueued: int
     completed: int | None
     """None: the backend does not report it."""
+    last: tuple[Collective, ...] = ()
+    """The group's last collectives, oldest first."""
+    members: tuple[int, ...] = ()
+    """Global ranks of the group's members; empty: not known."""
 
 
 @dataclass(frozen=True, slots=True)

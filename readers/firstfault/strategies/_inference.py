@@ -55,7 +55,7 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     # and only then is the failure that the agents noticed first no evidence
     inferred = terminated_nodes(job)[:1] if not waited else []
     inferred = inferred or broadcast_root(job, accusations, waited=waited)
-    hanging = (hung(classified) or all_in_one_collective(classified)) if waited else []
+    hanging = _placed(hung(classified) or all_in_one_collective(classified), job) if waited else []
     inferred = inferred or _heaviest(hanging or nodes_without_report(job, accusations, waited=waited), accusations)
     # a rank that waited is no suspect; one that aborted or exited is, unless its node's agent reports that its peers
     # had gone, or it was stopped because others had timed out
@@ -81,6 +81,14 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     )
     suspects = suspects[:MAX_SUSPECTS] or _accused(job, accusations)
     return _undetermined(job, diagnosis, suspects)
+
+
+def _placed(inferred: Sequence[InferredRoot], job: JobErrors) -> list[InferredRoot]:
+    """Return the candidates with their nodes: a rank that others named may have left no document."""
+    nodes = {rank: entry.place.node for entry in job.roster for rank in entry.ranks}
+    return [
+        item if item.node or item.rank is None else replace(item, node=nodes.get(item.rank, "")) for item in inferred
+    ]
 
 
 def _remaining(

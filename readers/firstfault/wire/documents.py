@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from firstfault.errors import BadDocumentError
 from firstfault.model import (
     CausedBy,
+    Collective,
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
@@ -65,6 +66,10 @@ _MAX_ALL_DUMPS = 1024 * 1024
 _MAX_THREADS = 10
 _MAX_LINE = 500
 _MAX_NAMES = 50
+_MAX_ENTRIES = 10
+"""Collectives of one process group."""
+_MAX_MEMBERS = 16_384
+"""Ranks of one process group."""
 _MAX_CAUSES = 10
 _MAX_FRAMES = 100
 _MAX_DEPTH = 4
@@ -212,9 +217,9 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         versions=_interned(tuple(sorted(failure.versions.items()))),
         documents=(ref,),
         in_flight=failure.in_flight,
-        stack_dumps=tuple(_dump_from_pb(dump) for dump in failure.stack_dumps),
+        stack_dumps=tuple(_dump_from_pb(dump) for dump in failure.stack_dumps[:_MAX_DUMPS]),
         thread_failures=_threads_from_pb(failure.thread_failures, budget),
-        collectives=_interned(tuple(map(_collective_from_pb, failure.collectives))),
+        collectives=_interned(tuple(map(_collective_from_pb, failure.collectives[:_MAX_NAMES]))),
         caused_by=_caused_by_from_pb(failure.caused_by) if failure.HasField("caused_by") else None,
     )
 
@@ -490,6 +495,19 @@ def _collective_to_pb(progress: CollectiveProgress) -> pb.CollectiveProgress:
         last_operation=clean(progress.last_operation, _MAX_LINE),
         enqueued=_long_to_pb(progress.enqueued),
         completed=_long_to_pb(progress.completed),
+        last=[_entry_to_pb(entry) for entry in progress.last[-_MAX_ENTRIES:]],
+        members=[_count_to_pb(rank) for rank in progress.members[:_MAX_MEMBERS]],
+    )
+
+
+def _entry_to_pb(entry: Collective) -> pb.Collective:
+    return pb.Collective(
+        sequence=_long_to_pb(entry.sequence),
+        operation=clean(entry.operation, _MAX_LINE),
+        sizes=clean(entry.sizes, _MAX_LINE),
+        dtypes=clean(entry.dtypes, _MAX_LINE),
+        state=clean(entry.state, _MAX_LINE),
+        is_p2p=entry.is_p2p,
     )
 
 
@@ -499,6 +517,11 @@ def _collective_from_pb(progress: pb.CollectiveProgress) -> CollectiveProgress:
         last_operation=progress.last_operation,
         enqueued=progress.enqueued,
         completed=progress.completed if progress.HasField("completed") else None,
+        last=tuple(
+            Collective(entry.sequence, entry.operation, entry.sizes, entry.dtypes, entry.state, entry.is_p2p)
+            for entry in progress.last[-_MAX_ENTRIES:]
+        ),
+        members=tuple(progress.members[:_MAX_MEMBERS]),
     )
 
 
