@@ -1,7 +1,7 @@
 # Each target needs python3 only: it makes .venv if it is missing, or older than pyproject.toml or constraints.txt.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick timing matrix agent-faults cascades replay simulation bench golden pictures lint format types proto proto-check floors wheel clean
+.PHONY: help demo test quick timing matrix frameworks agent-faults cascades replay simulation bench golden pictures lint format types proto proto-check floors wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -31,6 +31,10 @@ timing: $(VENV) ## run the tests that measure speed, one by one; they need a mac
 
 matrix: $(VENV) ## run all 24 combinations of raises; print how long they took
 	@FIRSTFAULT_MATRIX=all $(BIN)/pytest tests/plugin/test_matrix.py $(ARGS)
+
+frameworks: $(VENV) ## run faults under Lightning and Hydra, in a virtual environment of its own
+	@tools/quietly.sh "installing the frameworks" tools/make_frameworks_venv.sh
+	@FIRSTFAULT_FRAMEWORKS=all build/frameworks-venv/bin/pytest tests/frameworks $(ARGS)
 
 agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals); print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/plugin/test_agent_faults.py -s $(ARGS)

@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault_torch.capture import bare
+from firstfault_torch.capture import bare, before_exit
 from firstfault_torch.context import Moment, Recording, worker_place
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, mark_recoverable
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
@@ -137,7 +137,8 @@ class WorkerMonitor:
         moment = moment_of(error)
         receipt = self.record_exception(error)
         if self._channel is not None and receipt is not None:
-            content = {"what": type(error).__name__, "document": receipt.name, "monotonic_ns": moment.monotonic_ns}
+            what = type(before_exit(error)).__name__
+            content = {"what": what, "document": receipt.name, "monotonic_ns": moment.monotonic_ns}
             self._channel.report_failure(content)
 
     def exits(self, error: BaseException) -> None:
