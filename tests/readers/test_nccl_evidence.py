@@ -10,7 +10,18 @@ import pytest
 from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.evidence.death_text import text_of_death
-from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, Scope, SentSignal, Writer
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.model import (
+    Collective,
+    CollectiveProgress,
+    ExceptionInfo,
+    Phase,
+    Resources,
+    Scope,
+    SentSignal,
+    StackDump,
+    Writer,
+)
 from firstfault.strategies.evidence import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
@@ -89,6 +100,12 @@ def test_a_rank_that_timed_out_before_it_was_stopped() -> None:
     assert verdict.ranks == (7,)
 
 
+def test_the_fingerprint_of_a_stopped_rank_says_whether_it_waited() -> None:
+    """A reader opens some documents of each fingerprint: the one that did not wait must have its own."""
+    prints = [fingerprint_of(stopped(rank, text)) for rank, text in ((1, timed_out(1)), (2, timed_out(2)), (3, ""))]
+    assert prints[0] == prints[1] != prints[2]
+
+
 @pytest.mark.parametrize("silent", [2, 4, 6])
 def test_too_few_timed_out(silent: int) -> None:
     """The first abort ends the others early: where many did not time out, none stands out."""
@@ -155,6 +172,99 @@ def test_more_memory_than_the_gpu_has(asked: str, role: Role) -> None:
     )
     found = classify(text, "torch.OutOfMemoryError")
     assert (found.role, found.category) == (role, "cuda_oom")
+
+
+IN_CUDA = (
+    "Current thread 0x1 (most recent call first):\n"
+    '  File "/usr/lib/python3.11/site-packages/torch/cuda/__init__.py", line 985 in synchronize\n'
+    '  File "/job/train.py", line 80 in step\n'
+)
+IN_LOADER = 'Current thread 0x1 (most recent call first):\n  File "/job/data.py", line 31 in next_batch\n'
+REMOTE = (
+    "NCCL error in: NCCLUtils.hpp:7, remote process exited or there was a network error, NCCL version 2.21.5\n"
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    "Last error:\nsocketProgress: Connection closed by remote peer worker-0<4711>"
+)
+STUCK = (
+    "[rank7]:[F314 09:26:53 ProcessGroupNCCL.cpp:1570] [PG ID 0 PG GUID 0(default_pg) Rank 7] Terminating the process "
+    "after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.\n"
+)
+
+
+def _signalled(rank: int, completed: int) -> str:
+    return (
+        f"[rank{rank}]:[E314 09:26:53 ProcessGroupNCCL.cpp:1750] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] Received "
+        "a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last "
+        f"enqueued NCCL work: 31, last completed NCCL work: {completed}.\n"
+    )
+
+
+def _at(rank: int, stack: str) -> WorkerError:
+    return replace(stopped(rank), stack_dumps=(StackDump(1, rank, stack),))
+
+
+def _raised(rank: int, kind: str, message: str, at_ms: float) -> WorkerError:
+    return make_error(
+        rank, node=f"worker-{rank // PER_NODE}", at_ms=at_ms, exception=kind, message=message, boot_id="b"
+    )
+
+
+FIRST = died(0, timed_out(0))
+ALL_BUT_ONE = [died(rank, timed_out(rank), at_ms=90_000 + rank, boot_id="b") for rank in range(7)]
+CUDA = "[rank7]:[E3 9:2 ProcessGroupNCCL.cpp:2] Process group watchdog thread terminated with exception: CUDA error: "
+
+
+@pytest.mark.parametrize(
+    ("failures", "category"),
+    [
+        ([FIRST, *(_at(rank, IN_CUDA) for rank in range(1, 7)), _at(7, IN_LOADER)], "hang"),
+        (
+            [FIRST, *(stopped(rank, _signalled(rank, 30)) for rank in range(1, 7)), stopped(7, _signalled(7, 31))],
+            "hang",
+        ),
+        ([*ALL_BUT_ONE, died(7, STUCK, at_ms=80_000)], "hang"),
+        ([*ALL_BUT_ONE, _raised(7, "torch.distributed.DistBackendError", REMOTE, 120_000)], "hang"),
+        (
+            [
+                *ALL_BUT_ONE[1:],
+                _raised(0, "RuntimeError", "expects same model across all ranks, but inconsistent 0 params", 95_000),
+                stopped(7),
+            ],
+            "hang",
+        ),
+        ([*ALL_BUT_ONE, died(7, CUDA + "uncorrectable ECC error encountered\n", at_ms=90_500)], "gpu_hardware"),
+        ([*ALL_BUT_ONE, died(7, "", "SIGKILL", resources=Resources(oom_kill=1))], "host_oom"),
+    ],
+    ids=[
+        "first abort ended the others; one stack is in the loader",
+        "one rank had nothing outstanding",
+        "one watchdog was stuck",
+        "one came late",
+        "the abort let a victim run on",
+        "ECC",
+        "OOM killer",
+    ],
+)
+def test_a_cascade(failures: list[WorkerError], category: str) -> None:
+    """Rank 7 is the root cause."""
+    verdict = evidence(job(*failures))
+    assert (verdict.ranks, verdict.category) == ((7,), category)
+
+
+def test_a_lost_node() -> None:
+    """The survivors' adapters get no answer, and the node never reports."""
+    text = "w:1:2 [0] NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4711> with status=12 opcode=0 len=0 (Recv)\n"
+    text += "w:1:2 [0] NCCL INFO transport/net.cc:1302 -> 6\n"
+    verdict = evidence(
+        make_job(
+            *(died(rank, text, group_world_size=2) for rank in range(4)),
+            roster=(
+                make_presence(node="worker-0", nodes=2, ranks=(0, 1, 2, 3)),
+                make_presence(Phase.JOINED, node="worker-1", group_rank=1, nodes=2, ranks=(4, 5, 6, 7)),
+            ),
+        )
+    )
+    assert (verdict.scope, verdict.node, verdict.category) == (Scope.NODE, "worker-1", "node_lost")
 
 
 # --- flight recorders ------------------------------------------------------------------------------------------------

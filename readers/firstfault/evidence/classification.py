@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from firstfault.evidence.text_classification import Pointer
     from firstfault.model import ExceptionInfo, JobErrors, WorkerError
 
-__all__ = ["TIMED_OUT", "ClassifiedFailure", "FailureClass", "classify_failures"]
+__all__ = ["DUMP_SIGNAL", "STUCK", "TIMED_OUT", "ClassifiedFailure", "FailureClass", "classify_failures"]
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
@@ -32,8 +32,9 @@ _PROGRAMS_OWN = {"ValueError", "TypeError", "LookupError", "AttributeError", "Na
 _TRANSPORTS = {"RuntimeError", "OSError", "EOFError"}
 _SUMMARY = "launcher-summary"
 """Signature of a launcher's summary of all its workers."""
-TIMED_OUT = "watchdog-timeout"
-"""Signature of the process group's own timeout."""
+TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stuck"
+"""Signatures of what NCCL's watchdog prints: its own timeout, another rank's, and that it could not run."""
+_OF_WATCHDOGS = {TIMED_OUT, DUMP_SIGNAL, STUCK}
 _WAIT = "hang"
 """Category of the signatures of waits that timed out."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
@@ -107,9 +108,10 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
             why = f"crashed ({failure.signal}) while its agent stopped it"
             return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
         log = _classified(failure.log_tail, "", ()) if failure.log_tail else None
-        waited = log is not None and log.signature == TIMED_OUT
+        signature = log.signature if log is not None and log.signature in _OF_WATCHDOGS else ""
+        # a rank without a collective outstanding did not wait, though another rank's timeout reached it
+        waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log is not None and log.role is Role.SECONDARY)
         why = f"was stopped by its agent: {sent.shown_reason}"
-        signature = TIMED_OUT if waited else ""
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
     if failure.exception is not None:
         return _of_exception(failure, failure.exception, gone)

@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import TIMED_OUT, FailureClass
+from firstfault.evidence.classification import DUMP_SIGNAL, STUCK, TIMED_OUT, FailureClass
 from firstfault.evidence.inferred_root import InferredRoot
 from firstfault.evidence.re2_patterns import Pattern
 from firstfault.exceptions.stack_position import Stood, where_it_stood
@@ -189,8 +189,12 @@ def _elsewhere(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
     stood = {failure.rank: where_it_stood(failure) for failure in alive if failure.rank is not None}
     waiting = [rank for rank, where in stood.items() if where.stood is Stood.COLLECTIVE]
     timed_out = [failure for failure in alive if failure.exception is not None]
+    # ranks of NCCL wait in a synchronization with their GPU
+    synchronizing = [rank for rank, where in stood.items() if where.stood is Stood.TORCH]
     away = {rank: where for rank, where in stood.items() if where.stood is Stood.ELSEWHERE}
-    if not away or not (waiting or timed_out) or len(away) > _MANY:
+    if not away or len(away) > _MANY:
+        return []
+    if not waiting and not timed_out and len(synchronizing) < _SEVERAL * len(away):
         return []
     return [(rank, f"it was at {where.frame} while the others waited for it") for rank, where in sorted(away.items())]
 
@@ -212,12 +216,26 @@ def _did_not_time_out(classified: Sequence[ClassifiedFailure]) -> list[tuple[int
     others are gone. gloo has no watchdog: there the first timeout ends the others' wait.
     """
     workers = [judged for judged in classified if judged.failure.subject is Subject.WORKER]
-    waited = {judged.failure.rank for judged in workers if judged.signature == TIMED_OUT}
-    others = {judged.failure.rank for judged in workers if judged.failure_class is FailureClass.CONSEQUENCE} - waited
-    ranks = sorted(rank for rank in others if rank is not None)
-    if not ranks or len(ranks) > _MANY or len(waited) < _SEVERAL * len(ranks):
+    waited = {
+        judged.failure.rank for judged in workers if judged.waited and judged.signature in {TIMED_OUT, DUMP_SIGNAL}
+    }
+    others = {
+        judged.failure.rank: judged.signature
+        for judged in workers
+        if judged.failure.rank is not None
+        and judged.failure.rank not in waited
+        and (judged.failure_class is FailureClass.CONSEQUENCE or judged.signature == STUCK)
+    }
+    if not others or len(others) > _MANY or len(waited) < _SEVERAL * len(others):
         return []
-    return [(rank, f"it did not time out in a collective, as {len(waited)} others did") for rank in ranks]
+    why = {
+        DUMP_SIGNAL: "it had no collective outstanding",
+        STUCK: "its watchdog could not run",
+    }
+    return [
+        (rank, f"{why.get(signature, 'it did not time out')} when {len(waited)} others waited in a collective")
+        for rank, signature in sorted(others.items())
+    ]
 
 
 def _reported(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:

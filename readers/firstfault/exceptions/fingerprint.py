@@ -2,9 +2,9 @@
 
 Version 1 hashes the exception's qualified name, the innermost frames by file name and function (without line numbers,
 so that an edit above the fault does not matter), and the normalized message. Without an exception it hashes the signal
-or the exit code. If the agent stopped the process, it adds the stack position and the last collective of the default
-process group, which tell a hung process from those that waited for it. The version is part of the text, because
-fingerprints of two versions cannot be compared.
+or the exit code. If the agent stopped the process, it adds the stack position, the last collective of the default
+process group, and whether its watchdog had timed out, which tell a hung process from those that waited for it. The
+version is part of the text, because fingerprints of two versions cannot be compared.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _FRAMES = 5
 _MESSAGE = 400
 """Characters of the normalized message. It is cut after normalization: long paths and numbers would move the cut."""
 _READ = 10 * _MESSAGE
+_TIMED_OUT = "caught collective operation timeout"
+"""What the watchdog of a process group prints."""
 _DEFAULT_GROUP = "default_pg"
 """torch's name for the process group of all ranks."""
 _VARYING = (
@@ -56,7 +58,8 @@ def _when_stopped(error: WorkerError) -> list[str]:
         for progress in error.collectives
         if progress.group == _DEFAULT_GROUP
     ]
-    return ["stopped", where_it_stood(error).frame, *given]
+    timed_out = ["timed out"] if _TIMED_OUT in error.log_tail else []
+    return ["stopped", where_it_stood(error).frame, *given, *timed_out]
 
 
 def _exception_parts(exception: ExceptionInfo) -> list[str]:
