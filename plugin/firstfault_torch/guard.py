@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
+    from types import FrameType
 
 __all__ = ["WORKER_SIGNALS", "bounded", "caught", "guarded", "logger", "undisturbed"]
 
 logger = logging.getLogger("firstfault_torch")
 
 T = TypeVar("T")
-WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-"""Signals by which an agent, or the kernel after the agent's death, stops workers."""
+WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+"""Signals whose handlers raise in a worker: an agent, or the kernel after the agent's death, stops it by the first two,
+and torch's data loader raises when one of its processes has died.
+"""
 _HURRIED_S = 0.3
 """Longest wait after `give_up` was set or a signal handler raised, seconds."""
 _POLL_S = 0.05
@@ -97,15 +100,20 @@ def undisturbed(numbers: Collection[signal.Signals], *, handled_only: bool = Fal
     ignored = {
         number: handler
         for number, handler in handlers.items()
-        if callable(handler) or (handler is not None and not handled_only)
+        if callable(handler) or (handler is not None and not handled_only and number != signal.SIGCHLD)
     }
     for number in ignored:
-        signal.signal(number, signal.SIG_IGN)
+        # SIGCHLD keeps a handler: if it were ignored, the kernel would reap children that others wait for
+        signal.signal(number, _do_nothing if number == signal.SIGCHLD else signal.SIG_IGN)
     try:
         yield
     finally:
         for number, handler in ignored.items():
             signal.signal(number, handler)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    """Handle a signal by doing nothing."""
 
 
 def caught(call: Callable[[], T], kind: type[BaseException] = BaseException) -> tuple[T | None, BaseException | None]:

@@ -715,6 +715,17 @@ def test_frames_and_threads_beyond_a_readers_limit_are_counted() -> None:
     assert read.thread_failures[-1].exception.notes[-1].startswith("... 400 more failed threads left out")
 
 
+def test_a_reader_takes_no_more_dumps_and_collectives_than_a_writer_writes() -> None:
+    """Hundreds of thousands of empty parts cost a reader nothing."""
+
+    def change(failure: pb.WorkerFailure) -> None:
+        failure.stack_dumps.extend([pb.StackDump()] * 100_000)
+        failure.collectives.extend([pb.CollectiveProgress(last=[pb.Collective()] * 50)] * 1_000)
+
+    read = _hostile(change)
+    assert (len(read.stack_dumps), len(read.collectives), len(read.collectives[0].last)) == (64, 50, 10)
+
+
 def test_the_same_failure_gives_the_same_bytes() -> None:
     """Encoding is deterministic, also for the map of versions."""
     versions = tuple((name, "1") for name in string.ascii_lowercase)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -171,3 +173,19 @@ def test_undisturbed_elsewhere(handlers: dict[signal.Signals, object]) -> None:
     thread.start()
     thread.join()
     assert inside == [handlers]
+
+
+def test_a_child_that_dies_while_undisturbed() -> None:
+    """A data loader's handler does not break in, and the child can still be waited for."""
+
+    def handler(*_: object) -> None:
+        raise InterruptedError("a child has died")
+
+    before = signal.signal(signal.SIGCHLD, handler)
+    try:
+        with undisturbed(WORKER_SIGNALS, handled_only=True):
+            child = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
+            assert child.wait() == 7
+        assert signal.getsignal(signal.SIGCHLD) is handler
+    finally:
+        signal.signal(signal.SIGCHLD, before)
