@@ -18,8 +18,12 @@ from flytekit import task
 
 from flytekitplugins.firstfault import Elastic
 
-TIMEOUT = dt.timedelta(seconds=8)
-"""Of collectives: a hang is noticed after it."""
+
+def timeout_of(kind: str) -> dt.timedelta:
+    """Return the timeout of collectives: a hang is noticed after it, an exit in the middle long before."""
+    return dt.timedelta(seconds=80 if kind == "leave" else 8)
+
+
 STEPS = 6
 FAULT_AT = 3
 
@@ -45,7 +49,7 @@ def fail(kind: str, rank: int, step: int) -> None:
 
 def loop(kind: str, rank: int) -> None:
     """Train without a framework."""
-    dist.init_process_group("gloo", timeout=TIMEOUT)
+    dist.init_process_group("gloo", timeout=timeout_of(kind))
     weights = torch.zeros(4)
     for step in range(STEPS):
         fail(kind, rank, step)
@@ -102,7 +106,7 @@ def after_lightning(kind: str, rank: int) -> None:
     """Fail after Lightning's fit, which has reset the handlers of all signals."""
     _fit("none", rank)
     if not dist.is_initialized():
-        dist.init_process_group("gloo", timeout=TIMEOUT)
+        dist.init_process_group("gloo", timeout=timeout_of(kind))
     for step in range(STEPS):
         fail(kind, rank, step)
         dist.all_reduce(torch.ones(1))
@@ -129,7 +133,7 @@ def _fit(kind: str, rank: int) -> None:
         accelerator="cpu",
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         num_nodes=int(os.environ["GROUP_WORLD_SIZE"]),
-        strategy=DDPStrategy(process_group_backend="gloo", timeout=TIMEOUT),
+        strategy=DDPStrategy(process_group_backend="gloo", timeout=timeout_of(kind)),
         max_steps=STEPS,
         logger=False,
         enable_checkpointing=False,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault_torch.capture import bare, before_exit
+from firstfault_torch.compat.torch_worker import leave_groups
 from firstfault_torch.context import Moment, Recording, worker_place
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, mark_recoverable
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
@@ -37,6 +38,8 @@ __all__ = ["WorkerMonitor", "recorded", "run_recorded"]
 
 _DEATH_S = 0.3
 """How long an exit waits to see whether its agent is dying, seconds."""
+_LEAVING_S = 3.0
+"""How long a worker that called ``sys.exit(0)`` stays in its process groups, seconds: the others may exit too."""
 
 
 def run_recorded(engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
@@ -146,6 +149,7 @@ class WorkerMonitor:
         self.in_flight.reconcile(None)
         if self.recording is not None and self.place is not None:
             describe_and_record(error, self.recording, self.place, self._engine, held=True)
+            threading.Thread(target=_leave_groups_later, name="firstfault-leave", daemon=True).start()
 
     def record_exception(self, error: BaseException) -> Receipt | None:
         """Write a document about `error` as this worker's failure. None: recording is off."""
@@ -196,6 +200,17 @@ class WorkerMonitor:
         spool = spool_of(self.recording, self.place.local_rank, os.environ.get(ERROR_FILE_VARIABLE))
         if spool is not None:
             spool.withdraw(name)
+
+
+def _leave_groups_later() -> None:
+    """Leave the process groups if this process still lives after a while, so that a peer's collective fails.
+
+    torch takes ``sys.exit(0)`` for success and keeps the process until its siblings have ended. A peer that waits for
+    it in a collective would wait until that times out.
+    """
+    time.sleep(_LEAVING_S)
+    with guarded("leaving the process groups"):
+        leave_groups()
 
 
 def _has_died(agent: int) -> bool:
