@@ -19,7 +19,8 @@ if [ "$made_for" != "$PWD" ] || ! "$venv/bin/python" -m pip --version >/dev/null
   tools/quietly.sh "making $venv with $("$python" --version)" "$python" -m venv --clear "$venv"
 fi
 
-pip=("$venv/bin/python" -m pip --no-input --disable-pip-version-check install)
+# Python compiles what it imports; pip would compile all of it
+pip=("$venv/bin/python" -m pip --no-input --disable-pip-version-check install --no-compile)
 tools/quietly.sh "updating pip" "${pip[@]}" --upgrade 'pip>=25.1' # the first with --group
 # torch alone first: otherwise pip may download several candidates of some gigabytes each
 tools/quietly.sh "installing torch" "${pip[@]}" -c constraints.txt torch

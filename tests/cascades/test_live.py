@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 _NAMES = (
     "hang-rank0-of4",
-    "frozen-rank3-of4",
-    "deadlock-rank1-of4",
     "raise-clock+5-rank3-of4",
 )
 

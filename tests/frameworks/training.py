@@ -148,9 +148,7 @@ FRAMEWORKS: dict[str, Callable[[str, int], None]] = {
 }
 
 
-@task(
-    task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="spawn", increase_shared_mem=False, settle_seconds=5)
-)
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", increase_shared_mem=False, settle_seconds=5))
 def train(framework: str, fault: str, rank: int) -> int:
     """Train under a framework; fail as `fault` says on `rank`."""
     FRAMEWORKS[framework](fault, rank)

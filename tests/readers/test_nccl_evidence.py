@@ -15,6 +15,7 @@ from firstfault.model import (
     Collective,
     CollectiveProgress,
     ExceptionInfo,
+    FrameInfo,
     Phase,
     Resources,
     Scope,
@@ -433,3 +434,47 @@ def test_an_exception_raised_from_none() -> None:
     own = ExceptionInfo("train.StepError", "step failed", causes=(PEER_GONE,))
     (judged,) = classify_failures(make_job(make_error(3, exception=own)))
     assert judged.failure_class is FailureClass.CONSEQUENCE
+
+
+def test_an_error_that_a_checkpoint_spreads_to_all_ranks() -> None:
+    """torch.distributed.checkpoint raises one rank's error on every rank."""
+    text = "CheckpointException ranks:dict_keys([3])\nTraceback (most recent call last): (RANK 3)\nOSError: disk gone\n"
+    frame = FrameInfo("/x/site-packages/torch/distributed/checkpoint/utils.py", 7, "reduce_scatter", "raise")
+    raised = ExceptionInfo("torch.distributed.checkpoint.api.CheckpointException", text, ("BaseException",), (frame,))
+    verdict = evidence(job(*(make_error(rank, node=f"worker-{rank // 4}", exception=raised) for rank in range(8))))
+    assert (verdict.ranks, verdict.category) == ((3,), "checkpoint")
+
+
+def test_what_a_program_made_of_the_agents_signal() -> None:
+    """A library that wraps the exception of a signal handler has not failed."""
+    told = ExceptionInfo("torch.distributed.elastic.multiprocessing.api.SignalException", "got signal: 15")
+    wrapped = ExceptionInfo("OSError", "cannot load", causes=(told,))
+    sent = (SentSignal("SIGTERM", "rank 0 failed"),)
+    (judged,) = classify_failures(make_job(make_error(3, exception=wrapped, sent_signals=sent)))
+    assert judged.failure_class is FailureClass.CONSEQUENCE
+
+
+def test_an_exception_whose_clean_up_outlasts_the_others_patience() -> None:
+    """Seven ranks timed out while rank 7 was still cleaning up after its exception: the exception is the root cause."""
+    boot = {"boot_id": "b", "world_size": 8}
+    waiting = [died(rank, timed_out(rank), at_ms=100 + rank, **boot) for rank in range(7)]
+    raised = make_error(
+        7,
+        node="worker-1",
+        at_ms=400,
+        message="bad batch",
+        in_flight=True,
+        sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),),
+        stack_dumps=(StackDump(1, 7, IN_LOADER),),
+        **boot,
+    )
+    verdict = evidence(job(*waiting, raised))
+    assert (verdict.ranks, verdict.category, verdict.confidence) == ((7,), "user_code", "medium")
+    assert verdict.headline == "ValueError, rank 7 on worker-1: bad batch"
+
+
+def test_an_exit_after_a_peers_end() -> None:
+    """A script that a shell runs leaves no exception: its last traceback tells that it is a victim."""
+    text = f'epoch 3\nTraceback (most recent call last):\n  File "a.py", line 1\nRuntimeError: {PEER_GONE.message}\n'
+    (judged,) = classify_failures(make_job(died(3, text, "", exit_code=1)))
+    assert (judged.failure_class, judged.signature) == (FailureClass.CONSEQUENCE, "gloo-peer")

@@ -197,6 +197,12 @@ class Reporter:
         return receipt, failure
 
     def _kept_by_torch(self, death: Death) -> KeptException | None:
+        """Return the exception that ended a worker, as torch kept it.
+
+        What torch kept of a process that a signal ended was handled: the process went on.
+        """
+        if death.signal:
+            return None
         return kept_exception(
             self.report.error_files.get(death.local_rank, ""), self._traceback_files.get(death.local_rank, "")
         )

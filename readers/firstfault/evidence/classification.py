@@ -35,6 +35,8 @@ _SUMMARY = "launcher-summary"
 TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stuck"
 """Signatures of what NCCL's watchdog prints: its own timeout, another rank's, and that it could not run."""
 _OF_WATCHDOGS = {TIMED_OUT, DUMP_SIGNAL, STUCK}
+_SPREAD = "checkpoint-of-ranks"
+"""Signature of an error that all ranks raise and that names the rank that had it."""
 _WAIT = "hang"
 """Category of the signatures of waits that timed out."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
@@ -140,19 +142,16 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     while exception.type == "SystemExit" and exception.causes:
         # an exit that the program made of an exception is what that exception is
         exception = replace(exception.causes[0], causes=exception.causes[1:])
-    name = exception.type.rsplit(".", 1)[-1]
-    if name in _ANSWERS:
-        if failure.node in gone or failure.sent_signals:
-            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
-        return ClassifiedFailure(
-            failure, FailureClass.OWN_EXIT, "was ended by a signal that its agent did not send", "signal"
-        )
-    if name == "SystemExit":
-        if failure.sent_signals:
-            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "exited when its agent stopped it")
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit")
+    ended = _of_signal_or_exit(failure, exception, gone)
+    if ended is not None:
+        return ended
     found = _chain(exception)
     in_flight = failure.in_flight and bool(failure.sent_signals)
+    if found.signature == _SPREAD and found.pointer is not None and found.pointer.rank == failure.rank:
+        why = "failed in a checkpoint, and all ranks raise its error"
+        return ClassifiedFailure(
+            failure, FailureClass.OWN_FAULT, why, found.category, specific=True, in_flight=in_flight
+        )
     if found.role is Role.PRIMARY:
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
         return ClassifiedFailure(
@@ -175,6 +174,23 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     return ClassifiedFailure(
         failure, FailureClass.UNCLEAR, why, found.category, found.pointer, in_flight=in_flight, waited=waited
     )
+
+
+def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure | None:
+    """Classify what a signal handler raises, also if the program wrapped it, and an exit; None: it is neither."""
+    name = exception.type.rsplit(".", 1)[-1]
+    wrapped = {link.type.rsplit(".", 1)[-1] for link in exception.causes}
+    if name in _ANSWERS or (failure.sent_signals and wrapped & _ANSWERS):
+        if failure.node in gone or failure.sent_signals:
+            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
+        return ClassifiedFailure(
+            failure, FailureClass.OWN_EXIT, "was ended by a signal that its agent did not send", "signal"
+        )
+    if name == "SystemExit":
+        if failure.sent_signals:
+            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "exited when its agent stopped it")
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit")
+    return None
 
 
 def _is_of_a_group(exception: ExceptionInfo) -> bool:
@@ -205,17 +221,18 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
     if signal in _ENDS or signal in STOPS:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
-    if signal == "SIGABRT":
-        if log is not None and log.role is Role.SECONDARY:
-            why, waited = f"aborted because of a peer ({log.signature})", log.category == _WAIT
-            return ClassifiedFailure(
-                failure, FailureClass.CONSEQUENCE, why, "", log.pointer, waited=waited, signature=log.signature
-            )
-        if log is not None and log.category == _WAIT:
-            why, waited = f"aborted because a wait timed out ({log.signature})", log.signature == TIMED_OUT
-            return ClassifiedFailure(
-                failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=waited, signature=log.signature
-            )
+    ended = "aborted" if signal else "exited"
+    if log is not None and log.role is Role.SECONDARY:
+        why, waited = f"{ended} because of a peer ({log.signature})", log.category == _WAIT
+        return ClassifiedFailure(
+            failure, FailureClass.CONSEQUENCE, why, "", log.pointer, waited=waited, signature=log.signature
+        )
+    if log is not None and log.category == _WAIT:
+        why, waited = f"{ended} because a wait timed out ({log.signature})", signal == "" or log.signature == TIMED_OUT
+        return ClassifiedFailure(
+            failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=waited, signature=log.signature
+        )
+    if signal:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
     if failure.exit_code == 1:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")

@@ -70,7 +70,9 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     unclear = exits or [judged for judged in unclear if judged.failure.node not in lost_peers]
     lost = lost_documents(job, classified, accusations) if not inferred else []
     if len(inferred) == 1 or (not inferred and not exits and len(lost) == 1):
-        return _inferred_verdict(job, (inferred or lost)[0], classified)
+        root = (inferred or lost)[0]
+        raised = _still_raising(root, classified) if root in hanging else None
+        return _raised_verdict(job, root, raised, diagnosis) if raised else _inferred_verdict(job, root, classified)
     remaining = [] if inferred or lost else _remaining(classified, unclear)
     if remaining:
         return _by_elimination(job, remaining, diagnosis)
@@ -81,6 +83,23 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     )
     suspects = suspects[:MAX_SUSPECTS] or _accused(job, accusations)
     return _undetermined(job, diagnosis, suspects)
+
+
+def _still_raising(hanging: InferredRoot, classified: Sequence[ClassifiedFailure]) -> ClassifiedFailure | None:
+    """Return the exception of its own that a hanging rank was handling when it was stopped; None if there is none."""
+    own = (judged for judged in classified if judged.failure_class is FailureClass.OWN_FAULT and judged.in_flight)
+    return next((judged for judged in own if judged.failure.rank == hanging.rank), None)
+
+
+def _raised_verdict(job: JobErrors, hanging: InferredRoot, raised: ClassifiedFailure, diagnosis: Diagnosis) -> Verdict:
+    """Return the verdict that an exception is the root cause, while whose clean-up the others timed out."""
+    why = [
+        Reason(f"{who(raised.failure)} {raised.why}, and was still handling it when it was stopped", (raised.failure,)),
+        Reason(f"{_name(hanging)}: {hanging.why}", (raised.failure,)),
+        *about_clocks(job, diagnosis.clocks),
+    ]
+    verdict = verdict_for(job, raised.failure, strategy=NAME, why=why, confidence="medium")
+    return with_category(verdict, raised)
 
 
 def _placed(inferred: Sequence[InferredRoot], job: JobErrors) -> list[InferredRoot]:
