@@ -16,7 +16,8 @@ unset PYTHONPATH
 
 core=$work/core
 "$quietly" "making an environment for the core" "$root/.venv/bin/python" -m venv "$core"
-"$quietly" "installing the wheel alone" "$core/bin/python" -m pip --no-input --disable-pip-version-check install "$wheel"
+"$quietly" "installing the wheel alone" "$core/bin/python" -m pip --no-input \
+  --disable-pip-version-check install --no-compile "$wheel"
 "$quietly" "using it without flytekit and torch" "$core/bin/python" "$root/tools/check_core.py"
 
 "$quietly" "installing the wheel beside all dependencies" "$root/tools/make_wheel_venv.sh" "$wheel"

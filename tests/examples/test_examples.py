@@ -32,7 +32,7 @@ def _run(tmp_path: Path, file: str, task: str, *options: str) -> tuple[int, dict
 
 def test_the_ddp_example_learns(tmp_path: Path) -> None:
     """Two workers on one node learn to classify the spirals, far above chance."""
-    code, result = _run(tmp_path, "ddp.py", "train", "--nodes", "1", "--inputs", '{"epochs": 60}')
+    code, result = _run(tmp_path, "ddp.py", "train", "--nodes", "1", "--inputs", '{"epochs": 20}')
 
     assert code == 0
     assert result["outputs"]["o0"] > 0.9

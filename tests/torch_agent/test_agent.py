@@ -178,6 +178,17 @@ def test_what_was_seen_before_a_stop() -> None:
     assert [dump.text for dump in crashed.stack_dumps] == ["where it crashed"]
 
 
+def test_what_the_training_made_of_the_agents_signal() -> None:
+    """An exception that torch kept of a worker that its agent stopped is no fault of its own."""
+    kept = KeptException(ExceptionInfo("train.StepError", "training failed"), "Traceback")
+    death = _death(1, 1)
+    failure = about_death(death, PLACE, stop=Stop(STOPPED, death.monotonic_ns - 1), kept=kept)
+    assert failure.exception is None
+    assert failure.stopped_by_agent
+    alone = about_death(death, PLACE, kept=kept)
+    assert alone.exception == kept.exception
+
+
 def test_a_crash_while_being_stopped() -> None:
     """A worker that crashes while it is stopped keeps its own signal and the signal that the agent sent before."""
     death = _death(1, -11)

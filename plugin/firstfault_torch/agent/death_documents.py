@@ -96,8 +96,6 @@ class Stop:
         return death.signal if death.signal in _TEARDOWN_SIGNALS else self.sent
 
 
-_SIGNAL_EXCEPTIONS = {"SignalException", "SystemExit", "KeyboardInterrupt"}
-"""Exceptions that a worker's signal handler raises."""
 _TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
 """Signals that stop workers: the one that the agent received itself, else SIGTERM; then SIGKILL."""
 
@@ -124,8 +122,8 @@ def about_death(  # noqa: PLR0913 - keywords
         log_tail: the end of the worker's stderr.
     """
     stopped = stop is not None and stop.ended(death)
-    if stopped and kept is not None and kept.exception.type in _SIGNAL_EXCEPTIONS:
-        kept = None
+    if stopped:
+        kept = None  # what the training made of the agent's signal: a handler's exception, or one that wraps it
     observed = stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
     stack = fatal_stack or observed.stack
     code, message = _code_and_message(death, place, stop.reason if stop is not None and stopped else "", kept)
