@@ -7,6 +7,7 @@ Policies compose: ``explicit() | on_category("preemption", "node_lost") & ~exhau
 from __future__ import annotations
 
 import re
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Union
 
@@ -153,7 +154,7 @@ def as_policy(policy: RetryPolicy) -> PolicyBase:
     if isinstance(policy, PolicyBase):
         return policy
     if not callable(policy):
-        raise UsageError(f"a retry policy must be callable with (verdict, context); {policy!r} is not")
+        raise UsageError(f"a retry policy must be callable with (verdict, context); {reprlib.repr(policy)} is not")
     return _Function(policy)
 
 
