@@ -296,7 +296,7 @@ def test_a_sentence_about_a_hang_is_whole() -> None:
     """The headline is cut, but the report has the whole sentence."""
     report = CATEGORY_SCENES["hang"]()
     assert report.verdict.headline.endswith("...")
-    assert report.answers.what.endswith(" while the others waited for it")
+    assert report.answers.what.endswith(", the others 120")
 
 
 def test_times_of_a_hang_count_from_the_first_timeout() -> None:

@@ -46,10 +46,10 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
     )
     reasons: dict[int, list[str]] = defaultdict(list)
     for rank, why in (
-        *_behind(alive),
-        *_apart(alive),
-        *_not_started(alive),
         *_elsewhere(alive),
+        *_apart(alive),
+        *_behind(alive),
+        *_not_started(alive),
         *_threads(alive),
         *_frozen(alive),
         *_did_not_time_out(classified),
