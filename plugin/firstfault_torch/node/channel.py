@@ -43,6 +43,7 @@ class AgentChannel:
         self._wake = wake
         self._failed: dict[tuple[int, int], dict[str, Any]] = {}
         self._answers: dict[tuple[int, int], dict[str, Any]] = {}
+        self._questions = 0
         self._arrived = threading.Condition()
         self._closed = threading.Event()
         self._socket = _bound(files.agent_socket)
@@ -54,17 +55,24 @@ class AgentChannel:
             return {local: report for (number, local), report in self._failed.items() if number == round_}
 
     def ask(self, round_: int, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
-        """Ask workers for their state; return the answers that come in time, by local rank."""
-        asked = {
-            (round_, local)
-            for local in local_ranks
-            if _send(self._files.worker_socket(round_, local), {"ask": "state"})
-        }
+        """Ask workers for their state; return the answers that come in time, by local rank.
+
+        A worker that does not answer in time keeps its answer to an earlier question of the round.
+        """
+        with self._arrived:
+            self._questions += 1
+            question = {"ask": "state", "question": self._questions}
+        asked = [(round_, local) for local in local_ranks if _send(self._files.worker_socket(round_, local), question)]
         deadline = time.monotonic() + seconds
         with self._arrived:
-            while not asked <= self._answers.keys() and (left := deadline - time.monotonic()) > 0:
+            while not all(self._answered(worker, question["question"]) for worker in asked):
+                if (left := deadline - time.monotonic()) <= 0:
+                    break
                 self._arrived.wait(left)
             return {local: answer for (number, local), answer in self._answers.items() if number == round_}
+
+    def _answered(self, worker: tuple[int, int], question: int) -> bool:
+        return self._answers.get(worker, {}).get("question", 0) >= question
 
     def close(self) -> None:
         """Stop listening."""
@@ -80,6 +88,7 @@ class AgentChannel:
 
     def _take(self, message: dict[str, Any]) -> None:
         worker = (int(message["round"]), int(message["local_rank"]))
+        message["question"] = int(message.get("question", 0))
         with self._arrived:
             (self._failed if message["says"] == "failed" else self._answers)[worker] = message
             self._arrived.notify_all()
@@ -127,7 +136,7 @@ class WorkerChannel:
             with guarded("answering the agent"):
                 if message.get("ask") == "state":
                     answer = self._answer()
-            _send(self._agent, {**self._who, **answer, "says": "state"})
+            _send(self._agent, {**self._who, **answer, "says": "state", "question": message.get("question", 0)})
 
 
 def _bound(path: Path) -> socket.socket:
