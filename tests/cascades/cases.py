@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["CASES", "Case"]
+from tests.cascades.nccl_words import VERSIONS
+
+__all__ = ["CASES", "NCCL", "Case"]
+
+NCCL = "nccl-"
+"""How the names of faults under NCCL begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,13 @@ class Case:
     """Index of a pod, and the error of its wall clock, seconds."""
     store: str = "folder"
     """"folder" or "s3"."""
+    per_node: int = 2
+    """Ranks of a node."""
+
+    @property
+    def is_nccl(self) -> bool:
+        """Whether its training runs on the lab's process group that fails as NCCL's does."""
+        return self.fault.startswith(NCCL)
 
     @property
     def name(self) -> str:
@@ -34,7 +46,7 @@ class Case:
         clock = f"-clock{self.clock[1]:+g}" if self.clock is not None else ""
         extra = "".join(f"-{key}{value}" for key, value in sorted(self.inputs.items()))
         extra += "-s3" if self.store == "s3" else ""
-        return f"{self.fault}{clock}{extra}-rank{self.culprit}-of{2 * self.nodes}"
+        return f"{self.fault}{clock}{extra}-rank{self.culprit}-of{self.per_node * self.nodes}"
 
 
 _A_STORE_EACH = ("--env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
@@ -143,7 +155,55 @@ def _cases() -> list[Case]:
     four = [Case(fault, 5, nodes=4) for fault in _OF_A_RANK + _MORE_OF_A_RANK]
     four += [Case(fault, 2, nodes=4, scope="node") for fault in _OF_A_NODE]
     four += [Case("agent-told", 6, nodes=4, scope="external"), Case("deadlock", 0, nodes=4, scope="undetermined")]
-    return two + _with_wrong_clocks() + four
+    return two + _with_wrong_clocks() + four + _under_nccl()
+
+
+_UNDER_NCCL = {
+    "raise": "rank",
+    "exits": "rank",
+    "oom": "rank",
+    "SIGKILL": "rank",
+    "SIGSEGV": "rank",
+    "assert": "rank",
+    "late-assert": "rank",
+    "illegal": "rank",
+    "ecc": "rank",
+    "xid": "rank",
+    "hang-loader": "rank",
+    "hang-checkpoint": "rank",
+    "hang-python": "rank",
+    "hang-c": "rank",
+    "straggler": "rank",
+    "rubbish": "rank",
+    "skip": "rank",
+    "mismatch-operation": "rank",
+    "mismatch-size": "rank",
+    "tensor-hang": "rank",
+    "watchdog-stuck": "rank",
+    "destroy": "rank",
+    "node-killed": "node",
+    "network": "undetermined",
+}
+_WIDE = ("hang-python", "late-assert", "oom", "skip", "tensor-hang", "SIGKILL", "node-killed", "mismatch-size")
+"""Faults that are also recorded on more nodes and with more ranks."""
+
+
+def _under_nccl() -> list[Case]:
+    """Return the cases under NCCL; each version of torch's words has faults of every kind."""
+    shapes = [(fault, culprit, 2, 2) for culprit in _CULPRITS for fault in _UNDER_NCCL]
+    shapes += [(fault, 5, 4, 2) for fault in _WIDE] + [(fault, 11, 2, 8) for fault in _WIDE]
+    return [
+        Case(
+            NCCL + fault,
+            culprit,
+            nodes=nodes,
+            scope=_UNDER_NCCL[fault],
+            task={(2, 2): "two_by_two", (4, 2): "four_by_two", (2, 8): "two_by_eight"}[nodes, per_node],
+            inputs={"version": VERSIONS[(place + place // len(_UNDER_NCCL)) % len(VERSIONS)]},
+            per_node=per_node,
+        )
+        for place, (fault, culprit, nodes, per_node) in enumerate(shapes)
+    ]
 
 
 CASES = {case.name: case for case in _cases()}

@@ -27,7 +27,7 @@ from firstfault_proto.v1.errors_pb2 import RosterEntry, WorkerErrorDocument
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
-from tests.cascades.cases import CASES, Case  # noqa: E402 - only now it is found
+from tests.cascades.cases import CASES, NCCL, Case  # noqa: E402 - only now it is found
 from tests.plugin.running import Ended, running  # noqa: E402
 from tests.s3_server import S3, serving  # noqa: E402
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 RECORDED = Path(__file__).parent / "recorded"
 TRAINING = Path(__file__).parent / "training.py"
+NCCL_TRAINING = Path(__file__).parent / "nccl_training.py"
 
 
 def main(wanted: list[str]) -> int:
@@ -103,8 +104,8 @@ class Lab(contextlib.ExitStack):
             options += ["--store", server.uri("lab")]
             for name, value in server.environment().items():
                 options += ["--env", f"{name}={value}"]
-        inputs = {"kind": case.fault, "culprit": case.culprit, **case.inputs}
-        with running(TRAINING, task, folder, inputs, *options) as job:
+        inputs = {"kind": case.fault.removeprefix(NCCL), "culprit": case.culprit, **case.inputs}
+        with running(NCCL_TRAINING if case.is_nccl else TRAINING, task, folder, inputs, *options) as job:
             ended = job.end()
         told = [json.loads(path.read_text()) for path in sorted(job.marks.glob("truth-*.json"))]
         if not told:

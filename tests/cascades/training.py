@@ -5,7 +5,6 @@
 
 import ctypes
 import datetime as dt
-import json
 import os
 import queue
 import resource
@@ -25,11 +24,9 @@ from flytekit.exceptions.user import FlyteRecoverableException
 
 from flytekitplugins.firstfault import Elastic
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # in a pod, only this folder is on the path
 
-def marks() -> Path:
-    """Return the folder for the truth and for signals between processes."""
-    return Path(os.environ["MARKS"])
-
+from tests.cascades.injecting import descendants, end_node, hang_in_c, marks, rank, truth
 
 RENDEZVOUS_S = 15.0
 
@@ -64,20 +61,6 @@ TIMEOUT_S = 6
 LONG_S = 600.0
 CLEAN_UP_S = 2.5
 STRAGGLER_S = 1.0
-
-
-def rank() -> int:
-    """Return this process's rank."""
-    return int(os.environ["RANK"])
-
-
-def truth(**content: Any) -> None:
-    """Write down the fault that is about to happen, atomically."""
-    node = os.environ.get("_F_WN") or os.environ["HOSTNAME"]
-    told = {"rank": rank(), "node": node, "monotonic_ns": time.monotonic_ns(), "time_ns": time.time_ns(), **content}
-    part = marks() / f"truth-{rank()}.part"
-    part.write_text(json.dumps(told))
-    part.rename(marks() / f"truth-{rank()}.json")
 
 
 def listens(pid: int) -> bool:
@@ -186,12 +169,6 @@ def fill_disk() -> None:
         file.write(b"weights")
 
 
-def hang_in_c() -> None:
-    """Wait in one C call that holds the GIL; it continues after a signal, as a driver's call does."""
-    reader, _ = os.pipe()
-    ctypes.PyDLL(None).read(reader, ctypes.create_string_buffer(1), 1)
-
-
 def mismatch() -> None:
     """Reduce a tensor of another shape than the others."""
     dist.all_reduce(torch.ones(7))
@@ -264,14 +241,6 @@ def deadlock() -> None:
     dist.recv(torch.zeros(1), src=(rank() + 1) % dist.get_world_size())
 
 
-def end_node() -> None:
-    """Kill all processes of this node at once."""
-    agent = os.getppid()
-    others = descendants(agent) - {os.getpid()}
-    for pid in (agent, *others, os.getpid()):
-        os.kill(pid, signal.SIGKILL)
-
-
 def set_clock_and_raise() -> None:
     """Set this pod's clock an hour ahead, so that the storage refuses it from now on, and raise."""
     time.sleep(3.0)  # by now the node's roster entry has been written
@@ -333,20 +302,6 @@ def is_faulty(kind: str, culprit: int) -> bool:
     if kind == "store-killed":
         return os.environ["LOCAL_RANK"] == "0" and listens(os.getppid())
     return rank() == culprit
-
-
-def descendants(pid: int) -> set[int]:
-    """Return the descendants of a process."""
-    found: set[int] = set()
-    new = {pid}
-    while new:
-        below = set()
-        for parent in new:
-            for table in Path(f"/proc/{parent}/task").glob("*/children"):
-                below |= {int(child) for child in table.read_text().split()}
-        new = below - found
-        found |= new
-    return found
 
 
 def hold_recorder(seconds: float) -> None:

@@ -65,14 +65,14 @@ class AgentChannel:
         asked = [(round_, local) for local in local_ranks if _send(self._files.worker_socket(round_, local), question)]
         deadline = time.monotonic() + seconds
         with self._arrived:
-            while not all(self._answered(worker, question["question"]) for worker in asked):
+            while not all(self._answered(worker, number) for worker in asked):
                 if (left := deadline - time.monotonic()) <= 0:
                     break
                 self._arrived.wait(left)
             return {local: answer for (number, local), answer in self._answers.items() if number == round_}
 
     def _answered(self, worker: tuple[int, int], question: int) -> bool:
-        return self._answers.get(worker, {}).get("question", 0) >= question
+        return worker in self._answers and bool(self._answers[worker]["question"] >= question)
 
     def close(self) -> None:
         """Stop listening."""

@@ -8,25 +8,21 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import DUMP_SIGNAL, STUCK, TIMED_OUT, FailureClass
 from firstfault.evidence.inferred_root import InferredRoot
-from firstfault.evidence.re2_patterns import Pattern
+from firstfault.evidence.progress import merged, progress_by_group, progress_in_text
 from firstfault.exceptions.stack_position import Stood, where_it_stood
-from firstfault.model import Collective, CollectiveProgress, Subject
+from firstfault.model import Collective, Subject
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from firstfault.evidence.classification import ClassifiedFailure
-    from firstfault.model import WorkerError
+    from firstfault.evidence.progress import Progress
+    from firstfault.model import CollectiveProgress, WorkerError
 
 __all__ = ["all_in_one_collective", "hung"]
 
 _SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
 """Operations whose ranks all pass the same sizes."""
-_WORK = Pattern(
-    r"Work\w*\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)(?:, NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
-)
-"""A collective in the log of torch's watchdog."""
-_WORK_FIELDS = ("operation", "number", "input", "output")
 _MANY = 3
 """More ranks than this are not one fault."""
 _SEVERAL = 2
@@ -44,12 +40,14 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
         (judged.failure for judged in classified if judged.failure.subject is Subject.WORKER),
         key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
     )
+    recorded, printed = progress_by_group(alive)
+    waited = {judged.failure.rank for judged in classified if judged.waited and judged.signature == TIMED_OUT}
     reasons: dict[int, list[str]] = defaultdict(list)
     for rank, why in (
-        *_elsewhere(alive),
-        *_apart(alive),
-        *_behind(alive),
-        *_not_started(alive),
+        *_elsewhere(alive, waited),
+        *_apart(recorded, printed),
+        *_behind(merged(recorded, printed)),
+        *_not_started(recorded),
         *_threads(alive),
         *_frozen(alive),
         *_did_not_time_out(classified),
@@ -68,33 +66,33 @@ def all_in_one_collective(classified: Sequence[ClassifiedFailure]) -> list[Infer
 
     Then none of them was missing: the data did not get from one to another.
     """
-    works: dict[int, tuple[str, ...]] = {}
+    works: dict[int, list[tuple[str, Collective]]] = {}
     for judged in classified:
-        found = _WORK.search(judged.failure.log_tail or judged.failure.message) if judged.waited else None
-        if found is not None and judged.failure.rank is not None:
-            works[judged.failure.rank] = tuple(found.get(name, "") for name in _WORK_FIELDS)
+        failure = judged.failure
+        if judged.waited and failure.rank is not None:
+            found = progress_in_text(failure.log_tail or failure.message)
+            works[failure.rank] = [(progress.group, work) for progress in found for work in progress.last]
     size = max((judged.failure.place.world_size for judged in classified), default=0)
     nodes = {judged.failure.node for judged in classified}
-    if len(works) < max(size, 2) or len(set(works.values())) != 1 or len(nodes) != 1:
+    waits = list(works.values())
+    if len(works) < max(size, 2) or any(wait != waits[0] or not wait for wait in waits) or len(nodes) != 1:
         return []
-    operation, number = next(iter(works.values()))[:2]
-    why = f"all {len(works)} ranks waited in {operation} number {number}, and none finished"
+    work = waits[0][0][1]
+    why = f"all {len(works)} ranks waited in {work.operation} number {work.sequence}, and none finished"
     return [InferredRoot(why, 1, None, nodes.pop(), None, "network", "low")]
 
 
-def _behind(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """Return the ranks that called fewer collectives of a group than most of its members.
+def _behind(groups: Progress) -> list[tuple[int, str]]:
+    """Return the ranks that have not called a collective of a group in which most of its members wait.
 
     A rank that is behind in one group because it waits in another is a victim of the rank that is behind there: of
     tensor, pipeline and data parallel groups the one that is stuck first explains the others.
     """
-    groups = _progress_by_group(alive)
     usual: dict[str, int] = {}
     late: dict[str, dict[int, int]] = {}
     for group, members in groups.items():
         counts = {rank: progress.enqueued for rank, progress in members.items()}
-        most, number = Counter(counts.values()).most_common(1)[0]
-        usual[group] = most if number * 2 > len(counts) else max(counts.values())
+        usual[group] = _reached(members)
         behind = {rank: count for rank, count in counts.items() if count < usual[group]}
         if behind and len(behind) * 2 <= len(counts):
             late[group] = behind
@@ -109,43 +107,44 @@ def _behind(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
     ]
 
 
-def _progress_by_group(alive: Sequence[WorkerError]) -> dict[str, dict[int, CollectiveProgress]]:
-    """Return each group's progress by rank; a member that has called none of its collectives has a count of 0."""
-    groups: dict[str, dict[int, CollectiveProgress]] = defaultdict(dict)
-    known = set()
-    for failure in alive:
-        for progress in failure.collectives:
-            if failure.rank is not None:
-                groups[progress.group][failure.rank] = progress
-                known.add(failure.rank)
-    for group, members in groups.items():
-        expected = next((progress.members for progress in members.values() if progress.members), ())
-        for rank in known.intersection(expected) - members.keys():
-            members[rank] = CollectiveProgress(group, "", 0, 0)
-    return groups
+def _reached(members: dict[int, CollectiveProgress]) -> int:
+    """Return how many collectives of a group most of its members have called."""
+    counts = Counter(progress.enqueued for progress in members.values())
+    most, number = counts.most_common(1)[0]
+    return most if number * 2 > len(members) else max(counts)
 
 
 def _has_outstanding(progress: CollectiveProgress | None) -> bool:
     return progress is not None and progress.completed is not None and progress.enqueued > progress.completed
 
 
-def _apart(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """Return the ranks that differ from most in the first collective of a group in which the ranks differ."""
-    found = []
-    for group, members in sorted(_progress_by_group(alive).items()):
-        steps: dict[int, dict[int, Collective]] = defaultdict(dict)
-        for rank, progress in members.items():
-            if progress.last_operation:
-                steps[progress.enqueued][rank] = Collective(progress.enqueued, progress.last_operation)
-            for entry in progress.last:
-                if not entry.is_p2p:
-                    steps[entry.sequence][rank] = entry
-        for number, calls in sorted(steps.items()):
-            odd = _odd_ones(calls)
-            if odd:
-                found += [(rank, f"as collective {number} of group {group} {why}") for rank, why in odd]
-                break  # a rank that has diverged differs in all that follows
-    return found
+def _apart(recorded: Progress, printed: Progress) -> list[tuple[int, str]]:
+    """Return the ranks that differ from most in the first collective of a group in which the ranks differ.
+
+    Recorders and texts give operations and sizes in different words, so each is compared with its own kind.
+    """
+    found: dict[str, list[tuple[int, str]]] = {}
+    for progress in (recorded, printed):
+        for group, members in sorted(progress.items()):
+            odd = _first_odd_ones(members)
+            if odd and group not in found:
+                found[group] = [(rank, f"as collective {number} of group {group} {why}") for rank, number, why in odd]
+    return [each for group in sorted(found) for each in found[group]]
+
+
+def _first_odd_ones(members: dict[int, CollectiveProgress]) -> list[tuple[int, int, str]]:
+    steps: dict[int, dict[int, Collective]] = defaultdict(dict)
+    for rank, progress in members.items():
+        if progress.last_operation:
+            steps[progress.enqueued][rank] = Collective(progress.enqueued, progress.last_operation)
+        for entry in progress.last:
+            if not entry.is_p2p:
+                steps[entry.sequence][rank] = entry
+    for number, calls in sorted(steps.items()):
+        odd = _odd_ones(calls)
+        if odd:
+            return [(rank, number, why) for rank, why in odd]  # a rank that has diverged differs in all that follows
+    return []
 
 
 def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]]:
@@ -164,10 +163,10 @@ def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]]:
     return []
 
 
-def _not_started(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
+def _not_started(recorded: Progress) -> list[tuple[int, str]]:
     """Return the few ranks whose GPU had not started a collective that the others' GPUs had."""
     found = []
-    for group, members in sorted(_progress_by_group(alive).items()):
+    for group, members in sorted(recorded.items()):
         states: dict[int, str] = {}
         numbers = {progress.enqueued for progress in members.values()}
         for rank, progress in members.items():
@@ -184,17 +183,22 @@ def _plain(operation: str) -> str:
     return operation.rpartition(":")[2]
 
 
-def _elsewhere(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
-    """Return the ranks that were outside of any collective while others waited in one."""
+def _elsewhere(alive: Sequence[WorkerError], waited: Collection[int | None]) -> list[tuple[int, str]]:
+    """Return the ranks that were outside of any collective while others waited in one.
+
+    Args:
+        alive: all failures of workers.
+        waited: ranks whose collective timed out; their main thread may stand at any wait for the GPU.
+    """
     stood = {failure.rank: where_it_stood(failure) for failure in alive if failure.rank is not None}
     waiting = [rank for rank, where in stood.items() if where.stood is Stood.COLLECTIVE]
     timed_out = [failure for failure in alive if failure.exception is not None]
     # ranks of NCCL wait in a synchronization with their GPU
     synchronizing = [rank for rank, where in stood.items() if where.stood is Stood.TORCH]
-    away = {rank: where for rank, where in stood.items() if where.stood is Stood.ELSEWHERE}
+    away = {rank: where for rank, where in stood.items() if where.stood is Stood.ELSEWHERE and rank not in waited}
     if not away or len(away) > _MANY:
         return []
-    if not waiting and not timed_out and len(synchronizing) < _SEVERAL * len(away):
+    if not waiting and not timed_out and not waited and len(synchronizing) < _SEVERAL * len(away):
         return []
     return [(rank, f"it was at {where.frame} while the others waited for it") for rank, where in sorted(away.items())]
 

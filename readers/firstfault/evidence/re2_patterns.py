@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import re2
 
@@ -69,9 +69,11 @@ class Pattern:
     def search(self, text: str | bytes) -> dict[str, str] | None:
         """Return the named groups that took part in the first match; None if the pattern is not found."""
         found = self._regexp.search(encoded(text))
-        if found is None:
-            return None
-        return {name: value.decode("utf-8") for name, value in found.groupdict().items() if value is not None}
+        return _groups(found) if found is not None else None
+
+    def find_all(self, text: str | bytes) -> list[dict[str, str]]:
+        """Return the named groups that took part in each match."""
+        return [_groups(found) for found in self._regexp.finditer(encoded(text))]
 
     def cut_from(self, text: bytes) -> bytes:
         """Return a text without all matches of the pattern."""
@@ -100,6 +102,10 @@ class Prefilter:
         """Return the indices of the patterns that can match; the others cannot."""
         # RE2 logs a complaint about an empty filter
         return frozenset(self._filter.Match(text, potential=True) or ()) if self._patterns else frozenset()
+
+
+def _groups(found: Any) -> dict[str, str]:
+    return {name: value.decode("utf-8") for name, value in found.groupdict().items() if value is not None}
 
 
 def _why_refused(source: str, error: Exception) -> str:

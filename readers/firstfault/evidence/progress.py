@@ -1,0 +1,96 @@
+"""How far a rank came in the collectives of its groups: by torch's flight recorder, or by what its watchdog printed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from firstfault.evidence.re2_patterns import Pattern
+from firstfault.model import Collective, CollectiveProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from firstfault.model import WorkerError
+
+__all__ = ["Progress", "merged", "progress_by_group", "progress_in_text"]
+
+_COUNTS = Pattern(
+    r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
+    r"[^\n]*?(?:work(?: sequence id)?: (?P<number>\d+)[, ][^\n]*?)?"
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
+)
+"""What torch's watchdogs and monitors print since 2.2."""
+_WORK = Pattern(
+    r"Work\w*\(\s*SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)"
+    r"(?:,\s+NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
+)
+"""The collective that has timed out."""
+_DEFAULT_GROUP = "default_pg"
+_UNNAMED = ""
+"""The group of a text that names none."""
+
+Progress = dict[str, dict[int, CollectiveProgress]]
+"""By group and global rank."""
+
+
+def progress_in_text(text: str) -> tuple[CollectiveProgress, ...]:
+    """Return each group's progress as torch's watchdog or monitor printed it last."""
+    counted: dict[str, CollectiveProgress] = {}
+    numbers: dict[str, str] = {}
+    for found in _COUNTS.find_all(text):
+        name = _name_of(found["guid"], found.get("description", ""))
+        counted[name] = CollectiveProgress(name, "", max(int(found["enqueued"]), 0), max(int(found["completed"]), 0))
+        numbers[found.get("number", "")] = name
+    for found in _WORK.find_all(text)[:1]:
+        number, operation = int(found["number"]), found["operation"]
+        sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
+        work = Collective(number, operation, sizes, state="started")
+        name = numbers.get(found["number"], next(iter(counted), _UNNAMED) if len(counted) <= 1 else _UNNAMED)
+        known = counted.get(name, CollectiveProgress(name, "", number, number - 1))
+        counted[name] = replace(known, last=(work,))
+    return tuple(counted.values())
+
+
+def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
+    """Return the progress that the flight recorders tell, and the one that texts tell, by group and rank.
+
+    In the first, a member that has called none of its group's collectives has a count of 0.
+    """
+    recorded: Progress = defaultdict(dict)
+    printed: Progress = defaultdict(dict)
+    for failure in workers:
+        if failure.rank is not None:
+            for progress in failure.collectives:
+                recorded[progress.group][failure.rank] = progress
+            for progress in progress_in_text(failure.log_tail or failure.message):
+                printed[progress.group][failure.rank] = progress
+    known = {rank for members in recorded.values() for rank in members}
+    for group, members in recorded.items():
+        expected = next((progress.members for progress in members.values() if progress.members), ())
+        for rank in known.intersection(expected) - members.keys():
+            members[rank] = CollectiveProgress(group, "", 0, 0)
+    return dict(recorded), _with_names(printed, recorded)
+
+
+def merged(recorded: Progress, printed: Progress) -> Progress:
+    """Return both together: of a rank and a group that both know, what the recorder says."""
+    groups = recorded.keys() | printed.keys()
+    return {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in sorted(groups)}
+
+
+def _with_names(printed: Progress, recorded: Iterable[str]) -> Progress:
+    """Give the unnamed group its name, if the job has only one group."""
+    names = {*recorded, *printed} - {_UNNAMED}
+    if _UNNAMED not in printed or len(names) > 1:
+        return dict(printed)
+    name = next(iter(names), _DEFAULT_GROUP)
+    return {name: {**printed[_UNNAMED], **printed.get(name, {})}}
+
+
+def _name_of(guid: str, description: str) -> str:
+    """Return a group's name as `CollectiveProgress.group` has it."""
+    if description == _DEFAULT_GROUP or (not description and guid == "0"):
+        return _DEFAULT_GROUP
+    return f"{description} ({guid})" if description else guid

@@ -1,0 +1,414 @@
+"""A process group that fails as NCCL's does, without a GPU: the backend "lab_nccl".
+
+What it imitates:
+
+- Collectives are asynchronous: a call only enqueues. The main thread runs ahead, and blocks when it waits for the GPU,
+  in a C call during which Python runs no signal handler.
+- A collective ends when all members have started it with the same operation and size; otherwise never.
+- A watchdog thread finds timeouts, connections that a peer on another node has closed, and errors of the GPU. It prints
+  torch's words, waits for the dump, aborts the communicators, and ends the process with SIGABRT.
+- A peer on the same node, or on another one with another local rank, is not missed before the timeout.
+- A rank that times out signals its dump through the store, and the other ranks' monitors print that they saw it.
+- The flight recorder's JSON, in the place where a build with NCCL has it.
+
+What it does not: data (tensors stay as they are), the communicators' set-up, NCCL's own threads, CUDA contexts that
+hold a lock, and time (seconds stand for minutes). Its watchdog is a Python thread, so it stops where the GIL is held.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import mmap
+import os
+import queue
+import struct
+import threading
+import time
+import zlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from tests.cascades.nccl_words import (
+    Failure,
+    cuda_error,
+    printed_at_dump_signal,
+    printed_at_error,
+    printed_at_stuck_watchdog,
+)
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from pathlib import Path
+
+__all__ = ["Gpu", "install"]
+
+POLL_S = 0.1
+DUMP_S = 1.0
+CLOSED_S = 1.0
+"""How long after its end a peer's closed connection is noticed."""
+UNBLOCKED_S = 1.0
+"""From the abort to the end of a process whose main thread goes on."""
+HEARTBEAT_S = 2.5
+_MOST = 400
+"""Collectives of one group."""
+_ROW = struct.Struct(f"qq{_MOST}q")
+_SIGNAL = "exception_dump"
+
+
+def say(text: str) -> None:
+    """Write to stderr past Python, as native code does."""
+    os.write(2, text.encode())
+
+
+@dataclass(slots=True)
+class _Work:
+    group: _Group
+    number: int
+    operation: str
+    size: int
+    dtype: str
+    enqueued_at: float
+    state: str = "scheduled"
+
+    @property
+    def signature(self) -> int:
+        return zlib.crc32(f"{self.operation} {self.size}".encode())
+
+
+class _Fabric:
+    """What the members of a group know of each other: a mapped file with a row for each."""
+
+    def __init__(self, folder: Path, name: str, rank: int, size: int) -> None:
+        file = folder / f"fabric-{name}"
+        with file.open("ab"):
+            os.truncate(file, _ROW.size * size)  # the same for all
+        with file.open("r+b") as opened:
+            self._map = mmap.mmap(opened.fileno(), _ROW.size * size)
+        self._base, self.size = rank * _ROW.size, size
+        self._put(self._base, os.getpid())
+
+    def _put(self, at: int, value: int) -> None:
+        self._map[at : at + 8] = struct.pack("q", value)
+
+    def _get(self, at: int) -> int:
+        return int(struct.unpack("q", self._map[at : at + 8])[0])
+
+    def start(self, work: _Work) -> None:
+        self._put(self._base + 16 + 8 * work.number, work.signature)
+        self._put(self._base + 8, work.number)
+
+    def is_done(self, work: _Work) -> bool:
+        rows = [rank * _ROW.size for rank in range(self.size)]
+        return all(
+            self._get(row + 8) >= work.number and self._get(row + 16 + 8 * work.number) == work.signature
+            for row in rows
+        )
+
+    def is_gone(self, rank: int) -> bool:
+        pid = self._get(rank * _ROW.size)
+        if not pid:
+            return False
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - often
+                return file.read().rpartition(b")")[2].split()[0] in {b"Z", b"X"}
+        except OSError:
+            return True
+
+
+class Gpu:
+    """One GPU with one stream, in which collectives run in order.
+
+    ``lock(mutex)`` waits until the stream is empty, as ``torch.cuda.synchronize`` does; ``unlock(mutex)`` and `check`
+    have to follow.
+    """
+
+    def __init__(self, version: str) -> None:
+        library = ctypes.CDLL(None)
+        self._mutex = ctypes.create_string_buffer(64)
+        self._try = functools.partial(library.pthread_mutex_trylock, self._mutex)
+        self.lock = functools.partial(library.pthread_mutex_lock, self._mutex)
+        self.unlock = functools.partial(library.pthread_mutex_unlock, self._mutex)
+        self.version = version
+        self.error = ""
+        self.unblocks = False
+        """Whether an abort ends the main thread's wait; NCCL has both."""
+        self.aborted = False
+        self.stuck = False
+        """Whether the watchdog does not come back from a CUDA call."""
+        self.cut_after: int | None = None
+        """Collectives of a group after which the network transports nothing."""
+        self._guard = threading.Lock()
+        self._waiting = 0
+        self._stream: queue.Queue[_Work | tuple[str, str]] = queue.Queue()
+        threading.Thread(target=self._run, name="cuda-stream", daemon=True).start()
+
+    def submit(self, item: _Work | tuple[str, str]) -> None:
+        """Enqueue a collective, or an error and what its kernel prints."""
+        with self._guard:
+            if not self._waiting:
+                self._try()
+            self._waiting += 1
+        self._stream.put(item)
+
+    def check(self) -> None:
+        """Raise what a CUDA call raises after an error."""
+        if self.error:
+            raise torch.AcceleratorError(cuda_error(self.error)) from None
+
+    def abort(self) -> None:
+        """End the communicators."""
+        if self.unblocks:
+            self.aborted = True
+            time.sleep(UNBLOCKED_S)
+
+    def _run(self) -> None:
+        while True:
+            item = self._stream.get()
+            if isinstance(item, tuple):
+                self.error = item[0]
+                say(item[1])
+            else:
+                self._collective(item)
+            with self._guard:
+                self._waiting -= 1
+                if not self._waiting:
+                    self.unlock()
+
+    def _collective(self, work: _Work) -> None:
+        fabric = work.group.fabric
+        if self.error:
+            return
+        work.state = "started"
+        fabric.start(work)
+        while not fabric.is_done(work) or (self.cut_after is not None and work.number > self.cut_after):
+            if self.aborted:
+                return
+            time.sleep(0.005)
+        work.state = "completed"
+
+
+@dataclass(slots=True)
+class _Group:
+    """A group's works, watchdog and, for the default group, monitor."""
+
+    gpu: Gpu
+    fabric: _Fabric
+    number: str
+    name: str
+    rank: int
+    members: list[int]
+    per_node: int
+    timeout_s: float
+    store: Any
+    works: list[_Work] = field(default_factory=list)
+    beat: float = field(default_factory=time.monotonic)
+
+    def enqueue(self, operation: str, tensor: torch.Tensor) -> None:
+        work = _Work(self, len(self.works) + 1, operation, tensor.numel(), str(tensor.dtype)[6:], time.monotonic())
+        self.works.append(work)
+        self.gpu.submit(work)
+
+    def watch(self) -> None:
+        """Look after the works until one fails."""
+        gone_since: dict[int, float] = {}
+        while True:
+            time.sleep(POLL_S)
+            if self.gpu.stuck:
+                threading.Event().wait()
+            self.beat = time.monotonic()
+            open_works = [work for work in self.works if work.state != "completed"]
+            if not open_works:
+                continue
+            now = time.monotonic()
+            for member in self._connected():
+                if self.fabric.is_gone(member):
+                    gone_since.setdefault(member, now)
+            closed = next((member for member, since in gone_since.items() if now - since > CLOSED_S), None)
+            if self.gpu.error:
+                self._end(self._failure(open_works[0], cuda_error=self.gpu.error))
+            elif closed is not None:
+                self._end(self._failure(open_works[0], peer=f"node-{self.members[closed] // self.per_node}<41772>"))
+            elif now - open_works[0].enqueued_at > self.timeout_s:
+                self._end(self._failure(open_works[0]), signals=True)
+
+    def _connected(self) -> list[int]:
+        """Return the members on other nodes to which this rank has a connection: those with its local rank."""
+        me = self.members[self.rank]
+        return [
+            place
+            for place, member in enumerate(self.members)
+            if member // self.per_node != me // self.per_node and member % self.per_node == me % self.per_node
+        ]
+
+    def _failure(self, work: _Work, **more: str) -> Failure:
+        return Failure(
+            rank=self.members[self.rank],
+            group=self.number,
+            group_name=self.name,
+            group_rank=self.rank,
+            number=work.number,
+            operation=work.operation,
+            size=work.size,
+            timeout_ms=int(self.timeout_s * 1000),
+            ran_ms=int((time.monotonic() - work.enqueued_at) * 1000),
+            enqueued=len(self.works),
+            completed=self.completed,
+            **more,
+        )
+
+    @property
+    def completed(self) -> int:
+        """How many works have ended."""
+        return sum(work.state == "completed" for work in self.works)
+
+    def _end(self, failure: Failure, signals: bool = False) -> None:
+        found, last = printed_at_error(failure, self.gpu.version)
+        say(found)
+        if signals and self.gpu.version not in {"2.1", "nccl2"}:
+            self._signal()
+        if not failure.cuda_error and self.gpu.version != "2.1":
+            time.sleep(DUMP_S)
+        self.gpu.abort()
+        say(last)
+        os.abort()
+
+    def _signal(self) -> None:
+        try:
+            self.store.set(_SIGNAL, str(self.members[self.rank]))
+        except RuntimeError as error:
+            say(f"[W ProcessGroupNCCL.cpp:1771] Failed to set the dump flag on TCPStore: {error}\n")
+
+    def monitor(self) -> None:
+        """Look for dump signals, and after the watchdog."""
+        seen = False
+        while True:
+            time.sleep(0.3)
+            idle = _Work(self, 0, "", 0, "", 0.0)
+            if time.monotonic() - self.beat > HEARTBEAT_S and self.gpu.version not in {"2.1", "nccl2"}:
+                say(printed_at_stuck_watchdog(self._failure(idle), self.gpu.version))
+                os.abort()
+            if seen or self.gpu.version in {"2.1", "nccl2"}:
+                continue
+            try:
+                seen = self.store.check([_SIGNAL])
+                source = int(self.store.get(_SIGNAL)) if seen else -1
+            except RuntimeError:
+                say('[W ProcessGroupNCCL.cpp:1771] Failed to check the "should dump" flag on TCPStore, (maybe TCPStore '
+                    "server has shut down too early), with error: Broken pipe\n")  # fmt: skip
+                return
+            if seen and source != self.members[self.rank]:
+                say(printed_at_dump_signal(self._failure(idle), source, self.gpu.version))
+
+
+class _Done(dist.Work):
+    """What a collective returns: on a GPU its ``wait`` makes the stream wait, not the caller."""
+
+    def wait(self, timeout: dt.timedelta | None = None) -> bool:  # noqa: ARG002 - torch's signature
+        return True
+
+
+class FakeNccl(dist.ProcessGroup):
+    """The process group; it knows the collectives that the lab's trainings call."""
+
+    def __init__(self, group: _Group) -> None:
+        super().__init__(group.rank, len(group.members))
+        self.group = group
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Return the backend's name."""
+        return "lab_nccl"
+
+    def allreduce(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
+        """See `torch.distributed.all_reduce`."""
+        self.group.enqueue("ALLREDUCE", tensors[0])
+        return _Done()
+
+    def broadcast(self, tensors: list[torch.Tensor], _options: Any = None) -> _Done:
+        """See `torch.distributed.broadcast`."""
+        self.group.enqueue("BROADCAST", tensors[0])
+        return _Done()
+
+    def shutdown(self) -> None:
+        """Wait for the works in flight, as ncclCommAbort may: for ever, if one does not end."""
+        self.group.gpu.lock()
+        self.group.gpu.unlock()
+
+
+_groups: list[_Group] = []
+
+
+def install(version: str, folder: Path) -> Gpu:
+    """Register the backend, and the flight recorder; return the GPU.
+
+    Args:
+        version: of torch, whose words are printed; one of ``nccl_words.VERSIONS``.
+        folder: shared by all ranks; the GPUs' connections.
+    """
+    gpu = Gpu(version)
+    per_node = int(os.environ["LOCAL_WORLD_SIZE"])
+
+    def create(options: Any, _backend_options: Any) -> FakeNccl:
+        name = str(options.group_id)
+        members = list(options.global_ranks_in_group) or list(range(options.group_size))
+        group = _Group(
+            gpu,
+            _Fabric(folder, name.replace("/", "_"), options.group_rank, options.group_size),
+            str(len(_groups)),
+            "default_pg" if not _groups else f"group_{'_'.join(map(str, members))}",
+            options.group_rank,
+            members,
+            per_node,
+            options.timeout.total_seconds(),
+            options.store,
+        )
+        threading.Thread(target=group.watch, name="watchdog", daemon=True).start()
+        if not _groups:
+            threading.Thread(target=group.monitor, name="heartbeat-monitor", daemon=True).start()
+        _groups.append(group)
+        return FakeNccl(group)
+
+    dist.Backend.register_backend("lab_nccl", create, extended_api=True, devices=["cpu"])
+    c10d._dump_nccl_trace_json = _recorded  # type: ignore[attr-defined]
+    return gpu
+
+
+def _recorded(**_options: Any) -> str:
+    """Return the flight recorder's JSON."""
+    entries = [
+        {
+            "record_id": place,
+            "pg_id": int(work.group.number),
+            "process_group": [work.group.number, work.group.name],
+            "collective_seq_id": work.number,
+            "p2p_seq_id": 0,
+            "op_id": work.number,
+            "profiling_name": f"nccl:{work.operation.lower().replace('allreduce', 'all_reduce')}",
+            "input_sizes": [[work.size]],
+            "input_dtypes": [work.dtype.capitalize()],
+            "output_sizes": [[work.size]],
+            "output_dtypes": [work.dtype.capitalize()],
+            "state": work.state,
+            "retired": work.state == "completed",
+            "is_p2p": False,
+        }
+        for place, work in enumerate(sorted((w for g in _groups for w in g.works), key=lambda w: w.enqueued_at))
+    ]
+    status = {
+        group.number: {
+            "last_enqueued_collective": len(group.works) or -1,
+            "last_started_collective": sum(work.state != "scheduled" for work in group.works) or -1,
+            "last_completed_collective": group.completed or -1,
+        }
+        for group in _groups
+    }
+    config = {
+        group.number: {"name": group.number, "desc": group.name, "ranks": json.dumps(group.members)}
+        for group in _groups
+    }
+    return json.dumps({"version": "2.10", "entries": entries, "pg_status": status, "pg_config": config})

@@ -1,0 +1,207 @@
+"""What torch's NCCL process group and NCCL itself print, by torch's version; the lab's process group prints it too."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+
+__all__ = [
+    "VERSIONS",
+    "Failure",
+    "cuda_error",
+    "printed_at_dump_signal",
+    "printed_at_error",
+    "printed_at_stuck_watchdog",
+]
+
+VERSIONS = ("2.1", "2.4", "2.7", "2.13", "nccl2")
+_USUALLY = (
+    "This is most likely caused by incorrect usages of collectives, e.g., wrong sizes used across ranks, the order of "
+    "collectives is not same for all ranks or the scheduled collective, for some reason, didn't run. Additionally, "
+    "this can be caused by GIL deadlock or other reasons such as network errors or bugs in the communications library "
+    "(e.g. NCCL), etc. "
+)
+_ASYNCHRONOUS = (
+    "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU "
+    "operations might run on corrupted/incomplete data."
+)
+_TAKEN_DOWN = "To avoid data inconsistency, we are taking the entire process down."
+_REMOTE = (
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    "Last error:\nsocketProgress: Connection closed by remote peer {peer}"
+)
+_CUDA = (
+    "CUDA error: {error}\nCUDA kernel errors might be asynchronously reported at some other API call, so the "
+    "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a rank's watchdog has found."""
+
+    rank: int
+    """The global rank."""
+    group: str
+    """The group's number; torch counts them."""
+    group_name: str
+    group_rank: int
+    number: int
+    """The collective's, counted from 1."""
+    operation: str
+    size: int
+    """Elements."""
+    timeout_ms: int
+    ran_ms: int
+    enqueued: int
+    completed: int
+    peer: str = ""
+    """Address of the peer that has closed its connection."""
+    cuda_error: str = ""
+
+
+def printed_at_error(failure: Failure, version: str) -> tuple[str, str]:
+    """Return what the watchdog prints when it finds a failure, and when it ends the process."""
+    if version == "nccl2":
+        return _nccl2(failure)
+    what = _what(failure, version)
+    found = [
+        f"{_at(failure.rank, version, 632)} {_who(failure, version)} {what}"
+        if failure.peer
+        else f"{_at(failure.rank, version, 632)} [Rank {failure.group_rank}] {what}"
+    ]
+    if failure.cuda_error:
+        found = []
+    elif version != "2.1":
+        found += [_status(failure, version, line) for line in ("Exception (either an error or timeout)", "failure")]
+    if version in {"2.7", "2.13"} and not failure.cuda_error:
+        known = version == "2.13"
+        found.append(
+            f"{_at(failure.rank, version, 683)} Stack trace of the failed collective: \n#0 all_reduce from "
+            "/usr/lib/python3/site-packages/torch/distributed/distributed_c10d.py:3108\n#1 step from train.py:53\n"
+            if known
+            else f"{_at(failure.rank, version, 683)} Stack trace of the failed collective not found, potentially "
+            "because FlightRecorder is disabled. You can enable it by setting TORCH_NCCL_TRACE_BUFFER_SIZE to a "
+            "non-zero value."
+        )
+        found.append(
+            f"{_at(failure.rank, version, 1780)} {_who(failure, version)} First PG on this rank to signal dumping."
+        )
+    ended = []
+    if not failure.cuda_error:
+        ended += [
+            f"{_at(failure.rank, version, 697)} [Rank {failure.group_rank}] {_ASYNCHRONOUS}",
+            f"{_at(failure.rank, version, 703)} [Rank {failure.group_rank}] {_TAKEN_DOWN}",
+        ]
+    thread = "NCCL watchdog thread" if version == "2.1" else "Process group watchdog thread"
+    last = f"{_who(failure, version)} {thread} terminated with exception: {what}"
+    ended += [
+        f"{_at(failure.rank, version, 1896)} {last}",
+        _frames(version),
+        f"terminate called after throwing an instance of '{_thrown(version)}'",
+        f"  what():  {last}",
+    ]
+    return "\n".join(found) + "\n" * bool(found), "\n".join(ended) + "\n"
+
+
+def printed_at_dump_signal(failure: Failure, source: int, version: str) -> str:
+    """Return what another rank's heartbeat monitor prints when a rank has signalled that it dumps."""
+    if version in {"2.1", "nccl2"}:
+        return ""
+    counts = f"Last enqueued NCCL work: {failure.enqueued}, last completed NCCL work: {failure.completed}."
+    who = _who(failure, version)
+    return (
+        f"{_at(failure.rank, version, 1682)} {who} Observed flight recorder dump signal from another rank via "
+        f"TCPStore.\n{_at(failure.rank, version, 1743)} {who} Received a dump signal due to a collective timeout from "
+        f" rank {source} and we will try our best to dump the debug info. {counts}{_USUALLY}\n"
+    )
+
+
+def printed_at_stuck_watchdog(failure: Failure, version: str) -> str:
+    """Return what a rank's heartbeat monitor prints before it ends a process whose watchdog does not answer."""
+    who = _who(failure, version)
+    return (
+        f"{_at(failure.rank, version, 1525)} {who} ProcessGroupNCCL's watchdog got stuck for 480 seconds without "
+        "making progress in monitoring enqueued collectives. This typically indicates a NCCL/CUDA API (e.g., "
+        "CudaEventDestroy) hang blocking the watchdog, and could be triggered by another thread holding the GIL inside "
+        "a CUDA api (for example, CudaEventDestroy), or other deadlock-prone behaviors.\n"
+        f"{_at(failure.rank, version, 1560, 'F')} {who} Terminating the process after attempting to dump debug info, "
+        "due to ProcessGroupNCCL watchdog hang.\n"
+    )
+
+
+def cuda_error(error: str) -> str:
+    """Return the message of the exception that torch raises for a CUDA error."""
+    return _CUDA.format(error=error)
+
+
+def _what(failure: Failure, version: str) -> str:
+    if failure.cuda_error:
+        return cuda_error(failure.cuda_error)
+    if failure.peer:
+        number = "2.18.1" if version == "2.1" else "2.21.5"
+        found = "Found async exception when checking for NCCL errors" if version == "2.1" else "NCCL error"
+        return f"{found}: NCCL error: remote process exited or there was a network error, NCCL version {number}\n" + (
+            _REMOTE.format(peer=failure.peer)
+        )
+    return (
+        f"Watchdog caught collective operation timeout: WorkNCCL(SeqNum={failure.number}, OpType={failure.operation}, "
+        f"NumelIn={failure.size}, NumelOut={failure.size}, Timeout(ms)={failure.timeout_ms}) ran for {failure.ran_ms} "
+        "milliseconds before timing out."
+    )
+
+
+def _nccl2(failure: Failure) -> tuple[str, str]:
+    at = _at(failure.rank, "nccl2", 214).replace("ProcessGroupNCCL", "NCCLWatchdog")
+    if failure.cuda_error:
+        what = cuda_error(failure.cuda_error)
+    elif failure.peer:
+        what = f"nccl hit async error on rank {failure.rank}: {_REMOTE.format(peer=failure.peer)}"
+    else:
+        what = (
+            f"timeout - timeout watchdog detected operation timeout on rank {failure.rank}: {failure.operation} ran "
+            f"for {failure.ran_ms} ms, timeout {failure.timeout_ms} ms"
+        )
+    return f"{at} {what}\n", f"{at} Aborting the process after: {what.splitlines()[0]}\n"
+
+
+def _at(rank: int, version: str, line: int, letter: str = "E") -> str:
+    if version == "2.1":
+        return f"[E ProcessGroupNCCL.cpp:{line}]"
+    now = dt.datetime.now(tz=dt.timezone.utc)
+    return f"[rank{rank}]:[{letter}{now:%m%d %H:%M:%S.%f} ProcessGroupNCCL.cpp:{line}]"
+
+
+def _who(failure: Failure, version: str) -> str:
+    if version == "2.1":
+        return f"[Rank {failure.group_rank}]"
+    if version == "2.4":
+        return f"[PG {failure.group} ({failure.group_name}) Rank {failure.group_rank}]"
+    return f"[PG ID {failure.group} PG GUID {failure.group}({failure.group_name}) Rank {failure.group_rank}]"
+
+
+def _status(failure: Failure, version: str, what: str) -> str:
+    at, who = _at(failure.rank, version, 1834), _who(failure, version)
+    if version == "2.4":
+        kind = "Timeout at NCCL work" if what == "failure" else f"{what} detected by watchdog at work"
+        counts = f"last enqueued NCCL work: {failure.enqueued}, last completed NCCL work: {failure.completed}."
+        return f"{at} {who} {kind}: {failure.number}, {counts}"
+    counts = f"last enqueued work: {failure.enqueued}, last completed work: {failure.completed}"
+    if what == "failure":
+        return f"{at} {who} failure detected by watchdog at work sequence id: {failure.number} PG status: {counts}"
+    return f"{at} {who} {what} detected by watchdog at work: {failure.number}, {counts}."
+
+
+def _frames(version: str) -> str:
+    method = "Watchdog::runLoop()" if version == "2.13" else "ncclCommWatchdog()"
+    return (
+        "Exception raised from checkTimeout at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:635 (most "
+        f"recent call first):\nframe #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x98 (0x7f3b in "
+        f"libc10.so)\nframe #1: c10d::ProcessGroupNCCL::{method} + 0x14d (0x7f3c in libtorch_cuda.so)\n"
+        "frame #2: <unknown function> + 0xdbbf4 (0x7f3d in libstdc++.so.6)\n"
+    )
+
+
+def _thrown(version: str) -> str:
+    return "std::runtime_error" if version == "2.1" else "c10::DistBackendError"
