@@ -45,8 +45,8 @@ cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those wh
 simulation: $(VENV) ## judge the strategies on 2,000 simulated cascades of 1,024 workers; ARGS="--cascades 100" for fewer
 	@$(BIN)/python tests/cascades/simulation.py $(ARGS)
 
-replay: $(VENV) ## judge the strategies on the recorded cascades; ARGS=-v lists wrong verdicts
-	@$(BIN)/python tests/cascades/replay.py $(ARGS)
+replay: $(VENV) ## judge the strategies on the recorded cascades, and count what a confidence is worth; ARGS=-v explains
+	@$(BIN)/python tests/cascades/replay.py --simulated 100 $(ARGS)
 
 bench: $(VENV) ## measure reading, raising, failing, succeeding (forty minutes); ARGS="read" for a part
 	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)

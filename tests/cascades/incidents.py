@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from firstfault.evidence import Role, classify
@@ -18,6 +19,8 @@ from firstfault.strategies.evidence import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from firstfault.model import JobErrors, Verdict, WorkerError
 
 _RANKS = re.compile(r"\branks? (?P<list>\d[\d, \-]*)")
@@ -183,28 +186,30 @@ def judge(root: dict[str, Any], verdict: Verdict) -> str:
     return "right" if verdict.ranks and set(verdict.ranks) <= wanted else "wrong"
 
 
+def judged(file: str) -> Iterator[tuple[dict[str, Any], str, Verdict | None]]:
+    """Yield each incident of a file with the outcome and the verdict; None: it left nothing that can be read."""
+    with open(file, encoding="utf-8") as lines:  # noqa: PTH123 - a path as it was given
+        incidents = [json.loads(line) for line in lines]
+    for incident in incidents:
+        if "documents" in incident:
+            verdict = evidence(job_of_documents(incident))
+            yield incident, judge_documents(incident["truth"], verdict), verdict
+        elif failures := failures_of(incident):
+            verdict = evidence(make_job(*failures))
+            yield incident, judge(incident["root_cause"], verdict), verdict
+        else:
+            yield incident, "undetermined" if incident["root_cause"].get("rank") is not None else "right", None
+
+
 def main(files: list[str]) -> int:
     """Print one line for each incident, and the totals."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for file in files:
-        with open(file, encoding="utf-8") as lines:  # noqa: PTH123 - a path as it was given
-            for line in lines:
-                incident = json.loads(line)
-                failures = [] if "documents" in incident else failures_of(incident)
-                if "documents" in incident:
-                    verdict = evidence(job_of_documents(incident))
-                    outcome = judge_documents(incident["truth"], verdict)
-                    said = f"{verdict.confidence}: {verdict.headline}"
-                elif not failures:
-                    outcome, said = "undetermined", "nothing that can be read"
-                    outcome = "right" if incident["root_cause"].get("rank") is None else outcome
-                else:
-                    verdict = evidence(make_job(*failures))
-                    outcome = judge(incident["root_cause"], verdict)
-                    said = f"{verdict.confidence}: {verdict.headline}"
-                counts[outcome] = counts.get(outcome, 0) + 1
-                print(f"{incident['id']:5} {outcome:13} {said[:130]}")
-    print(counts)
+        for incident, outcome, verdict in judged(file):
+            counts[outcome] += 1
+            said = f"{verdict.confidence}: {verdict.headline}" if verdict is not None else "nothing that can be read"
+            print(f"{incident['id']:5} {outcome:13} {said[:130]}")
+    print(dict(counts))
     return 0
 
 

@@ -5,6 +5,7 @@ All pods of a recording ran on one machine with one clock; they are judged as if
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -21,6 +22,11 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, verdict_for
 from firstfault.strategies import undetermined as nothing_said
 from firstfault.strategies._verdict import candidates
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
+
+from tests.cascades.calibration import Calibration
+from tests.cascades.cases import NCCL
 
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
@@ -132,13 +138,19 @@ BENCHMARKS = {TORCH: child_failed_error, LAST_WRITTEN: last_written}
 
 
 def main(arguments: list[str]) -> int:
-    """Print the tables, and with -v the wrong verdicts; return how many verdicts of `evidence` are not right."""
-    wanted = [argument for argument in arguments if argument != "-v"]
+    """Print the tables; return 1 if a verdict of `evidence` is not right, or a confidence promises too much."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="how the names of the recordings begin; default: all")
+    parser.add_argument("-v", action="store_true", dest="verbose", help="explain wrong verdicts; with names: all")
+    parser.add_argument("--incidents", nargs="*", default=[], metavar="FILE", help="incidents to calibrate on as well")
+    parser.add_argument("--simulated", type=int, default=0, metavar="N", help="simulated cascades to calibrate on")
+    options = parser.parse_args(arguments)
     table: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     decisions: Counter[str] = Counter()
+    calibration = Calibration()
     bad = 0
     for file in sorted(RECORDED.glob("*.zip")):
-        if wanted and not any(file.stem.startswith(name) for name in wanted):
+        if options.names and not any(file.stem.startswith(name) for name in options.names):
             continue
         cascade = load(file)
         for strategy in STRATEGIES:
@@ -151,12 +163,31 @@ def main(arguments: list[str]) -> int:
             decisions[strategy] += decided
             if strategy != "evidence":
                 continue
+            if verdict is not None and verdict.scope is not Scope.UNDETERMINED:
+                calibration.add(_source(cascade), verdict.confidence, outcome)
             is_good = outcome == "right" and decided
             bad += not is_good
-            if "-v" in arguments and (not is_good or wanted):
+            if options.verbose and (not is_good or options.names):
                 _explain(cascade, verdict, f"{outcome}, decision {'right' if decided else 'WRONG'}")
     _print(table, decisions)
-    return bad
+    _calibrate_on_others(calibration, options.incidents, options.simulated)
+    print(f"\n{calibration.table()}")
+    return 1 if bad or calibration.missed() else 0
+
+
+def _source(cascade: Cascade) -> str:
+    return "recorded, NCCL's behaviour" if cascade.truth["fault"].startswith(NCCL) else "recorded, gloo"
+
+
+def _calibrate_on_others(calibration: Calibration, files: list[str], simulated: int) -> None:
+    from tests.cascades import incidents, simulation  # noqa: PLC0415 - they import this module
+
+    for file in files:
+        for _, outcome, verdict in incidents.judged(file):
+            if verdict is not None:
+                calibration.add(Path(file).name, verdict.confidence, outcome)
+    for outcome, verdict in simulation.judged(simulated):
+        calibration.add("simulated, 1,024 workers", verdict.confidence, outcome)
 
 
 def _row(cascade: Cascade) -> str:
@@ -200,4 +231,4 @@ def _cell(counts: Counter[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(1 if main(sys.argv[1:]) else 0)
+    sys.exit(main(sys.argv[1:]))

@@ -36,7 +36,7 @@ from tests.cascades.objects import Objects, looked_at  # noqa: E402
 from tests.cascades.replay import BENCHMARKS, LAST_WRITTEN, TORCH  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from firstfault.model import JobErrors, Verdict
 
@@ -111,6 +111,15 @@ def simulate(rules: Rules, seeds: Iterable[int], verbose: bool = False) -> tuple
             if verbose and name in {"evidence", BY_GROUPS} and outcome in {"wrong", "undetermined"}:
                 _explain(cascade, seen, verdict, f"{name} {outcome}")
     return tallies, assembling
+
+
+def judged(count: int) -> Iterator[tuple[str, Verdict]]:
+    """Yield the outcome and the verdict of `evidence` on each of the first simulated cascades that names a culprit."""
+    for cascade in cascades(Rules(), range(1, count + 1)):
+        job = assemble(cascade.snapshot, expected_nodes=cascade.workers // RANKS_PER_NODE)
+        verdict = run_strategy(get_strategy("evidence"), job)
+        if verdict.scope is not Scope.UNDETERMINED:
+            yield judge(cascade, verdict), verdict
 
 
 def _explain(cascade: Cascade, job: JobErrors, verdict: Verdict, outcome: str) -> None:

@@ -1,4 +1,4 @@
-"""Torch's log of a failure, in a process that has not loaded torch's compiler."""
+"""Torch's log of a failure in a process that has not loaded torch's compiler, and its flight recorder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import subprocess
 import sys
 
 import pytest
+from torch.torch_version import TorchVersion
+
+from firstfault_torch.compat.torch_agent import flight_recorder_variables
 
 SCRIPT = """\
 import logging, sys
@@ -46,3 +49,21 @@ def test_the_text_stays(early: tuple[str, str]) -> None:
     assert early[1].count("failed (exitcode: 1)") == 1
     assert early[1].count("Traceback (most recent call last):") == 1
     assert early[1].count("ValueError: boom of a worker") == 1
+
+
+@pytest.mark.parametrize(
+    ("version", "environment", "set_for_workers"),
+    [
+        ("2.3.1", {}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}),
+        ("2.8.0", {}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "2000"}),
+        ("2.8.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, {}),
+        ("2.9.0", {}, {}),
+        ("2.13.0+cpu", {}, {}),
+    ],
+)
+def test_the_flight_recorder_is_on(
+    version: str, environment: dict[str, str], set_for_workers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is turned on where torch does not do that; a torch that does would warn of the old variable."""
+    monkeypatch.setattr("torch.__version__", TorchVersion(version))
+    assert flight_recorder_variables(environment) == set_for_workers

@@ -7,6 +7,7 @@ import logging
 import signal
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from firstfault_torch.compat import warn_once
@@ -42,18 +43,19 @@ _LOGGERS = (
     "torch.distributed.elastic.multiprocessing.api",
 )
 _formatter = logging.Formatter()
-_BUFFER_SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-"""The new and the old name of one setting."""
+_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""Entries of torch's flight recorder. torch 2.9 and later read TORCH_FR_BUFFER_SIZE and warn of this name."""
 _ENTRIES = "2000"
 """torch's own default since 2.9."""
 
 
 def flight_recorder_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that turn torch's flight recorders on for the workers; empty if the user has set one.
+    """Return the variables that turn NCCL's flight recorder on for the workers; empty if the user has set them.
 
     torch 2.2 to 2.8 keep no entries without them; since 2.9 torch keeps 2,000 by default.
     """
-    return {} if any(name in environment for name in _BUFFER_SIZES) else dict.fromkeys(_BUFFER_SIZES, _ENTRIES)
+    is_on = torch.__version__ >= (2, 9) or _BUFFER_SIZE in environment
+    return {} if is_on else {_BUFFER_SIZE: _ENTRIES}
 
 
 class WorkerProcess(Protocol):

@@ -61,8 +61,12 @@ class AgentChannel:
         """
         with self._arrived:
             self._questions += 1
-            question = {"ask": "state", "question": self._questions}
-        asked = [(round_, local) for local in local_ranks if _send(self._files.worker_socket(round_, local), question)]
+            number = self._questions
+        asked = [
+            (round_, local)
+            for local in local_ranks
+            if _send(self._files.worker_socket(round_, local), {"ask": "state", "question": number})
+        ]
         deadline = time.monotonic() + seconds
         with self._arrived:
             while not all(self._answered(worker, number) for worker in asked):

@@ -107,8 +107,7 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
         if failure.signal in _ENDS | {"SIGABRT"} and failure.signal != sent.signal:
-            why = f"crashed ({failure.signal}) while its agent stopped it"
-            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
+            return _of_crash_while_stopped(failure)
         log = _classified(failure.log_tail, "", ()) if failure.log_tail else None
         signature = log.signature if log is not None and log.signature in _OF_WATCHDOGS else ""
         # a rank without a collective outstanding did not wait, though another rank's timeout reached it
@@ -237,6 +236,15 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     if failure.exit_code == 1:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
+
+
+def _of_crash_while_stopped(failure: WorkerError) -> ClassifiedFailure:
+    """Classify a process that ended by another signal than its agent's: by its last words, if they tell why."""
+    ended = _of_exit(failure, set())
+    if ended.signature:
+        return replace(ended, why=f"{ended.why}, while its agent stopped it")
+    why = f"crashed ({failure.signal}) while its agent stopped it"
+    return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
 
 
 def _of_text(failure: WorkerError) -> ClassifiedFailure:

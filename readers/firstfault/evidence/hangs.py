@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from firstfault.evidence.progress import Progress
     from firstfault.model import CollectiveProgress, WorkerError
 
-__all__ = ["all_in_one_collective", "hung"]
+__all__ = ["all_in_one_collective", "hung", "left_behind"]
 
 _SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
 """Operations whose ranks all pass the same sizes."""
@@ -58,6 +58,33 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
     return [
         InferredRoot("; ".join(why), len(why), rank, by_rank[rank].node if rank in by_rank else "", by_rank.get(rank))
         for rank, why in sorted(reasons.items())
+    ]
+
+
+def left_behind(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
+    """Return the ranks that had not called a collective which most others had outstanding when they failed alike.
+
+    When NCCL aborts a communicator after a timeout, the main threads go on with data that nobody has sent, and may fail
+    in any way before the watchdog ends their process.
+    """
+    workers = [judged for judged in classified if judged.failure.subject is Subject.WORKER]
+    misled = [
+        judged
+        for judged in workers
+        if judged.failure_class is FailureClass.UNCLEAR
+        and judged.failure.exception is not None
+        and any(map(_has_outstanding, judged.failure.collectives))
+    ]
+    alike = {judged.failure.fingerprint for judged in misled}
+    if len(misled) < _SEVERAL or len(misled) * 2 <= len(workers) or len(alike) > 1:
+        return []
+    failed = {judged.failure.rank for judged in misled}
+    recorded, _ = progress_by_group([judged.failure for judged in workers])
+    by_rank = {judged.failure.rank: judged.failure for judged in workers}
+    return [
+        InferredRoot(why, 1, rank, by_rank[rank].node, by_rank[rank], confidence="low")
+        for rank, why in _behind(recorded)
+        if rank not in failed and rank in by_rank
     ]
 
 

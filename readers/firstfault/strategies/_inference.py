@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.accusations import names_it
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
-from firstfault.evidence.hangs import all_in_one_collective, hung
+from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind
 from firstfault.evidence.unreported import broadcast_root, lost_documents, nodes_without_report, terminated_nodes
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
@@ -55,7 +55,8 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     # and only then is the failure that the agents noticed first no evidence
     inferred = terminated_nodes(job)[:1] if not waited else []
     inferred = inferred or broadcast_root(job, accusations, waited=waited)
-    hanging = _placed(hung(classified) or all_in_one_collective(classified), job) if waited else []
+    found = hung(classified) or all_in_one_collective(classified) if waited else left_behind(classified)
+    hanging = _placed(found, job)
     inferred = inferred or _heaviest(hanging or nodes_without_report(job, accusations, waited=waited), accusations)
     # a rank that waited is no suspect; one that aborted or exited is, unless its node's agent reports that its peers
     # had gone, or it was stopped because others had timed out
