@@ -32,7 +32,7 @@ timing: $(VENV) ## run the tests that measure speed, one by one; they need a mac
 matrix: $(VENV) ## run all 24 combinations of raises; print how long they took
 	@FIRSTFAULT_MATRIX=all $(BIN)/pytest tests/plugin/test_matrix.py $(ARGS)
 
-frameworks: $(VENV) ## run faults under Lightning and Hydra, in a virtual environment of its own
+frameworks: $(VENV) ## run faults under Lightning, transformers, Accelerate and Hydra, in an environment of its own
 	@tools/quietly.sh "installing the frameworks" tools/make_frameworks_venv.sh
 	@FIRSTFAULT_FRAMEWORKS=all build/frameworks-venv/bin/pytest tests/frameworks $(ARGS)
 

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=build/frameworks-venv
-frameworks=(lightning==2.6.1 hydra-core==1.3.2 accelerate transformers)
+frameworks=(lightning==2.6.1 hydra-core==1.3.2 accelerate==1.15.0 transformers==5.23.0)
 stamp="${frameworks[*]} for $PWD"
 [ "$(cat "$venv/.made-with" 2>/dev/null)" = "$stamp" ] && exit 0
 .venv/bin/python -m venv --clear "$venv"

@@ -199,7 +199,7 @@ def _under_nccl() -> list[Case]:
             nodes=nodes,
             scope=_UNDER_NCCL[fault],
             task={(2, 2): "two_by_two", (4, 2): "four_by_two", (2, 8): "two_by_eight"}[nodes, per_node],
-            inputs={"version": VERSIONS[(place + place // len(_UNDER_NCCL)) % len(VERSIONS)]},
+            inputs={"version": VERSIONS[(place + 2 * (place // len(_UNDER_NCCL))) % len(VERSIONS)]},
             per_node=per_node,
         )
         for place, (fault, culprit, nodes, per_node) in enumerate(shapes)

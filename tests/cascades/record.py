@@ -109,7 +109,8 @@ class Lab(contextlib.ExitStack):
             ended = job.end()
         told = [json.loads(path.read_text()) for path in sorted(job.marks.glob("truth-*.json"))]
         if not told:
-            raise ValueError(f"nothing was injected: {ended.stderr[-500:]}")
+            headline = (ended.attempt.get("verdict") or {}).get("headline")
+            raise ValueError(f"nothing was injected: {headline}; {ended.stderr[-500:]}")
         errors: str = ended.attempt["errors"]
         prefix = errors.removesuffix("/firstfault/errors")
         files = _on_s3(self._started(), prefix) if case.store == "s3" else _in_folder(Path(prefix))

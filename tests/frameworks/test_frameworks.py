@@ -6,6 +6,7 @@ Without ``FIRSTFAULT_FRAMEWORKS=all`` only cases run that need no framework; ``m
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -15,44 +16,79 @@ from tests.plugin.running import running
 pytestmark = pytest.mark.jobs
 
 TRAINING = Path(__file__).parent / "training.py"
+STOCK = Path(__file__).parent / "stock.py"
 RANK = 1
+_IS_FULL = os.environ.get("FIRSTFAULT_FRAMEWORKS") == "all"
+
 RAISED = {"raise": ("user_code", "KeyError, rank 1")}
 HUNG = {"hang": ("hang", "hang, rank 1")}
 LEFT = {"exit": ("exit", "SystemExit, rank 1"), "leave": ("exit", "SystemExit, rank 1")}
 HANDLED = {"handled": ("user_code", "KeyError, rank 1")}
 WRAPPED = {"raise": ("user_code", "StepError, rank 1")}
-CLEAN = {"none": ("", "")}
+KILLED = {"kill": ("signal", "SIGKILL, rank 1")}
+INTERRUPTED = {"interrupt": ("user_code", "KeyboardInterrupt, rank 1")}
+TERMINATED = {"terminate": ("signal", "SignalException, rank 1")}
+LOADER = {
+    "loader": ("user_code", "KeyError, rank 1"),
+    "loader-killed": ("signal", "RuntimeError, rank 1"),
+    "loader-hang": ("hang", "hang, rank 1"),
+}
+CALLBACK = {"callback": ("user_code", "KeyError, rank 1")}
+SLOW_HOOK = {"slow-hook": ("user_code", "KeyError, rank 1")}
+CHECKPOINT = {"checkpoint": ("disk_full", "OSError, rank 1")}
 EXPECTED = {
-    "plain": HUNG | LEFT | HANDLED | CLEAN,
-    "exits": RAISED | HUNG | CLEAN,
-    "wraps": WRAPPED | HUNG | CLEAN,
-    "hydra": RAISED | HUNG | LEFT | CLEAN,
-    "lightning": RAISED | HUNG | LEFT | CLEAN,
-    "after_lightning": RAISED | HUNG | CLEAN,
+    "plain": HUNG | LEFT | HANDLED | INTERRUPTED | TERMINATED | LOADER | {"at-end": ("user_code", "KeyError, rank 1")},
+    "exits": RAISED | HUNG,
+    "exits_later": HUNG | {"raise": ("exit", "SystemExit, rank 1")},
+    "wraps": WRAPPED | HUNG,
+    "hydra": RAISED | HUNG | LEFT | INTERRUPTED,
+    "lightning": RAISED | HUNG | LEFT | KILLED | INTERRUPTED | TERMINATED | LOADER | CALLBACK | SLOW_HOOK | CHECKPOINT,
+    "after_lightning": RAISED | HUNG | TERMINATED,
+    "transformers": RAISED | HUNG | LEFT | KILLED | INTERRUPTED | TERMINATED | LOADER | CALLBACK,
+    "accelerate": RAISED | HUNG | LEFT | LOADER,
+    "ddp": RAISED | HUNG | KILLED,
+    "fsdp": RAISED | HUNG | LEFT | KILLED,
+    "tensor_parallel": RAISED | HUNG | LEFT | KILLED,
+    "compiled": RAISED | HUNG,
+    "checkpoint": RAISED | CHECKPOINT | {"checkpoint-hang": ("hang", "hang, rank 1")},
 }
 """By framework and fault: the verdict's category, and how its headline begins."""
 IN_CI = [("wraps", "hang"), ("plain", "leave")]
 ALL = [(framework, fault) for framework, faults in EXPECTED.items() for fault in faults]
-CHOSEN = ALL if os.environ.get("FIRSTFAULT_FRAMEWORKS") == "all" else IN_CI
 
 
-@pytest.mark.parametrize(("framework", "fault"), CHOSEN)
-def test_a_training(framework: str, fault: str, tmp_path: Path) -> None:
-    """The verdict names the rank that failed, by what its code raised or where it stood.
-
-    A training without a fault returns rank 0's result, and firstfault logs nothing.
-    """
+@pytest.mark.parametrize(("framework", "fault"), ALL if _IS_FULL else IN_CI)
+def test_a_fault(framework: str, fault: str, tmp_path: Path) -> None:
+    """The verdict names the rank that failed, by what its code raised or where it stood."""
     inputs = {"framework": framework, "fault": fault, "rank": RANK}
     with running(TRAINING, "train", tmp_path, inputs, "--nodes", "2") as run:
         ended = run.end()
         assert run.left_over() == []
-    if fault == "none":
-        assert ended.status == 0
-        assert ended.result["outputs"] == {"o0": 0}
-        assert "firstfault" not in ended.logs
-        return
     category, headline = EXPECTED[framework][fault]
     verdict = ended.verdict
-    assert (verdict["ranks"], verdict["category"]) == ([RANK], category)
+    assert (verdict["ranks"], verdict["category"]) == ([RANK], category), verdict["headline"]
     assert verdict["headline"].startswith(headline)
     ended.flyte_saw_the_verdict()
+
+
+@pytest.mark.parametrize("framework", list(EXPECTED) if _IS_FULL else ["ddp"])
+def test_no_fault(framework: str, tmp_path: Path) -> None:
+    """A training without a fault returns, and prints, what it does under stock kfpytorch."""
+    inputs = {"framework": framework, "fault": "none", "rank": RANK}
+    seen = []
+    for training in (TRAINING, STOCK):
+        folder = tmp_path / training.stem
+        folder.mkdir()
+        with running(training, "train", folder, inputs, "--nodes", "2") as run:
+            ended = run.end()
+            assert run.left_over() == []
+        assert ended.result["outputs"] == {"o0": 0}
+        assert "firstfault" not in ended.logs
+        seen.append((ended.status, ended.result["outputs"], _said(ended.logs)))
+    assert seen[0] == seen[1]
+
+
+def _said(logs: str) -> list[str]:
+    """Return what a run printed, in any order and without times, addresses, process ids and the launcher's names."""
+    lines = {re.sub(r"0x[0-9a-f]+|\d+", "N", line).strip() for line in logs.splitlines()}
+    return sorted(line for line in lines if line)

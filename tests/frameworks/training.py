@@ -3,7 +3,6 @@
 ``firstfault run`` starts them; the task's inputs name the framework, the fault and the rank.
 """
 
-import datetime as dt
 import os
 import sys
 import time
@@ -14,56 +13,39 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from failing import BATCH, FAULT_AT, FEATURES, STEPS, Data, batches, fail, is_faulty, timeout_of
 from flytekit import task
 
 from flytekitplugins.firstfault import Elastic
 
-
-def timeout_of(kind: str) -> dt.timedelta:
-    """Return the timeout of collectives: a hang is noticed after it, an exit in the middle long before."""
-    return dt.timedelta(seconds=80 if kind == "leave" else 8)
-
-
-STEPS = 6
-FAULT_AT = 3
-
-
-def fail(kind: str, rank: int, step: int) -> None:
-    """Fail on one rank, at one step."""
-    if int(os.environ["RANK"]) != rank or step != FAULT_AT:
-        return
-    if kind == "raise":
-        raise KeyError(f"label of sample {rank * 100 + step}")
-    if kind == "hang":
-        time.sleep(120)
-    if kind == "exit":
-        sys.exit(3)
-    if kind == "leave":
-        sys.exit(0)
-    if kind == "handled":
-        try:
-            Path("/no/such/file").stat()
-        except OSError:
-            traceback.print_exc()
+FULL = "[Errno 28] No space left on device"
+SLOW_S = 14.0
+"""Longer than the other ranks wait."""
 
 
 def loop(kind: str, rank: int) -> None:
     """Train without a framework."""
     dist.init_process_group("gloo", timeout=timeout_of(kind))
-    weights = torch.zeros(4)
+    weights = torch.zeros(FEATURES)
+    data = batches(kind, rank)
     for step in range(STEPS):
+        gradient = next(data).mean(0)
         fail(kind, rank, step)
-        gradient = torch.ones(4)
         dist.all_reduce(gradient)
         weights += gradient
     if kind == "handled" and dist.get_rank() == rank:
         raise KeyError("the real one")
     dist.barrier()
     dist.destroy_process_group()
+    if kind == "at-end" and is_faulty(rank):
+        raise KeyError("the last metric")
 
 
 class StepError(Exception):
     """What a program raises in place of everything."""
+
+
+# --- ways to end a program --------------------------------------------------------------------------------------------
 
 
 def plain(kind: str, rank: int) -> None:
@@ -77,6 +59,18 @@ def exits(kind: str, rank: int) -> None:
         loop(kind, rank)
     except Exception:  # noqa: BLE001 - the point
         traceback.print_exc()
+        sys.exit(1)
+
+
+def exits_later(kind: str, rank: int) -> None:
+    """Catch everything, print it, and exit when the exception is no longer handled."""
+    failed = False
+    try:
+        loop(kind, rank)
+    except Exception:  # noqa: BLE001 - the point
+        traceback.print_exc()
+        failed = True
+    if failed:
         sys.exit(1)
 
 
@@ -95,6 +89,9 @@ def hydra(kind: str, rank: int) -> None:
     sys.argv = ["train.py", "hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=disabled"]
     folder = str(Path(__file__).parent)
     hydra_.main(version_base=None, config_path=folder, config_name="hydra")(lambda _: loop(kind, rank))()
+
+
+# --- frameworks -------------------------------------------------------------------------------------------------------
 
 
 def lightning(kind: str, rank: int) -> None:
@@ -119,16 +116,17 @@ def _fit(kind: str, rank: int) -> None:
     class Model(light.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.layer = torch.nn.Linear(4, 1)
+            self.layer = torch.nn.Linear(FEATURES, 1)
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             fail(kind, rank, batch_idx)
-            return self.layer(batch[0]).sum()
+            return self.layer(batch).sum()
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(64, 4)), batch_size=2)
+    workers = 1 if kind.startswith("loader") else 0
+    data = torch.utils.data.DataLoader(Data(kind, rank), batch_size=BATCH, num_workers=workers)
     trainer = light.Trainer(
         accelerator="cpu",
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
@@ -136,20 +134,214 @@ def _fit(kind: str, rank: int) -> None:
         strategy=DDPStrategy(process_group_backend="gloo", timeout=timeout_of(kind)),
         max_steps=STEPS,
         logger=False,
+        callbacks=[_lightning_hooks(kind, rank)],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     trainer.fit(Model(), data)
+    if kind == "checkpoint":
+        trainer.save_checkpoint(_folder() / "last.ckpt")
+
+
+def _lightning_hooks(kind: str, rank: int) -> Any:
+    import lightning as light  # noqa: PLC0415 - not installed everywhere
+
+    class Hooks(light.Callback):
+        def on_train_batch_end(self, _trainer: Any, _module: Any, _outputs: Any, _batch: Any, batch_idx: int) -> None:
+            if kind == "callback" and batch_idx == STEPS - 2 and is_faulty(rank):
+                raise KeyError("val_loss")
+
+        def on_exception(self, _trainer: Any, _module: Any, _exception: BaseException) -> None:
+            if kind == "slow-hook" and is_faulty(rank):
+                time.sleep(SLOW_S)
+
+        def on_save_checkpoint(self, _trainer: Any, _module: Any, _checkpoint: Any) -> None:
+            if kind == "checkpoint" and is_faulty(rank):
+                raise OSError(FULL)
+
+    return Hooks()
+
+
+def transformers(kind: str, rank: int) -> None:
+    """Train with transformers' Trainer."""
+    import transformers as hub  # noqa: PLC0415 - not installed everywhere
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(FEATURES, 1)
+            self.calls = -1
+
+        def forward(self, x: Any) -> Any:
+            self.calls += 1
+            fail(kind, rank, self.calls)
+            return {"loss": self.layer(x).mean()}
+
+    class Hooks(hub.TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, _arguments: Any, state: Any, _control: Any, **_more: Any) -> None:
+            if kind == "callback" and state.global_step == FAULT_AT and is_faulty(rank):
+                raise KeyError("val_loss")
+
+    arguments = hub.TrainingArguments(
+        output_dir=str(_folder()),
+        max_steps=STEPS,
+        per_device_train_batch_size=BATCH,
+        dataloader_num_workers=1 if kind.startswith("loader") else 0,
+        use_cpu=True,
+        ddp_backend="gloo",
+        ddp_timeout=int(timeout_of(kind).total_seconds()),
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    hub.Trainer(Model(), arguments, train_dataset=Data(kind, rank, named=True), callbacks=[Hooks()]).train()
+
+
+def accelerate(kind: str, rank: int) -> None:
+    """Train with Accelerate."""
+    import accelerate as fast  # noqa: PLC0415 - not installed everywhere
+
+    patience = fast.InitProcessGroupKwargs(backend="gloo", timeout=timeout_of(kind))
+    accelerator = fast.Accelerator(cpu=True, kwargs_handlers=[patience])
+    model = torch.nn.Linear(FEATURES, 1)
+    workers = 1 if kind.startswith("loader") else 0
+    data = torch.utils.data.DataLoader(Data(kind, rank), batch_size=BATCH, num_workers=workers)
+    model, optimizer, data = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), data)
+    for step, batch in enumerate(data):
+        fail(kind, rank, step)
+        accelerator.backward(model(batch).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == STEPS:
+            break
+    accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+# --- torch's own ------------------------------------------------------------------------------------------------------
+
+
+def _sharded(kind: str, rank: int, prepare: Callable[[torch.nn.Module], torch.nn.Module]) -> torch.nn.Module:
+    dist.init_process_group("gloo", timeout=timeout_of(kind))
+    layers = torch.nn.Sequential(torch.nn.Linear(FEATURES, 16), torch.nn.ReLU(), torch.nn.Linear(16, FEATURES))
+    model = prepare(layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = batches(kind, rank)
+    for step in range(STEPS):
+        batch = next(data)
+        fail(kind, rank, step)
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def _leave() -> None:
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fsdp(kind: str, rank: int) -> None:
+    """Train with FSDP2."""
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - one use
+    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415
+
+    def shard(model: torch.nn.Module) -> torch.nn.Module:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in model:  # type: ignore[attr-defined]
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    _sharded(kind, rank, shard)
+    _leave()
+
+
+def tensor_parallel(kind: str, rank: int) -> None:
+    """Train with tensors that are split between the ranks of a node, and gradients that all nodes share."""
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - one use
+    from torch.distributed.tensor.parallel import (  # noqa: PLC0415
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    def split(model: torch.nn.Module) -> torch.nn.Module:
+        mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("data", "tensor"))
+        return parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+
+    _sharded(kind, rank, split)
+    _leave()
+
+
+def ddp(kind: str, rank: int) -> None:
+    """Train with DDP."""
+    _sharded(kind, rank, torch.nn.parallel.DistributedDataParallel)
+    _leave()
+
+
+def compiled(kind: str, rank: int) -> None:
+    """Train a compiled model with DDP."""
+    _sharded(
+        kind, rank, lambda model: torch.compile(torch.nn.parallel.DistributedDataParallel(model), backend="aot_eager")
+    )
+    _leave()
+
+
+def checkpoint(kind: str, rank: int) -> None:
+    """Write a distributed checkpoint after DDP; one rank's part cannot be written."""
+    import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - slow to import
+
+    class Writer(dcp.FileSystemWriter):  # type: ignore[misc]
+        def write_data(self, plan: Any, planner: Any) -> Any:
+            if kind == "checkpoint" and is_faulty(rank):
+                raise OSError(FULL)
+            if kind == "checkpoint-hang" and is_faulty(rank):
+                time.sleep(120)
+            return super().write_data(plan, planner)
+
+    model = _sharded(kind, rank, torch.nn.parallel.DistributedDataParallel)
+    dcp.save({"model": model.state_dict()}, storage_writer=Writer(_folder() / "checkpoint"))
+    _leave()
+
+
+def _folder() -> Path:
+    """Return a folder that all ranks share."""
+    folder = Path(os.environ["MARKS"]) / "out"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 FRAMEWORKS: dict[str, Callable[[str, int], None]] = {
-    function.__name__: function for function in (plain, exits, wraps, hydra, lightning, after_lightning)
+    function.__name__: function
+    for function in (
+        plain,
+        exits,
+        exits_later,
+        wraps,
+        hydra,
+        lightning,
+        after_lightning,
+        transformers,
+        accelerate,
+        ddp,
+        fsdp,
+        tensor_parallel,
+        compiled,
+        checkpoint,
+    )
 }
+JOB: dict[str, Any] = {"nnodes": 2, "nproc_per_node": 2, "start_method": "fork", "increase_shared_mem": False}
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", increase_shared_mem=False, settle_seconds=5))
-def train(framework: str, fault: str, rank: int) -> int:
-    """Train under a framework; fail as `fault` says on `rank`."""
+def run(framework: str, fault: str, rank: int) -> int:
+    """Train under a framework; fail as `fault` says on `rank`; return this process's rank."""
     FRAMEWORKS[framework](fault, rank)
     return int(os.environ["RANK"])
+
+
+@task(task_config=Elastic(**JOB, settle_seconds=5))
+def train(framework: str, fault: str, rank: int) -> int:
+    """Train with firstfault."""
+    return run(framework, fault, rank)

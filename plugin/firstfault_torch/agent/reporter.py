@@ -153,9 +153,9 @@ class Reporter:
         self.announce(Phase.FAILED, ranks, first)
 
     def _document(self, death: Death, stop: Stop | None) -> None:
-        """Write a document about one death if its worker wrote none; runs in an upload thread."""
+        """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
         own = self._own_documents(death)
-        if any(not failure.in_flight for failure in own):
+        if any(not failure.in_flight and not _is_bare_exit(failure) for failure in own):
             return
         by_itself = stop is None or not stop.ended(death)
         killed = death.signal == "SIGKILL" and by_itself
@@ -227,6 +227,12 @@ class Reporter:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="firstfault-upload")
         return self._pool.submit(call)
+
+
+def _is_bare_exit(failure: WorkerError) -> bool:
+    """Whether a worker exited outside of an exception's handling: what led to it stands only in its stderr."""
+    exception = failure.exception
+    return exception is not None and exception.type == "SystemExit" and not exception.causes
 
 
 def _read(data: bytes, name: str) -> WorkerError:

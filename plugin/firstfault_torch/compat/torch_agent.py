@@ -54,7 +54,7 @@ def flight_recorder_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     torch 2.2 to 2.8 keep no entries without them; since 2.9 torch keeps 2,000 by default.
     """
-    is_on = torch.__version__ >= (2, 9) or _BUFFER_SIZE in environment
+    is_on = torch.__version__ >= "2.9" or _BUFFER_SIZE in environment
     return {} if is_on else {_BUFFER_SIZE: _ENTRIES}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.death_text import text_of_death
+from firstfault.evidence.death_text import has_traceback, text_of_death
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
 from firstfault.model import Subject, Writer
@@ -188,8 +188,16 @@ def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set
     if name == "SystemExit":
         if failure.sent_signals:
             return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "exited when its agent stopped it")
-        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit")
+        return _of_printed(failure) or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit")
     return None
+
+
+def _of_printed(failure: WorkerError) -> ClassifiedFailure | None:
+    """Classify an exit by the traceback that the program printed before it; None if that is no peer's fault."""
+    if not has_traceback(failure.log_tail):
+        return None
+    judged = _of_exit(failure, set())
+    return judged if judged.failure_class is FailureClass.CONSEQUENCE or judged.waited else None
 
 
 def _is_of_a_group(exception: ExceptionInfo) -> bool:

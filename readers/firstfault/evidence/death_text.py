@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["text_of_death"]
+__all__ = ["has_traceback", "text_of_death"]
 
 _NATIVE = re.compile(
     r"""
@@ -55,6 +55,11 @@ def text_of_death(stderr: str, signal: str) -> str:
     begins = [at for at, line in enumerate(lines) if _TRACEBACK.match(line)]
     first = begins[-1] if begins else max(len(lines) - _LAST_LINES, 0)
     return "\n".join(lines[first:])
+
+
+def has_traceback(stderr: str) -> bool:
+    """Whether a process printed a traceback."""
+    return any(map(_TRACEBACK.match, stderr.splitlines()))
 
 
 def _native(lines: list[str]) -> list[str]:
