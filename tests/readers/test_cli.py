@@ -668,26 +668,45 @@ def test_a_pipe_loads_no_drawing(attempt: Attempt) -> None:
 # --- hostile documents ----------------------------------------------------------------------------------------------
 
 
-def _many_members(exception: pb.ExceptionRecord) -> None:
-    exception.members.extend([pb.ExceptionRecord()] * 600_000)
+def _many_members(failure: pb.WorkerFailure) -> None:
+    failure.exception.members.extend([pb.ExceptionRecord()] * 600_000)
 
 
-def _nested_members(exception: pb.ExceptionRecord) -> None:
+def _nested_members(failure: pb.WorkerFailure) -> None:
+    exception = failure.exception
     for _ in range(90):
         exception = exception.members.add(type="ExceptionGroup")
 
 
-@pytest.mark.parametrize("change", [_many_members, _nested_members])
-def test_an_exception_of_too_many_parts_is_shown_in_time(
-    run: Callable[..., Ran], attempt: Attempt, change: Callable[[pb.ExceptionRecord], None]
+def _many_of_all(failure: pb.WorkerFailure) -> None:
+    failure.stack_dumps.extend([pb.StackDump()] * 300_000)
+    failure.collectives.extend([pb.CollectiveProgress()] * 300_000)
+
+
+def _empty_lines(failure: pb.WorkerFailure) -> None:
+    failure.stack_dumps.add(pid=1, text="\n" * 65_000)
+    failure.log_tail = "\n" * 65_000
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_many_members, "more members left out"),
+        (_nested_members, "more members left out"),
+        (_many_of_all, "several"),
+        (_empty_lines, "several"),
+    ],
+)
+def test_a_document_of_too_many_parts_is_shown_in_time(
+    run: Callable[..., Ran], attempt: Attempt, change: Callable[[pb.WorkerFailure], None], said: str
 ) -> None:
-    """A document full of exceptions takes less than two seconds of the processor; the page says what is cut."""
+    """A document full of exceptions, stacks or lines takes less than two seconds of the processor."""
     error = make_error(exception="ExceptionGroup", message="several")
     document = pb.WorkerErrorDocument.FromString(encode(error))
-    change(document.failure.exception)
+    change(document.failure)
     attempt.put(f"firstfault/errors/{error_key_for(error)}", document.SerializeToString())
     page = attempt.folder / "page.html"
     began = time.process_time()
     run("show", attempt.uri, "--html", str(page))
     assert time.process_time() - began < 2
-    assert "more members left out" in page.read_text()
+    assert said in page.read_text()

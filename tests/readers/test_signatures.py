@@ -11,8 +11,10 @@ import pytest
 
 from firstfault.errors import SignatureError
 from firstfault.evidence import Role, built_in_signatures, classify, load_signatures
+from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.evidence.re2_patterns import Pattern
 from firstfault.evidence.signatures import parse_signatures
+from firstfault.testing import make_error, make_job
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -272,12 +274,17 @@ def test_a_text_that_nearly_fits_is_classified_at_once(size: int) -> None:
 
 
 def test_many_harmless_texts() -> None:
-    """512 workers with different long messages are judged in seconds."""
+    """As many workers as a reader opens documents, with different long messages, are judged in seconds."""
     drawn = random.Random(7)
     words = ["the", "tensor", "batch", "shape", "expected", "got", "gradient", "index", "dataset", "value", "module"]
-    texts = [" ".join(drawn.choices(words, k=4_000))[:16_000] for _ in range(512)]
+    text = " ".join(drawn.choices(words, k=4_000))[:15_900]
+    errors = [
+        make_error(rank, exception="ValueError", message=f"{text[rank:]} at {rank} {text[:rank]}", world_size=16_384)
+        for rank in range(2_560)
+    ]
+    job = make_job(*errors)
     began = time.thread_time()
-    assert {classify(text, "ValueError").signature for text in texts} == {"program"}
+    assert {judged.failure_class for judged in classify_failures(job)} == {FailureClass.OWN_FAULT}
     assert time.thread_time() - began < PATIENCE_S
 
 

@@ -45,6 +45,8 @@ _ENDS = CRASHES | {"SIGKILL"}
 """Signals that a handler cannot, or hardly ever does, turn into something else."""
 _VARYING = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?P<rank>rank) \d+|\d{4,}", re.IGNORECASE)
 """Addresses, ranks and long numbers; not the short ones, which are exit codes, signals and error numbers."""
+_LONG = 4096
+"""Characters of a text that is classified in less time than its numbers are replaced."""
 
 
 class FailureClass(enum.IntEnum):
@@ -296,6 +298,8 @@ def _link(exception: ExceptionInfo) -> Classification:
 
 def _classified(message: str, exception_type: str, bases: Iterable[str]) -> Classification:
     """Classify a text. Texts that differ only in numbers, as those of thousands of victims, are classified once."""
+    if len(message) > _LONG:
+        return _cached(message, exception_type, tuple(bases))
     found = _cached(_VARYING.sub(_same_for_all, message), exception_type, tuple(bases))
     return with_numbers_of(f"{exception_type}: {message}", found)
 
