@@ -1,0 +1,170 @@
+"""How far ranks came in their collectives, by what torch's watchdogs print, beside or without a flight recorder."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from firstfault.evidence.classification import FailureClass, classify_failures
+from firstfault.evidence.progress import merged, progress_by_group, progress_in_text
+from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, Scope, SentSignal, Writer
+from firstfault.strategies.evidence import evidence
+from firstfault.testing import make_error, make_job
+
+AT_ONCE_S = 0.5
+WORK = (
+    "WorkNCCL(SeqNum=31, OpType=ALLREDUCE, NumelIn=512, NumelOut=512, Timeout(ms)=600000) ran for 600021 milliseconds"
+)
+TORCH_2_1 = f"[E ProcessGroupNCCL.cpp:474] [Rank 2] Watchdog caught collective operation timeout: {WORK}\n"
+TORCH_2_4 = f"""\
+[rank2]:[E314 ProcessGroupNCCL.cpp:607] [Rank 2] Watchdog caught collective operation timeout: {WORK}
+[rank2]:[E314 ProcessGroupNCCL.cpp:1664] [PG 0 (default_pg) Rank 2] Exception (either an error or timeout) detected by \
+watchdog at work: 31, last enqueued NCCL work: 34, last completed NCCL work: 30.
+"""
+TORCH_2_7 = f"""\
+[rank2]:[E314 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: {WORK}
+[rank2]:[E314 ProcessGroupNCCL.cpp:2268] [PG ID 3 PG GUID 5(tensor) Rank 0]  failure detected by watchdog at work \
+sequence id: 31 PG status: last enqueued work: 34, last completed work: 30
+[rank2]:[E314 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 2] Received a dump signal due to a \
+collective timeout from this local rank and we will try our best to dump the debug info. Last enqueued NCCL work: 7, \
+last completed NCCL work: 7.
+"""
+OUTSTANDING = Collective(31, "ALLREDUCE", "512 -> 512 elements", state="started")
+TOO_LARGE = "CUDA out of memory. Tried to allocate 184.13 GiB. GPU 0 has a total capacity of 79.10 GiB"
+UNWANTED = "[PG ID 1 PG GUID 1 Rank 0] work: 3, last enqueued work: 4, last completed work: "
+
+
+@pytest.mark.parametrize(
+    ("text", "progress"),
+    [
+        (TORCH_2_1, [CollectiveProgress("", "", 31, 30, (OUTSTANDING,))]),
+        (TORCH_2_4, [CollectiveProgress("default_pg", "", 34, 30, (OUTSTANDING,))]),
+        (
+            TORCH_2_7,
+            [CollectiveProgress("tensor (5)", "", 34, 30, (OUTSTANDING,)), CollectiveProgress("default_pg", "", 7, 7)],
+        ),
+        (
+            "[PG ID 2 PG GUID 9 Rank 4] Timeout at work: 3, last enqueued work: 3, last completed work: -1",
+            [CollectiveProgress("9", "", 3, 0)],
+        ),
+        ("Loading 3 shards\nlast enqueued work: 3\n", []),
+        ("", []),
+    ],
+)
+def test_what_a_watchdog_prints(text: str, progress: list[CollectiveProgress]) -> None:
+    """The counters of each group, and the collective that is outstanding, are read in the words of each torch."""
+    assert list(progress_in_text(text)) == progress
+
+
+@pytest.mark.parametrize(
+    "part", [TORCH_2_7, UNWANTED, "[PG ID 1 PG GUID 1 ", "WorkNCCL(SeqNum=3, OpType=", "work: 3, "]
+)
+def test_a_large_log_is_read_at_once(part: str) -> None:
+    """Text that nearly fits, again and again, takes no longer than other text."""
+    text = part * (1_000_000 // len(part))
+    began = time.thread_time()
+    progress_in_text(text)
+    assert time.thread_time() - began < AT_ONCE_S
+
+
+def test_a_group_without_a_name_is_the_only_one() -> None:
+    """The words of torch 2.1 name no group: they are about the one that the job has, if it has one."""
+    silent = make_error(0, exception=None, log_tail=TORCH_2_1)
+    spoken = make_error(1, collectives=(CollectiveProgress("world (0)", "nccl:all_reduce", 30, 30),))
+    recorded, printed = progress_by_group([silent, spoken])
+    assert merged(recorded, printed).keys() == {"world (0)"}
+    assert {rank: progress.enqueued for rank, progress in merged(recorded, printed)["world (0)"].items()} == {
+        0: 31,
+        1: 30,
+    }
+    more = replace(spoken, collectives=(*spoken.collectives, CollectiveProgress("tensor (1)", "", 4, 4)))
+    recorded, printed = progress_by_group([silent, more])
+    assert printed.keys() == {""}
+
+
+def test_a_recorder_and_a_log_together() -> None:
+    """The rank that was stopped has counters, the one that aborted a log: together they name the one that is behind."""
+    aborted = make_error(2, exception=None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT, log_tail=TORCH_2_4)
+    behind = make_error(
+        0,
+        node="worker-1",
+        exception=None,
+        signal="SIGTERM",
+        exit_code=-15,
+        writer=Writer.AGENT,
+        sent_signals=(SentSignal("SIGTERM", "rank 2 failed"),),
+        collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", 30, 30),),
+    )
+    verdict = evidence(make_job(aborted, behind))
+    assert (verdict.scope, verdict.ranks, verdict.category) == (Scope.RANK, (0,), "hang")
+    assert "it called 30 collectives of group default_pg, the others 34" in verdict.headline
+
+
+@pytest.mark.parametrize(
+    ("printed", "failure_class"),
+    [
+        (TORCH_2_4, FailureClass.UNCLEAR),
+        ("[rank2]:[E314 a.cpp:7] CUDA error: device-side assert triggered\n", FailureClass.OWN_FAULT),
+        ("[rank2]:[E314 a.cpp:7] ncclRemoteError: Connection closed by remote peer\n", FailureClass.CONSEQUENCE),
+        ("", FailureClass.UNCLEAR),
+    ],
+)
+def test_an_abort_while_the_agent_stops_the_worker(printed: str, failure_class: FailureClass) -> None:
+    """It is judged by its last words, as an abort at any other time."""
+    aborted = make_error(
+        2,
+        exception=None,
+        signal="SIGABRT",
+        exit_code=-6,
+        writer=Writer.AGENT,
+        log_tail=printed,
+        sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),),
+    )
+    (judged,) = classify_failures(make_job(aborted))
+    assert (judged.failure_class, judged.waited) == (failure_class, printed == TORCH_2_4)
+
+
+@pytest.mark.parametrize(
+    ("printed", "failure_class"),
+    [
+        ("Traceback (most recent call last):\nRuntimeError: Connection closed by peer [10.0.0.1]:41", "consequence"),
+        ("Traceback (most recent call last):\nKeyError: 'labels'", "own"),
+        ("RuntimeError: Connection closed by peer [10.0.0.1]:41", "own"),
+    ],
+)
+def test_an_exit_after_a_printed_traceback(printed: str, failure_class: str) -> None:
+    """A program that prints its exception and exits later is a victim if the exception names a peer."""
+    left = make_error(1, exception="SystemExit", message="1", exit_code=1, log_tail=printed)
+    (judged,) = classify_failures(make_job(left))
+    wanted = {"consequence": FailureClass.CONSEQUENCE, "own": FailureClass.OWN_EXIT}
+    assert judged.failure_class is wanted[failure_class]
+
+
+@pytest.mark.parametrize("outstanding", [True, False])
+def test_ranks_that_go_on_after_an_abort(outstanding: bool) -> None:
+    """Three ranks fail alike with a collective outstanding that the fourth has not called: it is the suspect."""
+    completed = 8 if outstanding else 10
+    rubbish = ExceptionInfo("torch.OutOfMemoryError", TOO_LARGE)
+    failures = [
+        make_error(
+            rank,
+            exception=rubbish,
+            message=rubbish.message,
+            world_size=4,
+            collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", 10, completed),),
+        )
+        for rank in range(3)
+    ]
+    stopped = make_error(
+        3,
+        exception=None,
+        signal="SIGTERM",
+        writer=Writer.AGENT,
+        sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),),
+        collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", 8, 8),),
+    )
+    verdict = evidence(make_job(*failures, stopped))
+    assert verdict.ranks == ((3,) if outstanding else (0, 1, 2))
+    assert verdict.confidence in ({"low"} if outstanding else {"low", "medium"})
