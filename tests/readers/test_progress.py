@@ -168,3 +168,40 @@ def test_ranks_that_go_on_after_an_abort(outstanding: bool) -> None:
     verdict = evidence(make_job(*failures, stopped))
     assert verdict.ranks == ((3,) if outstanding else (0, 1, 2))
     assert verdict.confidence in ({"low"} if outstanding else {"low", "medium"})
+
+
+@pytest.mark.parametrize("counts", [(79, 77, 79, 79, 77, 79, 79, 79), (79, 77, 79, 79, 76, 79, 79, 79)])
+def test_several_ranks_that_diverged_together(counts: tuple[int, ...]) -> None:
+    """Two ranks that are behind by the same are named together; with different counts both are suspects."""
+    failures = [
+        make_error(
+            rank,
+            exception=None,
+            signal="SIGABRT",
+            exit_code=-6,
+            writer=Writer.AGENT,
+            log_tail=f"[rank{rank}]:[E314 a.cpp:7] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] failure detected by "
+            f"watchdog at work sequence id: 78 PG status: last enqueued work: {count}, last completed work: 77\n",
+        )
+        if count == 79
+        else make_error(
+            rank,
+            exception=None,
+            signal="SIGTERM",
+            writer=Writer.AGENT,
+            sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),),
+            collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", count, count),),
+        )
+        for rank, count in enumerate(counts)
+    ]
+    verdict = evidence(make_job(*failures))
+    if counts.count(77) == 1:
+        assert verdict.scope is Scope.UNDETERMINED
+        assert {suspect.rank for suspect in verdict.suspects} == {1, 4}
+        return
+    assert (verdict.scope, verdict.ranks, verdict.confidence) == (Scope.RANKS, (1, 4), "low")
+    assert verdict.headline == (
+        "hang, ranks 1, 4: each called 77 collectives of group default_pg, the others 79; "
+        "each did not time out when 6 others waited in a collective"
+    )
+    assert {rank for rank, _ in verdict.victims.by_rank} == {0, 2, 3, 5, 6, 7}

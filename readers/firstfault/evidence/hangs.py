@@ -102,7 +102,7 @@ def all_in_one_collective(classified: Sequence[ClassifiedFailure]) -> list[Infer
     size = max((judged.failure.place.world_size for judged in classified), default=0)
     nodes = {judged.failure.node for judged in classified}
     waits = list(works.values())
-    if len(works) < max(size, 2) or any(wait != waits[0] or not wait for wait in waits) or len(nodes) != 1:
+    if size < _SEVERAL or len(works) < size or any(wait != waits[0] or not wait for wait in waits) or len(nodes) != 1:
         return []
     work = waits[0][0][1]
     why = f"all {len(works)} ranks waited in {work.operation} number {work.sequence}, and none finished"

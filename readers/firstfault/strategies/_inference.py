@@ -21,7 +21,7 @@ from firstfault.strategies._reasons import (
     first_few,
     with_category,
 )
-from firstfault.strategies._verdict import sources_of, undetermined, verdict_for, victims_of, who
+from firstfault.strategies._verdict import listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
         root = (inferred or lost)[0]
         raised = _still_raising(root, classified) if root in hanging else None
         return _raised_verdict(job, root, raised, diagnosis) if raised else _inferred_verdict(job, root, classified)
+    if _have_one_reason(inferred):
+        return _verdict_on_all(job, inferred, classified)
     remaining = [] if inferred or lost else _remaining(classified, unclear)
     if remaining:
         return _by_elimination(job, remaining, diagnosis)
@@ -185,6 +187,34 @@ def _inferred_verdict(job: JobErrors, inferred: InferredRoot, classified: Sequen
         sources=sources_of(why),
         root=inferred.failure,
         victims=victims_of(job, inferred.failure),
+    )
+
+
+def _have_one_reason(inferred: Sequence[InferredRoot]) -> bool:
+    """Whether several ranks are candidates for the same reason: they diverged from the others together."""
+    return len(inferred) > 1 and len({item.why for item in inferred}) == 1 and all(item.failure for item in inferred)
+
+
+def _verdict_on_all(
+    job: JobErrors, inferred: Sequence[InferredRoot], classified: Sequence[ClassifiedFailure]
+) -> Verdict:
+    """Return the verdict that several ranks together are the root cause."""
+    verdict = _inferred_verdict(job, inferred[0], classified)
+    failures = [item.failure for item in inferred if item.failure is not None]
+    ranks = tuple(failure.rank for failure in failures if failure.rank is not None)
+    nodes = {item.node for item in inferred}
+    why = f"; {inferred[0].why}".replace("; it ", "; each ")[2:]
+    sentence = f"{_HEADLINES[inferred[0].category][0]}, ranks {listed(ranks)}: {why}"
+    return replace(
+        verdict,
+        scope=Scope.RANKS,
+        ranks=ranks,
+        node=nodes.pop() if len(nodes) == 1 else None,
+        headline=one_line(sentence, 160),
+        message="\n".join([sentence, *_stack_of(failures[0])]),
+        confidence="low",
+        why=(sentence, *verdict.why[1:]),
+        victims=victims_of(job, failures[0], failures),
     )
 
 

@@ -15,7 +15,17 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors
 
-__all__ = ["candidates", "category_of", "headline_of", "sources_of", "undetermined", "verdict_for", "victims_of", "who"]
+__all__ = [
+    "candidates",
+    "category_of",
+    "headline_of",
+    "listed",
+    "sources_of",
+    "undetermined",
+    "verdict_for",
+    "victims_of",
+    "who",
+]
 
 _MAX_VICTIMS = 100
 _MAX_SOURCES = 8
@@ -160,7 +170,7 @@ def who(failure: WorkerError) -> str:
 
 def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     """One line: what, who, and the first line of its message."""
-    subject = f"ranks {_listed(ranks)}" if len(ranks) > 1 else who(root)
+    subject = f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)
     text = _sentence(root)
     headline = f"{root.what}, {subject}" + (f": {text}" if text and text != root.what else "")
     # redacted before it is cut: a credential without its end is not recognised
@@ -185,7 +195,8 @@ def _sentence(root: WorkerError) -> str:
     return sentence_of(lines[-1])
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def listed(ranks: Sequence[int]) -> str:
+    """Return at most 8 ranks as a text."""
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown  # noqa: PLR2004 - how many fit a line
 
