@@ -14,17 +14,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILES = sorted(RECORDED.glob("*.zip"))
+NOT_KNOWN = {
+    # all processes aborted, without a flight recorder and without counters in the words of the nccl2 backend
+    "nccl-mismatch-operation-versionnccl2-rank2-of4",
+    "nccl-mismatch-size-versionnccl2-rank0-of4",
+    "nccl-skip-versionnccl2-rank11-of16",
+}
+"""Cascades that left too little; the verdict says so."""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_recorded_cascade(file: Path) -> None:
-    """The verdict names the injector's truth, and the decision is right."""
+    """The verdict names the injector's truth, or nothing where nobody can know, and the decision is right."""
     cascade = load(file)
 
     verdict = verdict_of(cascade, "evidence")
 
     said = (verdict.headline, verdict.confidence, verdict.why) if verdict is not None else None
-    assert judge(cascade.truth, verdict) == "right", (cascade.truth["ranks"], cascade.truth["nodes"], said)
+    outcome = "undetermined" if file.stem in NOT_KNOWN else "right"
+    assert judge(cascade.truth, verdict) == outcome, (cascade.truth["ranks"], cascade.truth["nodes"], said)
     decided = decide(verdict) if verdict is not None else None
     assert is_decided_right(cascade.truth, verdict), (decided, right_decision(cascade.truth))
 

@@ -33,14 +33,16 @@ LOADER = {
     "loader-killed": ("signal", "RuntimeError, rank 1"),
     "loader-hang": ("hang", "hang, rank 1"),
 }
+ENDS = {"at-end": ("user_code", "KeyError, rank 1")}
 CALLBACK = {"callback": ("user_code", "KeyError, rank 1")}
 SLOW_HOOK = {"slow-hook": ("user_code", "KeyError, rank 1")}
 CHECKPOINT = {"checkpoint": ("disk_full", "OSError, rank 1")}
 EXPECTED = {
-    "plain": HUNG | LEFT | HANDLED | INTERRUPTED | TERMINATED | LOADER | {"at-end": ("user_code", "KeyError, rank 1")},
+    "plain": HUNG | LEFT | HANDLED | INTERRUPTED | TERMINATED | LOADER | ENDS,
     "exits": RAISED | HUNG,
     "exits_later": HUNG | {"raise": ("exit", "SystemExit, rank 1")},
     "wraps": WRAPPED | HUNG,
+    "tidies_up": RAISED | HUNG,
     "hydra": RAISED | HUNG | LEFT | INTERRUPTED,
     "lightning": RAISED | HUNG | LEFT | KILLED | INTERRUPTED | TERMINATED | LOADER | CALLBACK | SLOW_HOOK | CHECKPOINT,
     "after_lightning": RAISED | HUNG | TERMINATED,

@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -80,6 +81,12 @@ def wraps(kind: str, rank: int) -> None:
         loop(kind, rank)
     except Exception:  # noqa: BLE001 - the point
         raise StepError("training failed") from None
+
+
+def tidies_up(kind: str, rank: int) -> None:
+    """Leave with success when the process is asked to end, as some programs do to save a checkpoint."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    loop(kind, rank)
 
 
 def hydra(kind: str, rank: int) -> None:
@@ -320,6 +327,7 @@ FRAMEWORKS: dict[str, Callable[[str, int], None]] = {
         exits,
         exits_later,
         wraps,
+        tidies_up,
         hydra,
         lightning,
         after_lightning,

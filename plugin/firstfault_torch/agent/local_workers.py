@@ -107,11 +107,12 @@ class LocalWorkers:
         """Return the workers that ended without success, in the order of their ends.
 
         A worker that exited with 0 before it handed over its result counts: torch would wait for that result for ever.
+        So does one that lived when the agent stopped it: a signal handler may exit with 0.
         """
         if self._watch is None:
             return []
-        missing = unfinished(self._context)
-        return [death for death in self._watch.ended() if death.exit_code != 0 or death.local_rank in missing]
+        counted = unfinished(self._context) | (self.stopped.observations.keys() if self.stopped is not None else set())
+        return [death for death in self._watch.ended() if death.exit_code != 0 or death.local_rank in counted]
 
     def document_deaths(self) -> None:
         """Document each death of this round once, in the background."""
