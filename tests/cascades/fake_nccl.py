@@ -7,6 +7,7 @@ What it imitates:
 - A collective ends when all members have started it with the same operation and size; otherwise never.
 - A watchdog thread finds timeouts, connections that a peer on another node has closed, and errors of the GPU. It prints
   torch's words, waits for the dump, aborts the communicators, and ends the process with SIGABRT.
+- The abort comes from a thread that Python does not know.
 - A peer on the same node, or on another one with another local rank, is not missed before the timeout.
 - A rank that times out signals its dump through the store, and the other ranks' monitors print that they saw it.
 - The flight recorder's JSON, in the place where a build with NCCL has it.
@@ -64,6 +65,13 @@ _SIGNAL = "exception_dump"
 def say(text: str) -> None:
     """Write to stderr past Python, as native code does."""
     os.write(2, text.encode())
+
+
+def abort() -> None:
+    """End this process by SIGABRT from a thread that Python does not know, as torch's watchdog does."""
+    library = ctypes.CDLL(None)
+    library.pthread_create(ctypes.byref(ctypes.c_ulong()), None, ctypes.cast(library.abort, ctypes.c_void_p), None)
+    threading.Event().wait()
 
 
 @dataclass(slots=True)
@@ -276,7 +284,7 @@ class _Group:
             time.sleep(DUMP_S)
         self.gpu.abort()
         say(last)
-        os.abort()
+        abort()
 
     def _signal(self) -> None:
         try:
@@ -292,7 +300,7 @@ class _Group:
             idle = _Work(self, 0, "", 0, "", 0.0)
             if time.monotonic() - self.beat > HEARTBEAT_S and self.gpu.version not in {"2.1", "nccl2"}:
                 say(printed_at_stuck_watchdog(self._failure(idle), self.gpu.version))
-                os.abort()
+                abort()
             if seen or self.gpu.version in {"2.1", "nccl2"}:
                 continue
             try:

@@ -159,10 +159,7 @@ def _nccl2(failure: Failure) -> tuple[str, str]:
     elif failure.peer:
         what = f"nccl hit async error on rank {failure.rank}: {_REMOTE.format(peer=failure.peer)}"
     else:
-        what = (
-            f"timeout - timeout watchdog detected operation timeout on rank {failure.rank}: {failure.operation} ran "
-            f"for {failure.ran_ms} ms, timeout {failure.timeout_ms} ms"
-        )
+        what = "timeout - timeout watchdog detected operation timeout"
     return f"{at} {what}\n", f"{at} Aborting the process after: {what.splitlines()[0]}\n"
 
 

@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.retry import decide
-from tests.cascades.cases import CASES
+from tests.cascades.cases import CASES, NOT_KNOWN
 from tests.cascades.replay import RECORDED, is_decided_right, judge, load, right_decision, verdict_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FILES = sorted(RECORDED.glob("*.zip"))
-NOT_KNOWN = {
-    # all processes aborted, without a flight recorder and without counters in the words of the nccl2 backend
-    "nccl-mismatch-operation-versionnccl2-rank2-of4",
-    "nccl-mismatch-size-versionnccl2-rank0-of4",
-    "nccl-skip-versionnccl2-rank11-of16",
-}
-"""Cascades that left too little; the verdict says so."""
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -9,9 +9,18 @@ import pytest
 
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.evidence.progress import merged, progress_by_group, progress_in_text
-from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, Scope, SentSignal, Writer
+from firstfault.model import (
+    CausedBy,
+    Collective,
+    CollectiveProgress,
+    ExceptionInfo,
+    Scope,
+    SentSignal,
+    StackDump,
+    Writer,
+)
 from firstfault.strategies.evidence import evidence
-from firstfault.testing import make_error, make_job
+from firstfault.testing import make_error, make_job, make_presence
 
 AT_ONCE_S = 0.5
 WORK = (
@@ -205,3 +214,42 @@ def test_several_ranks_that_diverged_together(counts: tuple[int, ...]) -> None:
         "each did not time out when 6 others waited in a collective"
     )
     assert {rank for rank, _ in verdict.victims.by_rank} == {0, 2, 3, 5, 6, 7}
+
+
+@pytest.mark.parametrize(
+    ("dump", "printed", "confidence"),
+    [
+        (
+            'Fatal Python error: Aborted\n\nThread 0x00007f12 (most recent call first):\n  File "a.py", line 1 in f',
+            "",
+            "low",
+        ),
+        (
+            'Fatal Python error: Aborted\n\nCurrent thread 0x00007f12 (most recent call first):\n  File "a.py"',
+            "",
+            "high",
+        ),
+        ("Fatal Python error: Aborted\n\nThread 0x00007f12", "free(): invalid pointer\n", "high"),
+    ],
+)
+def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> None:
+    """A thread that Python does not know may be a watchdog, whose words went elsewhere: the verdict is not sure."""
+    aborted = make_error(
+        2,
+        exception=None,
+        signal="SIGABRT",
+        exit_code=-6,
+        writer=Writer.AGENT,
+        log_tail=printed,
+        stack_dumps=(StackDump(7, 2, dump),),
+    )
+    stopped = make_error(
+        0,
+        exception=None,
+        signal="SIGTERM",
+        writer=Writer.AGENT,
+        sent_signals=(SentSignal("SIGTERM", "rank 2 failed"),),
+        caused_by=CausedBy(2, "worker-0", ""),
+    )
+    verdict = evidence(make_job(aborted, stopped, roster=(make_presence(nodes=1, ranks=(0, 2)),)))
+    assert (verdict.ranks, verdict.confidence) == ((2,), confidence)

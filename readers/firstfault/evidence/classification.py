@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.death_text import has_traceback, text_of_death
+from firstfault.evidence.death_text import has_native_text, has_traceback, text_of_death
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
 from firstfault.model import Subject, Writer
@@ -45,6 +45,8 @@ _ENDS = CRASHES | {"SIGKILL"}
 """Signals that a handler cannot, or hardly ever does, turn into something else."""
 _VARYING = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?P<rank>rank) \d+|\d{4,}", re.IGNORECASE)
 """Addresses, ranks and long numbers; not the short ones, which are exit codes, signals and error numbers."""
+_IN_PYTHON = "Current thread 0x"
+"""In faulthandler's stacks if a thread of Python's met the fatal signal."""
 _LONG = 4096
 """Characters of a text that is classified in less time than its numbers are replaced."""
 
@@ -241,11 +243,20 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(
             failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=waited, signature=log.signature
         )
+    if signal == "SIGABRT" and _left_no_reason(failure):
+        why = "aborted and left no reason: a failed check of its own, or a watchdog that waited for another rank"
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if signal:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
     if failure.exit_code == 1:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
+
+
+def _left_no_reason(failure: WorkerError) -> bool:
+    """Whether an abort came from a thread that Python does not know, and nothing says why."""
+    in_python = any(_IN_PYTHON in dump.text for dump in failure.stack_dumps)
+    return bool(failure.stack_dumps) and not in_python and not has_native_text(failure.log_tail)
 
 
 def _of_crash_while_stopped(failure: WorkerError) -> ClassifiedFailure:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["has_traceback", "text_of_death"]
+__all__ = ["has_native_text", "has_traceback", "text_of_death"]
 
 _NATIVE = re.compile(
     r"""
@@ -62,6 +62,11 @@ def has_traceback(stderr: str) -> bool:
     return any(map(_TRACEBACK.match, stderr.splitlines()))
 
 
+def has_native_text(stderr: str) -> bool:
+    """Whether native code printed anything: its reason for an abort, most often."""
+    return bool(_native(stderr.splitlines()))
+
+
 def _native(lines: list[str]) -> list[str]:
     """Return the lines that native code printed, with the indented lines after each."""
     kept: list[str] = []
@@ -69,8 +74,8 @@ def _native(lines: list[str]) -> list[str]:
     for line in lines:
         if _NATIVE.search(line):
             continues = True
-        elif not (continues and line[0].isspace()):
+        elif not (continues and line[:1].isspace()):
             continues = False
-        if continues:
+        if continues and line.strip():
             kept.append(line)
     return kept

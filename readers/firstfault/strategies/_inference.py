@@ -140,7 +140,9 @@ def _by_elimination(job: JobErrors, found: Sequence[ClassifiedFailure], diagnosi
         Reason("no other rank shows a fault of its own", first_few(others)),
         *about_clocks(job, diagnosis.clocks),
     ]
+    # ranks that fail alike in a way that may be a consequence may all be victims of one that left nothing
     is_sure = job.coverage.complete and not first.waited and first.failure_class is FailureClass.UNCLEAR
+    is_sure = is_sure and len(found) == 1
     same = [item.failure for item in found] if len(found) > 1 else ()
     verdict = verdict_for(
         job, first.failure, strategy=NAME, why=why, confidence="medium" if is_sure else "low", same=same

@@ -292,6 +292,8 @@ def _confidence(
     others: Sequence[ClassifiedFailure],
     unclear: Sequence[ClassifiedFailure],
 ) -> str:
+    if first.failure_class is FailureClass.UNCLEAR and first.failure.signal:
+        return "low"
     if rivals:
         return "low" if any(rival.failure_class is first.failure_class for rival in rivals) else "medium"
     if not job.coverage.complete or others or unclear or first.in_flight or first.failure_class is FailureClass.UNCLEAR:
