@@ -174,6 +174,9 @@ def transformers(kind: str, rank: int) -> None:
     """Train with transformers' Trainer."""
     import transformers as hub  # noqa: PLC0415 - not installed everywhere
 
+    # on the CPU its `ddp_timeout` has no effect
+    dist.init_process_group("gloo", timeout=timeout_of(kind))
+
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -197,7 +200,6 @@ def transformers(kind: str, rank: int) -> None:
         dataloader_num_workers=1 if kind.startswith("loader") else 0,
         use_cpu=True,
         ddp_backend="gloo",
-        ddp_timeout=int(timeout_of(kind).total_seconds()),
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,

@@ -115,9 +115,17 @@ class LocalWorkers:
         return [death for death in self._watch.ended() if death.exit_code != 0 or death.local_rank in counted]
 
     def document_deaths(self) -> None:
-        """Document each death of this round once, in the background."""
-        for death in self.deaths():
+        """Document each death of this round once, in the background.
+
+        A worker that torch takes for a success may hold a document: it called ``sys.exit(0)`` in the middle.
+        """
+        deaths = self.deaths()
+        for death in deaths:
             self._reporter.document(death, self.stopped)
+        ended = self._watch.ended() if self._watch is not None else []
+        for death in ended:
+            if death.local_rank not in {item.local_rank for item in deaths}:
+                self._reporter.document(death, self.stopped, only_held=True)
 
     # --- stopping -----------------------------------------------------------------------------------------------
 

@@ -135,10 +135,17 @@ class Reporter:
         self.report.receipts.append(receipt)
         return receipt
 
-    def document(self, death: Death, stop: Stop | None) -> None:
-        """Document one death in the background; a second call for the same worker does nothing."""
+    def document(self, death: Death, stop: Stop | None, *, only_held: bool = False) -> None:
+        """Document one death in the background; a second call for the same worker does nothing.
+
+        Args:
+            death: what the agent saw.
+            stop: why it stopped its workers; None if it did not.
+            only_held: upload what the worker wrote itself, and write nothing.
+        """
         if death.local_rank not in self._documented:
-            self._documented[death.local_rank] = self._submit(partial(self._document, death, stop))
+            work = partial(self._own_documents, death) if only_held else partial(self._document, death, stop)
+            self._documented[death.local_rank] = self._submit(work)
 
     def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
         """Announce that this node has failed and written all its documents, after it has.
@@ -155,8 +162,10 @@ class Reporter:
     def _document(self, death: Death, stop: Stop | None) -> None:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
         own = self._own_documents(death)
-        if any(not failure.in_flight and not _is_bare_exit(failure) for failure in own):
+        ended = [failure for failure in own if not failure.in_flight]
+        if ended and not (death.exit_code and all(map(_is_bare_exit, ended))):
             return
+        stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = stop is None or not stop.ended(death)
         killed = death.signal == "SIGKILL" and by_itself
         self.write(

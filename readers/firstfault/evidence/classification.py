@@ -152,8 +152,10 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.signature == _SPREAD and found.pointer is not None and found.pointer.rank == failure.rank:
         why = "failed in a checkpoint, and all ranks raise its error"
+        said = _classified(exception.message.partition("\n")[2], "", ())  # the rank's own traceback
+        category = _precise(said) if said.role is Role.PRIMARY else ""
         return ClassifiedFailure(
-            failure, FailureClass.OWN_FAULT, why, found.category, specific=True, in_flight=in_flight
+            failure, FailureClass.OWN_FAULT, why, category or found.category, specific=True, in_flight=in_flight
         )
     if found.role is Role.PRIMARY:
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"

@@ -23,6 +23,14 @@ __all__ = ["all_in_one_collective", "hung", "left_behind"]
 
 _SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
 """Operations whose ranks all pass the same sizes."""
+_COMPARED = (
+    ("operation", "called", 0),
+    ("dtypes", "used", 0),
+    ("dtypes", "used", 1),
+    ("sizes", "passed", 0),
+    ("sizes", "passed", 1),
+)
+"""Fields of a collective, how a sentence speaks of them, and whether inputs (0) or outputs (1) are compared."""
 _MANY = 3
 """More ranks than this are not one fault."""
 _SEVERAL = 2
@@ -176,18 +184,28 @@ def _first_odd_ones(members: dict[int, CollectiveProgress]) -> list[tuple[int, i
 
 def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]]:
     """Return the ranks that called one collective with another operation, type or size than most."""
-    for field, verb in (("operation", "called"), ("dtypes", "used"), ("sizes", "passed")):
-        values = {rank: getattr(call, field) for rank, call in calls.items() if getattr(call, field)}
+    is_same_everywhere = any(_SAME_EVERYWHERE.search(call.operation) for call in calls.values())
+    for field, verb, side in _COMPARED:
+        if field == "sizes" and not is_same_everywhere:
+            break  # the ranks may pass different sizes
+        values = {rank: _side(getattr(call, field), side) for rank, call in calls.items()}
+        # the root of a gather has outputs and the others none
+        values = {rank: value for rank, value in values.items() if value}
         if len(set(values.values())) > 1:
             usual, number = Counter(values.values()).most_common(1)[0]
+            shown = next(_plain(getattr(calls[rank], field)) for rank, value in values.items() if value == usual)
             return [
-                (rank, f"it {verb} {_plain(value)}, the others {_plain(usual)}")
+                (rank, f"it {verb} {_plain(getattr(calls[rank], field))}, the others {shown}")
                 for rank, value in sorted(values.items())
                 if value != usual and number * 2 > len(values)
             ]
-        if field == "dtypes" and not any(_SAME_EVERYWHERE.search(call.operation) for call in calls.values()):
-            break  # the ranks may pass different sizes
     return []
+
+
+def _side(value: str, side: int) -> str:
+    """Return a value's inputs (0) or outputs (1): "Float -> Half"; an operation has only one."""
+    parts = value.split(" -> ")
+    return parts[side] if side < len(parts) else ""
 
 
 def _not_started(recorded: Progress) -> list[tuple[int, str]]:

@@ -72,7 +72,7 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     lost = lost_documents(job, classified, accusations) if not inferred else []
     if len(inferred) == 1 or (not inferred and not exits and len(lost) == 1):
         root = (inferred or lost)[0]
-        raised = _still_raising(root, classified) if root in hanging else None
+        raised = _raised_by(root, classified) if root in hanging else None
         return _raised_verdict(job, root, raised, diagnosis) if raised else _inferred_verdict(job, root, classified)
     if _have_one_reason(inferred):
         return _verdict_on_all(job, inferred, classified)
@@ -88,16 +88,23 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     return _undetermined(job, diagnosis, suspects)
 
 
-def _still_raising(hanging: InferredRoot, classified: Sequence[ClassifiedFailure]) -> ClassifiedFailure | None:
-    """Return the exception of its own that a hanging rank was handling when it was stopped; None if there is none."""
-    own = (judged for judged in classified if judged.failure_class is FailureClass.OWN_FAULT and judged.in_flight)
-    return next((judged for judged in own if judged.failure.rank == hanging.rank), None)
+def _raised_by(hanging: InferredRoot, classified: Sequence[ClassifiedFailure]) -> ClassifiedFailure | None:
+    """Return the exception of its own that a rank left for which the others waited; None if there is none.
+
+    It is recorded when it leaves the task function, or when the agent stops the rank: after the others' timeout, if the
+    rank cleaned up for longer than that.
+    """
+    own = (judged for judged in classified if judged.failure_class is FailureClass.OWN_FAULT)
+    return next(
+        (item for item in own if item.failure.rank == hanging.rank and item.failure.exception is not None), None
+    )
 
 
 def _raised_verdict(job: JobErrors, hanging: InferredRoot, raised: ClassifiedFailure, diagnosis: Diagnosis) -> Verdict:
     """Return the verdict that an exception is the root cause, while whose clean-up the others timed out."""
+    when = "was still handling it when it was stopped" if raised.in_flight else "the others timed out waiting for it"
     why = [
-        Reason(f"{who(raised.failure)} {raised.why}, and was still handling it when it was stopped", (raised.failure,)),
+        Reason(f"{who(raised.failure)} {raised.why}, and {when}", (raised.failure,)),
         Reason(f"{_name(hanging)}: {hanging.why}", (raised.failure,)),
         *about_clocks(job, diagnosis.clocks),
     ]

@@ -65,7 +65,8 @@ def evidence(job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
     if _timed_out_before_all(diagnosis, roots):
         # what it waited for happened before any rank failed by itself
         verdict = infer_root(job, diagnosis)
-        suspects = [Suspect(f"{who(root.failure)} {root.why}, later", root.failure.rank, root.node) for root in roots]
+        later = [root for root in roots if root.failure is not verdict.root]
+        suspects = [Suspect(f"{who(root.failure)} {root.why}, later", root.failure.rank, root.node) for root in later]
         return replace(verdict, suspects=(*verdict.suspects, *suspects)[:MAX_SUSPECTS])
     return _verdict_on(job, roots, diagnosis)
 
