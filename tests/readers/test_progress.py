@@ -253,3 +253,24 @@ def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> 
     )
     verdict = evidence(make_job(aborted, stopped, roster=(make_presence(nodes=1, ranks=(0, 2)),)))
     assert (verdict.ranks, verdict.confidence) == ((2,), confidence)
+
+
+def test_ranks_that_ran_ahead_by_different_distances() -> None:
+    """Under NCCL a call only enqueues: who has called the stuck collective waits, however few it called since."""
+    counts = {0: 14, 1: 12, 2: 12, 3: 8, 4: 11}
+    failures = [
+        make_error(
+            rank,
+            exception=None,
+            signal="SIGABRT",
+            exit_code=-6,
+            writer=Writer.AGENT,
+            log_tail=TORCH_2_4 if rank == 0 else "",
+            sent_signals=() if rank == 0 else (SentSignal("SIGTERM", "rank 0 failed"),),
+            collectives=(CollectiveProgress("default_pg", "nccl:all_reduce", count, 8),),
+        )
+        for rank, count in counts.items()
+    ]
+    verdict = evidence(make_job(*failures))
+    assert verdict.ranks == (3,)
+    assert verdict.headline.endswith("it called 8 collectives of group default_pg, the others 14")

@@ -128,7 +128,7 @@ def _behind(groups: Progress) -> list[tuple[int, str]]:
     for group, members in groups.items():
         counts = {rank: progress.enqueued for rank, progress in members.items()}
         usual[group] = _reached(members)
-        behind = {rank: count for rank, count in counts.items() if count < usual[group]}
+        behind = {rank: count for rank, count in counts.items() if count < min(usual[group], _stuck(members))}
         if behind and len(behind) * 2 <= len(counts):
             late[group] = behind
     return [
@@ -147,6 +147,14 @@ def _reached(members: dict[int, CollectiveProgress]) -> int:
     counts = Counter(progress.enqueued for progress in members.values())
     most, number = counts.most_common(1)[0]
     return most if number * 2 > len(members) else max(counts)
+
+
+def _stuck(members: dict[int, CollectiveProgress]) -> int:
+    """Return the number of the first collective of a group that has ended on no rank.
+
+    Ranks that have called it wait for those that have not, however far each of them has run ahead since.
+    """
+    return max(progress.completed if progress.completed else progress.enqueued for progress in members.values()) + 1
 
 
 def _has_outstanding(progress: CollectiveProgress | None) -> bool:
