@@ -87,15 +87,15 @@ def test_a_fault(framework: str, fault: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not _IS_FULL, reason="make frameworks runs it")
 @pytest.mark.parametrize("framework", list(EXPECTED) if _IS_FULL else ["plain"])
 def test_no_fault(framework: str, tmp_path: Path) -> None:
-    """A training without a fault returns, and prints, what it does under stock kfpytorch."""
+    """A training without a fault returns what it does under stock kfpytorch, and prints nothing more."""
     inputs = {"framework": framework, "fault": "none", "rank": RANK}
     ours, stock = (run(module, tmp_path / module, inputs) for module in ("training", "stock"))
     assert ours.exit_codes == stock.exit_codes == [0, 0], ours.logs
     assert ours.outputs == stock.outputs == {"o0": 0}
-    assert _said(ours.logs) == _said(stock.logs)
+    # torch's agents may also complain that the first one to leave took the store with it; ours wait for each other
+    assert _said(ours.logs) <= _said(stock.logs)
 
 
-def _said(logs: str) -> list[str]:
-    """Return what a run printed, in any order and without times, addresses, process ids and the launcher's names."""
-    lines = {re.sub(r"0x[0-9a-f]+|\d+", "N", line).strip() for line in logs.splitlines()}
-    return sorted(line for line in lines if line)
+def _said(logs: str) -> set[str]:
+    """Return what a run printed, in any order and without times, addresses and process ids."""
+    return {re.sub(r"0x[0-9a-f]+|\d+", "N", line).strip() for line in logs.splitlines()}
