@@ -18,6 +18,7 @@ hold a lock, and time (seconds stand for minutes). Its watchdog is a Python thre
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import functools
 import json
@@ -165,9 +166,11 @@ class Gpu:
         self._stream.put(item)
 
     def check(self) -> None:
-        """Raise what a CUDA call raises after an error."""
+        """Raise what a CUDA call raises after an error, from native code as CUDA calls do."""
         if self.error:
-            raise torch.AcceleratorError(cuda_error(self.error)) from None
+            future = asyncio.new_event_loop().create_future()
+            future.set_exception(torch.AcceleratorError(cuda_error(self.error)))
+            future.result()
 
     def abort(self) -> None:
         """End the communicators."""

@@ -86,7 +86,7 @@ def right_decision(truth: dict[str, Any]) -> tuple[bool, Origin | None]:
     """Return whether the fault is to be retried, and on which budget."""
     if truth["fault"].startswith("recoverable"):
         return True, Origin.USER
-    if truth["scope"] in {"node", "external"}:
+    if truth["scope"] in {"node", "external"} or truth["fault"] == f"{NCCL}ecc":
         return True, Origin.SYSTEM
     return False, None
 

@@ -7,20 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.evidence.progress import merged, progress_by_group, progress_in_text
 from firstfault.model import (
-    CausedBy,
     Collective,
     CollectiveProgress,
     ExceptionInfo,
     Scope,
     SentSignal,
-    StackDump,
     Writer,
 )
 from firstfault.strategies.evidence import evidence
-from firstfault.testing import make_error, make_job, make_presence
+from firstfault.testing import make_error, make_job
 
 AT_ONCE_S = 0.5
 WORK = (
@@ -111,46 +108,6 @@ def test_a_recorder_and_a_log_together() -> None:
     assert "it called 30 collectives of group default_pg, the others 34" in verdict.headline
 
 
-@pytest.mark.parametrize(
-    ("printed", "failure_class"),
-    [
-        (TORCH_2_4, FailureClass.UNCLEAR),
-        ("[rank2]:[E314 a.cpp:7] CUDA error: device-side assert triggered\n", FailureClass.OWN_FAULT),
-        ("[rank2]:[E314 a.cpp:7] ncclRemoteError: Connection closed by remote peer\n", FailureClass.CONSEQUENCE),
-        ("", FailureClass.UNCLEAR),
-    ],
-)
-def test_an_abort_while_the_agent_stops_the_worker(printed: str, failure_class: FailureClass) -> None:
-    """It is judged by its last words, as an abort at any other time."""
-    aborted = make_error(
-        2,
-        exception=None,
-        signal="SIGABRT",
-        exit_code=-6,
-        writer=Writer.AGENT,
-        log_tail=printed,
-        sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),),
-    )
-    (judged,) = classify_failures(make_job(aborted))
-    assert (judged.failure_class, judged.waited) == (failure_class, printed == TORCH_2_4)
-
-
-@pytest.mark.parametrize(
-    ("printed", "failure_class"),
-    [
-        ("Traceback (most recent call last):\nRuntimeError: Connection closed by peer [10.0.0.1]:41", "consequence"),
-        ("Traceback (most recent call last):\nKeyError: 'labels'", "own"),
-        ("RuntimeError: Connection closed by peer [10.0.0.1]:41", "own"),
-    ],
-)
-def test_an_exit_after_a_printed_traceback(printed: str, failure_class: str) -> None:
-    """A program that prints its exception and exits later is a victim if the exception names a peer."""
-    left = make_error(1, exception="SystemExit", message="1", exit_code=1, log_tail=printed)
-    (judged,) = classify_failures(make_job(left))
-    wanted = {"consequence": FailureClass.CONSEQUENCE, "own": FailureClass.OWN_EXIT}
-    assert judged.failure_class is wanted[failure_class]
-
-
 @pytest.mark.parametrize("outstanding", [True, False])
 def test_ranks_that_go_on_after_an_abort(outstanding: bool) -> None:
     """Three ranks fail alike with a collective outstanding that the fourth has not called: it is the suspect."""
@@ -214,45 +171,6 @@ def test_several_ranks_that_diverged_together(counts: tuple[int, ...]) -> None:
         "each did not time out when 6 others waited in a collective"
     )
     assert {rank for rank, _ in verdict.victims.by_rank} == {0, 2, 3, 5, 6, 7}
-
-
-@pytest.mark.parametrize(
-    ("dump", "printed", "confidence"),
-    [
-        (
-            'Fatal Python error: Aborted\n\nThread 0x00007f12 (most recent call first):\n  File "a.py", line 1 in f',
-            "",
-            "low",
-        ),
-        (
-            'Fatal Python error: Aborted\n\nCurrent thread 0x00007f12 (most recent call first):\n  File "a.py"',
-            "",
-            "high",
-        ),
-        ("Fatal Python error: Aborted\n\nThread 0x00007f12", "free(): invalid pointer\n", "high"),
-    ],
-)
-def test_an_abort_without_a_reason(dump: str, printed: str, confidence: str) -> None:
-    """A thread that Python does not know may be a watchdog, whose words went elsewhere: the verdict is not sure."""
-    aborted = make_error(
-        2,
-        exception=None,
-        signal="SIGABRT",
-        exit_code=-6,
-        writer=Writer.AGENT,
-        log_tail=printed,
-        stack_dumps=(StackDump(7, 2, dump),),
-    )
-    stopped = make_error(
-        0,
-        exception=None,
-        signal="SIGTERM",
-        writer=Writer.AGENT,
-        sent_signals=(SentSignal("SIGTERM", "rank 2 failed"),),
-        caused_by=CausedBy(2, "worker-0", ""),
-    )
-    verdict = evidence(make_job(aborted, stopped, roster=(make_presence(nodes=1, ranks=(0, 2)),)))
-    assert (verdict.ranks, verdict.confidence) == ((2,), confidence)
 
 
 def test_ranks_that_ran_ahead_by_different_distances() -> None:

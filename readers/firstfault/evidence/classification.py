@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.death_text import has_native_text, has_traceback, text_of_death
+from firstfault.evidence.death_text import has_native_text, has_traceback, last_exception, text_of_death
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
-from firstfault.model import Subject, Writer
+from firstfault.model import ExceptionInfo, Subject, Writer
 from firstfault.model.signal_meanings import CRASHES, STOPS, ended_by, signal_of_exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from firstfault.evidence.text_classification import Pointer
-    from firstfault.model import ExceptionInfo, JobErrors, WorkerError
+    from firstfault.model import JobErrors, WorkerError
 
 __all__ = ["DUMP_SIGNAL", "STUCK", "TIMED_OUT", "ClassifiedFailure", "FailureClass", "classify_failures"]
 
@@ -110,7 +110,8 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return _of_agent(failure)
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
-        if failure.signal in _ENDS | {"SIGABRT"} and failure.signal != sent.signal:
+        # SIGKILL comes from the agent too, if the process does not end
+        if failure.signal in CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
             return _of_crash_while_stopped(failure)
         log = _classified(failure.log_tail, "", ()) if failure.log_tail else None
         signature = log.signature if log is not None and log.signature in _OF_WATCHDOGS else ""
@@ -250,6 +251,15 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if signal:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
+    return _of_exit_code(failure)
+
+
+def _of_exit_code(failure: WorkerError) -> ClassifiedFailure:
+    """Classify an exit of whose text no signature tells the reason."""
+    raised, message = last_exception(failure.log_tail)
+    if raised and _link(ExceptionInfo(raised, message)).role is Role.PRIMARY:
+        why = f"exited with code {failure.exit_code} after an exception of its own ({raised})"
+        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why)
     if failure.exit_code == 1:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["has_native_text", "has_traceback", "text_of_death"]
+__all__ = ["has_native_text", "has_traceback", "last_exception", "text_of_death"]
 
 _NATIVE = re.compile(
     r"""
@@ -30,6 +30,11 @@ _DUMP = re.compile(
 )
 """Lines of faulthandler."""
 _TRACEBACK = re.compile(r"^(?:.{0,80}?\s)?(?:\[rank\d+\]:\s?)*Traceback \(most recent call last\):")
+_RAISED = re.compile(r"(?:\[rank\d+\]:\s?)*(?P<type>[A-Za-z_][\w.]*)(?::\s(?P<message>.*))?$")
+"""The line of a traceback that names the exception: it is not indented."""
+_RAISED_FROM = re.compile(r"The above exception was the direct cause|During handling of the above exception")
+_LINKED_WITHIN = 2
+"""Lines before a traceback in which Python says what it follows from."""
 _LAST_LINES = 5
 """Of an exit without a traceback."""
 _LAST_WORDS = 2
@@ -51,15 +56,28 @@ def text_of_death(stderr: str, signal: str) -> str:
         # an abort may follow a text of any form; a crash follows what it likes
         last = [line for line in lines[-_LAST_WORDS:] if line not in native] if signal == "SIGABRT" else []
         return "\n".join((*native, *last))
-    # an exit: the last traceback, and what was printed after it
+    # an exit: the last traceback with those that it was raised from, and what was printed after it
     begins = [at for at, line in enumerate(lines) if _TRACEBACK.match(line)]
-    first = begins[-1] if begins else max(len(lines) - _LAST_LINES, 0)
+    first = begins.pop() if begins else max(len(lines) - _LAST_LINES, 0)
+    while begins and any(_RAISED_FROM.search(line) for line in lines[max(first - _LINKED_WITHIN, 0) : first]):
+        first = begins.pop()
     return "\n".join(lines[first:])
 
 
 def has_traceback(stderr: str) -> bool:
     """Whether a process printed a traceback."""
     return any(map(_TRACEBACK.match, stderr.splitlines()))
+
+
+def last_exception(stderr: str) -> tuple[str, str]:
+    """Return type and message of the last exception whose traceback a process printed; empty if there is none."""
+    lines = stderr.splitlines()
+    begins = [at for at, line in enumerate(lines) if _TRACEBACK.match(line)]
+    for line in lines[begins[-1] + 1 :] if begins else []:
+        found = _RAISED.match(line)
+        if found:
+            return found["type"], found["message"] or ""
+    return "", ""
 
 
 def has_native_text(stderr: str) -> bool:

@@ -154,7 +154,7 @@ def _stuck(members: dict[int, CollectiveProgress]) -> int:
 
     Ranks that have called it wait for those that have not, however far each of them has run ahead since.
     """
-    return max(progress.completed if progress.completed else progress.enqueued for progress in members.values()) + 1
+    return max(progress.completed or progress.enqueued for progress in members.values()) + 1
 
 
 def _has_outstanding(progress: CollectiveProgress | None) -> bool:

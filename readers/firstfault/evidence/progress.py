@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
 
-__all__ = ["Progress", "merged", "progress_by_group", "progress_in_text"]
+__all__ = ["Progress", "merged", "progress_by_group", "progress_in_text", "waited_ns"]
 
 _COUNTS = Pattern(
     r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
@@ -27,6 +27,7 @@ _WORK = Pattern(
     r"(?:,\s+NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
 )
 """The collective that has timed out."""
+_RAN = Pattern(r"ran for (?P<ms>\d{1,12}) milliseconds before timing out")
 _DEFAULT_GROUP = "default_pg"
 _UNNAMED = ""
 """The group of a text that names none."""
@@ -51,6 +52,12 @@ def progress_in_text(text: str) -> tuple[CollectiveProgress, ...]:
         known = counted.get(name, CollectiveProgress(name, "", number, number - 1))
         counted[name] = replace(known, last=(work,))
     return tuple(counted.values())
+
+
+def waited_ns(failure: WorkerError) -> int:
+    """Return how long a rank had waited in a collective when its watchdog gave up, nanoseconds; 0: not known."""
+    found = _RAN.search(failure.log_tail or failure.message)
+    return int(found["ms"]) * 1_000_000 if found is not None else 0
 
 
 def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.diagnosis import diagnose
+from firstfault.evidence.progress import waited_ns
 from firstfault.model import Reason, Subject, Suspect, Verdict
 from firstfault.strategies._inference import infer_root
 from firstfault.strategies._reasons import MAX_SUSPECTS, NAME, about_clocks, count_of, failures_of, with_category
@@ -27,6 +28,8 @@ _MS = 1_000_000
 _ROOTS = {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT, FailureClass.LOST, FailureClass.EXTERNAL}
 _LONG_AFTER_NS = 10_000 * _MS
 """An accusation that is this much older than a fault is not about that fault."""
+_LONG_WAIT_NS = 60_000 * _MS
+"""Shorter than any timeout of NCCL's in use, longer than clocks are wrong."""
 _MAX_OF_INTEREST = 16
 """Ranks whose documents are opened for each reason in a large cascade."""
 _MAX_NODES = 5
@@ -68,7 +71,27 @@ def evidence(job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
         later = [root for root in roots if root.failure is not verdict.root]
         suspects = [Suspect(f"{who(root.failure)} {root.why}, later", root.failure.rank, root.node) for root in later]
         return replace(verdict, suspects=(*verdict.suspects, *suspects)[:MAX_SUSPECTS])
+    if _failed_while_most_waited(diagnosis, roots):
+        verdict = infer_root(job, diagnosis)
+        if verdict.ranks and not any(root.failure.rank in verdict.ranks for root in roots):
+            later = [Suspect(f"{who(root.failure)} {root.why}", root.failure.rank, root.node) for root in roots]
+            return replace(verdict, suspects=(*verdict.suspects, *later)[:MAX_SUSPECTS])
     return _verdict_on(job, roots, diagnosis)
+
+
+def _failed_while_most_waited(diagnosis: Diagnosis, roots: Sequence[ClassifiedFailure]) -> bool:
+    """Whether most ranks had waited in a collective for long before any of `roots` was recorded.
+
+    A watchdog says how long its rank had waited. A fault that came at the end of that time is no reason for it: ranks
+    that an abort has unblocked may raise anything.
+    """
+    workers = sum(judged.failure.subject is Subject.WORKER for judged in diagnosis.classified)
+    waits = [(judged.failure, waited_ns(judged.failure)) for judged in diagnosis.classified if judged.waited]
+    long = [(failure, waited) for failure, waited in waits if waited >= _LONG_WAIT_NS and failure.timestamp_ns]
+    if len(long) * 2 < workers or any(root.failure.timestamp_ns is None for root in roots):
+        return False
+    began = max((failure.timestamp_ns or 0) - waited for failure, waited in long)
+    return all((root.failure.timestamp_ns or 0) - began > min(waited for _, waited in long) // 2 for root in roots)
 
 
 def _roots(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
