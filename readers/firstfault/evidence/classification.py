@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from firstfault.evidence.text_classification import Pointer
     from firstfault.model import JobErrors, WorkerError
 
-__all__ = ["DUMP_SIGNAL", "STUCK", "TIMED_OUT", "ClassifiedFailure", "FailureClass", "classify_failures"]
+__all__ = [
+    "DUMP_SIGNAL",
+    "STUCK",
+    "TIMED_OUT",
+    "ClassifiedFailure",
+    "FailureClass",
+    "classify_failures",
+    "left_no_reason",
+]
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
@@ -246,7 +254,7 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(
             failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=waited, signature=log.signature
         )
-    if signal == "SIGABRT" and _left_no_reason(failure):
+    if signal == "SIGABRT" and failure.stack_dumps and left_no_reason(failure):
         why = "aborted and left no reason: a failed check of its own, or a watchdog that waited for another rank"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if signal:
@@ -265,10 +273,10 @@ def _of_exit_code(failure: WorkerError) -> ClassifiedFailure:
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
 
 
-def _left_no_reason(failure: WorkerError) -> bool:
-    """Whether an abort came from a thread that Python does not know, and nothing says why."""
+def left_no_reason(failure: WorkerError) -> bool:
+    """Whether nothing says why a process aborted: no text of native code, no stack of a thread that Python knows."""
     in_python = any(_IN_PYTHON in dump.text for dump in failure.stack_dumps)
-    return bool(failure.stack_dumps) and not in_python and not has_native_text(failure.log_tail)
+    return failure.signal == "SIGABRT" and not in_python and not has_native_text(failure.log_tail)
 
 
 def _of_crash_while_stopped(failure: WorkerError) -> ClassifiedFailure:

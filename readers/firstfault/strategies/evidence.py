@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import ClassifiedFailure, FailureClass
+from firstfault.evidence.classification import ClassifiedFailure, FailureClass, left_no_reason
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.evidence.progress import waited_ns
 from firstfault.model import Reason, Subject, Suspect, Verdict
@@ -72,10 +72,10 @@ def evidence(job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
         suspects = [Suspect(f"{who(root.failure)} {root.why}, later", root.failure.rank, root.node) for root in later]
         return replace(verdict, suspects=(*verdict.suspects, *suspects)[:MAX_SUSPECTS])
     if _failed_while_most_waited(diagnosis, roots):
-        verdict = infer_root(job, diagnosis)
-        if verdict.ranks and not any(root.failure.rank in verdict.ranks for root in roots):
-            later = [Suspect(f"{who(root.failure)} {root.why}", root.failure.rank, root.node) for root in roots]
-            return replace(verdict, suspects=(*verdict.suspects, *later)[:MAX_SUSPECTS])
+        inferred = infer_root(job, diagnosis)
+        if inferred.ranks and not any(root.failure.rank in inferred.ranks for root in roots):
+            doubted = [Suspect(f"{who(root.failure)} {root.why}", root.failure.rank, root.node) for root in roots]
+            return replace(inferred, suspects=(*inferred.suspects, *doubted)[:MAX_SUSPECTS])
     return _verdict_on(job, roots, diagnosis)
 
 
@@ -321,5 +321,7 @@ def _confidence(
     if rivals:
         return "low" if any(rival.failure_class is first.failure_class for rival in rivals) else "medium"
     if not job.coverage.complete or others or unclear or first.in_flight or first.failure_class is FailureClass.UNCLEAR:
+        return "medium"
+    if left_no_reason(first.failure):
         return "medium"
     return "high"
