@@ -126,7 +126,7 @@ def _job(recording: Recording, failures: Sequence[WorkerError], wait: Wait) -> J
     job = bounded(read, wait.seconds + _STORAGE_S, "reading the other nodes' documents")
     if job is not None:
         return job
-    note = "own node only, the storage did not answer in time"
+    note = "own node only, the other nodes' documents could not be read in time"
     return assemble(replace(own, notes=(note,)), expected_nodes=wait.expected_nodes, settled=False)
 
 
