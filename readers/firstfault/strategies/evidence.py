@@ -88,7 +88,7 @@ def _failed_while_most_waited(diagnosis: Diagnosis, roots: Sequence[ClassifiedFa
     workers = sum(judged.failure.subject is Subject.WORKER for judged in diagnosis.classified)
     waits = [(judged.failure, waited_ns(judged.failure)) for judged in diagnosis.classified if judged.waited]
     long = [(failure, waited) for failure, waited in waits if waited >= _LONG_WAIT_NS and failure.timestamp_ns]
-    if len(long) * 2 < workers or any(root.failure.timestamp_ns is None for root in roots):
+    if not long or len(long) * 2 < workers or any(root.failure.timestamp_ns is None for root in roots):
         return False
     began = max((failure.timestamp_ns or 0) - waited for failure, waited in long)
     return all((root.failure.timestamp_ns or 0) - began > min(waited for _, waited in long) // 2 for root in roots)
