@@ -72,7 +72,7 @@ class Training:
             self.gpu.unlock()
             self.gpu.check()
             if self.gpu.aborted:
-                out_of_memory("184.13 GiB", "61.02 GiB")  # sizes that nobody has sent
+                out_of_memory("184.13 GiB", "61.02 GiB")  # the sizes never arrived
             if step % 3 == 0:
                 self.save_checkpoint(hangs=now and self.fault == "hang-checkpoint")
         self.gpu.lock()

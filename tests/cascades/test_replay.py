@@ -18,7 +18,7 @@ FILES = sorted(RECORDED.glob("*.zip"))
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_a_recorded_cascade(file: Path) -> None:
-    """The verdict names the injector's truth, or nothing where nobody can know, and the decision is right."""
+    """The verdict names the injector's truth, and the decision is right; `NOT_KNOWN` cascades are undetermined."""
     cascade = load(file)
 
     verdict = verdict_of(cascade, "evidence")

@@ -118,7 +118,7 @@ def test_an_exception_of_any_name(name: str) -> None:
 def test_a_death_that_is_noticed_late(signal: str) -> None:
     """An end by a signal is recorded after its victims, and is still the root cause."""
     verdict = evidence(done(victim(0, 10), died(3, signal, -9, 2000), victim(2, 12), stopped(1)))
-    # an abort without a word may be a watchdog's
+    # torch's watchdog may have made an abort that left no text
     assert names(verdict) == ("rank", (3,), "medium" if signal == "SIGABRT" else "high")
     assert "which its agent did not send" in verdict.why[0]
 

@@ -164,31 +164,3 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
                 running.kill()
             running.wait()
             watch.stop()
-
-
-@pytest.mark.parametrize(
-    ("name", "file", "kept"),
-    [
-        ("_wrap", "/torch/distributed/elastic/multiprocessing/api.py", True),
-        ("_wrap", "/train/api.py", False),
-        ("train", "/torch/distributed/elastic/multiprocessing/api.py", False),
-    ],
-)
-def test_a_process_that_torch_only_keeps(name: str, file: str, kept: bool) -> None:
-    """It waits in torch's own wrapper of the function, for its siblings to end."""
-    script = (
-        "import multiprocessing, threading, time\n"
-        "from firstfault_torch.compat.torch_worker import is_only_kept\n"
-        "ended = multiprocessing.Event()\n"
-        "names = {}\n"
-        f"exec(compile('def {name}(): ended.wait()', {file!r}, 'exec'), globals(), names)\n"
-        "def look():\n"
-        "    time.sleep(0.2)\n"
-        "    print(is_only_kept())\n"
-        "    ended.set()\n"
-        "print(is_only_kept())\n"
-        "threading.Thread(target=look).start()\n"
-        f"names[{name!r}]()\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["False", str(kept)]

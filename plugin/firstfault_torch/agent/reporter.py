@@ -163,7 +163,7 @@ class Reporter:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
         own = self._own_documents(death)
         ended = [failure for failure in own if not failure.in_flight]
-        if ended and not (death.exit_code and all(map(_is_bare_exit, ended))):
+        if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = stop is None or not stop.ended(death)

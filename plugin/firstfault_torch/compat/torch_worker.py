@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,10 @@ from firstfault_torch.compat import warn_once
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["flight_recorders", "group_teardown", "is_only_kept", "leave_groups"]
+__all__ = ["flight_recorders", "group_teardown", "leave_groups"]
 
 _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """NCCL's flight recorder, in builds with NCCL since torch 2.5; that of all other backends, since 2.8."""
-
-
-_WAITING = "multiprocessing/synchronize.py"
-_CONTEXT = "elastic/multiprocessing/api.py"
 
 
 def flight_recorders() -> list[Callable[[], Any]]:
@@ -39,20 +34,6 @@ def leave_groups() -> None:
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is not None and c10d.is_initialized():
         c10d.destroy_process_group()
-
-
-def is_only_kept() -> bool:
-    """Whether this process's function has returned, its result is handed over, and torch keeps the process.
-
-    torch's multiprocessing context lets a worker end only after its siblings.
-    """
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - documented
-    waits = False
-    while frame is not None and frame.f_code.co_filename.endswith(_WAITING):
-        frame, waits = frame.f_back, True
-    return (
-        waits and frame is not None and (frame.f_code.co_name, _CONTEXT in frame.f_code.co_filename) == ("_wrap", True)
-    )
 
 
 def group_teardown() -> types.FunctionType | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault_torch.capture import bare, before_exit
-from firstfault_torch.compat.torch_worker import is_only_kept, leave_groups
+from firstfault_torch.compat.torch_worker import leave_groups
 from firstfault_torch.context import Moment, Recording, worker_place
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, mark_recoverable
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
@@ -204,24 +203,15 @@ class WorkerMonitor:
 
 
 def _leave_later() -> None:
-    """Leave the process groups if this process still lives after a while, then end it, so that no peer waits for it.
+    """Leave the process groups if this process still lives after a while, so that a peer's collective fails.
 
     torch takes ``sys.exit(0)`` for success and keeps the process until its siblings have ended. A peer that waits for
-    it in a collective would wait until that times out. A group that the program still holds keeps its connections, so
-    the process ends as Python ends one: after its threads, unless they are daemons.
+    it in a collective would wait until that times out. This process must not end by itself: torch's agent tells all
+    workers through one event that they may end, and waits for ever for a worker that died while it waited for that.
     """
     time.sleep(_LEAVING_S)
     with guarded("leaving the process groups"):
         leave_groups()
-    time.sleep(_LEAVING_S)
-    with guarded("ending after sys.exit(0)"):
-        if is_only_kept():
-            for thread in threading.enumerate():
-                if not thread.daemon and thread is not threading.main_thread():
-                    thread.join()
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-            os._exit(0)
 
 
 def _has_died(agent: int) -> bool:

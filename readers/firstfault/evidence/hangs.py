@@ -72,8 +72,8 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
 def left_behind(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
     """Return the ranks that had not called a collective which most others had outstanding when they failed alike.
 
-    When NCCL aborts a communicator after a timeout, the main threads go on with data that nobody has sent, and may fail
-    in any way before the watchdog ends their process.
+    When NCCL aborts a communicator after a timeout, the main threads continue with data that never arrived. They may
+    raise anything before the watchdog ends their process.
     """
     workers = [judged for judged in classified if judged.failure.subject is Subject.WORKER]
     misled = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -212,7 +213,7 @@ def _verdict_on_all(
     failures = [item.failure for item in inferred if item.failure is not None]
     ranks = tuple(failure.rank for failure in failures if failure.rank is not None)
     nodes = {item.node for item in inferred}
-    why = f"; {inferred[0].why}".replace("; it ", "; each ")[2:]
+    why = re.sub(r"\bit (?=[a-z])", "each ", inferred[0].why)
     sentence = f"{_HEADLINES[inferred[0].category][0]}, ranks {listed(ranks)}: {why}"
     return replace(
         verdict,
