@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
-from torch.distributed import HashStore, distributed_c10d
+from torch.distributed import distributed_c10d
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -26,7 +26,7 @@ from firstfault_torch.compat.torch_agent import (
     unfinished,
     worker_processes,
 )
-from firstfault_torch.compat.torch_worker import flight_recorders, group_teardown, leave_groups
+from firstfault_torch.compat.torch_worker import flight_recorders, group_teardown
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.introspection import collective_progress
 
@@ -107,14 +107,6 @@ def test_a_torch_without_flight_recorder(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delattr(f"torch._C._distributed_c10d.{name}", raising=False)
     assert flight_recorders() == []
     assert collective_progress() == ()
-
-
-def test_process_groups_are_left_if_there_are_any() -> None:
-    """Without a process group nothing happens; with one it is gone."""
-    leave_groups()
-    distributed_c10d.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    leave_groups()
-    assert not distributed_c10d.is_initialized()
 
 
 def test_a_teardown_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

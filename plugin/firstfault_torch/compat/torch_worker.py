@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ from firstfault_torch.compat import warn_once
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["flight_recorders", "group_teardown", "leave_groups"]
+__all__ = ["flight_recorders", "group_teardown"]
 
 _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """NCCL's flight recorder, in builds with NCCL since torch 2.5; that of all other backends, since 2.8."""
@@ -27,13 +26,6 @@ def flight_recorders() -> list[Callable[[], Any]]:
     except ImportError:
         return []
     return [getattr(c10d, name) for name in _RECORDERS if hasattr(c10d, name)]
-
-
-def leave_groups() -> None:
-    """Leave all process groups of this process, if it has loaded ``torch.distributed`` and has any."""
-    c10d = sys.modules.get("torch.distributed.distributed_c10d")
-    if c10d is not None and c10d.is_initialized():
-        c10d.destroy_process_group()
 
 
 def group_teardown() -> types.FunctionType | None:

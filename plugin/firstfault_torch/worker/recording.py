@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault_torch.capture import bare, before_exit
-from firstfault_torch.compat.torch_worker import leave_groups
 from firstfault_torch.context import Moment, Recording, worker_place
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, mark_recoverable
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
@@ -25,6 +24,7 @@ from firstfault_torch.node.stack_dumps import register_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node.worker_state import to_message
 from firstfault_torch.worker.exception_document import describe_and_record
+from firstfault_torch.worker.gloo_connections import shut_down_gloo_connections
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
 from firstfault_torch.worker.introspection import collective_progress, thread_failures, watch_threads
 
@@ -39,7 +39,7 @@ __all__ = ["WorkerMonitor", "recorded", "run_recorded"]
 _DEATH_S = 0.3
 """How long an exit waits to see whether its agent is dying, seconds."""
 _LEAVING_S = 3.0
-"""How long a worker that called ``sys.exit(0)`` stays in its process groups, seconds: the others may exit too."""
+"""How long a worker that called ``sys.exit(0)`` stays connected, seconds: the others may exit too."""
 
 
 def run_recorded(engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
@@ -203,7 +203,7 @@ class WorkerMonitor:
 
 
 def _leave_later() -> None:
-    """Leave the process groups if this process still lives after a while, so that a peer's collective fails.
+    """Shut down gloo's connections if this process still lives after a while, so that a peer's collective fails.
 
     torch takes ``sys.exit(0)`` for success and keeps the process until its siblings have ended. A peer that waits for
     it in a collective would wait until that times out. This process must not end by itself: torch's agent tells all
@@ -211,7 +211,7 @@ def _leave_later() -> None:
     """
     time.sleep(_LEAVING_S)
     with guarded("leaving the process groups"):
-        leave_groups()
+        shut_down_gloo_connections()
 
 
 def _has_died(agent: int) -> bool:
