@@ -1,7 +1,7 @@
 # Each target needs python3 only: it makes .venv if it is missing, or older than pyproject.toml or constraints.txt.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick timing matrix frameworks agent-faults cascades replay simulation bench golden pictures lint format types proto proto-check floors wheel clean
+.PHONY: help demo test quick timing matrix frameworks agent-faults cascades replay simulation scale bench golden pictures lint format types proto proto-check floors wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -41,6 +41,9 @@ agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow f
 
 cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those whose names start with it
 	@$(BIN)/python tests/cascades/record.py $(ARGS)
+
+scale: $(VENV) ## fail jobs of 16 and 128 simulated nodes; count their requests and seconds; ARGS="--nodes 1024"
+	@$(BIN)/python tests/benchmarks/scale.py $(ARGS)
 
 simulation: $(VENV) ## judge the strategies on 2,000 simulated cascades of 1,024 workers; ARGS="--cascades 100" for fewer
 	@$(BIN)/python tests/cascades/simulation.py $(ARGS)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from firstfault.layout.keys import error_key_for
+from firstfault.wire.documents import encode
 from firstfault_torch.context import Recording
+from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.options import Options
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
@@ -43,4 +46,8 @@ def concluded(
 ) -> Conclusion:
     """Return the conclusion of a node of a Flyte job."""
     options = Options(retry_policy=policy, retries=retries)
-    return conclude_on_node(recording, failures, FlyteEngine(recording.output_prefix), options, Wait(seconds, **wait))
+    copies = {
+        document_path(failure.documents[0].name if failure.documents else error_key_for(failure)): encode(failure)
+        for failure in failures
+    }
+    return conclude_on_node(recording, copies, FlyteEngine(recording.output_prefix), options, Wait(seconds, **wait))

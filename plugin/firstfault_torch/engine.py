@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from firstfault.layout.paths import ERROR_FILE
 from firstfault.store import join
 from firstfault_torch.context import Identity, host_name
-from firstfault_torch.node.document_writer import put_file
+from firstfault_torch.node.document_writer import get_file, put_on_node
 
 if TYPE_CHECKING:
     import threading
 
     from firstfault.model import ExceptionInfo, JobErrors
     from firstfault_torch.verdict.seal import SealedVerdict
+
+_UPLOAD_S = 5.0
+"""Longest time for uploading the verdict, seconds."""
 
 __all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]
 
@@ -50,13 +53,24 @@ class Engine(Protocol):
 
     def publish(
         self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
-    ) -> None:
-        """Write a sealed verdict to where the engine looks for the attempt's error.
+    ) -> SealedVerdict:
+        """Write a sealed verdict to where the engine looks for the attempt's error; return what has become of it.
+
+        One node publishes for all, then the others are called with a verdict that is durable already. A verdict that
+        could not be made durable is for each node to publish.
 
         Args:
             verdict: to write.
             give_up: once set, ends waits.
             leaving_now: the process ends right after this call.
+        """
+        ...
+
+    def published_verdict(self) -> bytes | None:
+        """Return the ``error.pb`` that a node has published on this attempt; None if there is none.
+
+        Raises:
+            firstfault.errors.StoreError: it cannot be read.
         """
         ...
 
@@ -126,14 +140,17 @@ class PlainEngine:
 
     def publish(
         self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
-    ) -> None:
-        """Write the verdict to ``<folder>/<attempt>/error.pb``.
-
-        Raises:
-            firstfault.errors.StoreError: it could not be written.
-        """
+    ) -> SealedVerdict:
+        """Write the verdict to ``<folder>/<attempt>/error.pb``."""
         del give_up, leaving_now
-        put_file(verdict.recording.output_prefix, ERROR_FILE, verdict.document)
+        if not verdict.durable:
+            durable = put_on_node(ERROR_FILE, verdict.document, verdict.recording, _UPLOAD_S)
+            return replace(verdict, durable=durable)
+        return verdict
+
+    def published_verdict(self) -> bytes | None:
+        """Return the ``error.pb`` in the attempt's folder."""
+        return get_file(self.identity().output_prefix, ERROR_FILE)
 
     def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
         """Return at once: nothing ends the other nodes when this one exits."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +17,18 @@ from firstfault_torch.node.document_writer import end_node_recorder, node_record
 from firstfault_torch.options import Options
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.previous import leave_verdict
-from firstfault_torch.verdict.seal import SealedVerdict, seal_verdict, torch_error_data
+from firstfault_torch.verdict.seal import SealedVerdict, seal_verdict, sealed_elsewhere, torch_error_data
+from firstfault_torch.verdict.turns import await_turn, turn_of
 from firstfault_torch.worker.recording import run_recorded
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch.distributed.launcher.api import LaunchConfig
 
     from firstfault_torch.agent.reporter import NodeReport
     from firstfault_torch.engine import Engine
+    from firstfault_torch.rounds.settlement import Reports
 
 __all__ = ["NodeFailedError", "launch", "recording_of", "run_node"]
 
@@ -34,6 +37,8 @@ _LAST_SECONDS = 1.5
 _NOW_S = 1.0
 """The same where the main thread is blocked."""
 _NAME_SERVICE_S = 1.0
+_HANDOVER_S = 2.5
+"""Longest wait for the verdict to be left for the next attempt; it has a limit of its own below this one."""
 
 
 class NodeFailedError(Exception):
@@ -47,7 +52,7 @@ class NodeFailedError(Exception):
     """
 
     def __init__(self, error: Exception, report: NodeReport, verdict: SealedVerdict | None) -> None:
-        super().__init__(verdict.conclusion.verdict.headline if verdict is not None else str(error))
+        super().__init__(verdict.verdict.headline if verdict is not None else str(error))
         self.error = error
         self.report = report
         self.verdict = verdict
@@ -116,36 +121,99 @@ def recording_of(engine: Engine, options: Options) -> Recording:
 
 
 def _failed(failure: LaunchFailedError, engine: Engine, options: Options, give_up: threading.Event) -> NodeFailedError:
-    """Conclude, seal and publish."""
-    sealed = _sealed(failure, engine, options, _wait(failure, options, give_up))
-    sealed = sealed or _sealed(failure, engine, options, Wait(0.0, heard_by=failure.heard_by))
+    """Settle on a verdict with the other nodes, or conclude alone, and publish."""
+    sealed: SealedVerdict | None = None
+    with guarded("settling on a verdict with the other nodes"):
+        sealed = _settled(failure, engine, options, give_up)
+    if sealed is None:
+        sealed = _concluded_alone(failure, engine, options, give_up)
     if sealed is not None:
-        if sealed.report.decision.retry:
-            leave_verdict(failure.recording, sealed.document, give_up)
         logger.error("%s", sealed.seal.message)
         with guarded("reporting to the outer launcher"):
             _report_to_outer_launcher(sealed)
-        with guarded("publishing the verdict"):
-            engine.publish(sealed, give_up=give_up)
     return NodeFailedError(failure.error, failure.report, sealed)
 
 
-def _wait(failure: LaunchFailedError, options: Options, give_up: threading.Event) -> Wait:
-    if give_up.is_set():
-        return Wait(min(options.settle_seconds, _LAST_SECONDS), heard_by=failure.heard_by)
-    return Wait(options.settle_seconds, heard_by=failure.heard_by, give_up=give_up)
+def _settled(
+    failure: LaunchFailedError, engine: Engine, options: Options, give_up: threading.Event
+) -> SealedVerdict | None:
+    """Return the verdict that one node reached for all; None if the nodes could not settle."""
+    own: list[SealedVerdict] = []
+
+    def conclude(reports: Reports) -> bytes | None:
+        wait = Wait(0.0, complete=reports.complete, give_up=give_up)
+        sealed = _sealed(failure, reports.copies, engine, options, wait)
+        if sealed is None:
+            return None
+        own[:] = [sealed]
+        return sealed.document
+
+    def publish() -> bool:
+        own[:] = [_published(replace(own[0], for_all=True), engine, give_up)]
+        return own[0].durable
+
+    settled = failure.settle(conclude, publish, options.settle_seconds)
+    if settled is None:
+        return None
+    if own and own[0].document == settled.document:
+        return own[0]
+    return _published(sealed_elsewhere(settled.document, failure.recording, durable=settled.durable), engine, give_up)
 
 
-def _sealed(failure: LaunchFailedError, engine: Engine, options: Options, wait: Wait) -> SealedVerdict | None:
+def _concluded_alone(
+    failure: LaunchFailedError, engine: Engine, options: Options, give_up: threading.Event
+) -> SealedVerdict | None:
+    """Conclude from what this node can read, and publish; take the verdict of a node whose turn came before."""
+    copies, seconds = failure.report.copies, options.settle_seconds
+    if failure.group_rank:
+        find = partial(_found, engine, failure.recording)
+        found = await_turn(find, min(turn_of(failure.group_rank), seconds), give_up)
+        if found is not None:
+            return _published(found, engine, give_up)
+    wait = Wait(min(seconds, _LAST_SECONDS)) if give_up.is_set() else Wait(seconds, give_up=give_up)
+    sealed = _sealed(failure, copies, engine, options, wait) or _sealed(failure, copies, engine, options, Wait(0.0))
+    return _published(sealed, engine, give_up) if sealed is not None else None
+
+
+def _found(engine: Engine, recording: Recording) -> SealedVerdict | None:
+    """Return the verdict that another node published on this incarnation of the job; None if there is none."""
+    document = engine.published_verdict()
+    if document is None:
+        return None
+    found = sealed_elsewhere(document, recording, durable=True)
+    return found if found.seal.timestamp_ns >= recording.incarnation * 1_000_000 else None
+
+
+def _published(sealed: SealedVerdict, engine: Engine, give_up: threading.Event) -> SealedVerdict:
+    """Publish a verdict, and leave it for the next attempt; return it with what became of it."""
+    has_left = threading.Event()
+
+    def leave() -> None:
+        leave_verdict(sealed.recording, sealed.document, give_up)
+        has_left.set()
+
+    if sealed.decision.retry and not sealed.durable:
+        # at the same time: another client, which may have to be loaded first
+        threading.Thread(target=leave, name="firstfault-leave-verdict", daemon=True).start()
+    else:
+        has_left.set()
+    with guarded("publishing the verdict"):
+        sealed = engine.publish(sealed, give_up=give_up)
+    has_left.wait(_HANDOVER_S)
+    return sealed
+
+
+def _sealed(
+    failure: LaunchFailedError, copies: Mapping[str, bytes], engine: Engine, options: Options, wait: Wait
+) -> SealedVerdict | None:
     with guarded("concluding on the failure"):
-        conclusion = conclude_on_node(failure.recording, failure.report.failures, engine, options, wait)
-        return seal_verdict(conclusion, failure.recording)
+        return seal_verdict(conclude_on_node(failure.recording, copies, engine, options, wait), failure.recording)
     return None
 
 
 def _end_process(failure: LaunchFailedError, *, engine: Engine, options: Options) -> None:
     """Publish and exit, from another thread than the main one, which waits inside C++ and handles no signal."""
-    sealed = _sealed(failure, engine, options, Wait(_NOW_S, heard_by=failure.heard_by))
+    sealed = _sealed(failure, failure.report.copies, engine, options, Wait(_NOW_S))
     with guarded("leaving the sealed verdict"):
         if sealed is not None:
             logger.error("%s", sealed.seal.message)
@@ -158,4 +226,4 @@ def _report_to_outer_launcher(sealed: SealedVerdict) -> None:
     """Under another torch agent or launcher, copy the root cause into its error file, as torch's `record` does."""
     outer = os.environ.get(ERROR_FILE_VARIABLE)
     if outer:
-        write_error_file(outer, torch_error_data(sealed.conclusion))
+        write_error_file(outer, torch_error_data(sealed.verdict))

@@ -14,6 +14,7 @@ from firstfault.layout.paths import DECK, OUTPUTS, Layout
 from firstfault.model import JobErrors, NodePresence, Origin, Seal, Verdict, Writer
 from firstfault.model.roster import nodes_done
 from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.reading.copies import StoreWithCopies
 from firstfault.reading.fetch import list_all, look, read_listed
 from firstfault.reading.selection import Wish
 from firstfault.reading.waiting import Patience, await_nodes
@@ -73,8 +74,8 @@ class MultiErrorFileOutputReader:
         settle_seconds: how long to wait for nodes that have not reported; 0 does not wait.
         retry_policy: None for firstfault's default.
         storage_options: fsspec's options; they override the environment.
-        own_snapshot: what this pod knows by itself. The reader adds what is not in the storage, and uses it alone if
-            the pod may not list.
+        copies: files of the attempt that the caller has, by path below the output prefix. They need no request; the
+            reader adds those that are not in the storage, and uses them alone if it cannot list the storage.
         enough: called with the roster after each listing; True ends the wait as if every node had reported.
         give_up: once set, ends the wait.
     """
@@ -88,7 +89,7 @@ class MultiErrorFileOutputReader:
         settle_seconds: float = 0.0,
         retry_policy: RetryPolicy | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        own_snapshot: Snapshot | None = None,
+        copies: Mapping[str, bytes] | None = None,
         enough: Callable[[Sequence[NodePresence]], bool] | None = None,
         give_up: threading.Event | None = None,
     ) -> None:
@@ -104,7 +105,7 @@ class MultiErrorFileOutputReader:
         self._patience = Patience(settle_seconds, expected_nodes, enough, give_up)
         self._retry_policy = retry_policy
         self._storage_options = storage_options
-        self._own = own_snapshot
+        self._copies = copies or {}
 
     @property
     def errors_uri(self) -> str:
@@ -227,18 +228,31 @@ class MultiErrorFileOutputReader:
 
     async def job_async(self) -> JobErrors:
         """As `job`, in the caller's event loop."""
-        async with open_store(self._layout.root, self._storage_options) as store:
-            try:
+        try:
+            async with open_store(self._layout.root, self._storage_options) as opened:
+                store = StoreWithCopies(opened, self._copies, opened.uri) if self._copies else opened
                 known, done = await await_nodes(store, self._layout.roster, self._patience)
                 settled = done or self._patience.seconds <= 0
                 snapshot = await look(store, self._layout, self._wish, self._job_of(settled), known)
-            except StoreError as error:
-                if self._own is None:
-                    raise
-                note = f"own node only, the documents of other nodes could not be read: {error}"
-                own = replace(self._own, notes=(*self._own.notes, note))
-                return assemble(own, expected_nodes=self._patience.expected_nodes, settled=False)
-            return self._job_of(settled)(snapshot)
+        except StoreError as error:
+            if not self._copies:
+                raise
+            return await self._job_of_copies(f"only the documents at hand were read; {error}")
+        return self._job_of(settled)(snapshot)
+
+    def job_of_copies(self, note: str) -> JobErrors:
+        """Return the job that the copies alone make, without a request.
+
+        Args:
+            note: says why, among the coverage's notes.
+        """
+        return run_sync(self._job_of_copies(note))
+
+    async def _job_of_copies(self, note: str) -> JobErrors:
+        judge = self._job_of(settled=False)
+        alone = StoreWithCopies(None, self._copies, self._layout.root)
+        snapshot = await look(alone, self._layout, self._wish, judge)
+        return judge(replace(snapshot, notes=(*snapshot.notes, note)))
 
     async def follow(self, interval_seconds: float = 1.0) -> AsyncIterator[JobErrors]:
         """Yield the job of a running attempt at once and after each change, until all nodes are done.
@@ -281,7 +295,7 @@ class MultiErrorFileOutputReader:
 
     def _job_of(self, settled: bool) -> Callable[[Snapshot], JobErrors]:
         expected = self._patience.expected_nodes
-        return lambda snapshot: assemble(self._with_own(snapshot), expected_nodes=expected, settled=settled)
+        return lambda snapshot: assemble(snapshot, expected_nodes=expected, settled=settled)
 
     def _wish(self, seals: Sequence[Seal]) -> Wish:
         """What the strategy wants to read: the caller's, else the one that the pods' own verdict names."""
@@ -298,13 +312,3 @@ class MultiErrorFileOutputReader:
     async def _get(self, name: str) -> bytes:
         async with open_store(self._layout.root, self._storage_options) as store:
             return await store.get(name)
-
-    def _with_own(self, snapshot: Snapshot) -> Snapshot:
-        """Add what this pod knows and could not upload."""
-        if self._own is None:
-            return snapshot
-        present = {ref.name for document in snapshot.documents for ref in document.documents}
-        lost = [
-            document for document in self._own.documents if not any(ref.name in present for ref in document.documents)
-        ]
-        return replace(snapshot, documents=(*snapshot.documents, *lost))

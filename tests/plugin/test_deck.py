@@ -428,7 +428,7 @@ def test_a_terminated_pod(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> No
     give_up.set()
     report: Any = type("Report", (), {"job": make_job(roster=ALL)})
     recording = recording_at(prefix.uri, 1.0, incarnation=1)
-    verdict: Any = type("Verdict", (), {"report": report, "recording": recording})
+    verdict: Any = type("Verdict", (), {"report": report, "recording": recording, "for_all": False})
     began = time.monotonic()
     assert leave_deck(verdict, "train", give_up=give_up) is False
     assert time.monotonic() - began < SOON_S

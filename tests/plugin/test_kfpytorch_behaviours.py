@@ -35,11 +35,14 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.nn.parallel import DistributedDataParallel
 
+from firstfault.layout.keys import error_key_for
 from firstfault.model import Place
+from firstfault.wire.documents import encode
 from firstfault_torch.agent.death_documents import about_agent
 from firstfault_torch.agent.launch import LaunchFailedError
 from firstfault_torch.agent.reporter import NodeReport
 from firstfault_torch.error_classes import ErrorClass
+from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.worker.in_flight import Moment
 from flytekitplugins.firstfault import Elastic, Master, PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
@@ -410,8 +413,9 @@ def test_rank_0_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def _terminated(prefix: Prefix, *, recorded: bool) -> LaunchFailedError:
     """Return the error of a launch on a node that got SIGTERM, with or without a document about it."""
     error = SignalException("terminated", sigval=signal.SIGTERM)
-    said = [about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now())] if recorded else []
-    return LaunchFailedError(error, NodeReport(failures=said), prefix.recording())
+    said = about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now())
+    copies = {document_path(error_key_for(said)): encode(said)} if recorded else {}
+    return LaunchFailedError(error, NodeReport(copies), prefix.recording())
 
 
 @pytest.mark.parametrize(

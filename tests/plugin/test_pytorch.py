@@ -77,7 +77,7 @@ def test_failure(prefix: Prefix) -> None:
     assert (failure.rank, failure.place.group_rank, failure.place.group_world_size) == (1, 1, 2)
     (done,) = [entry for entry in prefix.roster() if entry.phase is Phase.FAILED]
     assert [(receipt.rank, receipt.durable) for receipt in done.receipts] == [(1, True)]
-    sealed = ErrorDocument.FromString(caught.value.document).error
+    sealed = ErrorDocument.FromString(caught.value.published.document).error
     assert sealed.worker == "job-worker-0"
     assert sealed.timestamp.ToNanoseconds() == failure.timestamp_ns
     assert "bad batch" in sealed.message
@@ -103,7 +103,7 @@ def test_a_victim(prefix: Prefix) -> None:
         (prefix.folder / "firstfault" / folder / name).write_bytes(data)
     with pytest.raises(VerdictSealedError) as caught:
         _execute(_raiser(RuntimeError("Connection closed by peer")))
-    sealed = ErrorDocument.FromString(caught.value.document).error
+    sealed = ErrorDocument.FromString(caught.value.published.document).error
     assert sealed.worker == "job-master-0"
     assert "the root" in sealed.message
     assert "nodes reported: 2 of 2" in sealed.message
@@ -145,7 +145,7 @@ def test_a_store_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) ->
     prefix.errors.touch()
     with pytest.raises(VerdictSealedError) as caught:
         _execute(_raiser(ValueError("bad batch")))
-    sealed = ErrorDocument.FromString(caught.value.document).error
+    sealed = ErrorDocument.FromString(caught.value.published.document).error
     assert "bad batch" in sealed.message
     assert "was not uploaded: cannot write" in sealed.message
     assert "was not uploaded: cannot write" in caplog.text

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
-from firstfault.layout.keys import ErrorKey
+from firstfault.layout.keys import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope, SentSignal, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading.assemble import Snapshot
 from firstfault.store import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
@@ -390,17 +389,17 @@ def test_storage_that_cannot_be_listed_is_never_no_error(
 
 
 def test_in_a_pod_that_may_write_but_not_list(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod that may not list uses its own documents, says so, and names the missing permission."""
+    """A pod that may not list uses the documents that it has, says so, and names the missing permission."""
     attempt.write(make_error(0, node="w-0", at_ms=-50, message="another pod's"))
     _refuse_listing(monkeypatch, AccessDeniedError("refused; check the credentials and the list permission"))
-    own = Snapshot(documents=(make_error(3, node="w-1", group_world_size=2, message="mine"),))
-    reader = attempt.reader(own_snapshot=own)
+    own = make_error(3, node="w-1", group_world_size=2, message="mine")
+    reader = attempt.reader(copies={f"firstfault/errors/{error_key_for(own)}": encode(own)})
     verdict = reader.verdict()
     assert verdict.message == "mine"
     assert not verdict.settled
     assert (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.complete) == (2, 1, False)
     (note,) = verdict.coverage.notes
-    assert "own node only" in note
+    assert "only the documents at hand" in note
     assert "the list permission" in note
     assert note in reader.read_error().message
 

@@ -19,9 +19,8 @@ from firstfault.errors import (
     UsageError,
 )
 from firstfault.layout.keys import error_key_for
-from firstfault.model import Decision, DocumentRef, JobErrors, Kind, Origin, Phase, Scope, Seal, Verdict, Writer
+from firstfault.model import Decision, JobErrors, Kind, Origin, Phase, Scope, Seal, Verdict, Writer
 from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
-from firstfault.reading.assemble import Snapshot
 from firstfault.report import to_json
 from firstfault.retry import RetryContext, decide, never
 from firstfault.store import FsspecStore
@@ -316,16 +315,11 @@ def test_an_error_crosses_from_an_event_loop(attempt: Attempt) -> None:
 
 
 def test_what_could_not_be_uploaded_is_added(attempt: Attempt) -> None:
-    """A pod's own documents are added only if they are not in the storage."""
-    shared = make_error(0, at_ms=9, message="uploaded")
-    name = attempt.put("firstfault/errors/e1-shared.pb", encode(shared))
-    own = Snapshot(
-        documents=(
-            replace(shared, documents=(DocumentRef(name),)),
-            make_error(1, at_ms=0, message="lost", documents=(DocumentRef("e1-lost.pb"),)),
-        )
-    )
-    conclusion = attempt.reader(own_snapshot=own).conclude()
+    """A caller's own copies are added only if they are not in the storage."""
+    shared, lost = make_error(0, at_ms=9, message="uploaded"), make_error(1, at_ms=0, message="lost")
+    copies = {f"firstfault/errors/{error_key_for(error)}": encode(error) for error in (shared, lost)}
+    attempt.put(next(iter(copies)), encode(shared))
+    conclusion = attempt.reader(copies=copies).conclude()
     assert [failure.message for failure in conclusion.job.failures] == ["lost", "uploaded"]
     assert conclusion.verdict.document_count == 2
 

@@ -16,10 +16,9 @@ from firstfault.layout.paths import ERRORS, ROSTER
 from firstfault.model import Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading import fetch as reading
-from firstfault.reading.assemble import Snapshot
 from firstfault.store import Store, open_store
 from firstfault.testing import make_error, make_presence
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode_presence
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,16 +197,17 @@ def test_without_the_list_permission_the_own_node_is_judged(
         monkeypatch.setenv(name, value)
     uri = s3_no_list.uri()
     write(uri, ROOT, VICTIMS[0])
-    reader = MultiErrorFileOutputReader(uri, own_snapshot=Snapshot(documents=(VICTIMS[0],)), settle_seconds=60)
+    own = {f"firstfault/errors/{error_key_for(VICTIMS[0])}": encode(VICTIMS[0])}
+    reader = MultiErrorFileOutputReader(uri, copies=own, settle_seconds=60)
     conclusion = reader.conclude()
     assert conclusion is not None
     assert conclusion.verdict.ranks == (0,)
     assert not conclusion.verdict.settled
     assert not conclusion.verdict.coverage.complete
     (note,) = conclusion.verdict.coverage.notes
-    assert note.startswith("own node only")
+    assert note.startswith("only the documents at hand")
     assert "list permission" in note
-    assert "own node only" in reader.read_error().message
+    assert "only the documents at hand" in reader.read_error().message
 
 
 def test_a_document_that_may_not_be_read_is_counted(

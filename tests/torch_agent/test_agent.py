@@ -53,14 +53,14 @@ from firstfault_torch.agent.death_documents import (
     kept_exception,
 )
 from firstfault_torch.agent.death_watch import Death
-from firstfault_torch.agent.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.agent.launch import LaunchFailedError, launch_agent
-from firstfault_torch.agent.liveness import Liveness
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.node.document_writer import spool_of
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.worker.in_flight import Moment
 
 if TYPE_CHECKING:
@@ -469,14 +469,15 @@ def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) 
     ranks = {_spooled(agent, local_rank)[0]: 2 + local_rank for local_rank in (0, 1)}
     both = threading.Barrier(2)
 
-    class Both(list[Any]):
-        """A list to which two threads append at the same time."""
+    class Both(dict[str, bytes]):
+        """A dictionary to which two threads add at the same time."""
 
-        def extend(self, items: Any) -> None:
-            super().extend(items)
-            both.wait(30)
+        def __setitem__(self, path: str, data: bytes) -> None:
+            super().__setitem__(path, data)
+            if "/errors/" in path:
+                both.wait(30)
 
-    agent.report.failures = Both()
+    agent.report.copies = Both()
     _kill(agent, 0, 1)
     _look(agent)
     assert {receipt.name: receipt.rank for receipt in agent.report.receipts} == ranks

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from firstfault_torch.agent import failure_broadcast as outcome_module
-from firstfault_torch.agent.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.rounds import failure_broadcast as outcome_module
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +33,9 @@ class Node:
 
     def __init__(self, store: Any, group_rank: int) -> None:
         self.woken = threading.Event()
-        self.watch = FailureBroadcast(store, group_rank, self.woken.set)
+        self.watch = FailureBroadcast(
+            store, group_rank, self.woken.set, lambda connection: connection.append("heard", f"{group_rank} ")
+        )
 
 
 class Waited:
@@ -158,21 +160,21 @@ def test_all_have_finished(node: Callable[..., Node]) -> None:
         assert one.watch.fatal_failure() is None
 
 
-def test_heard_by(node: Callable[..., Node]) -> None:
-    """`heard_by` lists the nodes that listen, and not one that has died."""
+def test_who_has_heard(store: PrefixStore, node: Callable[..., Node]) -> None:
+    """Every node that learns of a failure calls back, on a connection of its own; no node does when all finished."""
     nodes = [node(0), node(1)]
-    assert nodes[0].watch.heard_by(3) == set()
     nodes[1].watch.send(FATAL)
     assert all(one.woken.wait(SOON_S) for one in nodes)
-    assert [one.watch.heard_by(3) for one in nodes] == [{0, 1}] * 2
+    assert all(one.watch.connections() is not None for one in nodes)
+    assert sorted(store.get("heard").split()) == [b"0", b"1"]
 
 
-def test_to_have_finished_is_no_failure_heard(node: Callable[..., Node]) -> None:
-    """`heard_by` is empty without a failure."""
+def test_to_have_finished_is_no_failure_heard(store: PrefixStore, node: Callable[..., Node]) -> None:
+    """Nobody has heard of a failure without one."""
     nodes = [node(0), node(1)]
     nodes[0].watch.send_finished()
     assert all(one.woken.wait(SOON_S) for one in nodes)
-    assert nodes[0].watch.heard_by(2) == set()
+    assert not store.check(["heard"])
 
 
 def _host(port: Connection) -> None:
@@ -204,7 +206,7 @@ def test_a_lost_store(
 ) -> None:
     """When the node that hosts the store dies, the others are woken and know that the store is lost.
 
-    What they had heard before stays, and who else has heard it cannot be told.
+    What they had heard before stays; then the connections are lost when they are used.
     """
     monkeypatch.setattr(outcome_module, "_STORE_S", 0.2)
     process, client = host
@@ -221,7 +223,7 @@ def test_a_lost_store(
     assert (outcome.failure, bool(outcome.lost), outcome.finished) == (FATAL if told else None, not told, False)
     assert nodes[1].watch.failure == (FATAL if told else None)
     process.join()
-    assert nodes[1].watch.heard_by(2) is None
+    assert (nodes[1].watch.connections() is None) is not told
     assert nodes[0].watch.fatal_failure() is None
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch.distributed import PrefixStore, TCPStore
 
-from firstfault_torch.agent.liveness import Liveness
+from firstfault_torch.rounds.liveness import Liveness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,6 @@ from firstfault.strategies._registry import unregister_strategy
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode_presence
 from firstfault.wire.verdict_json import verdict_from_json
-from firstfault_torch.node.document_writer import as_stored as as_stored_in
 from firstfault_torch.node.document_writer import put_file, record_error
 from firstfault_torch.verdict.seal import seal_verdict, torch_error_data
 from tests.recordings import concluded, recording_at
@@ -48,18 +47,12 @@ def _says(uri: str, phase: Phase, group_rank: int, **fields: Any) -> None:
     put_file(uri, f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
 
 
-def as_stored(failure: WorkerError) -> WorkerError:
-    """Return the failure as its node knows it: with its document's name, if it has one."""
-    stored = as_stored_in(failure, "")
-    return replace(stored, documents=failure.documents)
-
-
 def _failure(rank: int, **fields: Any) -> WorkerError:
     return make_error(rank, node=f"worker-{rank}", group_rank=rank, group_world_size=2, **fields)
 
 
 def _settled(recording: Recording, *failures: WorkerError, seconds: float = 0.0, **options: Any) -> Conclusion:
-    return concluded(recording, [as_stored(failure) for failure in failures], seconds=seconds, **options)
+    return concluded(recording, failures, seconds=seconds, **options)
 
 
 # --- waiting --------------------------------------------------------------------------------------------------------
@@ -148,7 +141,7 @@ def test_a_store_that_refuses_to_list(s3_no_list: S3, monkeypatch: pytest.Monkey
     assert not conclusion.verdict.settled
     assert not conclusion.verdict.coverage.complete
     (note,) = conclusion.verdict.coverage.notes
-    assert note.startswith("own node only, the documents of other nodes could not be read: cannot list s3://")
+    assert note.startswith("only the documents at hand were read; cannot list s3://")
     assert "permission" in note
 
 
@@ -301,7 +294,7 @@ def test_secrets_are_not_sealed(prefix: Prefix) -> None:
 def test_torch_error_data(prefix: Prefix) -> None:
     """An outer launcher gets the root cause in torch's format."""
     conclusion = _settled(prefix.recording(), _failure(1, message="bad batch"))
-    assert torch_error_data(conclusion)["message"] == {
+    assert torch_error_data(conclusion.verdict)["message"] == {
         "message": "ValueError: bad batch",
         "extraInfo": {"py_callstack": "bad batch", "timestamp": "1700000000"},
     }
@@ -311,5 +304,5 @@ def test_torch_error_data_of_a_death(prefix: Prefix) -> None:
     """A death without an exception is reported by its code and the verdict's headline."""
     death = _failure(1, exception=None, signal="SIGKILL", code="USER:SIGKILL", message="rank 1 was ended")
     conclusion = _settled(prefix.recording(), death)
-    assert torch_error_data(conclusion)["message"]["message"] == f"USER:SIGKILL: {conclusion.verdict.headline}"
+    assert torch_error_data(conclusion.verdict)["message"]["message"] == f"USER:SIGKILL: {conclusion.verdict.headline}"
     assert conclusion.verdict.headline.startswith("SIGKILL, rank 1 on worker-1")

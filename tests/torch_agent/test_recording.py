@@ -25,9 +25,10 @@ from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode
 from firstfault_torch.node import document_writer as recorder
 from firstfault_torch.node.document_writer import (
+    as_entry,
     end_node_recorder,
     node_recorder,
-    put_entry,
+    put_on_node,
     record_error,
     spool_for_agent,
     spool_of,
@@ -210,7 +211,7 @@ def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
                 time.sleep(0.01)
         spool = spool_of(recording, 1, None)
         receipt = record_error(failure, recording, spool, 5)
-        put_entry(entry, recording)
+        assert put_on_node(*as_entry(entry), recording, 5)
         assert (spool is not None) is folder.is_dir() is alive
         if spool is not None:
             (spooled,) = spool.documents()

@@ -13,9 +13,9 @@ import pytest
 from firstfault.layout.keys import roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_presence
-from firstfault_torch.agent import roster_poll as roster_look
-from firstfault_torch.agent.roster_poll import RosterPoll
 from firstfault_torch.node.document_writer import node_recorder
+from firstfault_torch.rounds import roster_poll as roster_look
+from firstfault_torch.rounds.roster_poll import RosterPoll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,22 +23,23 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firstfault.model import TOLD_TO_GO, TOLD_TO_GO_BY, Phase, Place
 from firstfault_torch.agent.death_documents import Stop, about_agent
-from firstfault_torch.agent.failure_broadcast import FirstFailure
 from firstfault_torch.agent.local_workers import LocalWorkers
-from firstfault_torch.agent.peers import Peers
 from firstfault_torch.agent.reporter import NodeReport, Reporter
-from firstfault_torch.agent.rounds import await_all, begin_round
 from firstfault_torch.compat.torch_agent import HookedAgent, flight_recorder_variables, format_exceptions_early
 from firstfault_torch.context import Moment, node_place
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.guard import guarded, logger
+from firstfault_torch.rounds.agreement import await_all, begin_round
+from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.rounds.peers import Peers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.agent.signals import SignalReceived, SignalWatch
     from firstfault_torch.context import Recording
+    from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
 __all__ = ["PeerFailedError", "ReportingAgent", "environment_set"]
 
@@ -313,6 +314,7 @@ class ReportingAgent(HookedAgent):
             self._peers = Peers(
                 self.group,
                 self.recording,
+                self.report.copies,
                 interval=self._interval,
                 can_restart=self.restarts_left > 0,
                 wake=self._wake.set,
@@ -373,9 +375,13 @@ class ReportingAgent(HookedAgent):
         peers.close_rendezvous()
         return restart or FirstFailure("the round ended without a reason", "")
 
-    def heard_by(self) -> set[int] | None:
-        """Return the group ranks of the agents that know of the failure; None: the store is gone."""
-        return self._peers.heard_by() if self._peers is not None else None
+    def settle(
+        self, conclude: Callable[[Reports], bytes | None], publish: Callable[[], bool], seconds: float
+    ) -> SettledDocument | None:
+        """Settle on one verdict with the other agents; None if there are none, or if the store is lost."""
+        if self._peers is None:
+            return None
+        return self._peers.settle(self.report.copies, conclude, publish, seconds)
 
     # --- the agent's own failures -------------------------------------------------------------------------------
 

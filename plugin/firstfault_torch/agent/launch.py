@@ -17,6 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
 from firstfault.model import NodePresence, Phase
+from firstfault.wire.documents import encode
 from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent, environment_set
 from firstfault_torch.agent.death_documents import about_agent
 from firstfault_torch.agent.reporter import NodeReport
@@ -25,7 +26,13 @@ from firstfault_torch.compat.torch_agent import missing_names
 from firstfault_torch.context import Moment, node_place
 from firstfault_torch.error_classes import ErrorClass, error_class_of
 from firstfault_torch.guard import bounded, guarded
-from firstfault_torch.node.document_writer import as_stored, put_entry, record_error, spool_for_agent
+from firstfault_torch.node.document_writer import (
+    as_entry,
+    document_path,
+    put_on_node,
+    record_error,
+    spool_for_agent,
+)
 
 if TYPE_CHECKING:
     import signal
@@ -35,6 +42,9 @@ if TYPE_CHECKING:
 
     from firstfault_torch.agent.signals import SignalWatch
     from firstfault_torch.context import Recording
+    from firstfault_torch.rounds.settlement import Reports, SettledDocument
+
+    Settle = Callable[[Callable[[Reports], bytes | None], Callable[[], bool], float], SettledDocument | None]
 
 __all__ = ["LaunchFailedError", "launch_agent"]
 
@@ -60,7 +70,8 @@ class LaunchFailedError(Exception):
             if another node failed.
         report: what this node has written about it.
         recording: with the round it failed in.
-        heard_by: returns the group ranks of the agents that know of the failure; None if the store is gone.
+        settle: settles on one verdict with the other agents, as `ReportingAgent.settle` does.
+        group_rank: this node's.
     """
 
     def __init__(
@@ -68,13 +79,15 @@ class LaunchFailedError(Exception):
         error: Exception,
         report: NodeReport,
         recording: Recording,
-        heard_by: Callable[[], set[int] | None] = lambda: None,
+        settle: Settle = lambda _conclude, _publish, _seconds: None,
+        group_rank: int = 0,
     ) -> None:
         super().__init__(str(error))
         self.error = error
         self.report = report
         self.recording = recording
-        self.heard_by = heard_by
+        self.settle = settle
+        self.group_rank = group_rank
 
 
 def launch_agent(  # noqa: PLR0913 - keywords
@@ -169,7 +182,7 @@ def _concluded(agent: ReportingAgent | None, error: Exception, recording: Record
             _report_own_failure(agent, error, error_class, recording, report)
     if agent is None:
         return LaunchFailedError(error, report, recording)
-    return LaunchFailedError(error, agent.report, agent.recording, agent.heard_by)
+    return LaunchFailedError(error, agent.report, agent.recording, agent.settle, agent.place().group_rank or 0)
 
 
 def _reporting_agent(recording: Recording, **arguments: Any) -> ReportingAgent | None:
@@ -224,6 +237,7 @@ def _report_own_failure(
     place = replace(node_place(recording), incarnation=recording.incarnation)
     failure = about_agent(error, error_class, place, Moment.now())
     receipt = record_error(failure, recording, spool_for_agent(recording), recording.upload_deadline_seconds)
-    report.failures.append(as_stored(failure, receipt.name))
+    entry = as_entry(NodePresence(Phase.FAILED, place, receipts=(receipt,), timestamp_ns=failure.timestamp_ns))
     report.receipts.append(receipt)
-    put_entry(NodePresence(Phase.FAILED, place, receipts=(receipt,), timestamp_ns=failure.timestamp_ns), recording)
+    report.copies.update({document_path(receipt.name): encode(failure), entry[0]: entry[1]})
+    put_on_node(*entry, recording, recording.upload_deadline_seconds)

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from firstfault.layout.paths import ERRORS
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.agent.death_documents import about_death, kept_exception
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
-    as_stored,
+    as_entry,
     ask_recorder,
+    document_path,
     put_document,
-    put_entry,
+    put_on_node,
     record_error,
     spool_for_agent,
     spool_of,
@@ -32,9 +34,9 @@ if TYPE_CHECKING:
     from firstfault.recorder import SpooledDocument
     from firstfault_torch.agent.death_documents import KeptException, Stop
     from firstfault_torch.agent.death_watch import Death
-    from firstfault_torch.agent.failure_broadcast import FirstFailure
     from firstfault_torch.context import Recording
     from firstfault_torch.node.stderr_relay import StderrRelay
+    from firstfault_torch.rounds.failure_broadcast import FirstFailure
 
 __all__ = ["NodeReport", "Reporter"]
 
@@ -48,10 +50,17 @@ _ASKING_S = 1.0
 class NodeReport:
     """What a node has written about one round."""
 
-    failures: list[WorkerError] = field(default_factory=list)
+    copies: dict[str, bytes] = field(default_factory=dict)
+    """Its documents and roster entries, by path below the output prefix, whether or not they were uploaded."""
     receipts: list[Receipt] = field(default_factory=list)
     error_files: dict[int, str] = field(default_factory=dict)
     """Local rank to torch's error.json, which need not exist."""
+
+    @property
+    def failures(self) -> list[WorkerError]:
+        """The failures that the documents are about."""
+        named = ((path.rsplit("/", 1)[-1], data) for path, data in self.copies.items() if path.startswith(ERRORS))
+        return [_read(data, name) for name, data in named]
 
 
 class Reporter:
@@ -115,7 +124,10 @@ class Reporter:
         presence = NodePresence(phase, self._place_of(None), ranks, receipts, time.time_ns())
         if first is not None:
             presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
-        self._entries.append(self._submit(partial(put_entry, presence, self.recording)))
+        path, data = as_entry(presence)
+        deadline = self.recording.upload_deadline_seconds
+        self.report.copies[path] = data
+        self._entries.append(self._submit(partial(put_on_node, path, data, self.recording, deadline)))
 
     def _spool_dead_agent(self, ranks: tuple[int, ...]) -> None:
         if self.recording.files is None:
@@ -131,7 +143,7 @@ class Reporter:
         """Make a document that the agent wrote durable, within the deadline."""
         spool = spool_for_agent(self.recording)
         receipt = record_error(failure, self.recording, spool, self.recording.upload_deadline_seconds)
-        self.report.failures.append(as_stored(failure, receipt.name))
+        self.report.copies[document_path(receipt.name)] = encode(failure)
         self.report.receipts.append(receipt)
         return receipt
 
@@ -191,7 +203,6 @@ class Reporter:
             self.report.receipts.append(receipt)
             if failure is not None:
                 failures.append(failure)
-        self.report.failures.extend(failures)
         return failures
 
     def _take(self, document: SpooledDocument) -> tuple[Receipt, WorkerError | None]:
@@ -199,6 +210,7 @@ class Reporter:
         if document.withdrawn:
             return Receipt(document.name, durable=document.is_durable, withdrawn=True), None
         failure = _read(data, document.name)
+        self.report.copies[document_path(document.name)] = data
         if document.receipt is not None and document.receipt.durable:
             return document.receipt, failure
         deadline = self.recording.upload_deadline_seconds

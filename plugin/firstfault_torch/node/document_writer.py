@@ -13,10 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstfault.errors import FirstFaultError
+from firstfault.errors import FirstFaultError, ObjectNotFoundError
 from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.layout.paths import ERRORS, ROSTER
-from firstfault.model import DocumentRef, Receipt, Resources, WorkerError
+from firstfault.model import Receipt, Resources, WorkerError
 from firstfault.recorder import (
     Recorder,
     RecorderProcess,
@@ -27,7 +27,7 @@ from firstfault.recorder import (
 )
 from firstfault.store import join, open_store
 from firstfault.sync import run_sync
-from firstfault.wire.documents import decode, encode, encode_presence
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
 from firstfault_torch.guard import bounded, caught, guarded, logger
 
 if TYPE_CHECKING:
@@ -38,13 +38,15 @@ if TYPE_CHECKING:
     from firstfault_torch.node.files import NodeFiles
 
 __all__ = [
-    "as_stored",
+    "as_entry",
     "ask_recorder",
+    "document_path",
     "end_node_recorder",
+    "get_file",
     "node_recorder",
     "put_document",
-    "put_entry",
     "put_file",
+    "put_on_node",
     "record_error",
     "spool_for_agent",
     "spool_of",
@@ -133,10 +135,14 @@ def record_error(
     return receipt
 
 
-def as_stored(failure: WorkerError, name: str) -> WorkerError:
-    """Return a failure as readers decode it from the document of this name: capped, and without credentials."""
-    found = decode(encode(failure), DocumentRef(name))
-    return found if isinstance(found, WorkerError) else failure
+def document_path(name: str) -> str:
+    """Return where a document lies, below the output prefix."""
+    return f"{ERRORS}/{name}"
+
+
+def as_entry(presence: NodePresence) -> tuple[str, bytes]:
+    """Return a roster entry's path below the output prefix, new and unique, and its bytes."""
+    return f"{ROSTER}/{roster_key_for(presence)}", encode_presence(presence)
 
 
 def put_document(
@@ -155,17 +161,30 @@ def put_document(
     return _upload_directly(document.name, data, recording.output_prefix, fault_monotonic_ns, rank, left)
 
 
-def put_entry(presence: NodePresence, recording: Recording) -> None:
-    """Write a roster entry within the deadline; a failure is logged."""
-    path, data = f"{ROSTER}/{roster_key_for(presence)}", encode_presence(presence)
-    deadline = recording.upload_deadline_seconds
+def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) -> bool:
+    """Write a file below the output prefix, through the node's recorder if there is one; return whether it is durable.
+
+    It never raises; a failure is logged.
+
+    Args:
+        path: below the output prefix.
+        data: the file's bytes.
+        recording: where, and by which recorder.
+        seconds: longest wait.
+    """
     files = _files(recording)
     if files is not None:
-        spool = files.roster_spool
-        file = bounded(lambda: spool.add(path.rsplit("/", 1)[1], data), _SPOOL_S, "spooling a roster entry")
-        if file is not None and _put_by_recorder(path, file, recording, deadline) is not None:
-            return
-    bounded(lambda: put_file(recording.output_prefix, path, data), deadline, "writing the roster")
+        spool = files.outgoing_spool
+        file = bounded(lambda: spool.add(path.rsplit("/", 1)[-1], data), _SPOOL_S, "spooling a file")
+        receipt = _put_by_recorder(path, file, recording, seconds) if file is not None else None
+        if receipt is not None:
+            return receipt.durable
+
+    def put() -> bool:
+        put_file(recording.output_prefix, path, data)
+        return True
+
+    return bounded(put, seconds, f"writing {path}") is True
 
 
 def ask_recorder(recording: Recording) -> Resources:
@@ -184,6 +203,23 @@ def ask_recorder(recording: Recording) -> Resources:
         memory_used_bytes=seen.get("memory_used_bytes"),
         watermark_ns=seen.get("watermark_ns"),
     )
+
+
+def get_file(output_prefix: str, path: str) -> bytes | None:
+    """Return a document below the output prefix; None if there is none.
+
+    Raises:
+        firstfault.errors.StoreError: it cannot be read.
+    """
+
+    async def get() -> bytes:
+        async with open_store(output_prefix) as store:
+            return await store.get(path, limit=MAX_DOCUMENT_BYTES)
+
+    try:
+        return run_sync(get())
+    except ObjectNotFoundError:
+        return None
 
 
 def put_file(output_prefix: str, path: str, data: bytes) -> None:
@@ -210,7 +246,7 @@ def _document_by_recorder(  # noqa: PLR0913, PLR0917 - a document, its place and
     deadline_seconds: float,
 ) -> Receipt | None:
     """Return the receipt, None if there is no recorder to ask."""
-    receipt = _put_by_recorder(f"{ERRORS}/{name}", path, recording, deadline_seconds, fault_monotonic_ns, rank)
+    receipt = _put_by_recorder(document_path(name), path, recording, deadline_seconds, fault_monotonic_ns, rank)
     if receipt is not None and not receipt.durable:
         _log_failed_upload(recording.output_prefix, name, receipt.error)
     return receipt
@@ -247,7 +283,7 @@ def _upload_directly(  # noqa: PLR0913, PLR0917 - as above
     failures: list[str] = []
 
     def upload() -> int | None:
-        _, error = caught(lambda: put_file(output_prefix, f"{ERRORS}/{name}", data), Exception)
+        _, error = caught(lambda: put_file(output_prefix, document_path(name), data), Exception)
         if error is None:
             return time.monotonic_ns()
         failures.append(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")

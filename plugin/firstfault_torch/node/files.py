@@ -35,9 +35,9 @@ class NodeFiles:
         return self.recorder.spool("agent")
 
     @property
-    def roster_spool(self) -> Spool:
-        """Roster entries; not among the spools, because the recorder uploads what is in those as error documents."""
-        return Spool(self.path / "roster")
+    def outgoing_spool(self) -> Spool:
+        """Roster entries and the verdict; not among the spools: the recorder uploads those as error documents."""
+        return Spool(self.path / "outgoing")
 
     @property
     def agent_socket(self) -> Path:

@@ -1,4 +1,4 @@
-"""After a failure on this node: wait a bounded time for the other nodes, read, conclude."""
+"""After a failure: read what the nodes wrote, waiting a bounded time for those that have not, and conclude."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from firstfault.conclude import conclude
 from firstfault.errors import StoreError
 from firstfault.model import Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.retry import RetryContext
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault_torch.guard import bounded, caught, logger
@@ -19,10 +18,10 @@ from firstfault_torch.verdict.previous import previous_attempt, retries_left
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from firstfault.conclude import Conclusion
-    from firstfault.model import JobErrors, NodePresence, WorkerError
+    from firstfault.model import JobErrors, NodePresence
     from firstfault.retry import RetryPolicy
     from firstfault_torch.context import Recording
     from firstfault_torch.engine import Engine
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Wait", "conclude_on_node"]
 
 _NO_ANSWER_S = 3.0
-"""A node that has not acknowledged the failure after so many seconds counts as dead, and is not waited for."""
+"""After so many seconds the node that hosted the store counts as dead, and is not waited for."""
 _FALLBACK = "earliest"
 """The strategy that replaces one that raises: the simplest one."""
 _LEAST_S = 0.3
@@ -47,23 +46,23 @@ class Wait:
     seconds: float
     expected_nodes: int | None = None
     """Overrides what the roster says."""
-    heard_by: Callable[[], set[int] | None] = lambda: None
-    """Returns the group ranks of the agents that acknowledged the failure; None: the store is gone."""
+    complete: bool = True
+    """False: it is known that a node that lives has not reported."""
     give_up: threading.Event | None = None
     """Once set, ends the wait."""
 
 
 def conclude_on_node(
-    recording: Recording, failures: Sequence[WorkerError], engine: Engine, options: Options, wait: Wait
+    recording: Recording, copies: Mapping[str, bytes], engine: Engine, options: Options, wait: Wait
 ) -> Conclusion:
     """Return the verdict on the attempt and the decision.
 
-    What this node knows counts in any case, also if the storage cannot be listed. A policy that raises is replaced by
+    What the copies say counts in any case, also if the storage cannot be listed. A policy that raises is replaced by
     the default policy, a strategy that raises by `earliest`, with a warning.
 
     Args:
         recording: where the documents are, and the strategy.
-        failures: what this node knows itself, as its documents say it.
+        copies: documents and roster entries that this node has, by path below the output prefix.
         engine: that runs the attempt.
         options: the task's.
         wait: for the nodes that live.
@@ -71,7 +70,7 @@ def conclude_on_node(
     Raises:
         LookupError: no failure is on record, neither here nor in the storage.
     """
-    job = _job(recording, failures, wait)
+    job = _job(recording, copies, wait)
     previous = previous_attempt(recording, max(wait.seconds, _LEAST_S), wait.give_up)
     attempt = recording.identity.attempt
     context = RetryContext(
@@ -102,17 +101,16 @@ def conclude_on_node(
     return conclusion
 
 
-def _job(recording: Recording, failures: Sequence[WorkerError], wait: Wait) -> JobErrors:
-    own = Snapshot(documents=tuple(failures))
+def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> JobErrors:
     # an unknown strategy is reported when it is asked for its verdict
     strategy = recording.strategy if recording.strategy in strategy_names() else DEFAULT_STRATEGY
     reader = MultiErrorFileOutputReader(
         recording.output_prefix,
         strategy=strategy,
         settle_seconds=wait.seconds,
-        own_snapshot=own,
+        copies=copies,
         expected_nodes=wait.expected_nodes,
-        enough=_LivingNodes(wait.heard_by).have_reported,
+        enough=_AllButOne().have_reported,
         give_up=wait.give_up,
     )
 
@@ -120,14 +118,14 @@ def _job(recording: Recording, failures: Sequence[WorkerError], wait: Wait) -> J
         try:
             return reader.job()
         except StoreError as error:
-            logger.warning("only this node's own documents are read: %s", error)
+            logger.warning("the attempt's documents cannot be read: %s", error)
             return None
 
-    job = bounded(read, wait.seconds + _STORAGE_S, "reading the other nodes' documents")
-    if job is not None:
-        return job
-    note = "own node only, the other nodes' documents could not be read in time"
-    return assemble(replace(own, notes=(note,)), expected_nodes=wait.expected_nodes, settled=False)
+    job = bounded(read, wait.seconds + _STORAGE_S, "reading the nodes' documents", wait.give_up)
+    if job is None:
+        alone = reader.job_of_copies("only the documents at hand were read; the storage did not answer in time")
+        return alone if wait.expected_nodes is None else replace(alone, settled=False)
+    return job if wait.complete else replace(job, settled=False)
 
 
 def _alternatives(strategy: str, policy: RetryPolicy | None) -> list[tuple[str, RetryPolicy | None]]:
@@ -136,26 +134,21 @@ def _alternatives(strategy: str, policy: RetryPolicy | None) -> list[tuple[str, 
     return found if policy is None else [*found, (strategy, None), (_FALLBACK, None)]
 
 
-class _LivingNodes:
-    """Tells when every living node has reported: an agent that lives acknowledges a failure within milliseconds.
+class _AllButOne:
+    """Tells when every node but one has reported, a while after this one.
 
-    Args:
-        heard_by: returns the group ranks of the agents that acknowledged; None: the shared store is gone with its node.
+    Nodes that cannot settle on a verdict through their store have lost its host.
     """
 
-    def __init__(self, heard_by: Callable[[], set[int] | None]) -> None:
-        self._heard_by = heard_by
+    def __init__(self) -> None:
         self._since = time.monotonic()
 
     def have_reported(self, roster: Sequence[NodePresence]) -> bool:
-        """Whether every living node has reported."""
+        """Whether they have."""
         if time.monotonic() - self._since < _NO_ANSWER_S:
             return False
         last = max((entry.place.round for entry in roster), default=0)
         current = [entry for entry in roster if entry.place.round == last]
+        nodes = max((entry.place.group_world_size for entry in current), default=0)
         done = {entry.place.group_rank for entry in current if entry.phase is not Phase.JOINED}
-        living = self._heard_by()
-        if living is None:
-            nodes = max((entry.place.group_world_size for entry in current), default=0)
-            return nodes > 1 and len(done) >= nodes - 1
-        return bool(living) and living <= done
+        return nodes > 1 and len(done) >= nodes - 1

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from firstfault.errors import ObjectNotFoundError
 from firstfault.model import DocumentRef, Origin, Seal
-from firstfault.store import open_store
-from firstfault.sync import run_sync
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
+from firstfault.wire.documents import decode
 from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
 from firstfault_torch.guard import bounded
-from firstfault_torch.node.document_writer import put_file
+from firstfault_torch.node.document_writer import get_file, put_file
 
 if TYPE_CHECKING:
     import threading
@@ -79,15 +76,11 @@ def previous_attempt(
     if not where:
         return None
 
-    async def get() -> bytes:
-        async with open_store(where) as store:
-            return await store.get(VERDICT, limit=MAX_DOCUMENT_BYTES)
-
     def read() -> Previous | None:
-        try:
-            found = decode(run_sync(get()), DocumentRef(VERDICT))
-        except ObjectNotFoundError:
+        document = get_file(where, VERDICT)
+        if document is None:
             return None  # it ended without a verdict: its pods were lost, or it ran without firstfault
+        found = decode(document, DocumentRef(VERDICT))
         if not isinstance(found, Seal):
             return None
         verdict, decision = verdict_from_json(found.json), decision_from_json(found.json)

@@ -6,33 +6,44 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from firstfault.model import Seal
+from firstfault.errors import BadDocumentError
+from firstfault.layout.paths import ERROR_FILE
+from firstfault.model import DocumentRef, Seal
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import report_of
-from firstfault.wire.documents import encode_seal
-from firstfault.wire.verdict_json import to_json
+from firstfault.wire.documents import decode, encode_seal
+from firstfault.wire.verdict_json import decision_from_json, to_json, verdict_from_json
 from firstfault_torch.error_file import error_file_data
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
+    from firstfault.model import Decision, Verdict
     from firstfault.report import Report
     from firstfault_torch.context import Recording
 
-__all__ = ["SealedVerdict", "seal_verdict", "torch_error_data"]
+__all__ = ["SealedVerdict", "seal_verdict", "sealed_elsewhere", "torch_error_data"]
 
 
 @dataclass(frozen=True, slots=True)
 class SealedVerdict:
-    """What a node concluded from a failed attempt, ready to be published."""
+    """The verdict on a failed attempt, ready to be published."""
 
-    conclusion: Conclusion
-    report: Report
-    """Without credentials; message and deck are rendered from it."""
+    verdict: Verdict
+    """Without credentials."""
+    decision: Decision
     seal: Seal
     document: bytes
     """The ``error.pb``."""
     recording: Recording
-    """That of the node that sealed."""
+    """This node's."""
+    conclusion: Conclusion | None = None
+    """None: another node concluded."""
+    report: Report | None = None
+    """Without credentials; message and deck are rendered from it. None: another node concluded."""
+    for_all: bool = False
+    """All nodes settled on it: only the node that concluded publishes it."""
+    durable: bool = False
+    """Whether the ``error.pb`` is in the storage."""
 
 
 def seal_verdict(conclusion: Conclusion, recording: Recording) -> SealedVerdict:
@@ -65,12 +76,31 @@ def seal_verdict(conclusion: Conclusion, recording: Recording) -> SealedVerdict:
         fault_timestamp_ns=verdict.timestamp_ns,
         worker=verdict.node or "",
     )
-    return SealedVerdict(conclusion, report, seal, encode_seal(seal), recording)
+    return SealedVerdict(verdict, decision, seal, encode_seal(seal), recording, conclusion, report)
 
 
-def torch_error_data(conclusion: Conclusion) -> dict[str, Any]:
+def sealed_elsewhere(document: bytes, recording: Recording, *, durable: bool) -> SealedVerdict:
+    """Return the verdict that another node sealed.
+
+    Args:
+        document: its ``error.pb``.
+        recording: this node's.
+        durable: whether the document is in the storage.
+
+    Raises:
+        BadDocumentError: the document is no sealed verdict of a version that can be read.
+    """
+    seal = decode(document, DocumentRef(ERROR_FILE))
+    if not isinstance(seal, Seal):
+        raise BadDocumentError(f"the {ERROR_FILE} holds no sealed verdict")
+    verdict, decision = verdict_from_json(seal.json), decision_from_json(seal.json)
+    if verdict is None or decision is None:
+        raise BadDocumentError(f"the {ERROR_FILE} was sealed by another version")
+    return SealedVerdict(verdict, decision, seal, document, recording, for_all=True, durable=durable)
+
+
+def torch_error_data(verdict: Verdict) -> dict[str, Any]:
     """Return the root cause as torch's ``error.json`` has it."""
-    verdict = conclusion.verdict
     root = verdict.root
     exception = root.exception if root is not None else None
     return error_file_data(

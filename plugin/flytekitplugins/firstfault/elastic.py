@@ -156,7 +156,7 @@ def _local_error(failed: NodeFailedError) -> Exception:
     """Return kfpytorch's exception for a local call; a pod raises it too if it could not seal its verdict."""
     if failed.verdict is None:
         return _plain_failure(failed.error)
-    verdict, decision = failed.verdict.conclusion.verdict, failed.verdict.conclusion.decision
+    verdict, decision = failed.verdict.verdict, failed.verdict.decision
     timestamp = verdict.timestamp_ns / 1e9 if verdict.timestamp_ns else None
     if decision.retry:
         recoverable: Exception = FlyteRecoverableException(failed.verdict.seal.message, timestamp=timestamp)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.model.roster import pods_live
 from firstfault_torch.context import Identity, host_name
 from firstfault_torch.engine import ErrorName
-from firstfault_torch.guard import bounded, caught
-from firstfault_torch.node.document_writer import put_file
+from firstfault_torch.guard import caught
+from firstfault_torch.node.document_writer import get_file, put_on_node
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.outputs import await_outputs, newest_seal, sealed_name
 
@@ -29,8 +29,10 @@ RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PLAIN_CODE = "USER:RuntimeError"
 """flytekit's code for an exception without an ``error_code``."""
+_UPLOAD_S = 5.0
+"""Longest time for uploading the verdict, seconds; the stock entrypoint tries again."""
 _NOW_S = 1.0
-"""Longest time for uploading the verdict if the process ends now, seconds."""
+"""The same if the process ends now."""
 
 
 class Published(NamedTuple):
@@ -38,8 +40,10 @@ class Published(NamedTuple):
 
     document: bytes
     """The ``error.pb``."""
+    durable: bool
+    """Whether it is in the storage already."""
     writes_deck: bool
-    """Whether this pod's entrypoint may write the deck; False: another pod writes it."""
+    """Whether the entrypoint is to write the deck; False: there is none, it is written, or another pod writes it."""
 
 
 class FlyteEngine:
@@ -63,7 +67,7 @@ class FlyteEngine:
         strategy: str = "",
         raw_prefix: str = "",
         previous_raw_prefix: str = "",
-        leave_deck: Callable[[SealedVerdict, threading.Event | None], bool] = lambda _verdict, _give_up: True,
+        leave_deck: Callable[[SealedVerdict, threading.Event | None], bool] = lambda _verdict, _give_up: False,
     ) -> None:
         self.in_pod = in_pod
         self.published: Published | None = None
@@ -99,16 +103,29 @@ class FlyteEngine:
 
     def publish(
         self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
-    ) -> None:
-        """Set `published` for the stock entrypoint; if the process ends now, upload the verdict here."""
+    ) -> SealedVerdict:
+        """Upload the verdict, and leave it to the stock entrypoint if that fails; write the deck."""
         if not self.in_pod:
-            return
+            return verdict
         if leaving_now:
-            put = partial(put_file, self._output_prefix, sealed_name(), verdict.document)
-            bounded(put, _NOW_S, "uploading the verdict")
-            return
-        document = newest_seal(verdict.seal, verdict.document, self._output_prefix)
-        self.published = Published(document, self._leave_deck(verdict, give_up))
+            return self._uploaded(verdict, _NOW_S)
+        if not verdict.for_all:
+            # the nodes could not settle on one verdict
+            document = newest_seal(verdict.seal, verdict.document, self._output_prefix)
+            verdict = replace(verdict, document=document)
+        writes_deck = self._leave_deck(verdict, give_up)
+        if not verdict.durable:
+            verdict = self._uploaded(verdict, _UPLOAD_S)
+        self.published = Published(verdict.document, verdict.durable, writes_deck)
+        return verdict
+
+    def _uploaded(self, verdict: SealedVerdict, seconds: float) -> SealedVerdict:
+        name = sealed_name(self._output_prefix)
+        return replace(verdict, durable=put_on_node(name, verdict.document, verdict.recording, seconds))
+
+    def published_verdict(self) -> bytes | None:
+        """Return the ``error.pb`` that a pod has uploaded; None for a local call."""
+        return get_file(self._output_prefix, sealed_name(self._output_prefix)) if self.in_pod else None
 
     def await_exit(self, *, has_rank_0: bool, give_up: threading.Event) -> None:
         """Wait for rank 0's outputs: Kubeflow counts the job as succeeded when the first pod exits with 0."""

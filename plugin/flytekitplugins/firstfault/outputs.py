@@ -13,8 +13,9 @@ from firstfault.layout.paths import DECK, ERROR_FILE, OUTPUTS, is_stock_error_fi
 from firstfault.model import DocumentRef, Seal
 from firstfault.store import open_store
 from firstfault.sync import run_sync
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
+from firstfault.wire.documents import decode
 from firstfault_torch.guard import logger
+from firstfault_torch.node.document_writer import get_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,9 +34,10 @@ def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
     return bool(next((environment[name] for name in names if name in environment), ""))
 
 
-def sealed_name() -> str:
-    """Return the name of this pod's error file."""
-    return f"error-{uuid.uuid4().hex}.pb" if multi_error_files() else ERROR_FILE
+def sealed_name(output_prefix: str) -> str:
+    """Return the name of the verdict's file, the same in all pods of an attempt: one pod writes it for all."""
+    unique = uuid.uuid5(uuid.NAMESPACE_URL, output_prefix).hex
+    return f"error-{unique}.pb" if multi_error_files() else ERROR_FILE
 
 
 def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
@@ -43,19 +45,12 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
 
     Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
     """
-    if multi_error_files():
-        return document
-
-    async def left() -> bytes:
-        async with open_store(output_prefix) as store:
-            return await store.get(ERROR_FILE, limit=MAX_DOCUMENT_BYTES)
-
     try:
-        other = run_sync(left())
-        found = decode(other, DocumentRef(ERROR_FILE))
+        other = get_file(output_prefix, sealed_name(output_prefix))
+        found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
     except (StoreError, BadDocumentError):
-        return document  # there is no other error.pb, or it cannot be read
-    return other if isinstance(found, Seal) and found.count > seal.count else document
+        return document
+    return other if other is not None and isinstance(found, Seal) and found.count > seal.count else document
 
 
 def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = _LONGEST_S) -> bool:

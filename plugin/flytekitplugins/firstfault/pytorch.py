@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from flytekit.extend import IgnoreOutputs
 
 from firstfault.model import NodePresence, Phase
+from firstfault.wire.documents import encode
 from firstfault_torch.context import worker_place
 from firstfault_torch.guard import bounded, guarded, logger
-from firstfault_torch.node.document_writer import as_stored, put_entry
+from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
 from firstfault_torch.run import recording_of
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.previous import leave_verdict
@@ -54,7 +55,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
         verdict: SealedVerdict | None = None
         with guarded("concluding on the failure"):
             verdict = _conclude(error, task, engine, recording, place)
-            engine.publish(verdict)
+            verdict = engine.publish(verdict)
         if verdict is not None and engine.published is not None and isinstance(error, Exception):
             raise verdict_error(verdict, engine.published) from error
         raise
@@ -73,9 +74,9 @@ def _conclude(
     options = task.options()
     wait = Wait(options.settle_seconds, expected_nodes=place.group_world_size or None)
     verdict = seal_verdict(
-        conclude_on_node(recording, [as_stored(failure, receipt.name)], engine, options, wait), recording
+        conclude_on_node(recording, {document_path(receipt.name): encode(failure)}, engine, options, wait), recording
     )
-    if verdict.report.decision.retry:
+    if verdict.decision.retry:
         leave_verdict(recording, verdict.document)
     logger.error("%s", verdict.seal.message)
     return verdict
@@ -100,7 +101,7 @@ def _announce(
 
     def put() -> None:
         try:
-            put_entry(presence, recording)
+            put_on_node(*as_entry(presence), recording, recording.upload_deadline_seconds)
         finally:
             ended.set()
 

@@ -15,7 +15,7 @@ from flytekit.core.context_manager import FlyteContextManager
 from flytekit.core.pod_template import PodTemplate
 from flytekit.core.resources import convert_resources_to_resource_model
 from flytekit.exceptions.user import FlyteUserRuntimeException
-from flytekit.extend import TaskPlugins
+from flytekit.extend import IgnoreOutputs, TaskPlugins
 from flytekit.models.literals import LiteralMap
 from google.protobuf.json_format import MessageToDict
 
@@ -116,7 +116,8 @@ class _ReportingTask(PythonFunctionTask[Any]):
         """Run the task; write a sealed verdict to a file that the stock entrypoint uploads unchanged.
 
         An exception would reach Flyte as ``Trace: ...``, without nanoseconds and with the name of the pod that raised
-        it. Flyte looks for errors first, so it ignores the empty outputs beside the file.
+        it. Flyte looks for errors first, so it ignores the empty outputs beside the file. If the verdict is in the
+        storage already, the entrypoint uploads nothing.
         """
         self._leaves_deck = False
         try:
@@ -124,10 +125,13 @@ class _ReportingTask(PythonFunctionTask[Any]):
         except FlyteUserRuntimeException as error:
             if not isinstance(error.value, VerdictSealedError):
                 raise
-            self._leaves_deck = error.value.leaves_deck
+            published = error.value.published
+            if published.durable and not published.writes_deck:
+                raise FlyteUserRuntimeException(IgnoreOutputs(str(error.value))) from error
+            self._leaves_deck = not published.writes_deck
             folder = Path(ctx.execution_state.engine_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / sealed_name()).write_bytes(error.value.document)
+            (folder / sealed_name(_output_prefix())).write_bytes(published.document)
             return LiteralMap(literals={})
 
     @property
@@ -178,7 +182,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
 
     def _write_deck(self, verdict: SealedVerdict, give_up: threading.Event | None) -> bool:
         if not self.leaves_deck:
-            return True
+            return not self._disable_deck
         from flytekitplugins.firstfault.deck.write import leave_deck  # noqa: PLC0415 - only a failure needs it
 
         return leave_deck(verdict, self.name, staying=self._deck_writers, give_up=give_up)

@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     from firstfault_torch.verdict.seal import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import Published
 
-__all__ = ["ElasticTaskError", "RecoverableVerdictSealedError", "VerdictSealedError", "verdict_error"]
+__all__ = [
+    "ElasticTaskError",
+    "RecoverableVerdictSealedError",
+    "VerdictSealedError",
+    "verdict_error",
+]
 
 
 class VerdictSealedError(Exception):
@@ -18,23 +23,20 @@ class VerdictSealedError(Exception):
 
     Args:
         headline: the verdict in one line.
-        document: bytes of the ``error.pb``.
-        leaves_deck: whether another pod writes the deck.
+        published: what this pod has published, and what it has not.
     """
 
-    def __init__(self, headline: str, document: bytes, *, leaves_deck: bool = False) -> None:
+    def __init__(self, headline: str, published: Published) -> None:
         super().__init__(headline)
-        self.document = document
-        self.leaves_deck = leaves_deck
+        self.published = published
 
 
 class RecoverableVerdictSealedError(VerdictSealedError, FlyteRecoverableException):
     """A `VerdictSealedError` to be retried; to code outside of a dispatch it is a FlyteRecoverableException."""
 
-    def __init__(self, headline: str, document: bytes, *, leaves_deck: bool = False) -> None:
+    def __init__(self, headline: str, published: Published) -> None:
         FlyteRecoverableException.__init__(self, headline)
-        self.document = document
-        self.leaves_deck = leaves_deck
+        self.published = published
 
 
 class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
@@ -53,6 +55,5 @@ class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
 
 def verdict_error(verdict: SealedVerdict, published: Published) -> VerdictSealedError:
     """Return the exception that a pod raises after it has published a verdict."""
-    kind = RecoverableVerdictSealedError if verdict.conclusion.decision.retry else VerdictSealedError
-    headline = verdict.conclusion.verdict.headline
-    return kind(headline, published.document, leaves_deck=not published.writes_deck)
+    kind = RecoverableVerdictSealedError if verdict.decision.retry else VerdictSealedError
+    return kind(verdict.verdict.headline, published)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from firstfault.layout.paths import Layout
     from firstfault.model import JobErrors
     from firstfault.reading.key_table import KeyTable
-    from firstfault.store import ObjectInfo, Store
+    from firstfault.store import ObjectInfo, ReadableStore
 
 __all__ = ["list_all", "look", "read_document", "read_listed", "read_roster"]
 
@@ -72,7 +72,7 @@ class _Opened:
 
 
 async def look(
-    store: Store,
+    store: ReadableStore,
     layout: Layout,
     wish_of: Callable[[Sequence[Seal]], Wish],
     judge: Callable[[Snapshot], JobErrors],
@@ -103,7 +103,7 @@ async def look(
     return await read_listed(store, layout, listing, wish_of, judge, dict(known or {}))
 
 
-async def list_all(store: Store, layout: Layout) -> Listing:
+async def list_all(store: ReadableStore, layout: Layout) -> Listing:
     """Return the listing of an attempt's folders.
 
     Raises:
@@ -113,7 +113,7 @@ async def list_all(store: Store, layout: Layout) -> Listing:
 
 
 async def read_listed(  # noqa: PLR0913, PLR0917 - the parts of a read
-    store: Store,
+    store: ReadableStore,
     layout: Layout,
     listing: Listing,
     wish_of: Callable[[Sequence[Seal]], Wish],
@@ -136,7 +136,7 @@ async def read_listed(  # noqa: PLR0913, PLR0917 - the parts of a read
 # --- the first failure alone ----------------------------------------------------------------------------------------
 
 
-async def _first(store: Store, layout: Layout) -> tuple[Snapshot | None, Listing]:
+async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None, Listing]:
     """Return the earliest failure of the last round, from the first page of names, and the listing.
 
     The findings are None if more must be read: the attempt is small or has other files, or the first document cannot be
@@ -182,7 +182,7 @@ async def _first(store: Store, layout: Layout) -> tuple[Snapshot | None, Listing
 class _Look:
     """Reads the documents of a listing."""
 
-    def __init__(self, store: Store, layout: Layout, listing: Listing, roster: dict[str, NodePresence]) -> None:
+    def __init__(self, store: ReadableStore, layout: Layout, listing: Listing, roster: dict[str, NodePresence]) -> None:
         self._store = store
         self._layout = layout
         self._listing = listing
@@ -293,7 +293,7 @@ class _Look:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-async def read_document(store: Store, path: str, item: ObjectInfo | None) -> WorkerError | Seal | Unreadable:
+async def read_document(store: ReadableStore, path: str, item: ObjectInfo | None) -> WorkerError | Seal | Unreadable:
     """Return a decoded document, or why it cannot be read.
 
     Args:
@@ -327,7 +327,7 @@ def _too_large(name: str, size: int) -> Unreadable:
 
 
 async def read_roster(
-    store: Store, folder: str, names: Sequence[ObjectInfo]
+    store: ReadableStore, folder: str, names: Sequence[ObjectInfo]
 ) -> tuple[dict[str, NodePresence], list[Unreadable]]:
     """Return the entries by name, and the unreadable ones; those have an entry with the fields of their names."""
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from firstfault.layout.paths import Layout
-    from firstfault.store import Page, Store
+    from firstfault.store import Page, ReadableStore
 
 __all__ = ["Listing", "begin", "list_everything"]
 
@@ -79,7 +79,7 @@ def _named(item: ObjectInfo, name: str) -> ObjectInfo:
 
 
 async def begin(
-    store: Store, layout: Layout, eager: Callable[[ObjectInfo], None] = lambda _: None, small: int = 0
+    store: ReadableStore, layout: Layout, eager: Callable[[ObjectInfo], None] = lambda _: None, small: int = 0
 ) -> Listing:
     """List two first pages at once: from the start of the documents, and from the end of the keys.
 
@@ -114,7 +114,7 @@ async def begin(
     return listing
 
 
-async def list_everything(store: Store, layout: Layout, begun: Listing | None = None) -> Listing:
+async def list_everything(store: ReadableStore, layout: Layout, begun: Listing | None = None) -> Listing:
     """Return the complete listing of an attempt's folders; continues one of `begin`."""
     if begun is not None and begun.in_order:
         await gathered(_before(store, layout, begun), _behind(store, layout, begun))
@@ -155,14 +155,14 @@ def _take(listing: Listing, page: Page, layout: Layout, end: str | None) -> str 
     return last if last.startswith(_STOCK) else max(last, f"{layout.errors}/{_BEFORE_NAMES}")
 
 
-async def _before(store: Store, layout: Layout, listing: Listing) -> None:
+async def _before(store: ReadableStore, layout: Layout, listing: Listing) -> None:
     while listing.rest is not None and listing.in_order:
         page = await store.page(after=listing.rest)
         listing.in_order = page.in_order
         listing.rest = _take(listing, page, layout, _end_of_keys(layout))
 
 
-async def _behind(store: Store, layout: Layout, listing: Listing) -> None:
+async def _behind(store: ReadableStore, layout: Layout, listing: Listing) -> None:
     while listing.rest_after_keys is not None and listing.in_order:
         page = await store.page(after=listing.rest_after_keys)
         listing.in_order = page.in_order

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from firstfault.model import NodePresence
-    from firstfault.store import Store
+    from firstfault.store import ReadableStore
 
 __all__ = ["Patience", "await_nodes"]
 
@@ -38,7 +38,9 @@ class Patience:
     """Once set, ends the wait."""
 
 
-async def await_nodes(store: Store, folder: str | None, patience: Patience) -> tuple[dict[str, NodePresence], bool]:
+async def await_nodes(
+    store: ReadableStore, folder: str | None, patience: Patience
+) -> tuple[dict[str, NodePresence], bool]:
     """Read the roster until every node has reported or the wait is over.
 
     Args:

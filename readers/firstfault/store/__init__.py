@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from firstfault.lazy import lazy_names
-from firstfault.store._api import ObjectInfo, Page, Store
+from firstfault.store._api import ObjectInfo, Page, ReadableStore, Store
 from firstfault.store._open import open_store
 from firstfault.store._uri import is_remote, join, split_name
 
@@ -22,6 +22,7 @@ __all__ = [
     "ObjectInfo",
     "ObstoreStore",
     "Page",
+    "ReadableStore",
     "Store",
     "is_remote",
     "join",

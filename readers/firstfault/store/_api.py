@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["ObjectInfo", "Page", "Store"]
+__all__ = ["ObjectInfo", "Page", "ReadableStore", "Store"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class Page:
         return all(one < other for one, other in itertools.pairwise(names))
 
 
-class Store(Protocol):
-    """A folder of objects. All errors are `firstfault.errors.StoreError`; transient ones have been retried."""
+class ReadableStore(Protocol):
+    """A folder of objects to read. All errors are `firstfault.errors.StoreError`; transient ones have been retried."""
 
     @property
     def uri(self) -> str:
@@ -90,6 +90,10 @@ class Store(Protocol):
                 has given the size.
         """
         ...
+
+
+class Store(ReadableStore, Protocol):
+    """A folder of objects to read and to write."""
 
     async def put(self, path: str, data: bytes) -> None:
         """Write an object atomically: a reader sees all of it or none of it."""

@@ -1,5 +1,7 @@
 """Writes the deck of a failed attempt, with the report as its first tab: one pod writes it, the others wait for it.
 
+It is the pod that concluded for all. If the pods could not settle on a verdict, each elects the same one.
+
 Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte shows a deck only if it exists at that
 moment. Without this, the entrypoint of every pod would write its own deck over the others'.
 """
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from firstfault.model import JobErrors, NodePresence, Place
+    from firstfault.report import Report
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault_torch.verdict.seal import SealedVerdict
 
@@ -51,7 +54,7 @@ def leave_deck(
 ) -> bool:
     """Write the deck, or wait a few seconds for the elected pod to write it; raise nothing.
 
-    Return whether this pod's entrypoint may write the deck after the task; False if another pod writes it.
+    Return whether this pod's entrypoint is to write the deck after the task: it has not been written.
 
     Args:
         verdict: the verdict on the failure.
@@ -60,15 +63,17 @@ def leave_deck(
         give_up: ends the wait.
     """
     recording = verdict.recording
+    if verdict.report is None:
+        return False  # the pod that concluded for all has written it
     with guarded("publishing the deck"):
-        place = elected(verdict.report.job, staying)
+        place = elected(verdict.report.job, staying) if not verdict.for_all else None
         if place is not None and (place.node, place.incarnation) != (recording.identity.node, recording.incarnation):
             wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, _WRITING_S)
             bounded(wait, _WRITING_S, "waiting for the deck", give_up)
             return False
         # flytekit's context is a context variable of this thread
-        write = partial(contextvars.copy_context().run, _write, verdict, task_name)
-        bounded(write, _WRITING_S, "writing the deck", give_up)
+        write = partial(contextvars.copy_context().run, _write, verdict, verdict.report, task_name)
+        return bounded(write, _WRITING_S, "writing the deck", give_up) is None
     return True
 
 
@@ -107,12 +112,12 @@ def _order_of(entry: NodePresence) -> tuple[float, str, int]:
     return (float("inf") if rank is None else rank, entry.place.node, entry.place.incarnation)
 
 
-def _write(verdict: SealedVerdict, task_name: str) -> None:
-    """Add the report's tab and rank 0's to flytekit's list of decks, and write it as flytekit does."""
+def _write(verdict: SealedVerdict, said: Report, task_name: str) -> bool:
+    """Add the report's tab and rank 0's to flytekit's list of decks, and write it as flytekit does; return True."""
     from firstfault.render.html import deck_html  # noqa: PLC0415 - only a failure needs it
 
     recording = verdict.recording
-    report = _deck(TAB, f"{_MARK}\n{deck_html(with_attempts(verdict.report, _attempts(verdict)))}")
+    report = _deck(TAB, f"{_MARK}\n{deck_html(with_attempts(said, _attempts(verdict)))}")
     children: list[Deck] = []
     if recording.files is not None:
         with guarded("reading rank 0's decks"):
@@ -121,12 +126,13 @@ def _write(verdict: SealedVerdict, task_name: str) -> None:
     parameters = FlyteContextManager.current_context().user_space_params
     parameters.decks[:] = _tabs(report, children, parameters.decks)
     _output_deck(task_name.rpartition(".")[2], parameters)
+    return True
 
 
 def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
     """Return the earlier attempts, if they can be read in time."""
     identity = verdict.recording.identity
-    if identity.attempt == 0:
+    if identity.attempt == 0 or verdict.conclusion is None:
         return ()
     read = partial(sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=_BEFORE_S)
     return bounded(read, _BEFORE_S, "reading the attempts before") or ()

@@ -31,6 +31,8 @@ _FAREWELL = b"bye\n"
 _RECONNECT_S = 1.5
 """Time for an agent to reconnect before it counts as dead."""
 _PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 2.0
+"""Longest pause between two looks for the first agent's port, which all agents take."""
 _CONNECTING_S = 5.0
 _FIRST_AGENT_S = 300.0
 """Longest wait for the first agent to open its port; without firstfault it never does."""
@@ -159,11 +161,13 @@ class Liveness:
     def _first_address(self) -> dict[str, Any] | None:
         store = self._store.clone()
         deadline = time.monotonic() + _FIRST_AGENT_S
+        pause = _PAUSE_S
         while not self._ended.is_set() and time.monotonic() < deadline:
             if store.check([_KEY]):
                 address: dict[str, Any] = json.loads(store.get(_KEY))
                 return address
-            self._ended.wait(_PAUSE_S)
+            self._ended.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
         return None
 
     def _connect(self, where: dict[str, Any], first: _Peer, seconds: float) -> socket.socket | None:

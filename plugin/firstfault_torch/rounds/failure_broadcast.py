@@ -28,8 +28,6 @@ _OUTCOME = "firstfault/outcome"
 """Set once a round: which node failed, or that all have finished. Every agent waits for it."""
 _FATAL = "firstfault/fatal"
 """Set by a node that fails for good, also when `_OUTCOME` already holds a failure after which workers restart."""
-_HEARD = "firstfault/heard"
-"""Prefix; each agent sets its own key when it learns of a failure, which shows that it is alive."""
 _WAIT = dt.timedelta(days=30)
 """Longer than any round: every end of a round sets the outcome, and a lost store ends the wait."""
 _LOOK_S = 0.5
@@ -77,16 +75,21 @@ class RoundOutcome:
 
 
 class FailureBroadcast:
-    """Waits for a round's outcome, sends one, and lists the agents that know it.
+    """Waits for a round's outcome, and sends one.
 
     Args:
         store: the round's own; it is cloned, so that a wait here does not block the agent's own use of it.
         group_rank: this node's.
         wake: called from the waiting thread when the outcome is known.
+        heard: called from the waiting thread with a connection to the store, after a failure that is fatal or that
+            restarts the workers.
     """
 
-    def __init__(self, store: Any, group_rank: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, store: Any, group_rank: int, wake: Callable[[], None], heard: Callable[[Any], None] = lambda _: None
+    ) -> None:
         self._store = store
+        self._heard = heard
         self._group_rank = group_rank
         self._wake = wake
         self._outcome: RoundOutcome | None = None
@@ -94,6 +97,8 @@ class FailureBroadcast:
         self._sent: FirstFailure | None = None
         self._connection: Any = None
         """Opened before there is anything to send: a slow name service must not delay a failure notice."""
+        self._waiting: Any = None
+        """The waiting thread's own."""
         self._thread = threading.Thread(target=self._wait, name="firstfault-outcome", daemon=True)
         self._thread.start()
 
@@ -161,19 +166,12 @@ class FailureBroadcast:
             failure = bounded(ask, _STORE_S, "asking which node failed")
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
-    def heard_by(self, nodes: int, give_up: threading.Event | None = None) -> set[int] | None:
-        """Return the group ranks of the agents that know of the failure; None if the store cannot be reached.
-
-        Args:
-            nodes: of the round.
-            give_up: once set, ends the wait.
-        """
-
-        def ask() -> set[int]:
-            store = self._connection or _connected(self._store)
-            return {rank for rank in range(nodes) if store.check([f"{_HEARD}/{rank}"])}
-
-        return None if self._is_lost() else bounded(ask, _STORE_S, "asking which agents know of the failure", give_up)
+    def connections(self) -> tuple[Any, Any] | None:
+        """Return two connections to the store after a failure, None if it is lost: one to use, one to wait with."""
+        self._thread.join(_STORE_S)
+        if self._is_lost() or self._thread.is_alive() or self._waiting is None or self._connection is None:
+            return None
+        return self._connection, self._waiting
 
     def end(self) -> None:
         """End the waiting thread by setting the round's outcome."""
@@ -204,7 +202,7 @@ class FailureBroadcast:
             while not self._ended.wait(_LOOK_S):
                 if self._connection.check([_FATAL]):
                     self._outcome = RoundOutcome(failure=_failure_from(self._connection.get(_FATAL)))
-                    self._connection.set(f"{_HEARD}/{self._group_rank}", "1")
+                    self._heard(self._connection)
                     return
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             self._outcome = RoundOutcome(lost=str(error).splitlines()[0])
@@ -213,12 +211,12 @@ class FailureBroadcast:
         while True:
             try:
                 self._connection = _connected(self._store)
-                store = _connected(self._store)
+                self._waiting = store = _connected(self._store)
                 store.wait([_OUTCOME], _WAIT)
                 failure = _failure_from(store.get(_OUTCOME))
                 if failure is None:
                     return RoundOutcome(finished=True)
-                store.set(f"{_HEARD}/{self._group_rank}", "1")
+                self._heard(store)
                 return RoundOutcome(failure=failure)
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 # a connection can also break while the store's host is alive

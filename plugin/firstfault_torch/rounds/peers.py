@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import DIED_UNHEARD
-from firstfault_torch.agent.failure_broadcast import FailureBroadcast, FirstFailure
-from firstfault_torch.agent.liveness import Liveness
-from firstfault_torch.agent.roster_poll import RosterPoll
-from firstfault_torch.guard import bounded
+from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.rounds.liveness import Liveness
+from firstfault_torch.rounds.roster_poll import RosterPoll
+from firstfault_torch.rounds.settlement import Settlement
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch.distributed.elastic.agent.server.api import WorkerGroup
 
-    from firstfault_torch.agent.failure_broadcast import RoundOutcome
     from firstfault_torch.context import Recording
+    from firstfault_torch.rounds.failure_broadcast import RoundOutcome
+    from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
 __all__ = ["Peers"]
 
@@ -33,6 +35,7 @@ class Peers:
     Args:
         group: this node's workers, with the round's store.
         recording: of the round.
+        copies: what this node has written so far.
         interval: seconds between two looks at the workers.
         can_restart: whether the workers may be started again after a failure.
         wake: called from a thread when the round's outcome is known.
@@ -43,6 +46,7 @@ class Peers:
         self,
         group: WorkerGroup,
         recording: Recording,
+        copies: Mapping[str, bytes],
         *,
         interval: float,
         can_restart: bool,
@@ -52,14 +56,17 @@ class Peers:
         self._group = group
         self._gave_up = gave_up
         own, node = group.group_rank or 0, recording.identity.node
-        self.broadcast = FailureBroadcast(group.store, own, wake)
+        nodes = group.group_world_size or 1
+        self._settlement = Settlement(own, nodes)
+        self.broadcast = FailureBroadcast(group.store, own, wake, self._settlement.heard)
+        with guarded("telling the other agents that this node has joined"):
+            self._settlement.join(group.store, copies)
         self._liveness: Liveness | None = Liveness(
             group.store, own, node, group.master_addr or "", self._report_dead_agent
         )
         self._roster_poll: RosterPoll | None = None
         if recording.files is not None:
             patience = interval + (_COMING_BACK_S if can_restart else 0)
-            nodes = group.group_world_size or 1
             self._roster_poll = RosterPoll(
                 recording,
                 recording.files,
@@ -85,9 +92,26 @@ class Peers:
         """Close the rendezvous, so that no node waits in it for this one."""
         bounded(self._group.spec.rdzv_handler.set_closed, _CLOSING_S, "closing the rendezvous")
 
-    def heard_by(self) -> set[int] | None:
-        """Return the group ranks of the agents that know of the failure; None: the store is gone."""
-        return self.broadcast.heard_by(self._group.group_world_size or 0, self._gave_up)
+    def settle(
+        self,
+        copies: Mapping[str, bytes],
+        conclude: Callable[[Reports], bytes | None],
+        publish: Callable[[], bool],
+        seconds: float,
+    ) -> SettledDocument | None:
+        """Settle on one verdict with the other agents; None if the store is lost. See `Settlement.settle`."""
+        connections = self.broadcast.connections()
+        if connections is None:
+            return None
+        return self._settlement.settle(
+            connections,
+            copies,
+            conclude,
+            publish,
+            seconds=seconds,
+            leaving=self._gave_up.is_set(),
+            give_up=self._gave_up,
+        )
 
     def stop_listening(self) -> None:
         """Close the connections to the other agents, and stop polling the roster."""

@@ -16,8 +16,8 @@ from firstfault_torch.guard import guarded, logger
 if TYPE_CHECKING:
     import threading
 
-    from firstfault_torch.agent.failure_broadcast import FailureBroadcast
     from firstfault_torch.context import Recording
+    from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
 
 __all__ = ["await_all", "begin_round"]
 

@@ -1,0 +1,315 @@
+"""Lets the agents of a failed round settle on one verdict: one of them concludes for all, the others take what it says.
+
+Each agent hands its report to the round's store and counts its arrival there, so nobody polls the storage. When all
+agents that live have arrived, one of them names an order in which agents conclude: the first does it; if it does not
+deliver in time, the next one does. An agent sends about ten requests to the store, however many agents there are.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import queue
+import struct
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch.distributed as dist
+
+from firstfault.errors import BadDocumentError
+from firstfault.wire.bundle import pack, unpack
+from firstfault_torch.guard import bounded, guarded, logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["Reports", "SettledDocument", "Settlement"]
+
+_JOINED = "firstfault/joined"
+"""What each agent said when its workers started: frames, one behind the other."""
+_HEARD = "firstfault/heard"
+"""Group ranks of the agents that know of the failure, each followed by a space."""
+_REPORTS = "firstfault/reports"
+"""What each agent says after the failure: frames, one behind the other."""
+_ARRIVED = "firstfault/arrived"
+"""Group ranks of the agents that have handed in their report, each followed by a space; ``!`` marks one that leaves."""
+_ARRIVALS = "firstfault/arrivals"
+"""Their number."""
+_ORDER = "firstfault/order"
+"""Set once, when nobody else is waited for: who concludes, in turn."""
+_SEALER = "firstfault/sealer"
+"""Whose turn it is to conclude."""
+_SEAL = "firstfault/seal"
+"""The verdict."""
+_DOCUMENT = "error.pb"
+_DURABLE = "durable"
+_FRAME = struct.Struct(">II")
+"""Group rank and length, before each bundle."""
+_MAX_REPORT = 256 * 1024
+"""Bytes of one node's bundle. What does not fit is read from the storage."""
+_MAX_TURNS = 4
+_TURN_S = 2.0
+"""How long an agent may take to conclude before the next one does it, seconds."""
+_TURN_FOR_NODE_S = 0.002
+"""More of it for each node: reading takes longer."""
+_NO_ANSWER_S = 3.0
+"""An agent that has not acknowledged the failure so long after another's report counts as dead."""
+_LOOK_S = 0.5
+"""Seconds between two looks at who lives; doubled each time, up to `_LONGEST_LOOK_S`."""
+_LONGEST_LOOK_S = 2.0
+_STEP_S = 5.0
+"""Longest wait for the store to take or give values."""
+_LEAVING_S = 1.5
+"""Longest wait for the verdict once this process was told to go."""
+_FOREVER = dt.timedelta(days=30)
+
+
+class SettledDocument(NamedTuple):
+    """The sealed verdict, as its agent hands it to the others."""
+
+    document: bytes
+    """The ``error.pb``."""
+    durable: bool
+    """Whether it is in the storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """What the agents handed in."""
+
+    copies: dict[str, bytes] = field(default_factory=dict)
+    """Documents and roster entries of all nodes, by path below the output prefix."""
+    complete: bool = True
+    """Every agent that lives has reported."""
+
+
+class Settlement:
+    """One agent's part in the settlement of a round.
+
+    Args:
+        group_rank: this node's.
+        nodes: of the round.
+    """
+
+    def __init__(self, group_rank: int, nodes: int) -> None:
+        self._own = group_rank
+        self._nodes = nodes
+        self._arrived_as = 0
+        """How many had arrived when this one had; 0: it has not."""
+
+    def join(self, store: Any, copies: Mapping[str, bytes]) -> None:
+        """Hand in what this node says when its workers start; the others need it if the node dies."""
+        store.append(_JOINED, _framed(self._own, copies))
+
+    def heard(self, store: Any) -> None:
+        """Tell that this node knows of a fatal failure, which shows that its agent lives."""
+        store.append(_HEARD, f"{self._own} ")
+
+    def settle(  # noqa: PLR0913 - keywords
+        self,
+        connections: tuple[Any, Any],
+        copies: Mapping[str, bytes],
+        conclude: Callable[[Reports], bytes | None],
+        publish: Callable[[], bool],
+        *,
+        seconds: float,
+        leaving: bool = False,
+        give_up: threading.Event | None = None,
+    ) -> SettledDocument | None:
+        """Return the verdict on which the agents settled; None if they could not: the store or too many are lost.
+
+        Args:
+            connections: two connections to the store; the second one only waits.
+            copies: this node's documents and roster entries.
+            conclude: called if it is this node's turn; returns the ``error.pb``, None if it cannot be made.
+            publish: called after `conclude`; makes the ``error.pb`` durable, and returns whether it is.
+            seconds: longest wait for the other nodes' reports.
+            leaving: this process was told to go; others conclude, if there are others.
+            give_up: once set, shortens the waits.
+        """
+        store, waiting = connections
+        arrived = bounded(partial(self._arrive, store, copies, leaving), _STEP_S, "handing in this node's report")
+        if not arrived:
+            return None
+        results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(
+            target=_wait_for_both, args=(waiting, results), name="firstfault-settlement", daemon=True
+        ).start()
+        order = self._await_order(store, results, seconds, give_up)
+        if order is None:
+            return None
+        for turn, group_rank in enumerate(order["sealers"]):
+            if group_rank == self._own:
+                document = self._concluded(store, order, turn, conclude)
+                if isinstance(document, SettledDocument):
+                    return document
+                if document is not None:
+                    return self._published(store, document, publish)
+            found = _next_from(results, self._turn_seconds, give_up)
+            if isinstance(found, bytes):
+                return _unpacked(found)
+            if isinstance(found, Exception):
+                return None
+        return None
+
+    @property
+    def _turn_seconds(self) -> float:
+        return _TURN_S + _TURN_FOR_NODE_S * self._nodes
+
+    # --- arriving -----------------------------------------------------------------------------------------------
+
+    def _arrive(self, store: Any, copies: Mapping[str, bytes], leaving: bool) -> bool:
+        store.append(_REPORTS, _framed(self._own, copies))
+        store.append(_ARRIVED, f"{self._own}{'!' if leaving else ''} ")
+        self._arrived_as = int(store.add(_ARRIVALS, 1))
+        if self._arrived_as == self._nodes:
+            _set_order(store, complete=True)
+        return True
+
+    def _await_order(
+        self, store: Any, results: queue.SimpleQueue[Any], seconds: float, give_up: threading.Event | None
+    ) -> dict[str, Any] | None:
+        """Wait until nobody else is waited for; look now and then whether those who have not arrived are dead.
+
+        The agents look one after the other, each two seconds after the one that arrived before it: the first one is
+        enough, unless it dies.
+        """
+        now = time.monotonic()
+        deadline = now + seconds
+        look_at = min(now + _NO_ANSWER_S + 2 * (self._arrived_as - 1), deadline)
+        pause = _LOOK_S
+        while True:
+            found = _next_from(results, look_at - time.monotonic(), give_up)
+            if isinstance(found, bytes):
+                order: dict[str, Any] = json.loads(found)
+                return order
+            if isinstance(found, Exception):
+                return None
+            is_over = time.monotonic() >= deadline or (give_up is not None and give_up.is_set())
+            if bounded(partial(self._close, store, is_over), _STEP_S, "looking which nodes live") is None:
+                return None
+            if is_over:
+                deadline = look_at = time.monotonic() + _STEP_S
+                continue
+            look_at = min(time.monotonic() + pause, deadline)
+            pause = min(2 * pause, _LONGEST_LOOK_S)
+
+    def _close(self, store: Any, is_over: bool) -> bool:
+        """Set the order if every agent that lives has arrived, or if the wait is over."""
+        arrived = {group_rank for group_rank, _ in _arrivals(store)}
+        heard = {int(word) for word in store.get(_HEARD).split()} if store.check([_HEARD]) else set()
+        complete = bool(heard) and heard <= arrived
+        if complete or is_over:
+            _set_order(store, complete=complete or len(arrived) >= self._nodes)
+        return True
+
+    # --- concluding ---------------------------------------------------------------------------------------------
+
+    def _concluded(
+        self, store: Any, order: dict[str, Any], turn: int, conclude: Callable[[Reports], bytes | None]
+    ) -> bytes | SettledDocument | None:
+        """Return the ``error.pb`` to publish, another agent's verdict, or None if another agent has taken over."""
+        before, mine = str(order["sealers"][turn - 1]) if turn else "", str(self._own)
+
+        def begin() -> Reports | SettledDocument:
+            store.compare_set(_SEALER, before, mine)
+            if store.check([_SEAL]):
+                return _unpacked(bytes(store.get(_SEAL)))
+            return self._reports(store, bool(order["complete"]))
+
+        found = bounded(begin, _STEP_S, "collecting the nodes' reports")
+        if not isinstance(found, Reports):
+            return found
+        document = conclude(found)
+        is_mine = bounded(lambda: store.get(_SEALER) == mine.encode(), _STEP_S, "asking whose turn it is")
+        return document if is_mine is not False else None
+
+    def _reports(self, store: Any, complete: bool) -> Reports:
+        """Return what the nodes handed in; of a node that has not reported, what it said when its workers started."""
+        arrived = {group_rank for group_rank, _ in _arrivals(store)}
+        copies: dict[str, bytes] = {}
+        if len(arrived) < self._nodes and store.check([_JOINED]):
+            for group_rank, files in _frames(bytes(store.get(_JOINED))):
+                copies.update(files if group_rank not in arrived else {})
+        for _, files in _frames(bytes(store.get(_REPORTS))):
+            copies.update(files)
+        return Reports(copies, complete)
+
+    @staticmethod
+    def _published(store: Any, document: bytes, publish: Callable[[], bool]) -> SettledDocument:
+        """Make the verdict durable, then tell the others."""
+        settled = SettledDocument(document, publish())
+        value = pack({_DOCUMENT: settled.document, _DURABLE: b"1" if settled.durable else b""})
+        bounded(lambda: store.compare_set(_SEAL, "", value), _STEP_S, "handing the verdict to the other nodes")
+        return settled
+
+
+def _wait_for_both(waiting: Any, results: queue.SimpleQueue[Any]) -> None:
+    """Put the order, then the verdict into the queue; the error if the store is lost."""
+    with guarded("waiting for the other nodes' reports"):
+        try:
+            for key in (_ORDER, _SEAL):
+                waiting.wait([key], _FOREVER)
+                results.put(bytes(waiting.get(key)))
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            logger.info("lost the store that the agents share: %s", str(error).splitlines()[0])
+            results.put(error)
+
+
+def _next_from(results: queue.SimpleQueue[Any], seconds: float, give_up: threading.Event | None) -> Any:
+    """Return the queue's next value; None if none comes in time, or within 1.5 s after `give_up` was set."""
+    deadline = time.monotonic() + max(seconds, 0)
+    hurried = False
+    while True:
+        left = deadline - time.monotonic()
+        if give_up is not None and give_up.is_set() and not hurried:
+            hurried, deadline = True, min(deadline, time.monotonic() + _LEAVING_S)
+            continue
+        try:
+            return results.get(timeout=min(max(left, 0), 0.1 if give_up is not None and not hurried else max(left, 0)))
+        except queue.Empty:
+            if time.monotonic() >= deadline:
+                return None
+
+
+def _set_order(store: Any, *, complete: bool) -> None:
+    """Name the agents that conclude: by group rank, as rank 0's node also writes what a person sees."""
+    candidates = sorted(_arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
+    sealers = [group_rank for group_rank, _ in candidates[:_MAX_TURNS]]
+    store.compare_set(_ORDER, "", json.dumps({"sealers": sealers, "complete": complete}))
+
+
+def _arrivals(store: Any) -> list[tuple[int, bool]]:
+    """Return the group rank of each agent that has arrived, and whether it leaves."""
+    return [(int(word.rstrip(b"!")), word.endswith(b"!")) for word in bytes(store.get(_ARRIVED)).split()]
+
+
+def _framed(group_rank: int, copies: Mapping[str, bytes]) -> bytes:
+    """Return one node's files, without the largest ones if they are too large together."""
+    chosen = dict(copies)
+    bundle = pack(chosen)
+    while len(bundle) > _MAX_REPORT and chosen:
+        del chosen[max(chosen, key=lambda path: len(chosen[path]))]
+        bundle = pack(chosen)
+    return _FRAME.pack(group_rank, len(bundle)) + bundle
+
+
+def _frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
+    """Yield each node's files."""
+    start = 0
+    while start + _FRAME.size <= len(value):
+        group_rank, length = _FRAME.unpack_from(value, start)
+        start += _FRAME.size
+        try:
+            yield group_rank, unpack(value[start : start + length])
+        except BadDocumentError as error:
+            logger.warning("the report of node %d cannot be read: %s", group_rank, error)
+        start += length
+
+
+def _unpacked(value: bytes) -> SettledDocument:
+    files = unpack(value)
+    return SettledDocument(files[_DOCUMENT], bool(files[_DURABLE]))

@@ -1,0 +1,48 @@
+"""Several files as one compressed value: what the agents of a round hand to the one that concludes for all."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import TYPE_CHECKING
+
+from firstfault.errors import BadDocumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["pack", "unpack"]
+
+_LEVEL = 3
+_MAX_BYTES = 64 * 1024 * 1024
+"""Largest content that a reader unpacks."""
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """Return files, by path, as one value."""
+    index = json.dumps([[path, len(data)] for path, data in files.items()], separators=(",", ":"))
+    return zlib.compress(b"".join([index.encode(), b"\n", *files.values()]), _LEVEL)
+
+
+def unpack(value: bytes) -> dict[str, bytes]:
+    """Return the files of a value that `pack` made.
+
+    Raises:
+        BadDocumentError: it is something else, damaged, or larger than 64 MiB.
+    """
+    decompressor = zlib.decompressobj()
+    try:
+        content = decompressor.decompress(value, _MAX_BYTES)
+    except zlib.error as error:
+        raise BadDocumentError(f"not a bundle of files: {error}") from error
+    index, _, data = content.partition(b"\n")
+    files, start = {}, 0
+    try:
+        for path, size in json.loads(index):
+            files[str(path)] = data[start : start + size]
+            start += size
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadDocumentError(f"not a bundle of files: {error}") from error
+    if not decompressor.eof or start != len(data):
+        raise BadDocumentError("a bundle of files is damaged: its index does not match its content")
+    return files

@@ -1,0 +1,410 @@
+"""What a failure costs a job of many nodes: ``make scale``.
+
+    python tests/benchmarks/scale.py [--nodes 16 128] [--workers 8] [--delay 20] [--cases plain sealer host dead]
+
+Each node is an agent without a training: the real connections between agents, the real store of a round (a process of
+its own), a recorder, the documents of its workers, and the settlement on a verdict. A few processes hold all agents,
+each with one recorder for all of its agents. They share this machine's cores, so the seconds of many nodes are those of
+this machine; the requests are those of any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # started as a script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from firstfault.model import Place, WorkerError
+    from firstfault_torch.context import Recording
+
+CASES = {
+    "plain": "a worker raises",
+    "sealer": "and the node that concludes is killed when it begins",
+    "host": "and the first node, which hosts the store, is killed with the fault",
+    "dead": "and a tenth of the nodes is dead",
+}
+_PROCESSES = 4
+_SETTLE_S = 10.0
+_STACK = "\n".join(f'  File "/job/train.py", line {40 + line} in step_{line}' for line in range(30))
+_DEADLINE_S = 240.0
+
+
+# --- one node ---------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A connection to the store that counts what its node asks of it."""
+
+    def __init__(self, store: Any, counts: collections.Counter[str]) -> None:
+        self._store = store
+        self._counts = counts
+
+    def clone(self) -> Counting:
+        """Connect once more."""
+        return Counting(self._store.clone(), self._counts)
+
+    @property
+    def underlying_store(self) -> Any:
+        """The store below the round's."""
+        return self._store.underlying_store
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name in _OPERATIONS:
+            self._counts[name] += 1
+        return found
+
+
+_OPERATIONS = {"add", "append", "check", "compare_set", "get", "multi_get", "multi_set", "set", "wait"}
+
+
+@dataclass
+class Node:
+    """An agent, and what its workers would write."""
+
+    number: int
+    nodes: int
+    workers: int
+    uri: str
+    folder: str
+    store_port: int
+    case: str
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+
+    def __post_init__(self) -> None:
+        import torch.distributed as dist  # noqa: PLC0415 - only the processes of agents need it
+
+        from firstfault_torch.agent.reporter import Reporter  # noqa: PLC0415
+        from firstfault_torch.context import Identity, Recording  # noqa: PLC0415
+        from firstfault_torch.rounds.peers import Peers  # noqa: PLC0415
+
+        identity = Identity(self.uri, "plain", 0, f"worker-{self.number}")
+        recording = Recording("evidence", identity, incarnation=time.time_ns() // 1_000_000, node_folder=self.folder)
+        store = dist.TCPStore("127.0.0.1", self.store_port, is_master=False, wait_for_workers=False)
+        counting = Counting(dist.PrefixStore("round", store), self.counts)
+        self.reporter = Reporter(recording, self.place)
+        self.reporter.begin(0, self.nodes)
+        self.reporter.started({}, {}, self.ranks)
+        self.failed = threading.Event()
+        self.gave_up = threading.Event()
+        group: Any = SimpleNamespace(
+            store=counting,
+            group_rank=self.number,
+            group_world_size=self.nodes,
+            master_addr="127.0.0.1",
+            spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=lambda: None)),
+        )
+        self.peers = Peers(
+            group,
+            self.recording,
+            self.reporter.report.copies,
+            interval=0.1,
+            can_restart=False,
+            wake=self.failed.set,
+            gave_up=self.gave_up,
+        )
+
+    @property
+    def recording(self) -> Recording:
+        """Where the node records."""
+        return self.reporter.recording
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its workers' ranks."""
+        return tuple(range(self.number * self.workers, (self.number + 1) * self.workers))
+
+    def place(self, local_rank: int | None = None) -> Place:
+        """Return the place of the agent, or of a worker."""
+        from firstfault.model import Place  # noqa: PLC0415
+
+        return Place(
+            node=f"worker-{self.number}",
+            host=f"host-{self.number}",
+            rank=None if local_rank is None else self.ranks[local_rank],
+            local_rank=local_rank,
+            group_rank=self.number,
+            group_world_size=self.nodes,
+            world_size=self.nodes * self.workers,
+            incarnation=self.recording.incarnation,
+            pid=1000 + (local_rank or 0),
+        )
+
+    def fail(self) -> None:
+        """Let the first worker raise, and tell the other agents."""
+        from firstfault_torch.rounds.failure_broadcast import FirstFailure  # noqa: PLC0415
+
+        self.reporter.write(self._failure(0, root=True))
+        self.peers.notify(FirstFailure("ValueError", f"worker-{self.number}", self.number, self.ranks[0]))
+
+    def run(self, fault: threading.Event) -> dict[str, Any]:
+        """Wait for the fault, report, settle; return what happened and when."""
+        from firstfault.testing import make_error  # noqa: PLC0415, F401 - imported before the fault
+        from firstfault_torch import run as run_module  # noqa: PLC0415
+        from firstfault_torch.agent.launch import LaunchFailedError  # noqa: PLC0415
+        from firstfault_torch.engine import PlainEngine  # noqa: PLC0415
+        from firstfault_torch.options import Options  # noqa: PLC0415
+
+        is_first = self.number == self.nodes // 2
+        if is_first:
+            fault.wait()
+            self.fail()
+        self.failed.wait(_DEADLINE_S)
+        for local_rank in range(1 if is_first else 0, self.workers):
+            self.reporter.write(self._failure(local_rank, root=False))
+        self.reporter.finish(self.ranks, self.peers.broadcast.first_failure)
+        self.peers.stop_listening()
+        self.reporter.drain()
+        reported = time.time()
+        settle = partial(self.peers.settle, self.reporter.report.copies)
+        failure = LaunchFailedError(
+            RuntimeError("the training failed"), self.reporter.report, self.recording, settle, self.number
+        )
+        engine = PlainEngine(self.uri.rpartition("/")[0], 0, f"worker-{self.number}")
+        if self.case == "sealer" and self.number == 0:
+            engine = _Killed(self.uri.rpartition("/")[0], 0, "worker-0")
+        verdict = run_module._failed(failure, engine, Options(settle_seconds=_SETTLE_S), self.gave_up).verdict
+        return {
+            "node": self.number,
+            "reported": reported,
+            "left": time.time(),
+            "verdict": verdict.document.hex() if verdict else "",
+            "ranks": list(verdict.verdict.ranks) if verdict else [],
+            "durable": bool(verdict and verdict.durable),
+            "concluded": bool(verdict and verdict.conclusion is not None),
+            "store": sum(self.counts.values()),
+        }
+
+    def _failure(self, local_rank: int, *, root: bool) -> WorkerError:
+        from firstfault.model import SentSignal, StackDump, Writer  # noqa: PLC0415
+        from firstfault.testing import make_error  # noqa: PLC0415
+
+        place = self.place(local_rank)
+        error = make_error(place.rank, node=place.node, at_ms=None, message="a batch without labels")
+        error = replace(error, place=place, timestamp_ns=time.time_ns(), monotonic_ns=time.monotonic_ns())
+        if root:
+            return error
+        return replace(
+            error,
+            exception=None,
+            writer=Writer.AGENT,
+            signal="SIGTERM",
+            message="stopped by its agent",
+            sent_signals=(SentSignal("SIGTERM", "another node had failed"),),
+            stack_dumps=(StackDump(place.pid, place.rank, _STACK),),
+        )
+
+
+def _Killed(*args: Any) -> Any:  # noqa: N802 - makes an engine
+    """Return an engine whose process is killed when its node begins to conclude."""
+    from firstfault_torch.engine import PlainEngine  # noqa: PLC0415
+
+    class Killed(PlainEngine):
+        def enforces(self, job: Any) -> bool:
+            del job
+            os.kill(os.getpid(), signal.SIGKILL)
+            return False
+
+    return Killed(*args)
+
+
+# --- a process with several nodes -------------------------------------------------------------------------------------
+
+
+def _agents(options: dict[str, Any]) -> None:
+    """Run nodes in threads; commands come as lines on stdin, results go as lines to stdout."""
+    import torch.distributed  # noqa: F401, PLC0415 - before the fault
+
+    import firstfault_torch.run  # noqa: F401, PLC0415
+    from firstfault.recorder import start_recorder  # noqa: PLC0415
+
+    logging.disable(logging.ERROR)
+    recorder = start_recorder(options["uri"], deadline_seconds=60.0)
+    shared = {name: options[name] for name in ("nodes", "workers", "uri", "store_port", "case")}
+    nodes = [Node(number, folder=str(recorder.folder.path), **shared) for number in options["numbers"]]
+    fault = threading.Event()
+    lock = threading.Lock()
+
+    def run(node: Node) -> None:
+        result = node.run(fault)
+        with lock:
+            print(json.dumps(result), flush=True)
+
+    threads = [threading.Thread(target=run, args=(node,), daemon=True) for node in nodes]
+    for thread in threads:
+        thread.start()
+    print(json.dumps({"ready": len(nodes)}), flush=True)
+    sys.stdin.readline()
+    fault.set()
+    for thread in threads:
+        thread.join(_DEADLINE_S)
+    sys.stdin.readline()
+    recorder.end()
+    os._exit(0)
+
+
+def _host() -> None:
+    """Host the round's store, as the agent of the first node does."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    print(json.dumps({"port": store.port}), flush=True)
+    sys.stdin.readline()
+
+
+# --- the job ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one failure of one job cost."""
+
+    case: str
+    nodes: int
+    workers: int
+    requests: dict[str, int]
+    """To the storage by method, from the fault on."""
+    store: int
+    """Operations on the store, of the node with the most."""
+    reported_s: float
+    """From the fault until the last node had reported."""
+    first_s: float
+    """Until the first node left with the verdict."""
+    last_s: float
+    """Until the last one did."""
+    verdicts: int
+    """Different ones."""
+    concluded: int
+    """Nodes that concluded for themselves or for others."""
+    right: bool
+
+    def line(self) -> str:
+        """Return the row of a table."""
+        total = sum(self.requests.values())
+        reads = total - self.requests.get("PUT", 0)
+        return (
+            f"{self.nodes:6,} {self.nodes * self.workers:8,}  {self.case:7} {total:8,} {total / self.nodes:8.1f} "
+            f"{reads:6,} {self.store:6,} {self.reported_s:9.2f} {self.first_s:7.2f} {self.last_s:7.2f} "
+            f"{self.verdicts:9} {self.concluded:9}  {'yes' if self.right else 'NO'}"
+        )
+
+
+HEADER = (
+    "                         requests             of     store  all have   first    last\n"
+    " nodes  workers  case       of all per node  reads  a node reported s  leaves  leaves  verdicts concluded  right"
+)
+
+
+def rows(nodes: Sequence[int], workers: int, delay_ms: float, cases: Sequence[str]) -> Iterator[Row]:
+    """Fail jobs of so many nodes in each way."""
+    from tests.benchmarks.latency_proxy import latency_proxy  # noqa: PLC0415
+    from tests.s3_server import serving  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as s3:
+        for number in nodes:
+            for case in cases:
+                with latency_proxy(s3.endpoint, delay_ms) as proxy:
+                    environment = replace(s3, endpoint=proxy.endpoint).environment()
+                    yield _one((number, workers, case), s3.uri() + "/0", {**os.environ, **environment}, proxy)
+
+
+def _one(job: tuple[int, int, str], uri: str, environment: dict[str, str], proxy: Any) -> Row:
+    nodes, workers, case = job
+    command = [sys.executable, __file__]
+    environment = {**environment, "TORCH_CPP_LOG_LEVEL": "FATAL", "RES_OPTIONS": "attempts:0"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    host = subprocess.Popen([*command, "--host"], **pipes)
+    port = json.loads(host.stdout.readline())["port"]
+    dead = set(random.Random(0).sample(range(1, nodes), nodes // 10)) - {nodes // 2} if case == "dead" else set()
+    # node 0, which may be killed, has a process of its own
+    living = [number for number in range(1, nodes) if number not in dead]
+    parts = [[0], *[living[index::_PROCESSES] for index in range(_PROCESSES)]]
+    processes = []
+    for part in parts:
+        given = {"nodes": nodes, "workers": workers, "uri": uri, "store_port": port, "case": case, "numbers": part}
+        processes.append(subprocess.Popen([*command, "--agents", json.dumps(given)], **pipes))
+    for process in processes:
+        json.loads(process.stdout.readline())
+    time.sleep(1 + nodes / 100)  # the first entries are being uploaded
+    proxy.requests()
+    began = time.time()
+    if case == "host":
+        for process in (host, processes[0]):
+            threading.Timer(0.2, process.kill).start()
+    for process in processes:
+        _tell(process)
+    results = []
+    for process, part in zip(processes, parts, strict=True):
+        for _ in part:
+            line = process.stdout.readline()
+            if line:
+                results.append(json.loads(line))
+    requests = proxy.requests()
+    for process in [*processes, host]:
+        _tell(process)
+        process.wait(10)
+    return Row(
+        case=case,
+        nodes=nodes,
+        workers=workers,
+        requests=requests,
+        store=max(result["store"] for result in results),
+        reported_s=max(result["reported"] for result in results) - began,
+        first_s=min(result["left"] for result in results) - began,
+        last_s=max(result["left"] for result in results) - began,
+        verdicts=len({result["verdict"] for result in results}),
+        concluded=sum(result["concluded"] for result in results),
+        right=all(result["durable"] and result["ranks"] == [nodes // 2 * workers] for result in results),
+    )
+
+
+def _tell(process: Any) -> None:
+    try:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    except OSError:
+        pass  # it was killed
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[16, 128])
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--delay", type=float, default=20.0, help="milliseconds added to each request of the storage")
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--agents", help=argparse.SUPPRESS)
+    parser.add_argument("--host", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.agents:
+        _agents(json.loads(given.agents))
+    elif given.host:
+        _host()
+    else:
+        print(HEADER, flush=True)
+        for row in rows(given.nodes, given.workers, given.delay, given.cases):
+            print(row.line(), flush=True)
+
+
+if __name__ == "__main__":
+    main()
