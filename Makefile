@@ -37,7 +37,7 @@ frameworks: $(VENV) ## run faults under Lightning, transformers, Accelerate and 
 	@FIRSTFAULT_FRAMEWORKS=all build/frameworks-venv/bin/pytest tests/frameworks $(ARGS)
 
 agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals); print medians
-	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/plugin/test_agent_faults.py -s $(ARGS)
+	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/plugin/test_agent_faults.py tests/plugin/test_concluding.py -s $(ARGS)
 
 cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those whose names start with it
 	@$(BIN)/python tests/cascades/record.py $(ARGS)
