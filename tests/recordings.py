@@ -10,7 +10,8 @@ from firstfault.wire.documents import encode
 from firstfault_torch.context import Recording
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.options import Options
-from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
+from firstfault_torch.verdict.node_verdict import NodeConclusion, Wait, conclude_on_node
+from firstfault_torch.verdict.seal import seal_verdict
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from firstfault.conclude import Conclusion
     from firstfault.model import WorkerError
+    from firstfault_torch.verdict.seal import SealedVerdict
 
 _IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
 
@@ -50,4 +52,10 @@ def concluded(
         document_path(failure.documents[0].name if failure.documents else error_key_for(failure)): encode(failure)
         for failure in failures
     }
-    return conclude_on_node(recording, copies, FlyteEngine(recording.output_prefix), options, Wait(seconds, **wait))
+    engine = FlyteEngine(recording.output_prefix)
+    return conclude_on_node(recording, copies, engine, options, Wait(seconds, **wait)).conclusion
+
+
+def sealed(conclusion: Conclusion, recording: Recording) -> SealedVerdict:
+    """Return a conclusion's sealed verdict, without copies."""
+    return seal_verdict(NodeConclusion(conclusion, {}), recording)

@@ -8,12 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from firstfault.layout.paths import ROSTER, bundle_name
 from firstfault_torch.agent.launch import LaunchFailedError, launch_agent
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.context import Recording, new_incarnation, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, write_error_file
 from firstfault_torch.guard import bounded, guarded, logger
-from firstfault_torch.node.document_writer import end_node_recorder, node_recorder
+from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.previous import leave_verdict
@@ -37,8 +38,10 @@ _LAST_SECONDS = 1.5
 _NOW_S = 1.0
 """The same where the main thread is blocked."""
 _NAME_SERVICE_S = 1.0
-_HANDOVER_S = 2.5
-"""Longest wait for the verdict to be left for the next attempt; it has a limit of its own below this one."""
+_LEAVING_S = 2.0
+"""Longest wait for the upload of copies for later readers, and of the verdict for the next attempt."""
+_SLACK_S = 0.5
+"""Each of them has a limit of its own, which is a little lower than what is waited here."""
 
 
 class NodeFailedError(Exception):
@@ -185,22 +188,39 @@ def _found(engine: Engine, recording: Recording) -> SealedVerdict | None:
 
 
 def _published(sealed: SealedVerdict, engine: Engine, give_up: threading.Event) -> SealedVerdict:
-    """Publish a verdict, and leave it for the next attempt; return it with what became of it."""
-    has_left = threading.Event()
+    """Publish a verdict, and leave it for the next attempt and for readers; return it with what became of it.
 
-    def leave() -> None:
-        leave_verdict(sealed.recording, sealed.document, give_up)
-        has_left.set()
-
-    if sealed.decision.retry and not sealed.durable:
-        # at the same time: another client, which may have to be loaded first
-        threading.Thread(target=leave, name="firstfault-leave-verdict", daemon=True).start()
-    else:
-        has_left.set()
+    All is uploaded at the same time: other pods wait, and when the first one has exited, this one may be killed.
+    """
+    others: list[Callable[[], object]] = []
+    if sealed.conclusion is not None:
+        path = f"{ROSTER}/{bundle_name(sealed.bundle)}"
+        others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, _LEAVING_S))
+        if sealed.decision.retry:
+            others.append(partial(leave_verdict, sealed.recording, sealed.document, give_up))
+    doing = "leaving files for the next attempt and for readers"
+    ended = [_begun(call, doing) for call in others]
     with guarded("publishing the verdict"):
         sealed = engine.publish(sealed, give_up=give_up)
-    has_left.wait(_HANDOVER_S)
+    for event in ended:
+        event.wait(_LEAVING_S + _SLACK_S)
     return sealed
+
+
+def _begun(call: Callable[[], object], doing: str) -> threading.Event:
+    """Begin a call in a thread of its own; return what is set when it has ended or could not begin."""
+    ended = threading.Event()
+
+    def run() -> None:
+        with guarded(doing):
+            call()
+        ended.set()
+
+    with guarded(doing):
+        threading.Thread(target=run, name="firstfault-leave", daemon=True).start()
+        return ended
+    ended.set()
+    return ended
 
 
 def _sealed(

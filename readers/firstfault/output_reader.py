@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.retry import RetryContext, RetryPolicy
+    from firstfault.store import ReadableStore
     from firstfault.strategies import AggregationStrategy
 
 __all__ = ["Conclusion", "ExecutionError", "MultiErrorFileOutputReader", "failed"]
@@ -106,6 +107,8 @@ class MultiErrorFileOutputReader:
         self._retry_policy = retry_policy
         self._storage_options = storage_options
         self._copies = copies or {}
+        self.read_files: Mapping[str, bytes] = {}
+        """What the last read opened, by path below the output prefix; for readers with copies."""
 
     @property
     def errors_uri(self) -> str:
@@ -230,7 +233,10 @@ class MultiErrorFileOutputReader:
         """As `job`, in the caller's event loop."""
         try:
             async with open_store(self._layout.root, self._storage_options) as opened:
-                store = StoreWithCopies(opened, self._copies, opened.uri) if self._copies else opened
+                store: ReadableStore = opened
+                if self._copies:
+                    store = with_copies = StoreWithCopies(opened, self._copies, opened.uri)
+                    self.read_files = with_copies.read
                 known, done = await await_nodes(store, self._layout.roster, self._patience)
                 settled = done or self._patience.seconds <= 0
                 snapshot = await look(store, self._layout, self._wish, self._job_of(settled), known)
@@ -251,6 +257,7 @@ class MultiErrorFileOutputReader:
     async def _job_of_copies(self, note: str) -> JobErrors:
         judge = self._job_of(settled=False)
         alone = StoreWithCopies(None, self._copies, self._layout.root)
+        self.read_files = alone.read
         snapshot = await look(alone, self._layout, self._wish, judge)
         return judge(replace(snapshot, notes=(*snapshot.notes, note)))
 

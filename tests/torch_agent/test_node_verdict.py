@@ -21,8 +21,9 @@ from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode_presence
 from firstfault.wire.verdict_json import verdict_from_json
 from firstfault_torch.node.document_writer import put_file, record_error
-from firstfault_torch.verdict.seal import seal_verdict, torch_error_data
+from firstfault_torch.verdict.seal import torch_error_data
 from tests.recordings import concluded, recording_at
+from tests.recordings import sealed as sealed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -243,7 +244,7 @@ def test_flyte_reads_the_seal(prefix: Prefix) -> None:
     """The sealed bytes are Flyte's error document: code, message, kind, origin, worker and nanoseconds of the root."""
     root = _failure(1, at_ms=0.000123, message="bad batch", code="USER:Recoverable", kind=Kind.RECOVERABLE)
     conclusion = _settled(prefix.recording(), root, _failure(0, at_ms=5))
-    data = seal_verdict(conclusion, prefix.recording()).document
+    data = sealed_of(conclusion, prefix.recording()).document
     document = ErrorDocument.FromString(data).error
     assert document.code == "USER:Recoverable"
     assert document.kind == ContainerError.RECOVERABLE
@@ -260,7 +261,7 @@ def test_the_content_of_a_seal(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) 
     conclusion = _settled(prefix.recording(), own)
     before_ns = time.time_ns()
     monkeypatch.setenv("_F_WN", "worker-0")
-    sealed = seal_verdict(conclusion, prefix.recording())
+    sealed = sealed_of(conclusion, prefix.recording())
     seal, data = sealed.seal, sealed.document
     found = decode(data, DocumentRef("error.pb"))
     assert isinstance(found, Seal)
@@ -275,7 +276,7 @@ def test_the_content_of_a_seal(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_verdict_without_a_time(prefix: Prefix) -> None:
     """A root cause without a time has none in the seal, and not 1970."""
-    data = seal_verdict(_settled(prefix.recording(), _failure(0, at_ms=None)), prefix.recording()).document
+    data = sealed_of(_settled(prefix.recording(), _failure(0, at_ms=None)), prefix.recording()).document
     assert not ErrorDocument.FromString(data).error.HasField("timestamp")
 
 
@@ -286,7 +287,7 @@ def test_secrets_are_not_sealed(prefix: Prefix) -> None:
     prefix.folder.mkdir()
     stock = ErrorDocument(error=ContainerError(code="USER", message=f"Trace: {secret}", worker="worker-0"))
     (prefix.folder / "error.pb").write_bytes(stock.SerializeToString())
-    data = seal_verdict(_settled(prefix.recording(), lost), prefix.recording()).document
+    data = sealed_of(_settled(prefix.recording(), lost), prefix.recording()).document
     assert b"denied for" in data
     assert secret.encode() not in data
 

@@ -15,8 +15,8 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault_torch.verdict.previous import VERDICT, Previous, leave_verdict, previous_attempt, retries_left
-from firstfault_torch.verdict.seal import seal_verdict
 from tests.recordings import concluded, recording_at
+from tests.recordings import sealed as sealed_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +31,7 @@ def _sealed(recording: Recording, message: str) -> tuple[Conclusion, bytes]:
     job = make_job(make_error(3, message=message))
     verdict = run_strategy(get_strategy("earliest"), job)
     conclusion = Conclusion(job, verdict, decide(verdict), diagnose(job))
-    return conclusion, seal_verdict(conclusion, recording).document
+    return conclusion, sealed_of(conclusion, recording).document
 
 
 @pytest.mark.parametrize("place", ["folder", pytest.param("s3", marks=pytest.mark.s3)])
@@ -121,6 +121,6 @@ def test_the_last_attempt_knows_that_it_is(tmp_path: Path) -> None:
     )
     error = make_error(3, kind=Kind.RECOVERABLE)
     one = concluded(first, [error], retries=1)
-    leave_verdict(first, seal_verdict(one, first).document)
+    leave_verdict(first, sealed_of(one, first).document)
     other = concluded(second, [error], retries=1)
     assert (one.decision.is_spent, other.decision.is_spent) == (False, True)

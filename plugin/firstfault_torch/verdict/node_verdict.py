@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.conclude import conclude
 from firstfault.errors import StoreError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
     from firstfault_torch.options import Options
 
-__all__ = ["Wait", "conclude_on_node"]
+__all__ = ["NodeConclusion", "Wait", "conclude_on_node"]
 
 _NO_ANSWER_S = 3.0
 """After so many seconds the node that hosted the store counts as dead, and is not waited for."""
@@ -52,9 +52,17 @@ class Wait:
     """Once set, ends the wait."""
 
 
+class NodeConclusion(NamedTuple):
+    """What a node concluded, and from what."""
+
+    conclusion: Conclusion
+    files: Mapping[str, bytes]
+    """The documents and roster entries that were read, by path below the output prefix."""
+
+
 def conclude_on_node(
     recording: Recording, copies: Mapping[str, bytes], engine: Engine, options: Options, wait: Wait
-) -> Conclusion:
+) -> NodeConclusion:
     """Return the verdict on the attempt and the decision.
 
     What the copies say counts in any case, also if the storage cannot be listed. A policy that raises is replaced by
@@ -70,7 +78,7 @@ def conclude_on_node(
     Raises:
         LookupError: no failure is on record, neither here nor in the storage.
     """
-    job = _job(recording, copies, wait)
+    job, files = _job(recording, copies, wait)
     previous = previous_attempt(recording, max(wait.seconds, _LEAST_S), wait.give_up)
     attempt = recording.identity.attempt
     context = RetryContext(
@@ -98,10 +106,10 @@ def conclude_on_node(
         logged = str(error)
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")
-    return conclusion
+    return NodeConclusion(conclusion, files)
 
 
-def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> JobErrors:
+def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple[JobErrors, Mapping[str, bytes]]:
     # an unknown strategy is reported when it is asked for its verdict
     strategy = recording.strategy if recording.strategy in strategy_names() else DEFAULT_STRATEGY
     reader = MultiErrorFileOutputReader(
@@ -124,8 +132,8 @@ def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> JobEr
     job = bounded(read, wait.seconds + _STORAGE_S, "reading the nodes' documents", wait.give_up)
     if job is None:
         alone = reader.job_of_copies("only the documents at hand were read; the storage did not answer in time")
-        return alone if wait.expected_nodes is None else replace(alone, settled=False)
-    return job if wait.complete else replace(job, settled=False)
+        return alone, reader.read_files
+    return job if wait.complete else replace(job, settled=False), reader.read_files
 
 
 def _alternatives(strategy: str, policy: RetryPolicy | None) -> list[tuple[str, RetryPolicy | None]]:

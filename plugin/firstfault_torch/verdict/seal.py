@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import BadDocumentError
-from firstfault.layout.paths import ERROR_FILE
+from firstfault.layout.paths import ERROR_FILE, bundle_path
 from firstfault.model import DocumentRef, Seal
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import report_of
+from firstfault.wire.bundle import pack
 from firstfault.wire.documents import decode, encode_seal
 from firstfault.wire.verdict_json import decision_from_json, to_json, verdict_from_json
 from firstfault_torch.error_file import error_file_data
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from firstfault.model import Decision, Verdict
     from firstfault.report import Report
     from firstfault_torch.context import Recording
+    from firstfault_torch.verdict.node_verdict import NodeConclusion
 
 __all__ = ["SealedVerdict", "seal_verdict", "sealed_elsewhere", "torch_error_data"]
 
@@ -44,15 +46,18 @@ class SealedVerdict:
     """All nodes settled on it: only the node that concluded publishes it."""
     durable: bool = False
     """Whether the ``error.pb`` is in the storage."""
+    bundle: bytes = b""
+    """Copies of what the verdict rests on, for later readers; empty: another node concluded."""
 
 
-def seal_verdict(conclusion: Conclusion, recording: Recording) -> SealedVerdict:
-    """Return a conclusion with its report and its ``error.pb``.
+def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdict:
+    """Return a conclusion with its report, its ``error.pb``, and copies of what it rests on.
 
     Args:
-        conclusion: on the attempt.
+        concluded: on the attempt.
         recording: whose node seals.
     """
+    conclusion = concluded.conclusion
     report = report_of(
         conclusion.job,
         conclusion.verdict,
@@ -76,7 +81,8 @@ def seal_verdict(conclusion: Conclusion, recording: Recording) -> SealedVerdict:
         fault_timestamp_ns=verdict.timestamp_ns,
         worker=verdict.node or "",
     )
-    return SealedVerdict(verdict, decision, seal, encode_seal(seal), recording, conclusion, report)
+    bundle = pack({bundle_path(path): data for path, data in concluded.files.items()})
+    return SealedVerdict(verdict, decision, seal, encode_seal(seal), recording, conclusion, report, bundle=bundle)
 
 
 def sealed_elsewhere(document: bytes, recording: Recording, *, durable: bool) -> SealedVerdict:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 
 from firstfault.store._uri import join, split_name
 
-__all__ = ["ERRORS", "ROSTER", "Layout", "attempt_of", "is_error_file", "is_stock_error_file", "join_name"]
+__all__ = [
+    "ERRORS",
+    "ROSTER",
+    "Layout",
+    "attempt_of",
+    "bundle_name",
+    "bundle_path",
+    "is_bundle",
+    "is_error_file",
+    "is_stock_error_file",
+    "join_name",
+]
 
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.
@@ -20,6 +33,7 @@ OUTPUTS = "outputs.pb"
 ERROR_FILE = "error.pb"
 """The attempt's error as Flyte reads it, where all pods write one file."""
 DECK = "deck.html"
+_BUNDLE = re.compile(r"copies-[0-9a-f]{64}\.bundle")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +74,21 @@ def is_error_file(name: str) -> bool:
 def is_stock_error_file(name: str) -> bool:
     """Whether Flyte's reader takes this file beside the outputs for an error: prefix error, suffix .pb."""
     return name.startswith("error") and name.endswith(".pb")
+
+
+def bundle_name(data: bytes) -> str:
+    """Return the name, in the roster's folder, of a bundle of copies: it tells whether the content is whole."""
+    return f"copies-{hashlib.sha256(data).hexdigest()}.bundle"
+
+
+def is_bundle(name: str) -> bool:
+    """Whether a file in the roster's folder is a bundle of copies by its name."""
+    return _BUNDLE.fullmatch(name) is not None
+
+
+def bundle_path(path: str) -> str:
+    """Return the name in a bundle of a document or roster entry: without the folders above ``errors`` or ``roster``."""
+    return "/".join(path.split("/")[-2:])
 
 
 def join_name(folder: str, name: str) -> str:

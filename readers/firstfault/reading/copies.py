@@ -28,6 +28,8 @@ class StoreWithCopies:
         self._store = store
         self._copies = copies
         self._uri = uri
+        self.read: dict[str, bytes] = {}
+        """What was read, by path."""
 
     @property
     def uri(self) -> str:
@@ -76,12 +78,13 @@ class StoreWithCopies:
         Raises:
             ObjectNotFoundError: the object does not exist.
         """
-        copy = self._copies.get(path)
-        if copy is not None:
-            return copy
-        if self._store is None:
+        data = self._copies.get(path)
+        if data is None and self._store is None:
             raise ObjectNotFoundError(f"there is no copy of {join(self._uri, path)}")
-        return await self._store.get(path, limit=limit)
+        if data is None and self._store is not None:
+            data = await self._store.get(path, limit=limit)
+        self.read[path] = data or b""
+        return data or b""
 
     def _lacking(self, listed: Iterable[str], folder: str) -> Sequence[ObjectInfo]:
         names = set(listed)

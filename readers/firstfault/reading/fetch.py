@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
 from firstfault.layout.keys import RosterKey
-from firstfault.layout.paths import join_name
+from firstfault.layout.paths import bundle_name, bundle_path, join_name
 from firstfault.model import DocumentRef, NodePresence, Phase, Place, Reads, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, begin, list_everything
@@ -37,6 +37,7 @@ from firstfault.reading.selection import (
 )
 from firstfault.store import join
 from firstfault.sync import gathered
+from firstfault.wire.bundle import unpack
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _PARALLEL_GETS = 64
+_WORTH_A_BUNDLE = 8
+"""Fewer documents and entries are read one by one."""
+_MAX_BUNDLE_BYTES = 64 * 1024 * 1024
+_NO_COPIES: Mapping[str, bytes] = {}
 
 
 @dataclass
@@ -189,6 +194,7 @@ class _Look:
         self._table = listing.table
         self._roster = roster
         self._bad_roster: list[Unreadable] = []
+        self._copies: Mapping[str, bytes] = {}
         self._opened = _Opened()
         self._rest: list[WorkerError | Seal | Unreadable] = []
         self._rows: list[int] = []
@@ -201,6 +207,7 @@ class _Look:
         is_small = len(self._table) <= SMALL
         names = [(join_name(self._layout.errors or "", item.name), item) for item in self._listing.others]
         names += [(join_name(self._layout.stock or "", item.name), item) for item in self._listing.stock]
+        self._copies = await _copies(self._store, self._layout, self._listing)
         await gathered(
             self._read_roster(), self._read_rest(names), self._open(range(len(self._table)) if is_small else ())
         )
@@ -216,7 +223,7 @@ class _Look:
         items = [item for item in self._listing.roster if item.name not in self._roster]
         if len(items) > SMALL:
             items = roster_entries_to_open(items)
-        read, self._bad_roster = await read_roster(self._store, self._layout.roster or "", items)
+        read, self._bad_roster = await read_roster(self._store, self._layout.roster or "", items, self._copies)
         self._roster.update(read)
 
     async def _open(self, rows: Iterable[int]) -> None:
@@ -225,7 +232,7 @@ class _Look:
 
         async def read(row: int) -> WorkerError | Seal | Unreadable:
             item = self._table.item(row)
-            return await read_document(self._store, join_name(folder, item.name), item)
+            return await read_document(self._store, join_name(folder, item.name), item, self._copies)
 
         self._opened.rows.update(zip(new, await _each(read, new), strict=True))
 
@@ -293,13 +300,16 @@ class _Look:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-async def read_document(store: ReadableStore, path: str, item: ObjectInfo | None) -> WorkerError | Seal | Unreadable:
+async def read_document(
+    store: ReadableStore, path: str, item: ObjectInfo | None, copies: Mapping[str, bytes] = _NO_COPIES
+) -> WorkerError | Seal | Unreadable:
     """Return a decoded document, or why it cannot be read.
 
     Args:
         store: the store of the layout's root.
         path: the document's path, relative to the store's root.
         item: its entry in a listing; None for a single document, for which errors are raised.
+        copies: of documents, by their name in a bundle.
 
     Raises:
         StoreError: the single document is missing, or could not be read.
@@ -309,7 +319,9 @@ async def read_document(store: ReadableStore, path: str, item: ObjectInfo | None
     if item is not None and item.size > MAX_DOCUMENT_BYTES:
         return _too_large(name, item.size)
     try:
-        data = await store.get(path, limit=MAX_DOCUMENT_BYTES if item is None else None)
+        data = _copy(copies, path, item)
+        if data is None:
+            data = await store.get(path, limit=MAX_DOCUMENT_BYTES if item is None else None)
         ref = DocumentRef(name, join(store.uri, path), item.last_modified_ns if item else None, len(data))
         return decode(data, ref)
     except ObjectNotFoundError:
@@ -322,20 +334,47 @@ async def read_document(store: ReadableStore, path: str, item: ObjectInfo | None
         return Unreadable(name, str(error))
 
 
+async def _copies(store: ReadableStore, layout: Layout, listing: Listing) -> dict[str, bytes]:
+    """Return the documents and roster entries of the attempt's largest bundle of copies, by their name in it.
+
+    A bundle that is damaged or was changed is left out: its name is a hash of its content.
+    """
+    if len(listing.table) + len(listing.roster) < _WORTH_A_BUNDLE:
+        return {}
+    for item in sorted(listing.bundles, key=lambda item: -item.size):
+        path = join_name(layout.roster or "", item.name)
+        try:
+            data = await store.get(path, limit=_MAX_BUNDLE_BYTES)
+            if bundle_name(data) == item.name:
+                return unpack(data)
+            logger.warning("%s is damaged, and every document is read by itself", join(store.uri, path))
+        except (StoreError, BadDocumentError) as error:
+            logger.warning("%s cannot be read, and every document is read by itself: %s", join(store.uri, path), error)
+    return {}
+
+
+def _copy(copies: Mapping[str, bytes], path: str, item: ObjectInfo | None) -> bytes | None:
+    """Return the copy of a listed object; None if there is none, or if it was overwritten by one of another size."""
+    data = copies.get(bundle_path(path)) if copies and item is not None else None
+    return data if data is not None and item is not None and len(data) == item.size else None
+
+
 def _too_large(name: str, size: int) -> Unreadable:
     return Unreadable(name, f"{size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
 
 
 async def read_roster(
-    store: ReadableStore, folder: str, names: Sequence[ObjectInfo]
+    store: ReadableStore, folder: str, names: Sequence[ObjectInfo], copies: Mapping[str, bytes] = _NO_COPIES
 ) -> tuple[dict[str, NodePresence], list[Unreadable]]:
     """Return the entries by name, and the unreadable ones; those have an entry with the fields of their names."""
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
         if item.size > MAX_DOCUMENT_BYTES:
             return _too_large(item.name, item.size)
+        path = join_name(folder, item.name)
         try:
-            return decode_presence(await store.get(join_name(folder, item.name)), item.name)
+            data = _copy(copies, path, item)
+            return decode_presence(await store.get(path) if data is None else data, item.name)
         except (StoreError, BadDocumentError) as error:
             return Unreadable(item.name, str(error))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from firstfault.layout.keys import ErrorKey
-from firstfault.layout.paths import is_error_file, is_stock_error_file, join_name
+from firstfault.layout.paths import is_bundle, is_error_file, is_stock_error_file, join_name
 from firstfault.reading.key_table import KeyTable
 from firstfault.store import ObjectInfo
 from firstfault.sync import gathered
@@ -40,6 +40,8 @@ class Listing:
     stock: list[ObjectInfo] = field(default_factory=list)
     """Flyte's own error files."""
     roster: list[ObjectInfo] = field(default_factory=list)
+    bundles: list[ObjectInfo] = field(default_factory=list)
+    """Files with copies of documents and roster entries."""
     in_order: bool = True
     """Whether all pages so far were sorted by name."""
     rest: str | None = None
@@ -61,6 +63,8 @@ class Listing:
             elif layout.roster is not None and folder == layout.roster:
                 if is_error_file(name):
                     self.roster.append(_named(item, name))
+                elif is_bundle(name):
+                    self.bundles.append(_named(item, name))
             elif layout.stock is not None and folder == layout.stock and is_stock_error_file(name):
                 self.stock.append(_named(item, name))
 

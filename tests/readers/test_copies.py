@@ -1,0 +1,245 @@
+"""Copies of documents: as a bundle beside them, which saves requests, and in the hands of a pod."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstfault.errors import BadDocumentError, ObjectNotFoundError
+from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout.paths import bundle_name, is_bundle
+from firstfault.model import Phase
+from firstfault.reading.copies import StoreWithCopies
+from firstfault.store import ObjectInfo, Page
+from firstfault.store._fsspec import FsspecStore
+from firstfault.testing import make_error, make_presence
+from firstfault.wire.bundle import pack, unpack
+from firstfault.wire.documents import encode, encode_presence
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from firstfault.model import Verdict
+    from tests.readers.conftest import Attempt
+
+# --- a bundle -------------------------------------------------------------------------------------------------------
+
+
+@given(st.dictionaries(st.text(), st.binary()))
+def test_a_bundle_has_the_files(files: dict[str, bytes]) -> None:
+    """What is packed comes back; the name belongs to the content."""
+    assert unpack(pack(files)) == files
+    assert is_bundle(bundle_name(pack(files)))
+
+
+def test_a_damaged_bundle() -> None:
+    """A bundle that was cut anywhere, or is something else, is refused."""
+    whole = pack({"errors/a.pb": b"a" * 50, "roster/b.pb": b"b"})
+    for value in [whole[:length] for length in range(len(whole))] + [b"{}", pack({})[:-1], b"\x78\x9c"]:
+        with pytest.raises(BadDocumentError):
+            unpack(value)
+
+
+def test_a_bundle_that_lies_about_its_size() -> None:
+    """An index that does not match the content is refused, and so is one of a wrong kind."""
+    import zlib  # noqa: PLC0415 - only this test makes one by hand
+
+    for content in (b'[["a",5]]\nabc', b'[["a",1]]\nabc', b'{"a":1}\n', b'[["a"]]\n', b'[["a","b"]]\n', b"[[[[\n"):
+        with pytest.raises(BadDocumentError):
+            unpack(zlib.compress(content))
+
+
+# --- beside the documents -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the paths that are requested from the storage."""
+    paths: list[str] = []
+    get = FsspecStore.get
+
+    async def counted(self: FsspecStore, path: str, **options: Any) -> bytes:
+        paths.append(path)
+        return await get(self, path, **options)
+
+    monkeypatch.setattr(FsspecStore, "get", counted)
+    return paths
+
+
+def _files(ranks: int = 12) -> dict[str, bytes]:
+    """Return the files of a job of which rank 3 raised, and the others lost their connection to it."""
+    files = {}
+    for rank in range(ranks):
+        text = "the batch has no labels" if rank == 3 else "Connection closed by peer"
+        error = make_error(
+            rank, node=f"w-{rank}", group_rank=rank, group_world_size=ranks, at_ms=rank != 3, message=text
+        )
+        entry = make_presence(Phase.FAILED, node=f"w-{rank}", group_rank=rank, nodes=ranks, ranks=(rank,))
+        files[f"errors/{error_key_for(error)}"] = encode(error)
+        files[f"roster/{roster_key_for(entry)}"] = encode_presence(entry)
+    return files
+
+
+def _put(attempt: Attempt, files: dict[str, bytes]) -> None:
+    for path, data in files.items():
+        attempt.put(f"firstfault/{path}", data)
+
+
+def _bundle(attempt: Attempt, files: dict[str, bytes], *, content: bytes | None = None) -> None:
+    whole = pack(files)
+    attempt.put(f"firstfault/roster/{bundle_name(whole)}", whole if content is None else content)
+
+
+def _verdict(attempt: Attempt) -> Verdict:
+    verdict = attempt.reader().verdict()
+    assert verdict is not None
+    assert verdict.ranks == (3,)
+    return verdict
+
+
+@pytest.mark.parametrize("folder", ["", "/firstfault/errors"])
+def test_a_bundle_saves_requests(folder: str, attempt: Attempt, opened: list[str]) -> None:
+    """With a bundle a read opens one file, and says the same as without."""
+    files = _files()
+    _put(attempt, files)
+    before = _verdict(attempt)
+    assert len(opened) == len(files)
+    opened.clear()
+    _bundle(attempt, files)
+    reader = type(attempt.reader())(attempt.uri + folder)
+    assert reader.verdict() == before
+    assert len(opened) == 1
+
+
+def test_what_the_bundle_lacks_is_read(attempt: Attempt, opened: list[str]) -> None:
+    """A file that came later, or that was overwritten since, is read by itself."""
+    files = _files()
+    later = make_error(40, node="w-3", group_rank=3, group_world_size=12, at_ms=-9, message="it was earlier")
+    _put(attempt, files)
+    _bundle(attempt, files)
+    overwritten = next(path for path in files if "-0000003-" in path and path.startswith("errors/"))
+    changed = make_error(3, node="w-3", group_rank=3, group_world_size=12, at_ms=0, message="another text, and longer")
+    attempt.put(f"firstfault/{overwritten}", encode(changed))
+    attempt.write(later)
+    job = attempt.reader().job()
+    assert {failure.message for failure in job.failures if failure.rank in {3, 40}} == {
+        "it was earlier",
+        "another text, and longer",
+    }
+    assert len(opened) == 3
+
+
+def test_a_bundle_adds_nothing(attempt: Attempt) -> None:
+    """What the storage no longer lists does not come back from a bundle."""
+    files = _files()
+    gone = make_error(50, node="w-50", group_rank=50, at_ms=-99, message="deleted")
+    _put(attempt, files)
+    before = _verdict(attempt)
+    _bundle(attempt, {**files, f"errors/{error_key_for(gone)}": encode(gone)})
+    assert _verdict(attempt) == before
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "no bundle"])
+def test_a_bundle_that_was_changed(
+    damage: str, attempt: Attempt, opened: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bundle that does not match its name is ignored with a warning, and every document is read."""
+    files = _files()
+    _put(attempt, files)
+    before = _verdict(attempt)
+    opened.clear()
+    root = next(path for path, data in files.items() if b"no labels" in data)
+    forged = pack({**files, root: encode(replace(make_error(3), message="something harmless"))})
+    _bundle(attempt, files, content={"cut": pack(files)[:-9], "changed": forged, "no bundle": b"x"}[damage])
+    with caplog.at_level(logging.WARNING):
+        assert _verdict(attempt) == before
+    assert "every document is read by itself" in caplog.text
+    assert len(opened) == len(files) + 1
+
+
+# --- a store with copies --------------------------------------------------------------------------------------------
+
+
+class _Memory:
+    """A store with tiny pages."""
+
+    uri = "memory://root"
+    pages_in_order = True
+
+    def __init__(self, objects: dict[str, bytes]) -> None:
+        self._objects = objects
+
+    def _in(self, folder: str) -> list[ObjectInfo]:
+        start = f"{folder}/" if folder else ""
+        names = [path.removeprefix(start) for path in sorted(self._objects) if path.startswith(start)]
+        return [ObjectInfo(name, len(self._objects[start + name])) for name in names]
+
+    async def list(self, folder: str = "") -> list[ObjectInfo]:
+        return [item for item in self._in(folder) if "/" not in item.name]
+
+    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        items = await self.list(folder)
+        for start in range(0, len(items), 2):
+            yield items[start : start + 2]
+
+    async def page(self, folder: str = "", *, after: str = "") -> Page:
+        items = [item for item in self._in(folder) if item.name > after]
+        return Page(tuple(items[:2]), more=len(items) > 2)
+
+    async def get(self, path: str, *, limit: int | None = None) -> bytes:
+        del limit
+        if path not in self._objects:
+            raise ObjectNotFoundError(path)
+        return self._objects[path]
+
+
+NAMES = st.dictionaries(
+    st.sampled_from([f"{folder}{name}" for folder in ("", "a/", "b/") for name in "uvwxyz"]), st.binary()
+)
+
+
+@given(NAMES, NAMES)
+def test_a_store_with_copies_lists_both(listed: dict[str, bytes], copies: dict[str, bytes]) -> None:
+    """Listing at once, by pages and from any name on, every object comes once and in order; copies are read first."""
+    both = _Memory({**listed, **copies})
+    store = StoreWithCopies(_Memory(listed), copies, "memory://root")
+
+    async def check() -> None:
+        for folder in ("", "a", "b"):
+            names = [item.name for item in await both.list(folder)]
+            assert [item.name for item in await store.list(folder)] == names
+            assert sorted([item.name async for page in store.pages(folder) for item in page]) == names
+            everything = [item.name for item in both._in(folder)]
+            found: list[str] = []
+            more = True
+            while more:
+                page = await store.page(folder, after=found[-1] if found else "")
+                found += [item.name for item in page.objects]
+                more = page.more
+            assert found == everything
+        for path in listed.keys() | copies.keys():
+            assert await store.get(path) == copies.get(path, listed.get(path))
+        assert store.read == {**listed, **copies}
+
+    asyncio.run(check())
+
+
+@given(NAMES)
+def test_copies_alone(copies: dict[str, bytes]) -> None:
+    """Without a store the copies are all there is."""
+    store = StoreWithCopies(None, copies, "memory://root")
+    both = _Memory(copies)
+
+    async def check() -> None:
+        assert [item.name for item in await store.list("a")] == [item.name for item in await both.list("a")]
+        assert [item.name for item in (await store.page()).objects] == [item.name for item in both._in("")]
+        with pytest.raises(ObjectNotFoundError):
+            await store.get("c/nothing")
+
+    asyncio.run(check())
