@@ -18,12 +18,14 @@ from flytekit.configuration import SerializationSettings
 from flytekit.core.context_manager import ExecutionState, FlyteContextManager
 from flytekit.core.data_persistence import FileAccessProvider
 from flytekit.exceptions.user import FlyteUserRuntimeException
+from flytekit.extend import IgnoreOutputs
 from flytekit.models.literals import LiteralMap
 from flytekitplugins import firstfault as plugin
 
 from firstfault_torch import run as run_module
 from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
+from flytekitplugins.firstfault.flyte_engine import Published
 from flytekitplugins.firstfault.task import VerdictSealedError
 
 if TYPE_CHECKING:
@@ -212,7 +214,7 @@ def test_a_sealed_verdict_is_left_for_upload(
     own = task(task_config=config)(_train)
 
     def execute(**_: object) -> None:
-        raise VerdictSealedError("one line", b"the sealed bytes")
+        raise VerdictSealedError("one line", Published(b"the sealed bytes", durable=False, writes_deck=False))
 
     monkeypatch.setattr(own, "execute", execute)
     outputs = _dispatch(own, tmp_path / "engine" / "dir")
@@ -220,6 +222,24 @@ def test_a_sealed_verdict_is_left_for_upload(
     (left,) = (tmp_path / "engine" / "dir").iterdir()
     assert re.fullmatch(name, left.name)
     assert left.read_bytes() == b"the sealed bytes"
+
+
+@pytest.mark.parametrize("writes_deck", [False, True], ids=["nothing is left to upload", "the deck is left"])
+def test_a_verdict_in_the_storage(writes_deck: bool, raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the verdict is in the storage, the entrypoint uploads nothing; only flytekit's own deck may be left."""
+    own = task(task_config=ELASTIC)(_train)
+
+    def execute(**_: object) -> None:
+        raise VerdictSealedError("one line", Published(b"the bytes", durable=True, writes_deck=writes_deck))
+
+    monkeypatch.setattr(own, "execute", execute)
+    if writes_deck:
+        assert _dispatch(own, tmp_path / "engine") == LiteralMap(literals={})
+        return
+    with pytest.raises(FlyteUserRuntimeException) as caught:
+        _dispatch(own, tmp_path / "engine")
+    assert isinstance(caught.value.value, IgnoreOutputs)
+    assert not list((tmp_path / "engine").rglob("error*"))
 
 
 def test_another_exception_is_flytes(raw: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
