@@ -170,7 +170,7 @@ def _concluded_alone(
     copies, seconds = failure.report.copies, options.settle_seconds
     if failure.group_rank:
         find = partial(_found, engine, failure.recording)
-        found = await_turn(find, min(turn_of(failure.group_rank), seconds), give_up)
+        found = await_turn(find, turn_of(failure.group_rank), give_up)
         if found is not None:
             return _published(found, engine, give_up)
     wait = Wait(min(seconds, _LAST_SECONDS)) if give_up.is_set() else Wait(seconds, give_up=give_up)

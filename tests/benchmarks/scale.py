@@ -44,9 +44,13 @@ CASES = {
     "dead": "and a tenth of the nodes is dead",
 }
 _PROCESSES = 4
-_SETTLE_S = 10.0
+_LIMITS_S = 10.0
+"""Limits of uploads and of the settlement, seconds; longer for so many nodes that this machine needs longer."""
+_NODES_A_SECOND = 10
 _STACK = "\n".join(f'  File "/job/train.py", line {40 + line} in step_{line}' for line in range(30))
 _DEADLINE_S = 240.0
+_TURNS = threading.Semaphore(32)
+"""So many nodes of a process write at a time; more would only wait for each other and for their recorder."""
 
 
 # --- one node ---------------------------------------------------------------------------------------------------------
@@ -99,7 +103,8 @@ class Node:
         from firstfault_torch.rounds.peers import Peers  # noqa: PLC0415
 
         identity = Identity(self.uri, "plain", 0, f"worker-{self.number}")
-        recording = Recording("evidence", identity, incarnation=time.time_ns() // 1_000_000, node_folder=self.folder)
+        started = time.time_ns() // 1_000_000
+        recording = Recording("evidence", identity, self.limit_s, incarnation=started, node_folder=self.folder)
         store = dist.TCPStore("127.0.0.1", self.store_port, is_master=False, wait_for_workers=False)
         counting = Counting(dist.PrefixStore("round", store), self.counts)
         self.reporter = Reporter(recording, self.place)
@@ -128,6 +133,11 @@ class Node:
     def recording(self) -> Recording:
         """Where the node records."""
         return self.reporter.recording
+
+    @property
+    def limit_s(self) -> float:
+        """The limit of an upload, and of the settlement."""
+        return max(_LIMITS_S, self.nodes / _NODES_A_SECOND)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -170,11 +180,12 @@ class Node:
             fault.wait()
             self.fail()
         self.failed.wait(_DEADLINE_S)
-        for local_rank in range(1 if is_first else 0, self.workers):
-            self.reporter.write(self._failure(local_rank, root=False))
-        self.reporter.finish(self.ranks, self.peers.broadcast.first_failure)
-        self.peers.stop_listening()
-        self.reporter.drain()
+        with _TURNS:
+            for local_rank in range(1 if is_first else 0, self.workers):
+                self.reporter.write(self._failure(local_rank, root=False))
+            self.reporter.finish(self.ranks, self.peers.broadcast.first_failure)
+            self.peers.stop_listening()
+            self.reporter.drain()
         reported = time.time()
         settle = partial(self.peers.settle, self.reporter.report.copies)
         failure = LaunchFailedError(
@@ -183,7 +194,7 @@ class Node:
         engine = PlainEngine(self.uri.rpartition("/")[0], 0, f"worker-{self.number}")
         if self.case == "sealer" and self.number == 0:
             engine = _Killed(self.uri.rpartition("/")[0], 0, "worker-0")
-        verdict = run_module._failed(failure, engine, Options(settle_seconds=_SETTLE_S), self.gave_up).verdict
+        verdict = run_module._failed(failure, engine, Options(settle_seconds=self.limit_s), self.gave_up).verdict
         return {
             "node": self.number,
             "reported": reported,
@@ -345,7 +356,7 @@ def _one(job: tuple[int, int, str], uri: str, environment: dict[str, str], proxy
         processes.append(subprocess.Popen([*command, "--agents", json.dumps(given)], **pipes))
     for process in processes:
         json.loads(process.stdout.readline())
-    time.sleep(1 + nodes / 100)  # the first entries are being uploaded
+    time.sleep(1 + nodes / 50)  # the first entries are being uploaded
     proxy.requests()
     began = time.time()
     if case == "host":

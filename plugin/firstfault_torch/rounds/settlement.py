@@ -61,7 +61,9 @@ _LOOK_S = 0.5
 """Seconds between two looks at who lives; doubled each time, up to `_LONGEST_LOOK_S`."""
 _LONGEST_LOOK_S = 2.0
 _STEP_S = 5.0
-"""Longest wait for the store to take or give values."""
+"""Longest wait for the store to take or give values, seconds."""
+_STEP_FOR_NODE_S = 0.01
+"""More of it for each node: all of them hand in their reports at the same moment."""
 _LEAVING_S = 1.5
 """Longest wait for the verdict once this process was told to go."""
 _FOREVER = dt.timedelta(days=30)
@@ -131,7 +133,7 @@ class Settlement:
             give_up: once set, shortens the waits.
         """
         store, waiting = connections
-        arrived = bounded(partial(self._arrive, store, copies, leaving), _STEP_S, "handing in this node's report")
+        arrived = bounded(partial(self._arrive, store, copies, leaving), self._step_s, "handing in this node's report")
         if not arrived:
             return None
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -158,6 +160,10 @@ class Settlement:
     @property
     def _turn_seconds(self) -> float:
         return _TURN_S + _TURN_FOR_NODE_S * self._nodes
+
+    @property
+    def _step_s(self) -> float:
+        return _STEP_S + _STEP_FOR_NODE_S * self._nodes
 
     # --- arriving -----------------------------------------------------------------------------------------------
 
@@ -189,10 +195,10 @@ class Settlement:
             if isinstance(found, Exception):
                 return None
             is_over = time.monotonic() >= deadline or (give_up is not None and give_up.is_set())
-            if bounded(partial(self._close, store, is_over), _STEP_S, "looking which nodes live") is None:
+            if bounded(partial(self._close, store, is_over), self._step_s, "looking which nodes live") is None:
                 return None
             if is_over:
-                deadline = look_at = time.monotonic() + _STEP_S
+                deadline = look_at = time.monotonic() + self._step_s
                 continue
             look_at = min(time.monotonic() + pause, deadline)
             pause = min(2 * pause, _LONGEST_LOOK_S)
@@ -220,11 +226,11 @@ class Settlement:
                 return _unpacked(bytes(store.get(_SEAL)))
             return self._reports(store, bool(order["complete"]))
 
-        found = bounded(begin, _STEP_S, "collecting the nodes' reports")
+        found = bounded(begin, self._step_s, "collecting the nodes' reports")
         if not isinstance(found, Reports):
             return found
         document = conclude(found)
-        is_mine = bounded(lambda: store.get(_SEALER) == mine.encode(), _STEP_S, "asking whose turn it is")
+        is_mine = bounded(lambda: store.get(_SEALER) == mine.encode(), self._step_s, "asking whose turn it is")
         return document if is_mine is not False else None
 
     def _reports(self, store: Any, complete: bool) -> Reports:
@@ -238,12 +244,11 @@ class Settlement:
             copies.update(files)
         return Reports(copies, complete)
 
-    @staticmethod
-    def _published(store: Any, document: bytes, publish: Callable[[], bool]) -> SettledDocument:
+    def _published(self, store: Any, document: bytes, publish: Callable[[], bool]) -> SettledDocument:
         """Make the verdict durable, then tell the others."""
         settled = SettledDocument(document, publish())
         value = pack({_DOCUMENT: settled.document, _DURABLE: b"1" if settled.durable else b""})
-        bounded(lambda: store.compare_set(_SEAL, "", value), _STEP_S, "handing the verdict to the other nodes")
+        bounded(lambda: store.compare_set(_SEAL, "", value), self._step_s, "handing the verdict to the other nodes")
         return settled
 
 

@@ -41,7 +41,7 @@ def sealed_name(output_prefix: str) -> str:
 
 
 def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
-    """Return the ``error.pb`` to keep: another pod's, if it was concluded from more documents than this pod's.
+    """Return the ``error.pb`` to keep: another pod's, unless this pod's was concluded from more documents.
 
     Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
     """
@@ -50,7 +50,7 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
         found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
     except (StoreError, BadDocumentError):
         return document
-    return other if other is not None and isinstance(found, Seal) and found.count > seal.count else document
+    return other if other is not None and isinstance(found, Seal) and found.count >= seal.count else document
 
 
 def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = _LONGEST_S) -> bool:
