@@ -19,7 +19,9 @@ from botocore.config import Config
 from obstore.store import S3Store
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault.layout.paths import ERRORS
+from firstfault.layout.paths import ERRORS, ROSTER, bundle_name, bundle_path
+from firstfault.wire.bundle import pack
+from firstfault_torch.node.document_writer import put_file
 from tests.benchmarks.cascade import Cascade, put_all
 from tests.benchmarks.latency_proxy import LatencyProxy, latency_proxy
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Row", "memory", "rows"]
 
+COPIED = "evidence, copies beside"
 COUNTS = (1, 64, 1_000, 10_000)
 DELAYS_MS = (0, 5, 20)
 _PARALLEL = 64
@@ -66,12 +69,38 @@ def rows(s3: S3, repeat: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Row]
         for delay in DELAYS_MS:
             with latency_proxy(s3.endpoint, delay) as proxy, _environment(s3.environment()):
                 os.environ.update(FLYTE_AWS_ENDPOINT=proxy.endpoint, AWS_ENDPOINT_URL=proxy.endpoint)
-                yield from _measured(s3, proxy, uri, (count, delay), repeat)
+                yield from _measured(_ways(s3, proxy.endpoint, uri, count), proxy, (count, delay), repeat)
+        with _environment(s3.environment()):
+            _leave_copies(uri)
+        for delay in DELAYS_MS:
+            with latency_proxy(s3.endpoint, delay) as proxy, _environment(s3.environment()):
+                os.environ.update(FLYTE_AWS_ENDPOINT=proxy.endpoint, AWS_ENDPOINT_URL=proxy.endpoint)
+                ways = {COPIED: _ours(uri, "evidence", Cascade(count).culprit)}
+                yield from _measured(ways, proxy, (count, delay), repeat)
 
 
-def _measured(s3: S3, proxy: LatencyProxy, uri: str, place: tuple[int, float], repeat: int) -> Iterator[Row]:
+def _leave_copies(uri: str) -> None:
+    """Leave copies of what a verdict rests on, as the node that concludes does."""
+    reader = MultiErrorFileOutputReader(uri, strategy="evidence", copies={"firstfault/errors/none": b""})
+    reader.job()
+    bundle = pack({bundle_path(path): data for path, data in reader.read_files.items() if data})
+    put_file(uri, f"{ROSTER}/{bundle_name(bundle)}", bundle)
+
+
+def _ours(uri: str, strategy: str, culprit: int) -> Callable[[], float]:
+    def read() -> float:
+        verdict = MultiErrorFileOutputReader(uri, strategy=strategy).verdict()
+        assert verdict is not None
+        assert verdict.ranks == (culprit,)
+        return 1.0
+
+    return read
+
+
+def _measured(
+    ways: dict[str, Callable[[], float]], proxy: LatencyProxy, place: tuple[int, float], repeat: int
+) -> Iterator[Row]:
     count, delay = place
-    ways = _ways(s3, proxy.endpoint, uri, count)
     taken: dict[str, list[float]] = {name: [] for name in ways}
     asked: dict[str, int] = {}
     for _ in range(repeat):
@@ -90,21 +119,12 @@ def _ways(s3: S3, endpoint: str, uri: str, count: int) -> dict[str, Callable[[],
     """Return each way to read, a function that returns the factor by which its time is multiplied."""
     culprit = Cascade(count).culprit
 
-    def ours(strategy: str) -> Callable[[], float]:
-        def read() -> float:
-            verdict = MultiErrorFileOutputReader(uri, strategy=strategy).verdict()
-            assert verdict is not None
-            assert verdict.ranks == (culprit,)
-            return 1.0
-
-        return read
-
     prefix = f"{uri.removeprefix(f's3://{s3.bucket}/')}/{ERRORS}"
     bare = _client(s3, endpoint)
     found: dict[str, Callable[[], float]] = {
         "floor": lambda: asyncio.run(_floor(s3, endpoint, prefix)),
-        "earliest": ours("earliest"),
-        "evidence": ours("evidence"),
+        "earliest": _ours(uri, "earliest", culprit),
+        "evidence": _ours(uri, "evidence", culprit),
         "everything, obstore": lambda: asyncio.run(_everything(bare, prefix)),
         "upstream's pattern, boto3": lambda: _in_turn(s3, endpoint, prefix, count),
     }
