@@ -38,11 +38,12 @@ def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(reading, "DELAYS_MS", (20,))
     rows = list(reading.rows(s3, 1, (1, 140)))
     ways = {row.way for row in rows}
-    assert len(ways) == 6
-    assert len(rows) == 6 * 2 * len(reading.DELAYS_MS)
+    assert len(ways) == 7
+    assert len(rows) == 7 * 2 * len(reading.DELAYS_MS)
     of_140 = {row.way: row.requests for row in rows if row.documents == 140 and row.delay_ms == 20}
     assert of_140["floor"] == 2
     assert of_140["earliest"] == 3
+    assert of_140["evidence, copies beside"] < 6 < of_140["evidence"]
     assert of_140["everything, obstore"] == 141
     assert of_140["everything, s3fs"] == 281, "s3fs asks HEAD before each GET"
     assert of_140["upstream's pattern, boto3"] == round(302 * 1.4)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.layout.keys import ErrorKey
-from firstfault.layout.paths import ERRORS, ROSTER
+from firstfault.layout.paths import ERRORS, ROSTER, is_error_file
 from firstfault.store import open_store
 from firstfault.wire.documents import decode_presence
 from tests.benchmarks.latency_proxy import latency_proxy
@@ -86,7 +86,7 @@ async def _told(uri: str, s3: S3) -> dict[int, tuple[int | None, list[int]]]:
         for key in filter(None, map(ErrorKey.parse, present)):
             if key.rank != _RANK and key.timestamp_ns is not None:
                 others[key.round].append(key.timestamp_ns)
-        for item in await store.list(ROSTER):
+        for item in [item for item in await store.list(ROSTER) if is_error_file(item.name)]:
             for receipt in decode_presence(await store.get(f"{ROSTER}/{item.name}"), item.name).receipts:
                 key = ErrorKey.parse(receipt.name)
                 if key is None or receipt.rank != _RANK or receipt.fault_to_durable_ns is None:

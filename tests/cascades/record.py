@@ -169,6 +169,8 @@ def _pack(case: Case, file: Path, run: Run) -> None:
     part = file.with_suffix(".part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, (data, _) in run.files.items():
+            if not name.endswith(".pb"):
+                continue  # a bundle of copies
             archive.writestr(name, neutral(data, RosterEntry if "/roster/" in name else WorkerErrorDocument))
         archive.writestr("truth.json", json.dumps(truth, indent=1))
     shutil.move(part, file)
