@@ -129,7 +129,8 @@ def _failed(failure: LaunchFailedError, engine: Engine, options: Options, give_u
     with guarded("settling on a verdict with the other nodes"):
         sealed = _settled(failure, engine, options, give_up)
     if sealed is None:
-        sealed = _concluded_alone(failure, engine, options, give_up)
+        with guarded("concluding without the other nodes"):
+            sealed = _concluded_alone(failure, engine, options, give_up)
     if sealed is not None:
         logger.error("%s", sealed.seal.message)
         with guarded("reporting to the outer launcher"):

@@ -153,7 +153,7 @@ class Settlement:
             found = _next_from(results, self._turn_seconds, give_up)
             if isinstance(found, bytes):
                 return _unpacked(found)
-            if isinstance(found, Exception):
+            if isinstance(found, Exception) or (give_up is not None and give_up.is_set()):
                 return None
         return None
 
@@ -245,11 +245,15 @@ class Settlement:
         return Reports(copies, complete)
 
     def _published(self, store: Any, document: bytes, publish: Callable[[], bool]) -> SettledDocument:
-        """Make the verdict durable, then tell the others."""
+        """Make the verdict durable, then tell the others; return theirs if another agent has been faster."""
         settled = SettledDocument(document, publish())
         value = pack({_DOCUMENT: settled.document, _DURABLE: b"1" if settled.durable else b""})
-        bounded(lambda: store.compare_set(_SEAL, "", value), self._step_s, "handing the verdict to the other nodes")
-        return settled
+        told = bounded(
+            lambda: _unpacked(bytes(store.compare_set(_SEAL, "", value))),
+            self._step_s,
+            "handing the verdict to the other nodes",
+        )
+        return told if told is not None else settled
 
 
 def _wait_for_both(waiting: Any, results: queue.SimpleQueue[Any]) -> None:

@@ -129,7 +129,7 @@ def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple
             logger.warning("the attempt's documents cannot be read: %s", error)
             return None
 
-    job = bounded(read, wait.seconds + _STORAGE_S, "reading the nodes' documents", wait.give_up)
+    job = bounded(read, wait.seconds + _STORAGE_S, "reading the nodes' documents")
     if job is None:
         alone = reader.job_of_copies("only the documents at hand were read; the storage did not answer in time")
         return alone, reader.read_files

@@ -61,7 +61,7 @@ def in_turn() -> float:
         nproc_per_node=1,
         start_method="fork",
         max_restarts=1,
-        rdzv_configs={"join_timeout": 6},
+        rdzv_configs={"join_timeout": 15},
         increase_shared_mem=False,
     )
 )
