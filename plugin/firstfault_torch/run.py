@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,9 @@ _LAST_SECONDS = 1.5
 _NOW_S = 1.0
 """The same where the main thread is blocked."""
 _NAME_SERVICE_S = 1.0
+_MS = 1_000_000
+_SAME_FAILURE_NS = 120 * 1_000_000_000
+"""A verdict that was sealed so long before this node failed, by clocks that may differ, is about something else."""
 _LEAVING_S = 2.0
 """Longest wait for the upload of copies for later readers, and of the verdict for the next attempt."""
 _SLACK_S = 0.5
@@ -170,22 +174,24 @@ def _concluded_alone(
     """Conclude from what this node can read, and publish; take the verdict of a node whose turn came before."""
     copies, seconds = failure.report.copies, options.settle_seconds
     if failure.group_rank:
-        find = partial(_found, engine, failure.recording)
+        since_ns = max(failure.recording.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
+        find = partial(_found, engine, failure.recording, since_ns)
         found = await_turn(find, turn_of(failure.group_rank), give_up)
         if found is not None:
             return _published(found, engine, give_up)
-    wait = Wait(min(seconds, _LAST_SECONDS)) if give_up.is_set() else Wait(seconds, give_up=give_up)
+    hurried = Wait(min(seconds, _LAST_SECONDS), is_hurried=True)
+    wait = hurried if give_up.is_set() else Wait(seconds, give_up=give_up)
     sealed = _sealed(failure, copies, engine, options, wait) or _sealed(failure, copies, engine, options, Wait(0.0))
     return _published(sealed, engine, give_up) if sealed is not None else None
 
 
-def _found(engine: Engine, recording: Recording) -> SealedVerdict | None:
-    """Return the verdict that another node published on this incarnation of the job; None if there is none."""
+def _found(engine: Engine, recording: Recording, since_ns: int) -> SealedVerdict | None:
+    """Return the verdict that another node published since then; None if there is none, or only an older one."""
     document = engine.published_verdict()
     if document is None:
         return None
     found = sealed_elsewhere(document, recording, durable=True)
-    return found if found.seal.timestamp_ns >= recording.incarnation * 1_000_000 else None
+    return found if found.seal.timestamp_ns >= since_ns else None
 
 
 def _published(sealed: SealedVerdict, engine: Engine, give_up: threading.Event) -> SealedVerdict:
@@ -234,7 +240,7 @@ def _sealed(
 
 def _end_process(failure: LaunchFailedError, *, engine: Engine, options: Options) -> None:
     """Publish and exit, from another thread than the main one, which waits inside C++ and handles no signal."""
-    sealed = _sealed(failure, failure.report.copies, engine, options, Wait(_NOW_S))
+    sealed = _sealed(failure, failure.report.copies, engine, options, Wait(_NOW_S, is_hurried=True))
     with guarded("leaving the sealed verdict"):
         if sealed is not None:
             logger.error("%s", sealed.seal.message)

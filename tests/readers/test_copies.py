@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,8 +49,6 @@ def test_a_damaged_bundle() -> None:
 
 def test_a_bundle_that_lies_about_its_size() -> None:
     """An index that does not match the content is refused, and so is one of a wrong kind."""
-    import zlib  # noqa: PLC0415 - only this test makes one by hand
-
     for content in (b'[["a",5]]\nabc', b'[["a",1]]\nabc', b'{"a":1}\n', b'[["a"]]\n', b'[["a","b"]]\n', b"[[[[\n"):
         with pytest.raises(BadDocumentError):
             unpack(zlib.compress(content))
@@ -243,3 +242,9 @@ def test_copies_alone(copies: dict[str, bytes]) -> None:
             await store.get("c/nothing")
 
     asyncio.run(check())
+
+
+def test_a_bundle_with_a_huge_index() -> None:
+    """An index of megabytes is refused before it is parsed: its objects would take gigabytes."""
+    with pytest.raises(BadDocumentError, match="index"):
+        unpack(zlib.compress(b"[" + b"[]," * 2_000_000 + b"[]]\n"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 from dataclasses import replace
 
@@ -90,6 +91,15 @@ _VERDICT = Verdict(
     digest="d1",
     document_count=3,
 )
+
+
+def test_numbers_that_are_none() -> None:
+    """JSON knows numbers that no integer can hold; a verdict or a decision with one is not ours."""
+    whole = to_json(_VERDICT, _DECISION)
+    for name in ("count", "retries_left"):
+        broken = re.sub(rf'"{name}":(null|\d+)', f'"{name}":1e999', whole)
+        assert broken != whole
+        assert None in {verdict_from_json(broken), decision_from_json(broken)}
 
 
 def test_the_contract() -> None:

@@ -39,6 +39,8 @@ class Agent:
     nodes: int
     thinks_s: float = 0.0
     """How long it takes to conclude."""
+    publishes_s: float = 0.0
+    """How long it takes to publish."""
     fails: bool = False
     leaving: bool = False
     durable: bool = True
@@ -83,6 +85,7 @@ class Agent:
 
     def _publish(self) -> bool:
         self.published.append(time.monotonic())
+        time.sleep(self.publishes_s)
         return self.durable
 
 
@@ -150,6 +153,33 @@ def test_a_slow_one_is_replaced(agents: Callable[..., list[Agent]]) -> None:
     assert _documents(made) == {b"sealed by 1"}
     assert [len(agent.published) for agent in made] == [0, 1, 0, 0]
     assert [agent.group_rank for agent in made if agent.reports] == [0, 1]
+
+
+def test_one_that_publishes_slowly_is_not_replaced(agents: Callable[..., list[Agent]]) -> None:
+    """A node that has concluded and publishes keeps its turn: two nodes must not write the same file."""
+    made = agents(6, publishes_s={0: 6 * TURN_S})
+    _run(made)
+    assert _documents(made) == {b"sealed by 0"}
+    assert [len(agent.published) for agent in made] == [1, 0, 0, 0, 0, 0]
+
+
+def test_one_that_died_before_its_turn_is_replaced(agents: Callable[..., list[Agent]], store: PrefixStore) -> None:
+    """The next one takes over at once after the time limit, and the others take its verdict."""
+    made = agents(3)
+    assert made[0].settlement._arrive(store.clone(), {"report-0": b"it failed"}, leaving=False)
+    _run(made[1:])
+    assert _documents(made[1:]) == {b"sealed by 1"}
+    assert [len(agent.published) for agent in made] == [0, 1, 0]
+    assert max(agent.took_s for agent in made[1:]) < 3 * TURN_S
+
+
+def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., list[Agent]]) -> None:
+    """While another node concludes, it waits some seconds for that."""
+    made = agents(3, publishes_s={0: 2.0})
+    for agent in made[1:]:
+        threading.Timer(0.3, agent.give_up.set).start()
+    _run(made)
+    assert _documents(made) == {b"sealed by 0"}
 
 
 def test_one_that_cannot_conclude_is_replaced(agents: Callable[..., list[Agent]]) -> None:

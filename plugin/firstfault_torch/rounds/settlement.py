@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch.distributed as dist
-
 from firstfault.errors import BadDocumentError
 from firstfault.wire.bundle import pack, unpack
-from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.guard import bounded, caught, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +39,7 @@ _ARRIVALS = "firstfault/arrivals"
 _ORDER = "firstfault/order"
 """Set once, when nobody else is waited for: who concludes, in turn."""
 _SEALER = "firstfault/sealer"
-"""Whose turn it is to conclude."""
+"""Whose turn it is to conclude; ``!`` behind it: that one publishes, and is not replaced meanwhile."""
 _SEAL = "firstfault/seal"
 """The verdict."""
 _DOCUMENT = "error.pb"
@@ -64,8 +62,12 @@ _STEP_S = 5.0
 """Longest wait for the store to take or give values, seconds."""
 _STEP_FOR_NODE_S = 0.01
 """More of it for each node: all of them hand in their reports at the same moment."""
-_LEAVING_S = 1.5
-"""Longest wait for the verdict once this process was told to go."""
+_PUBLISHING_S = 11.0
+"""How long publishing may take: the verdict, what a person sees, and copies."""
+_HURRIED_S = 1.5
+"""Longest wait for the other nodes' reports once this process was told to go."""
+_LEAVING_S = 5.0
+"""The same for the verdict."""
 _FOREVER = dt.timedelta(days=30)
 
 
@@ -133,7 +135,9 @@ class Settlement:
             give_up: once set, shortens the waits.
         """
         store, waiting = connections
-        arrived = bounded(partial(self._arrive, store, copies, leaving), self._step_s, "handing in this node's report")
+        arrived = bounded(
+            partial(self._arrive, store, copies, leaving=leaving), self._step_s, "handing in this node's report"
+        )
         if not arrived:
             return None
         results: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -143,14 +147,16 @@ class Settlement:
         order = self._await_order(store, results, seconds, give_up)
         if order is None:
             return None
-        for turn, group_rank in enumerate(order["sealers"]):
+        for group_rank in order["sealers"]:
             if group_rank == self._own:
-                document = self._concluded(store, order, turn, conclude)
+                document = self._concluded(store, order, conclude)
                 if isinstance(document, SettledDocument):
                     return document
                 if document is not None:
                     return self._published(store, document, publish)
-            found = _next_from(results, self._turn_seconds, give_up)
+            found = _next_from(results, self._turn_seconds, give_up, _LEAVING_S)
+            if found is None and bounded(partial(_is_publishing, store), self._step_s, "asking whose turn it is"):
+                found = _next_from(results, _PUBLISHING_S, give_up, _LEAVING_S)
             if isinstance(found, bytes):
                 return _unpacked(found)
             if isinstance(found, Exception) or (give_up is not None and give_up.is_set()):
@@ -167,7 +173,7 @@ class Settlement:
 
     # --- arriving -----------------------------------------------------------------------------------------------
 
-    def _arrive(self, store: Any, copies: Mapping[str, bytes], leaving: bool) -> bool:
+    def _arrive(self, store: Any, copies: Mapping[str, bytes], *, leaving: bool) -> bool:
         store.append(_REPORTS, _framed(self._own, copies))
         store.append(_ARRIVED, f"{self._own}{'!' if leaving else ''} ")
         self._arrived_as = int(store.add(_ARRIVALS, 1))
@@ -188,7 +194,7 @@ class Settlement:
         look_at = min(now + _NO_ANSWER_S + 2 * (self._arrived_as - 1), deadline)
         pause = _LOOK_S
         while True:
-            found = _next_from(results, look_at - time.monotonic(), give_up)
+            found = _next_from(results, look_at - time.monotonic(), give_up, _HURRIED_S)
             if isinstance(found, bytes):
                 order: dict[str, Any] = json.loads(found)
                 return order
@@ -215,23 +221,30 @@ class Settlement:
     # --- concluding ---------------------------------------------------------------------------------------------
 
     def _concluded(
-        self, store: Any, order: dict[str, Any], turn: int, conclude: Callable[[Reports], bytes | None]
+        self, store: Any, order: dict[str, Any], conclude: Callable[[Reports], bytes | None]
     ) -> bytes | SettledDocument | None:
         """Return the ``error.pb`` to publish, another agent's verdict, or None if another agent has taken over."""
-        before, mine = str(order["sealers"][turn - 1]) if turn else "", str(self._own)
+        mine = str(self._own).encode()
 
-        def begin() -> Reports | SettledDocument:
-            store.compare_set(_SEALER, before, mine)
+        def begin() -> Reports | SettledDocument | None:
+            # set before the order was
+            before = bytes(store.get(_SEALER))
+            if before.endswith(b"!") or bytes(store.compare_set(_SEALER, before, mine)) != mine:
+                return None
             if store.check([_SEAL]):
                 return _unpacked(bytes(store.get(_SEAL)))
             return self._reports(store, bool(order["complete"]))
+
+        def claim() -> bool:
+            return bytes(store.compare_set(_SEALER, mine, mine + b"!")) == mine + b"!"
 
         found = bounded(begin, self._step_s, "collecting the nodes' reports")
         if not isinstance(found, Reports):
             return found
         document = conclude(found)
-        is_mine = bounded(lambda: store.get(_SEALER) == mine.encode(), self._step_s, "asking whose turn it is")
-        return document if is_mine is not False else None
+        if document is None or bounded(claim, self._step_s, "announcing that this node publishes") is False:
+            return None
+        return document
 
     def _reports(self, store: Any, complete: bool) -> Reports:
         """Return what the nodes handed in; of a node that has not reported, what it said when its workers started."""
@@ -258,24 +271,32 @@ class Settlement:
 
 def _wait_for_both(waiting: Any, results: queue.SimpleQueue[Any]) -> None:
     """Put the order, then the verdict into the queue; the error if the store is lost."""
-    with guarded("waiting for the other nodes' reports"):
-        try:
-            for key in (_ORDER, _SEAL):
-                waiting.wait([key], _FOREVER)
-                results.put(bytes(waiting.get(key)))
-        except (dist.DistNetworkError, dist.DistStoreError) as error:
-            logger.info("lost the store that the agents share: %s", str(error).splitlines()[0])
-            results.put(error)
+
+    def wait() -> None:
+        for key in (_ORDER, _SEAL):
+            waiting.wait([key], _FOREVER)
+            results.put(bytes(waiting.get(key)))
+
+    _, error = caught(wait, Exception)
+    if error is not None:
+        results.put(error)
+        logger.info("lost the store that the agents share: %s", error)
 
 
-def _next_from(results: queue.SimpleQueue[Any], seconds: float, give_up: threading.Event | None) -> Any:
-    """Return the queue's next value; None if none comes in time, or within 1.5 s after `give_up` was set."""
+def _is_publishing(store: Any) -> bool:
+    return bytes(store.get(_SEALER)).endswith(b"!")
+
+
+def _next_from(
+    results: queue.SimpleQueue[Any], seconds: float, give_up: threading.Event | None, hurried_seconds: float
+) -> Any:
+    """Return the queue's next value; None if none comes in time, or within `hurried_seconds` once `give_up` is set."""
     deadline = time.monotonic() + max(seconds, 0)
     hurried = False
     while True:
         left = deadline - time.monotonic()
         if give_up is not None and give_up.is_set() and not hurried:
-            hurried, deadline = True, min(deadline, time.monotonic() + _LEAVING_S)
+            hurried, deadline = True, min(deadline, time.monotonic() + hurried_seconds)
             continue
         try:
             return results.get(timeout=min(max(left, 0), 0.1 if give_up is not None and not hurried else max(left, 0)))
@@ -288,6 +309,7 @@ def _set_order(store: Any, *, complete: bool) -> None:
     """Name the agents that conclude: by group rank, as rank 0's node also writes what a person sees."""
     candidates = sorted(_arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
     sealers = [group_rank for group_rank, _ in candidates[:_MAX_TURNS]]
+    store.compare_set(_SEALER, "", str(sealers[0]))
     store.compare_set(_ORDER, "", json.dumps({"sealers": sealers, "complete": complete}))
 
 

@@ -33,8 +33,10 @@ _NO_ANSWER_S = 3.0
 """After so many seconds the node that hosted the store counts as dead, and is not waited for."""
 _FALLBACK = "earliest"
 """The strategy that replaces one that raises: the simplest one."""
+_PREVIOUS_S = 2.0
+"""Longest wait for the verdict on the attempt before, seconds."""
 _LEAST_S = 0.3
-"""Minimum wait for the verdict on the attempt before, seconds, even if the node must not wait for the others."""
+"""The same if the process is about to end."""
 _STORAGE_S = 10.0
 """Longest time that listing and reading may take beyond the wait for the other nodes."""
 
@@ -46,6 +48,8 @@ class Wait:
     seconds: float
     expected_nodes: int | None = None
     """Overrides what the roster says."""
+    is_hurried: bool = False
+    """The process is about to end: nothing but the wait for the nodes may take long."""
     complete: bool = True
     """False: it is known that a node that lives has not reported."""
     give_up: threading.Event | None = None
@@ -79,7 +83,8 @@ def conclude_on_node(
         LookupError: no failure is on record, neither here nor in the storage.
     """
     job, files = _job(recording, copies, wait)
-    previous = previous_attempt(recording, max(wait.seconds, _LEAST_S), wait.give_up)
+    hurried = wait.is_hurried or (wait.give_up is not None and wait.give_up.is_set())
+    previous = previous_attempt(recording, _LEAST_S if hurried else _PREVIOUS_S, wait.give_up)
     attempt = recording.identity.attempt
     context = RetryContext(
         attempt=attempt,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
-from firstfault.errors import FirstFaultError
-from firstfault_torch.guard import caught, logger
+from firstfault_torch.guard import bounded, caught, logger
 
 if TYPE_CHECKING:
     import threading
@@ -28,6 +28,8 @@ _SINGLE = 4
 """So many nodes have turns of their own."""
 _LATER_S = 3.0
 """Seconds between the turns of two groups."""
+_LOOK_S = 3.0
+"""Longest time of one look."""
 _FIRST_LOOK_S = 0.5
 _LONGEST_LOOK_S = 2.0
 
@@ -59,7 +61,8 @@ def await_turn(
     deadline = time.monotonic() + seconds
     pause = _FIRST_LOOK_S * (1 + random.random())  # noqa: S311 - as above
     while True:
-        found, error = caught(find, FirstFaultError)
+        answer = bounded(partial(caught, find, Exception), _LOOK_S, "looking for another node's verdict", give_up)
+        found, error = answer or (None, None)
         if found is not None:
             return found
         if error is not None:

@@ -17,6 +17,8 @@ _LEVEL = 3
 _MAX_BYTES = 64 * 1024 * 1024
 """Largest content that a reader unpacks."""
 
+_MAX_INDEX_BYTES = 4 * 1024 * 1024
+
 
 def pack(files: Mapping[str, bytes]) -> bytes:
     """Return files, by path, as one value."""
@@ -36,6 +38,8 @@ def unpack(value: bytes) -> dict[str, bytes]:
     except zlib.error as error:
         raise BadDocumentError(f"not a bundle of files: {error}") from error
     index, _, data = content.partition(b"\n")
+    if len(index) > _MAX_INDEX_BYTES:
+        raise BadDocumentError("a bundle of files has too long an index")
     files, start = {}, 0
     try:
         for path, size in json.loads(index):

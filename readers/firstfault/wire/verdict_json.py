@@ -22,6 +22,8 @@ __all__ = [
 
 SCHEMA = "firstfault.verdict/v1"
 _NANO = 1_000_000_000
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What a text of another kind raises."""
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
 
 
@@ -82,7 +84,7 @@ def verdict_from_json(text: str) -> Verdict | None:
         if document["schema"] != SCHEMA:
             return None
         return _verdict_from_dict(document["verdict"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _NOT_OURS:
         return None
 
 
@@ -101,7 +103,7 @@ def decision_from_json(text: str) -> Decision | None:
             reason=str(data["reason"]),
             retries_left=None if data.get("retries_left") is None else int(data["retries_left"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _NOT_OURS:
         return None
 
 
