@@ -217,7 +217,7 @@ def test_a_lost_store(
         nodes[0].watch.send(FATAL)
         assert all(one.woken.wait(SOON_S) for one in nodes)
     process.kill()
-    assert all(one.woken.wait(SOON_S) for one in nodes)
+    assert all(one.woken.wait(LONG_S) for one in nodes)
     outcome = nodes[1].watch.outcome
     assert outcome is not None
     assert (outcome.failure, bool(outcome.lost), outcome.finished) == (FATAL if told else None, not told, False)
