@@ -174,8 +174,7 @@ def _concluded_alone(
     """Conclude from what this node can read, and publish; take the verdict of a node whose turn came before."""
     copies, seconds = failure.report.copies, options.settle_seconds
     if failure.group_rank:
-        since_ns = max(failure.recording.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
-        find = partial(_found, engine, failure.recording, since_ns)
+        find = partial(_found, engine, failure.recording, _earliest_ns(failure))
         found = await_turn(find, turn_of(failure.group_rank), give_up)
         if found is not None:
             return _published(found, engine, give_up)
@@ -183,6 +182,11 @@ def _concluded_alone(
     wait = hurried if give_up.is_set() else Wait(seconds, give_up=give_up)
     sealed = _sealed(failure, copies, engine, options, wait) or _sealed(failure, copies, engine, options, Wait(0.0))
     return _published(sealed, engine, give_up) if sealed is not None else None
+
+
+def _earliest_ns(failure: LaunchFailedError) -> int:
+    """Return the earliest time at which a verdict on this failure may have been sealed."""
+    return max(failure.recording.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
 
 
 def _found(engine: Engine, recording: Recording, since_ns: int) -> SealedVerdict | None:
@@ -239,8 +243,14 @@ def _sealed(
 
 
 def _end_process(failure: LaunchFailedError, *, engine: Engine, options: Options) -> None:
-    """Publish and exit, from another thread than the main one, which waits inside C++ and handles no signal."""
-    sealed = _sealed(failure, failure.report.copies, engine, options, Wait(_NOW_S, is_hurried=True))
+    """Publish and exit, from another thread than the main one, which waits inside C++ and handles no signal.
+
+    A verdict that another node has published stays: it knew more than this one learns in so short a time.
+    """
+    find = partial(_found, engine, failure.recording, _earliest_ns(failure))
+    sealed = bounded(find, _NOW_S, "looking for the verdict of another node")
+    if sealed is None:
+        sealed = _sealed(failure, failure.report.copies, engine, options, Wait(_NOW_S, is_hurried=True))
     with guarded("leaving the sealed verdict"):
         if sealed is not None:
             logger.error("%s", sealed.seal.message)

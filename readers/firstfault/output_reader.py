@@ -77,6 +77,7 @@ class MultiErrorFileOutputReader:
         storage_options: fsspec's options; they override the environment.
         copies: files of the attempt that the caller has, by path below the output prefix. They need no request; the
             reader adds those that are not in the storage, and uses them alone if it cannot list the storage.
+        fresh: whether to open every document itself, although the pods left copies of what they concluded from.
         enough: called with the roster after each listing; True ends the wait as if every node had reported.
         give_up: once set, ends the wait.
     """
@@ -91,6 +92,7 @@ class MultiErrorFileOutputReader:
         retry_policy: RetryPolicy | None = None,
         storage_options: Mapping[str, Any] | None = None,
         copies: Mapping[str, bytes] | None = None,
+        fresh: bool = False,
         enough: Callable[[Sequence[NodePresence]], bool] | None = None,
         give_up: threading.Event | None = None,
     ) -> None:
@@ -107,6 +109,7 @@ class MultiErrorFileOutputReader:
         self._retry_policy = retry_policy
         self._storage_options = storage_options
         self._copies = copies or {}
+        self._fresh = fresh
         self.read_files: Mapping[str, bytes] = {}
         """What the last read opened, by path below the output prefix; for readers with copies."""
 
@@ -239,12 +242,12 @@ class MultiErrorFileOutputReader:
                     self.read_files = with_copies.read
                 known, done = await await_nodes(store, self._layout.roster, self._patience)
                 settled = done or self._patience.seconds <= 0
-                snapshot = await look(store, self._layout, self._wish, self._job_of(settled), known)
+                judge = self._job_of(settled)
+                return judge(await look(store, self._layout, self._wish, judge, known, fresh=self._fresh))
         except StoreError as error:
             if not self._copies:
                 raise
             return await self._job_of_copies(f"only the documents at hand were read; {error}")
-        return self._job_of(settled)(snapshot)
 
     def job_of_copies(self, note: str) -> JobErrors:
         """Return the job that the copies alone make, without a request.
@@ -301,8 +304,16 @@ class MultiErrorFileOutputReader:
                 await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
 
     def _job_of(self, settled: bool) -> Callable[[Snapshot], JobErrors]:
-        expected = self._patience.expected_nodes
-        return lambda snapshot: assemble(snapshot, expected_nodes=expected, settled=settled)
+        """Return a function that assembles a snapshot, once: a read ends with the one that it judged last."""
+        judged: list[tuple[Snapshot, JobErrors]] = []
+
+        def job(snapshot: Snapshot) -> JobErrors:
+            if not judged or judged[0][0] is not snapshot:
+                job = assemble(snapshot, expected_nodes=self._patience.expected_nodes, settled=settled)
+                judged[:] = [(snapshot, job)]
+            return judged[0][1]
+
+        return job
 
     def _wish(self, seals: Sequence[Seal]) -> Wish:
         """What the strategy wants to read: the caller's, else the one that the pods' own verdict names."""

@@ -19,12 +19,20 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
     Each call has its own event loop: nothing survives a fork, and nothing is shared with the caller's loop.
     """
+    found: list[T] = []
+
+    async def kept() -> None:
+        # not as the task's result: to restore the handler of SIGINT, Python makes a text of the task and its result
+        found.append(await coroutine)
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
+        asyncio.run(kept())
+    else:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, kept()).result()
+    return found[0]
 
 
 async def gathered(*calls: Awaitable[T]) -> list[T]:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
-from tests.benchmarks import failing, growth, reading, write_ahead  # noqa: E402 - only now all is found
+from tests.benchmarks import failing, reading, write_ahead  # noqa: E402 - only now all is found
 from tests.s3_server import S3, serving  # noqa: E402
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def read(s3: S3, repeat: int, out: Path) -> list[dict[str, Any]]:
             f"{row.requests:9,}{mark}",
             flush=True,
         )
-    (out / "growth.svg").write_text(growth.svg([row for row in rows if row.delay_ms == max(reading.DELAYS_MS)]))
+    (out / "growth.svg").write_text(reading.drawing(rows))
     return [row.as_dict() for row in rows]
 
 

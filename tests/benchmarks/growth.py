@@ -1,16 +1,13 @@
-"""Draws the time of reading over the number of documents, on logarithmic axes."""
+"""Draws how something grows, on logarithmic axes."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.benchmarks.reading import Row
+    from collections.abc import Mapping, Sequence
 
 __all__ = ["svg"]
 
@@ -20,11 +17,16 @@ _COLOURS = ("#767676", "#0b6e4f", "#1f5fbf", "#a15c00", "#b3261e", "#7b3fa0")
 _DASHES = ("4 3", "", "", "8 3", "2 2", "6 2 2 2")
 
 
-def svg(rows: Sequence[Row]) -> str:
-    """Return the drawing of the rows of one delay."""
-    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for row in rows:
-        lines[row.way].append((math.log10(row.documents), math.log10(row.seconds)))
+def svg(title: str, of: Mapping[str, Sequence[tuple[float, float]]], across: str, unit: str = "") -> str:
+    """Return a drawing with one line for each name in `of`.
+
+    Args:
+        title: what is drawn.
+        of: points by the name of their line; all numbers are above 0.
+        across: what the first number of a point counts.
+        unit: of the second.
+    """
+    lines = {name: [(math.log10(x), math.log10(y)) for x, y in line] for name, line in of.items()}
     points = [point for line in lines.values() for point in line]
     lowest = math.floor(min(y for _, y in points))
     highest = math.ceil(max(y for _, y in points))
@@ -37,25 +39,25 @@ def svg(rows: Sequence[Row]) -> str:
             _HEIGHT - _BOTTOM - inner[1] * (y - lowest) / max(highest - lowest, 1),
         )
 
-    delay = rows[0].delay_ms
     parts = [
         (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
             ' font-family="sans-serif" font-size="12">'
         ),
-        f"<title>Seconds to read a cascade, {delay:g} ms added to each request</title>",
+        f"<title>{escape(title)}</title>",
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
-        f'<text x="{_LEFT}" y="20" font-size="14">Seconds to the answer, {delay:g} ms added to each request</text>',
+        f'<text x="{_LEFT}" y="20" font-size="14">{escape(title)}</text>',
     ]
     for power in range(lowest, highest + 1):
         _, y = at(0, power)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#dddddd"/>')
-        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{10.0**power:g} s</text>')
-    for documents in sorted({row.documents for row in rows}):
-        x, y = at(math.log10(documents), lowest)
-        parts.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{documents:,}</text>')
+        label = f"{10**power:,} {unit}" if power >= 0 else f"{10.0**power:g} {unit}"
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label.strip()}</text>')
+    for number in sorted({x for line in of.values() for x, _ in line}):
+        x, y = at(math.log10(number), lowest)
+        parts.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{number:,}</text>')
     x, y = at(widest / 2, lowest)
-    parts.append(f'<text x="{x:.1f}" y="{y + 38:.1f}" text-anchor="middle">documents</text>')
+    parts.append(f'<text x="{x:.1f}" y="{y + 38:.1f}" text-anchor="middle">{escape(across)}</text>')
     ends: list[float] = []
     for index, (way, line) in enumerate(sorted(lines.items(), key=lambda item: -item[1][-1][1])):
         colour, dash = _COLOURS[index % len(_COLOURS)], _DASHES[index % len(_DASHES)]

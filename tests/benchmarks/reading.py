@@ -23,14 +23,15 @@ from firstfault.layout.paths import ERRORS, ROSTER, bundle_name, bundle_path
 from firstfault.wire.bundle import pack
 from firstfault_torch.node.document_writer import put_file
 from tests.benchmarks.cascade import Cascade, put_all
+from tests.benchmarks.growth import svg
 from tests.benchmarks.latency_proxy import LatencyProxy, latency_proxy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.s3_server import S3
 
-__all__ = ["Row", "memory", "rows"]
+__all__ = ["Row", "drawing", "everything", "memory", "rows"]
 
 COPIED = "evidence, copies beside"
 COUNTS = (1, 64, 1_000, 10_000)
@@ -77,6 +78,16 @@ def rows(s3: S3, repeat: int, counts: tuple[int, ...] = COUNTS) -> Iterator[Row]
                 os.environ.update(FLYTE_AWS_ENDPOINT=proxy.endpoint, AWS_ENDPOINT_URL=proxy.endpoint)
                 ways = {COPIED: _ours(uri, "evidence", Cascade(count).culprit)}
                 yield from _measured(ways, proxy, (count, delay), repeat)
+
+
+def drawing(rows: Sequence[Row]) -> str:
+    """Return an SVG of the rows with the longest delay."""
+    delay = max(row.delay_ms for row in rows)
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.delay_ms == delay:
+            lines.setdefault(row.way, []).append((row.documents, row.seconds))
+    return svg(f"Seconds to the answer, {delay:g} ms added to each request", lines, "documents", "s")
 
 
 def _leave_copies(uri: str) -> None:
@@ -160,6 +171,12 @@ async def _floor(s3: S3, endpoint: str, prefix: str) -> float:
         await document.bytes_async()
         break
     return 1.0
+
+
+def everything(s3: S3, endpoint: str, uri: str) -> None:
+    """List all error documents of an attempt and get each, 64 at a time."""
+    prefix = f"{uri.removeprefix(f's3://{s3.bucket}/')}/{ERRORS}"
+    asyncio.run(_everything(_client(s3, endpoint), prefix))
 
 
 async def _everything(client: S3Store, prefix: str) -> float:

@@ -1,11 +1,14 @@
 """What a failure costs a job of many nodes: ``make scale``.
 
-    python tests/benchmarks/scale.py [--nodes 16 128] [--workers 8] [--delay 20] [--cases plain sealer host dead]
+    python tests/benchmarks/scale.py [--nodes 16 128] [--workers 8] [--delay 20] [--limits 5500 3500]
+                                     [--cases plain sealer host dead upstream] [--svg FILE]
 
 Each node is an agent without a training: the real connections between agents, the real store of a round (a process of
 its own), a recorder, the documents of its workers, and the settlement on a verdict. A few processes hold all agents,
 each with one recorder for all of its agents. They share this machine's cores, so the seconds of many nodes are those of
-this machine; the requests are those of any.
+this machine; the requests are those of any. The storage refuses what S3 would: requests above its limits for a prefix.
+
+`upstream` reads the same files in another way: each node lists and gets everything.
 """
 
 from __future__ import annotations
@@ -36,12 +39,22 @@ if TYPE_CHECKING:
 
     from firstfault.model import Place, WorkerError
     from firstfault_torch.context import Recording
+    from tests.benchmarks.latency_proxy import LatencyProxy
+    from tests.s3_server import S3
 
 CASES = {
     "plain": "a worker raises",
     "sealer": "and the node that concludes is killed when it begins",
     "host": "and the first node, which hosts the store, is killed with the fault",
     "dead": "and a tenth of the nodes is dead",
+    "upstream": "a worker raises, and each node lists and gets everything",
+}
+_DRAWN = {
+    "plain": "a worker raises",
+    "sealer": "... concluding node killed",
+    "host": "... store's host killed",
+    "dead": "... a tenth is dead",
+    "upstream": "each node reads everything",
 }
 _PROCESSES = 4
 _LIMITS_S = 10.0
@@ -308,25 +321,37 @@ class Row:
     concluded: int
     """Nodes that concluded for themselves or for others."""
     right: bool
+    refused: int = 0
+    """Requests above the limits of the storage."""
+    busiest: int = 0
+    """The most requests in one second."""
+
+    @property
+    def total(self) -> int:
+        """All requests."""
+        return sum(self.requests.values())
 
     def line(self) -> str:
         """Return the row of a table."""
-        total = sum(self.requests.values())
+        total, is_right = self.total, "yes" if self.right else "NO"
         reads = total - self.requests.get("PUT", 0)
         return (
-            f"{self.nodes:6,} {self.nodes * self.workers:8,}  {self.case:7} {total:8,} {total / self.nodes:8.1f} "
+            f"{self.nodes:6,} {self.nodes * self.workers:8,}  {self.case:8}{total:8,} {total / self.nodes:8.1f} "
             f"{reads:6,} {self.store:6,} {self.reported_s:9.2f} {self.first_s:7.2f} {self.last_s:7.2f} "
-            f"{self.verdicts:9} {self.concluded:9}  {'yes' if self.right else 'NO'}"
+            f"{self.verdicts:9} {self.concluded:9}  {is_right:5} {self.busiest:7,} {self.refused:8,}"
         )
 
 
 HEADER = (
     "                         requests             of     store  all have   first    last\n"
     " nodes  workers  case       of all per node  reads  a node reported s  leaves  leaves  verdicts concluded  right"
+    "  in 1 s  refused"
 )
 
 
-def rows(nodes: Sequence[int], workers: int, delay_ms: float, cases: Sequence[str]) -> Iterator[Row]:
+def rows(
+    nodes: Sequence[int], workers: int, delay_ms: float, cases: Sequence[str], limits: tuple[int, int]
+) -> Iterator[Row]:
     """Fail jobs of so many nodes in each way."""
     from tests.benchmarks.latency_proxy import latency_proxy  # noqa: PLC0415
     from tests.s3_server import serving  # noqa: PLC0415
@@ -334,9 +359,12 @@ def rows(nodes: Sequence[int], workers: int, delay_ms: float, cases: Sequence[st
     with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as s3:
         for number in nodes:
             for case in cases:
-                with latency_proxy(s3.endpoint, delay_ms) as proxy:
-                    environment = replace(s3, endpoint=proxy.endpoint).environment()
-                    yield _one((number, workers, case), s3.uri() + "/0", {**os.environ, **environment}, proxy)
+                with latency_proxy(s3.endpoint, delay_ms, limits) as proxy:
+                    behind = replace(s3, endpoint=proxy.endpoint)
+                    if case == "upstream":
+                        yield _upstream(number, workers, behind, proxy)
+                        continue
+                    yield _one((number, workers, case), s3.uri() + "/0", {**os.environ, **behind.environment()}, proxy)
 
 
 def _one(job: tuple[int, int, str], uri: str, environment: dict[str, str], proxy: Any) -> Row:
@@ -385,8 +413,28 @@ def _one(job: tuple[int, int, str], uri: str, environment: dict[str, str], proxy
         last_s=max(result["left"] for result in results) - began,
         verdicts=len({result["verdict"] for result in results}),
         concluded=sum(result["concluded"] for result in results),
+        refused=proxy.refused,
+        busiest=proxy.busiest_second,
         right=all(result["durable"] and result["ranks"] == [nodes // 2 * workers] for result in results),
     )
+
+
+def _upstream(nodes: int, workers: int, s3: S3, proxy: LatencyProxy) -> Row:
+    """Let one node list and get everything, 64 at a time, and count it for all of them."""
+    from tests.benchmarks import reading  # noqa: PLC0415 - as in `rows`
+    from tests.benchmarks.cascade import Cascade, put_all  # noqa: PLC0415
+
+    uri = s3.uri()
+    os.environ.update(s3.environment())
+    put_all(uri, Cascade(nodes * workers))
+    proxy.requests()
+    began = time.time()
+    reading.everything(s3, s3.endpoint, uri)
+    took = time.time() - began
+    # each worker wrote a document, each node an entry when it joined and when it failed, and its error
+    requests = {method: count * nodes for method, count in proxy.requests().items()}
+    written = {"PUT": nodes * (workers + 2)}
+    return Row("upstream", nodes, workers, requests | written, 0, 0.0, took, took, 1, nodes, right=True)
 
 
 def _tell(process: Any) -> None:
@@ -397,13 +445,29 @@ def _tell(process: Any) -> None:
         pass  # it was killed
 
 
+def drawing(rows: Sequence[Row]) -> str:
+    """Return an SVG of the requests over the nodes, with a line for each case."""
+    from tests.benchmarks.growth import svg  # noqa: PLC0415 - only a drawing needs it
+
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        lines.setdefault(_DRAWN[row.case], []).append((row.nodes, row.total))
+    return svg(f"Storage requests of a failed job, {rows[0].workers} workers a node", lines, "nodes")
+
+
 def main() -> None:
     """Print the table."""
+    from tests.benchmarks.latency_proxy import S3_LIMITS  # noqa: PLC0415 - the processes of agents do not need it
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[16, 128])
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--delay", type=float, default=20.0, help="milliseconds added to each request of the storage")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument(
+        "--limits", type=int, nargs=2, default=S3_LIMITS, help="most reads and writes in one second; 0: no limit"
+    )
+    parser.add_argument("--svg", type=Path, help="file for a drawing of the requests over the nodes")
     parser.add_argument("--agents", help=argparse.SUPPRESS)
     parser.add_argument("--host", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -413,8 +477,12 @@ def main() -> None:
         _host()
     else:
         print(HEADER, flush=True)
-        for row in rows(given.nodes, given.workers, given.delay, given.cases):
+        found = []
+        for row in rows(given.nodes, given.workers, given.delay, given.cases, tuple(given.limits)):
             print(row.line(), flush=True)
+            found.append(row)
+        if given.svg:
+            given.svg.write_text(drawing(found))
 
 
 if __name__ == "__main__":

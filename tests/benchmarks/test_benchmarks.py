@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.benchmarks import growth, reading, write_ahead
+from firstfault.store import open_store
+from tests.benchmarks import reading, write_ahead
 from tests.benchmarks.latency_proxy import latency_proxy
 
 if TYPE_CHECKING:
@@ -31,6 +34,25 @@ def test_the_proxy_adds_its_delay_and_counts(s3: S3) -> None:
         assert min(ask(quick.endpoint) for _ in range(5)) < 0.15
         assert slow.requests() == {"GET": 1}
         assert slow.requests() == {}
+        assert slow.refused == 0
+
+
+def test_requests_above_the_limit_are_refused_and_sent_again(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy answers as S3 does above its limits: a store waits, asks again, and loses nothing."""
+    with latency_proxy(s3.endpoint, 0, limits=(5, 5)) as proxy:
+        for name, value in replace(s3, endpoint=proxy.endpoint).environment().items():
+            monkeypatch.setenv(name, value)
+        names = [f"{number}" for number in range(8)]
+
+        async def write_and_read() -> list[bytes]:
+            async with open_store(s3.uri("limits")) as store:
+                await asyncio.gather(*(store.put(name, name.encode() * 100_000) for name in names))
+                return list(await asyncio.gather(*map(store.get, names)))
+
+        assert asyncio.run(write_and_read()) == [name.encode() * 100_000 for name in names]
+        sent = proxy.requests()
+        assert proxy.refused > 0
+        assert sum(sent.values()) == 16 + proxy.refused
 
 
 def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +70,7 @@ def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) 
     assert of_140["everything, s3fs"] == 281, "s3fs asks HEAD before each GET"
     assert of_140["upstream's pattern, boto3"] == round(302 * 1.4)
 
-    picture = ET.fromstring(growth.svg([row for row in rows if row.delay_ms == 20]))  # noqa: S314 - our own
+    picture = ET.fromstring(reading.drawing(rows))  # noqa: S314 - our own
     texts = {element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")}
     assert ways <= texts
 

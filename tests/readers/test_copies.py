@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
 from firstfault.layout.keys import error_key_for, roster_key_for
-from firstfault.layout.paths import bundle_name, is_bundle
+from firstfault.layout.paths import Layout, bundle_name, is_bundle
 from firstfault.model import Phase
 from firstfault.reading.copies import StoreWithCopies
+from firstfault.reading.listing import Listing, begin, list_everything
 from firstfault.store import ObjectInfo, Page
 from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import make_error, make_presence
@@ -114,6 +115,17 @@ def test_a_bundle_saves_requests(folder: str, attempt: Attempt, opened: list[str
     reader = type(attempt.reader())(attempt.uri + folder)
     assert reader.verdict() == before
     assert len(opened) == 1
+
+
+def test_a_fresh_read_opens_every_file(attempt: Attempt, opened: list[str]) -> None:
+    """A reader that is asked to be fresh does not open the bundle."""
+    files = _files()
+    _put(attempt, files)
+    before = _verdict(attempt)
+    _bundle(attempt, files)
+    opened.clear()
+    assert attempt.reader(fresh=True).verdict() == before
+    assert sorted(opened) == sorted(f"firstfault/{path}" for path in files)
 
 
 def test_what_the_bundle_lacks_is_read(attempt: Attempt, opened: list[str]) -> None:
@@ -248,3 +260,29 @@ def test_a_bundle_with_a_huge_index() -> None:
     """An index of megabytes is refused before it is parsed: its objects would take gigabytes."""
     with pytest.raises(BadDocumentError, match="index"):
         unpack(zlib.compress(b"[" + b"[]," * 2_000_000 + b"[]]\n"))
+
+
+# --- a listing in parts ---------------------------------------------------------------------------------------------
+
+TREE = sorted(
+    ["error.pb", "errors-of-mine/x", "firstfault/errors/another.pb", "outputs.pb", "zzz"]
+    + [f"firstfault/errors/{error_key_for(make_error(rank, at_ms=rank))}" for rank in range(12)]
+    + [f"firstfault/roster/{roster_key_for(make_presence(group_rank=rank))}" for rank in range(7)]
+)
+
+
+@given(st.sets(st.sampled_from(TREE)), st.sets(st.sampled_from([*TREE, "", "firstfault", "firstfault/roster0", "~"])))
+def test_a_listing_in_parts_is_the_same(names: set[str], cuts: set[str]) -> None:
+    """Split at any names, whether they exist or not, a listing has the same objects in the same order."""
+    store, layout = _Memory(dict.fromkeys(names, b"")), Layout.of("memory://root")
+
+    async def listed(cuts: Sequence[str]) -> Listing:
+        return await list_everything(store, layout, await begin(store, layout), cuts)
+
+    whole, in_parts = asyncio.run(listed(())), asyncio.run(listed(sorted(cuts)))
+    assert in_parts.mark() == whole.mark()
+    assert in_parts.table.rows_of_round(0, {}) == whole.table.rows_of_round(0, {})
+    rows = range(len(whole.table))
+    assert [in_parts.table.key(row) for row in rows] == [whole.table.key(row) for row in rows]
+    assert len(whole.table) == sum("errors/e1-" in name for name in names)
+    assert len(whole.roster) == sum("roster/r1-" in name for name in names)

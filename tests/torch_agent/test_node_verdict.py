@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,10 +19,15 @@ from firstfault.retry import never
 from firstfault.strategies import register_strategy
 from firstfault.strategies._registry import unregister_strategy
 from firstfault.testing import make_error, make_presence
-from firstfault.wire.documents import decode, encode_presence
+from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
 from firstfault.wire.verdict_json import verdict_from_json
-from firstfault_torch.node.document_writer import put_file, record_error
+from firstfault_torch import run
+from firstfault_torch.engine import PlainEngine
+from firstfault_torch.node.document_writer import document_path, get_file, put_file, record_error
+from firstfault_torch.options import Options
 from firstfault_torch.verdict.seal import torch_error_data
+from flytekitplugins.firstfault import outputs
+from flytekitplugins.firstfault.outputs import newest_seal
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
 
@@ -307,3 +313,56 @@ def test_torch_error_data_of_a_death(prefix: Prefix) -> None:
     conclusion = _settled(prefix.recording(), death)
     assert torch_error_data(conclusion.verdict)["message"]["message"] == f"USER:SIGKILL: {conclusion.verdict.headline}"
     assert conclusion.verdict.headline.startswith("SIGKILL, rank 1 on worker-1")
+
+
+# --- an end that leaves no time -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function that ends node 0's process as an agent whose main thread is blocked does, but for the exit."""
+    monkeypatch.setattr(run, "end_node_recorder", lambda _: None)
+    monkeypatch.setattr(run.os, "_exit", lambda _: None)
+    own = _wrote(prefix.uri, _failure(0, message="own"))
+    report = SimpleNamespace(copies={document_path(own.documents[0].name): encode(own)})
+    failure: Any = SimpleNamespace(report=report, recording=prefix.recording(), group_rank=0)
+    engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
+    monkeypatch.setattr(type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb"))
+    return lambda: run._end_process(failure, engine=engine, options=Options())
+
+
+def test_it_leaves_its_own_verdict(prefix: Prefix, last_resort: Callable[[], None]) -> None:
+    """Without another node's verdict a node leaves its own."""
+    last_resort()
+    found = decode((prefix.folder / "error.pb").read_bytes(), DocumentRef("error.pb"))
+    assert isinstance(found, Seal)
+    assert "own" in found.message
+
+
+def test_a_published_verdict_stays(prefix: Prefix, last_resort: Callable[[], None]) -> None:
+    """A node without time to read replaces no verdict of a node that had it."""
+    other = sealed_of(_settled(prefix.recording(), _failure(1, message="the root")), prefix.recording()).document
+    put_file(prefix.uri, "error.pb", other)
+    last_resort()
+    assert (prefix.folder / "error.pb").read_bytes() == other
+
+
+def test_a_verdict_of_another_failure_does_not_stay(prefix: Prefix, last_resort: Callable[[], None]) -> None:
+    """A verdict that is older than this failure can be is replaced."""
+    old = sealed_of(_settled(prefix.recording(), _failure(1, message="long ago")), prefix.recording())
+    document = encode_seal(replace(old.seal, timestamp_ns=time.time_ns() - 3600 * 10**9))
+    put_file(prefix.uri, "error.pb", document)
+    last_resort()
+    assert (prefix.folder / "error.pb").read_bytes() != document
+
+
+def test_a_storage_that_hangs_does_not_delay_the_choice(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that cannot look for another pod's verdict in time keeps its own."""
+    own = sealed_of(_settled(prefix.recording(), _failure(0)), prefix.recording())
+    hangs = threading.Event()
+    monkeypatch.setattr(outputs, "_LOOK_S", 0.2)
+    monkeypatch.setattr(outputs, "get_file", lambda *_: hangs.wait(LONG_S))
+    began = time.monotonic()
+    assert newest_seal(own.seal, own.document, prefix.uri) == own.document
+    assert time.monotonic() - began < 2
+    hangs.set()

@@ -108,7 +108,7 @@ class FlyteEngine:
         if not self.in_pod:
             return verdict
         if leaving_now:
-            return self._uploaded(verdict, _NOW_S)
+            return verdict if verdict.durable else self._uploaded(verdict, _NOW_S)
         if not verdict.for_all:
             # the nodes could not settle on one verdict
             document = newest_seal(verdict.seal, verdict.document, self._output_prefix)

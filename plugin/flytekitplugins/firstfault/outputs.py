@@ -14,7 +14,7 @@ from firstfault.model import DocumentRef, Seal
 from firstfault.store import open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import decode
-from firstfault_torch.guard import logger
+from firstfault_torch.guard import bounded, logger
 from firstfault_torch.node.document_writer import get_file
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ __all__ = ["await_deck", "await_outputs", "multi_error_files", "newest_seal", "s
 
 _LONGEST_S = 1800.0
 """Longest wait for the outputs, seconds. If rank 0's pod dies meanwhile, the operator ends the job and this pod."""
+_LOOK_S = 2.0
+"""Longest look for the verdict of another pod."""
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 2.0
 
@@ -45,10 +47,11 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
 
     Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
     """
+    name = sealed_name(output_prefix)
+    other = bounded(lambda: get_file(output_prefix, name), _LOOK_S, "looking for the verdict of another pod")
     try:
-        other = get_file(output_prefix, sealed_name(output_prefix))
         found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
-    except (StoreError, BadDocumentError):
+    except BadDocumentError:
         return document
     return other if other is not None and isinstance(found, Seal) and found.count >= seal.count else document
 

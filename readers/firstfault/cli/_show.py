@@ -34,6 +34,7 @@ def _html(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option(
     "--expected-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes that should have reported."
 )
+@click.option("--fresh", is_flag=True, help="Open every document, not the copies that the pods left.")
 @click.option("-v", "--verbose", is_flag=True, help="Show all that is known instead of one screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
@@ -43,6 +44,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     uri: str,
     strategy: str | None,
     expected_nodes: int | None,
+    fresh: bool,
     verbose: bool,
     as_json: bool,
     as_markdown: bool,
@@ -71,7 +73,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415 - `--help` needs none of these
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
 
-    reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
+    reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes, fresh=fresh)
     try:
         job = reader.job()
         conclusion = reader.conclude_from(job)

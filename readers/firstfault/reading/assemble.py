@@ -166,6 +166,8 @@ def _without(snapshot: Snapshot, withdrawn: frozenset[str]) -> Snapshot:
 
 def _without_receipts(roster: Iterable[NodePresence], withdrawn: frozenset[str]) -> list[NodePresence]:
     """Return the roster without the receipts of withdrawn documents."""
+    if not withdrawn:
+        return list(roster)
     return [
         replace(entry, receipts=tuple(receipt for receipt in entry.receipts if receipt.name not in withdrawn))
         for entry in roster

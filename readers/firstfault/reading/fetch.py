@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -60,7 +61,10 @@ _PARALLEL_GETS = 64
 _WORTH_A_BUNDLE = 8
 """Fewer documents and entries are read one by one."""
 _MAX_BUNDLE_BYTES = 64 * 1024 * 1024
-_NO_COPIES: Mapping[str, bytes] = {}
+_KEY = re.compile(rb"e1-[0-9a-z-]{60,160}\.pb")
+"""Names of documents in the receipts of a roster entry."""
+_CUT_DOCUMENTS, _CUT_ENTRIES = 900, 450
+"""Names between two cuts of a listing; a page has 1,000."""
 
 
 @dataclass
@@ -76,12 +80,14 @@ class _Opened:
         )
 
 
-async def look(
+async def look(  # noqa: PLR0913 - the parts of a read
     store: ReadableStore,
     layout: Layout,
     wish_of: Callable[[Sequence[Seal]], Wish],
     judge: Callable[[Snapshot], JobErrors],
     known: Mapping[str, NodePresence] | None = None,
+    *,
+    fresh: bool = False,
 ) -> Snapshot:
     """List an attempt and return what was read of it.
 
@@ -91,6 +97,7 @@ async def look(
         wish_of: returns what to read, given the sealed verdicts.
         judge: assembles snapshot into a job.
         known: roster entries that were read before, by name.
+        fresh: whether to leave out the copies that the pods left.
 
     Raises:
         StoreError: the folder could not be listed, or the layout's only document could not be read.
@@ -104,8 +111,11 @@ async def look(
             return found
     elif store.pages_in_order:
         begun = await begin(store, layout)
-    listing = await list_everything(store, layout, begun)
-    return await read_listed(store, layout, listing, wish_of, judge, dict(known or {}))
+    copies = await _copies(store, layout, begun) if begun is not None and not fresh else {}
+    listing = await list_everything(store, layout, begun, _cuts(copies, layout))
+    if begun is None and not fresh:
+        copies = await _copies(store, layout, listing)
+    return await _Look(store, layout, listing, dict(known or {}), copies).read(wish_of, judge)
 
 
 async def list_all(store: ReadableStore, layout: Layout) -> Listing:
@@ -135,7 +145,8 @@ async def read_listed(  # noqa: PLR0913, PLR0917 - the parts of a read
         judge: assembles snapshot into a job.
         known: roster entries that were read before, by name; new ones are added.
     """
-    return await _Look(store, layout, listing, known).read(wish_of, judge)
+    copies = await _copies(store, layout, listing)
+    return await _Look(store, layout, listing, known, copies).read(wish_of, judge)
 
 
 # --- the first failure alone ----------------------------------------------------------------------------------------
@@ -187,15 +198,24 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
 class _Look:
     """Reads the documents of a listing."""
 
-    def __init__(self, store: ReadableStore, layout: Layout, listing: Listing, roster: dict[str, NodePresence]) -> None:
+    def __init__(
+        self,
+        store: ReadableStore,
+        layout: Layout,
+        listing: Listing,
+        roster: dict[str, NodePresence],
+        copies: dict[str, bytes],
+    ) -> None:
         self._store = store
         self._layout = layout
         self._listing = listing
         self._table = listing.table
         self._roster = roster
         self._bad_roster: list[Unreadable] = []
-        self._copies: Mapping[str, bytes] = {}
+        self._copies = copies
         self._opened = _Opened()
+        self._found: tuple[int, Snapshot] | None = None
+        """What was read, with the number of documents that were open then."""
         self._rest: list[WorkerError | Seal | Unreadable] = []
         self._rows: list[int] = []
         """Rows of the judged round."""
@@ -207,7 +227,6 @@ class _Look:
         is_small = len(self._table) <= SMALL
         names = [(join_name(self._layout.errors or "", item.name), item) for item in self._listing.others]
         names += [(join_name(self._layout.stock or "", item.name), item) for item in self._listing.stock]
-        self._copies = await _copies(self._store, self._layout, self._listing)
         await gathered(
             self._read_roster(), self._read_rest(names), self._open(range(len(self._table)) if is_small else ())
         )
@@ -278,6 +297,12 @@ class _Look:
         return found
 
     def _findings(self) -> Snapshot:
+        """Return all that was read; the same object if nothing was opened since the last call."""
+        if self._found is None or self._found[0] != len(self._opened.rows):
+            self._found = (len(self._opened.rows), self._sorted())
+        return self._found[1]
+
+    def _sorted(self) -> Snapshot:
         found = _sorted_out(
             [*self._opened.rows.values(), *self._rest],
             notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),
@@ -301,7 +326,7 @@ class _Look:
 
 
 async def read_document(
-    store: ReadableStore, path: str, item: ObjectInfo | None, copies: Mapping[str, bytes] = _NO_COPIES
+    store: ReadableStore, path: str, item: ObjectInfo | None, copies: dict[str, bytes] | None = None
 ) -> WorkerError | Seal | Unreadable:
     """Return a decoded document, or why it cannot be read.
 
@@ -309,7 +334,7 @@ async def read_document(
         store: the store of the layout's root.
         path: the document's path, relative to the store's root.
         item: its entry in a listing; None for a single document, for which errors are raised.
-        copies: of documents, by their name in a bundle.
+        copies: of documents, by their name in a bundle; those that are used are taken out.
 
     Raises:
         StoreError: the single document is missing, or could not be read.
@@ -319,7 +344,7 @@ async def read_document(
     if item is not None and item.size > MAX_DOCUMENT_BYTES:
         return _too_large(name, item.size)
     try:
-        data = _copy(copies, path, item)
+        data = _copy(copies or {}, path, item)
         if data is None:
             data = await store.get(path, limit=MAX_DOCUMENT_BYTES if item is None else None)
         ref = DocumentRef(name, join(store.uri, path), item.last_modified_ns if item else None, len(data))
@@ -353,9 +378,27 @@ async def _copies(store: ReadableStore, layout: Layout, listing: Listing) -> dic
     return {}
 
 
-def _copy(copies: Mapping[str, bytes], path: str, item: ObjectInfo | None) -> bytes | None:
-    """Return the copy of a listed object; None if there is none, or if it was overwritten by one of another size."""
-    data = copies.get(bundle_path(path)) if copies and item is not None else None
+def _cuts(copies: Mapping[str, bytes], layout: Layout) -> list[str]:
+    """Return paths at which to split a listing into parts of about a page, from the names that copies tell."""
+    documents: set[str] = set()
+    entries: set[str] = set()
+    for path, data in copies.items():
+        folder, _, name = path.rpartition("/")
+        (entries if folder == bundle_path(layout.roster or "") else documents).add(name)
+        documents.update(found.decode() for found in _KEY.findall(data))
+    # a node has two entries, and only one of them need be among the copies
+    return [
+        *(join_name(layout.errors or "", name) for name in sorted(documents)[::_CUT_DOCUMENTS]),
+        *(join_name(layout.roster or "", name) for name in sorted(entries)[::_CUT_ENTRIES]),
+    ]
+
+
+def _copy(copies: dict[str, bytes], path: str, item: ObjectInfo | None) -> bytes | None:
+    """Take the copy of a listed object; None if there is none, or if it was overwritten by one of another size.
+
+    No object is read twice, so that its copy need not stay in memory.
+    """
+    data = copies.pop(bundle_path(path), None) if copies and item is not None else None
     return data if data is not None and item is not None and len(data) == item.size else None
 
 
@@ -364,7 +407,7 @@ def _too_large(name: str, size: int) -> Unreadable:
 
 
 async def read_roster(
-    store: ReadableStore, folder: str, names: Sequence[ObjectInfo], copies: Mapping[str, bytes] = _NO_COPIES
+    store: ReadableStore, folder: str, names: Sequence[ObjectInfo], copies: dict[str, bytes] | None = None
 ) -> tuple[dict[str, NodePresence], list[Unreadable]]:
     """Return the entries by name, and the unreadable ones; those have an entry with the fields of their names."""
 
@@ -373,7 +416,7 @@ async def read_roster(
             return _too_large(item.name, item.size)
         path = join_name(folder, item.name)
         try:
-            data = _copy(copies, path, item)
+            data = _copy(copies or {}, path, item)
             return decode_presence(await store.get(path) if data is None else data, item.name)
         except (StoreError, BadDocumentError) as error:
             return Unreadable(item.name, str(error))

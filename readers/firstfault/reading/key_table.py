@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from firstfault.layout.keys import ErrorKey, unique_number
+from firstfault.layout.keys import ErrorKey
 from firstfault.store import ObjectInfo
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ __all__ = ["KeyTable"]
 _NONE = -1
 _NO_TIME = (1 << 64) - 1
 _UUID_BYTES = 16
+_END = len(".pb")
+_UUID_FROM = 2 * _UUID_BYTES + _END
 _HEX = 16
 
 
@@ -41,7 +43,7 @@ class KeyTable:
         return len(self._round)
 
     def add(self, key: ErrorKey, item: ObjectInfo) -> None:
-        """Add a document: the fields of its name, and its entry in a listing."""
+        """Add a document: the fields of its name, and its entry in any listing, of which its name is not used."""
         self._round.append(key.round)
         self._time.append(_NO_TIME if key.timestamp_ns is None else key.timestamp_ns)
         self._rank.append(_NONE if key.rank is None else key.rank)
@@ -87,13 +89,16 @@ class KeyTable:
 
     def __contains__(self, name: object) -> bool:
         """Whether a document of this name was listed. The first membership test builds the index."""
-        number = unique_number(name) if isinstance(name, str) else None
-        if number is None:
+        if not isinstance(name, str) or not name.startswith("e1-"):
+            return False
+        try:
+            uuid = bytes.fromhex(name[-_UUID_FROM:-_END])
+        except ValueError:
             return False
         if len(self._index) != len(self):
             ids = bytes(self._uuid)
             self._index = {ids[at : at + _UUID_BYTES] for at in range(0, len(ids), _UUID_BYTES)}
-        return number.to_bytes(_UUID_BYTES, "big") in self._index
+        return uuid in self._index
 
     def last_round(self) -> int:
         """Return the highest round; -1 for an empty table."""

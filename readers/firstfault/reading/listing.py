@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from firstfault.store import ObjectInfo
 from firstfault.sync import gathered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from firstfault.layout.paths import Layout
     from firstfault.store import Page, ReadableStore
@@ -25,6 +26,8 @@ _BEFORE_NAMES = "!"
 """Sorts before every name that does not begin with a space. Some storages do not accept a trailing slash instead."""
 _AFTER_KEYS = "e1-:"
 """Sorts behind every key of grammar 1, and before other names with the same beginning."""
+_AT_ONCE = 16
+"""Parts of a listing that are read at the same time."""
 
 
 @dataclass
@@ -59,7 +62,7 @@ class Listing:
         for item in objects:
             folder, _, name = item.name.rpartition("/")
             if layout.errors is not None and folder == layout.errors:
-                self._add_document(_named(item, name))
+                self._add_document(name, item)
             elif layout.roster is not None and folder == layout.roster:
                 if is_error_file(name):
                     self.roster.append(_named(item, name))
@@ -68,14 +71,14 @@ class Listing:
             elif layout.stock is not None and folder == layout.stock and is_stock_error_file(name):
                 self.stock.append(_named(item, name))
 
-    def _add_document(self, item: ObjectInfo) -> None:
-        key = ErrorKey.parse(item.name)
+    def _add_document(self, name: str, item: ObjectInfo) -> None:
+        key = ErrorKey.parse(name)
         if key is not None:
             self.table.add(key, item)
-        elif is_error_file(item.name):
-            self.others.append(item)
+        elif is_error_file(name):
+            self.others.append(_named(item, name))
         else:
-            self.foreign.append(item.name)
+            self.foreign.append(name)
 
 
 def _named(item: ObjectInfo, name: str) -> ObjectInfo:
@@ -118,10 +121,23 @@ async def begin(
     return listing
 
 
-async def list_everything(store: ReadableStore, layout: Layout, begun: Listing | None = None) -> Listing:
-    """Return the complete listing of an attempt's folders; continues one of `begin`."""
+async def list_everything(
+    store: ReadableStore, layout: Layout, begun: Listing | None = None, cuts: Sequence[str] = ()
+) -> Listing:
+    """Return the complete listing of an attempt's folders; continues one of `begin`.
+
+    Args:
+        store: the store of the layout's root.
+        layout: the attempt's folders.
+        begun: the listing to continue.
+        cuts: paths below the root, sorted, at which to split what is left of it: the parts are read at the same time.
+            They need not exist.
+    """
     if begun is not None and begun.in_order:
-        await gathered(_before(store, layout, begun), _behind(store, layout, begun))
+        await gathered(
+            _list_rest(store, layout, begun, _segments(begun.rest, cuts, _end_of_keys(layout))),
+            _list_rest(store, layout, begun, _segments(begun.rest_after_keys, cuts, None)),
+        )
         if begun.in_order:
             return begun
     listing = Listing()
@@ -149,8 +165,13 @@ def _last(page: Page) -> str:
 def _take(listing: Listing, page: Page, layout: Layout, end: str | None) -> str | None:
     """Add a page up to the name `end`; return the name behind which to continue, None if there is no need."""
     listing.add((item for item in page.objects if end is None or item.name <= end), layout)
+    return _continues(page, layout, end)
+
+
+def _continues(page: Page, layout: Layout, end: str | None) -> str | None:
+    """Return the name behind which to continue after a page of names up to `end`, None if there is no need."""
     last = _last(page)
-    if not page.more or (end is not None and last > end):
+    if not page.more or (end is not None and last >= end):
         return None
     if end is None:
         # nothing behind the roster is ours
@@ -159,15 +180,41 @@ def _take(listing: Listing, page: Page, layout: Layout, end: str | None) -> str 
     return last if last.startswith(_STOCK) else max(last, f"{layout.errors}/{_BEFORE_NAMES}")
 
 
-async def _before(store: ReadableStore, layout: Layout, listing: Listing) -> None:
-    while listing.rest is not None and listing.in_order:
-        page = await store.page(after=listing.rest)
-        listing.in_order = page.in_order
-        listing.rest = _take(listing, page, layout, _end_of_keys(layout))
+def _segments(start: str | None, cuts: Iterable[str], end: str | None) -> list[tuple[str, str | None]]:
+    """Return the parts of a listing from behind `start` up to `end`: behind which name each begins, and its last name.
+
+    Args:
+        start: None: nothing is left to list.
+        cuts: names, sorted, at which to split it.
+        end: None: there is no last name.
+    """
+    if start is None:
+        return []
+    between = [name for name in cuts if name > start and (end is None or name < end)]
+    return list(zip([start, *between], [*between, end], strict=True))
 
 
-async def _behind(store: ReadableStore, layout: Layout, listing: Listing) -> None:
-    while listing.rest_after_keys is not None and listing.in_order:
-        page = await store.page(after=listing.rest_after_keys)
-        listing.in_order = page.in_order
-        listing.rest_after_keys = _take(listing, page, layout, None)
+async def _list_rest(
+    store: ReadableStore, layout: Layout, listing: Listing, segments: Sequence[tuple[str, str | None]]
+) -> None:
+    """Add the names of segments, in their order."""
+
+    async def pages(start: str | None, end: str | None) -> list[Page]:
+        found: list[Page] = []
+        while start is not None and listing.in_order:
+            page = await store.page(after=start)
+            listing.in_order &= page.in_order
+            found.append(page)
+            start = _continues(page, layout, end)
+        return found
+
+    for first in range(0, len(segments), _AT_ONCE):
+        some = segments[first : first + _AT_ONCE]
+        tasks = [asyncio.ensure_future(pages(*segment)) for segment in some]
+        try:
+            for (_, end), task in zip(some, tasks, strict=True):
+                for page in await task:
+                    _take(listing, page, layout, end)
+        finally:
+            # a request must not outlive the event loop
+            await asyncio.gather(*tasks, return_exceptions=True)

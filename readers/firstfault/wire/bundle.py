@@ -37,16 +37,16 @@ def unpack(value: bytes) -> dict[str, bytes]:
         content = decompressor.decompress(value, _MAX_BYTES)
     except zlib.error as error:
         raise BadDocumentError(f"not a bundle of files: {error}") from error
-    index, _, data = content.partition(b"\n")
-    if len(index) > _MAX_INDEX_BYTES:
+    start = content.find(b"\n", 0, _MAX_INDEX_BYTES) + 1
+    if not start:
         raise BadDocumentError("a bundle of files has too long an index")
-    files, start = {}, 0
+    files = {}
     try:
-        for path, size in json.loads(index):
-            files[str(path)] = data[start : start + size]
+        for path, size in json.loads(content[: start - 1]):
+            files[str(path)] = content[start : start + size]
             start += size
     except (ValueError, TypeError, RecursionError) as error:
         raise BadDocumentError(f"not a bundle of files: {error}") from error
-    if not decompressor.eof or start != len(data):
+    if not decompressor.eof or start != len(content):
         raise BadDocumentError("a bundle of files is damaged: its index does not match its content")
     return files
