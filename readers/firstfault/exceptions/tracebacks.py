@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.remote_traceback import REMOTE, original_of, with_remote
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -31,6 +33,7 @@ _OURS = re.compile(r"(?:flytekitplugins/firstfault|firstfault_torch)/")
 _PACKAGE = re.compile(r"(?:site-packages|dist-packages)/(?P<name>[^/]+)")
 _FRAMEWORKS = {"Python", "torch", "flytekit", "firstfault", "numpy"}
 _BETWEEN = {
+    REMOTE: "The exception above was raised in another process, and for it here the following one:",
     "cause": "The above exception was the direct cause of the following exception:",
     "context": "During handling of the above exception, another exception occurred:",
 }
@@ -62,11 +65,12 @@ def is_library(file: str) -> bool:
 def own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
     """Return the frames of the user's code, outermost first; if there are none, those of the nearest cause with any.
 
-    The frames of an exception group include those of its first member. The user's code may be an installed package: if
-    no other frame is found, frames of packages count, except those of Python, torch, flytekit, firstfault and numpy.
+    An exception of another process comes before the one that was raised for it. The frames of an exception group
+    include those of its first member. The user's code may be an installed package: if no other frame is found, frames
+    of packages count, except those of Python, torch, flytekit, firstfault and numpy.
     """
     for belongs in (_is_own, lambda frame: _library_of(frame) not in _FRAMEWORKS):
-        for link in (exception, *exception.causes):
+        for link in dict.fromkeys((original_of(exception), exception, *exception.causes)):
             found = tuple(frame for frame in link.frames if belongs(frame))
             found += own_frames(link.members[0]) if link.members else ()
             if found:
@@ -93,7 +97,11 @@ def runs(frames: Sequence[FrameInfo]) -> list[FrameRun]:
 
 
 def chain(exception: ExceptionInfo) -> list[Link]:
-    """Return an exception's causes and the exception, in Python's order: the deepest cause first."""
+    """Return an exception's causes and the exception, in Python's order: the deepest cause first.
+
+    An exception of another process is a cause of the one that has its traceback in its text.
+    """
+    exception = with_remote(exception)
     # `causes` is nearest first; the relation of each is to the exception before it
     shown = tuple(itertools.takewhile(lambda cause: cause.relation != "suppressed", exception.causes))
     links = [*reversed(shown), exception]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.remote_traceback import original_of, what_failed
 from firstfault.exceptions.tracebacks import first_member, own_frames, place_of
 from firstfault.model import Scope
 from firstfault.report.headline import described, headline_parts, line_of
@@ -223,9 +224,9 @@ def _subject(verdict: Verdict) -> str:
 def _detail(verdict: Verdict) -> str:
     root = verdict.root
     name, text = headline_parts(verdict)
-    if root is not None and root.exception is not None and name == root.what:
+    if root is not None and root.exception is not None and name == what_failed(root):
         leaf = first_member(root.exception)
-        return described(leaf) if leaf is not None else sentence_of(root.exception.message)
+        return described(leaf) if leaf is not None else sentence_of(original_of(root.exception).message)
     return text
 
 

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.remote_traceback import original_of, what_failed, with_remote
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import first_member, own_frames, place_of
 from firstfault.model import Scope, Subject
@@ -115,7 +116,7 @@ def _what(verdict: Verdict) -> str:
         return verdict.headline
     root = verdict.root
     name, text = headline_parts(verdict)
-    if root is not None and root.exception is not None and name == root.what:
+    if root is not None and root.exception is not None and name == what_failed(root):
         text = one_line(_deeper(root) or text, _LINE)
     return f"{name}: {text}" if text else name
 
@@ -129,9 +130,10 @@ def _deeper(root: WorkerError) -> str:
     leaf = first_member(raised)
     if leaf is not None:
         return f"{described(leaf)}; {text}"
-    lines = raised.message.strip().splitlines()
-    if text.startswith("Caught ") and "Original Traceback" in raised.message:  # torch, about its own process
-        return f"{text} {lines[-1].strip()}"
+    original = original_of(raised)
+    if original is not raised:
+        own, here = sentence_of(original.message), sentence_of(with_remote(raised).message)
+        return f"{own}; {here}" if here not in {"", own} else own
     links = [link for link in raised.causes if link.relation == "cause"]
     if not links or links[-1] is not raised.causes[-1]:
         return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.remote_traceback import original_of, what_failed
 from firstfault.model import Subject
 from firstfault.model.failure import shown_text
 from firstfault.model.signal_meanings import explain_end
@@ -21,8 +22,9 @@ _LONG = 400
 def headline_parts(verdict: Verdict) -> tuple[str, str]:
     """Return a verdict's headline in two parts: the fault in one or two words, and a sentence about it."""
     root, headline = verdict.root, _whole_headline(verdict)
-    if root is not None and headline.startswith(f"{root.what},"):
-        return root.what, headline[len(root.what) :].partition(": ")[2]
+    what = what_failed(root) if root is not None else ""
+    if what and headline.startswith(f"{what},"):
+        return what, headline[len(what) :].partition(": ")[2]
     name, _, text = headline.partition(": ")
     return name.split(",", 1)[0], text
 
@@ -48,7 +50,7 @@ def line_of(failure: WorkerError) -> str:
     if failure.subject is Subject.AGENT and failure.exception is None:
         return one_line(shown_text(failure.message), _LINE) or failure.code
     if failure.exception is not None:
-        return one_line(described(failure.exception), _LINE)
+        return one_line(described(original_of(failure.exception)), _LINE)
     if failure.signal or failure.exit_code is not None:
         return one_line(f"{failure.what}: {explain_end(failure)}", _LINE)
     # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``

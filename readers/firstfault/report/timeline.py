@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.remote_traceback import what_failed
 from firstfault.report.words import State, duration, ranks_text, short_names
 
 if TYPE_CHECKING:
@@ -193,7 +194,8 @@ def _names(row: Sequence[Event], cascade: Cascade) -> tuple[str, str]:
         return f"{failure.node} {who}".strip(), f"{_cut(short, _LABEL - 1 - len(who))} {who}".strip()
     ranks = ranks_text(sorted({event.failure.rank for event in row if event.failure.rank is not None}), 60)
     count = f", {len(row)} processes"
-    return f"{failure.what}{count}, ranks {ranks}", f"{_cut(failure.what, _LABEL - len(count))}{count}"
+    what = what_failed(failure)
+    return f"{what}{count}, ranks {ranks}", f"{_cut(what, _LABEL - len(count))}{count}"
 
 
 def _cut(name: str, room: int) -> str:

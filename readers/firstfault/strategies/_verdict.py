@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.remote_traceback import original_of, what_failed
 from firstfault.model import Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
 from firstfault.model.failure import shown_text
 from firstfault.model.signal_meanings import explain_end
@@ -172,7 +173,8 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     """One line: what, who, and the first line of its message."""
     subject = f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)
     text = _sentence(root)
-    headline = f"{root.what}, {subject}" + (f": {text}" if text and text != root.what else "")
+    what = what_failed(root)
+    headline = f"{what}, {subject}" + (f": {text}" if text and text != what else "")
     # redacted before it is cut: a credential without its end is not recognised
     return one_line(redact(headline), _HEADLINE)
 
@@ -180,7 +182,7 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
 def _sentence(root: WorkerError) -> str:
     """Return what happened, without the process's name."""
     if root.exception is not None:
-        return sentence_of(root.exception.message)
+        return sentence_of(original_of(root.exception).message)
     if root.subject is Subject.AGENT:
         return sentence_of(shown_text(root.message))
     if (root.signal and not root.sent_signals) or (root.exit_code is not None and not root.signal):
@@ -234,5 +236,6 @@ def _line(failure: WorkerError) -> str:
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
         return one_line(f"stopped by its agent ({sent.signal}): {sent.shown_reason}")
-    text = one_line(redact(failure.exception.message if failure.exception is not None else failure.message), 120)
-    return one_line(f"{failure.what}: {text}" if text else failure.what)
+    text = original_of(failure.exception).message if failure.exception is not None else failure.message
+    text, what = one_line(redact(text), 120), what_failed(failure)
+    return one_line(f"{what}: {text}" if text else what)

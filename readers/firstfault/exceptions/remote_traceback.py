@@ -1,0 +1,127 @@
+"""Finds the exception of another process in the text of the one that was raised for it.
+
+A DataLoader, a process pool, ``torch.multiprocessing``, joblib, Ray and many programs raise an exception whose text, or
+whose cause's text, has the traceback of a worker process.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from firstfault.model import ExceptionInfo, FrameInfo
+
+if TYPE_CHECKING:
+    from firstfault.model import WorkerError
+
+__all__ = ["REMOTE", "original_of", "what_failed", "with_remote"]
+
+REMOTE = "remote"
+"""The relation of an exception to the one that was raised for it in this process."""
+_MAX_BLOCKS = 16
+_MAX_FRAMES = 200
+_NESTED = 4
+"""How often a traceback may be in the text of an exception that was itself found in a text."""
+_OF_A_RANK = "(RANK "
+"""torch's checkpoints list the tracebacks of several ranks one after the other."""
+_BEGIN = re.compile(
+    r"^(?P<indent>[ \t]*)(?:Original )?Traceback \(most recent call last\):.*$"
+    r"|^[^\n]{0,20}ray::[^\n]{0,200}\(pid=\d{1,10}[^\n]{0,200}$",
+    re.MULTILINE,
+)
+_FRAME = re.compile(
+    r'^\s{1,20}File "(?P<file>[^"\n]{1,500})", line (?P<line>\d{1,9})(?:, in (?P<function>[^\n]{1,200}))?$'
+)
+_RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?::(?: (?P<message>.*))?)?$", re.DOTALL)
+_LEFT_OUT = re.compile(r"\.\.\. \d{1,12} characters left out \.\.\.")
+"""Where a stored text was cut."""
+_OF_POOLS = "RemoteTraceback"
+"""How the types end that `multiprocessing`, `concurrent.futures` and joblib give to the text of a traceback."""
+_CAUSE = "The above exception was the direct cause of the following exception:"
+_CONTEXT = "During handling of the above exception, another exception occurred:"
+
+
+def original_of(exception: ExceptionInfo) -> ExceptionInfo:
+    """Return the exception of the other process; `exception` itself if it tells of none."""
+    remote = [cause for cause in with_remote(exception).causes if cause.relation == REMOTE]
+    return remote[-1] if remote else exception
+
+
+def what_failed(failure: WorkerError) -> str:
+    """Return a failure in one or two words: the short name of the original exception, the signal or the exit code."""
+    if failure.exception is None:
+        return failure.what
+    return original_of(failure.exception).type.rsplit(".", 1)[-1]
+
+
+def with_remote(exception: ExceptionInfo) -> ExceptionInfo:
+    """Return an exception with that of the other process among its causes, related by `REMOTE`.
+
+    Its text is what stood above the traceback. An exception that tells of no other process is returned as it is.
+    """
+    head, found = _parsed(exception.message, _NESTED)
+    if found:
+        return replace(exception, message=head, causes=(*found, *exception.causes))
+    nearest = exception.causes[0] if exception.causes else None
+    if nearest is not None and nearest.type.endswith(_OF_POOLS):
+        _, found = _parsed(nearest.message, _NESTED)
+        if found:
+            return replace(exception, causes=(*found, *exception.causes[1:]))
+    return exception
+
+
+def _parsed(text: str, depth: int) -> tuple[str, tuple[ExceptionInfo, ...]]:
+    """Return the text above a traceback, and the exceptions in it, nearest first; none if there is no traceback."""
+    begins = [match for _, match in zip(range(_MAX_BLOCKS), _BEGIN.finditer(text), strict=False)]
+    found: list[ExceptionInfo] = []
+    for index, match in enumerate(begins):
+        end = begins[index + 1].start() if index + 1 < len(begins) else len(text)
+        between = text[match.end() : end].rstrip()
+        follows = "cause" if between.endswith(_CAUSE) else "context" if between.endswith(_CONTEXT) else ""
+        # without Python's sentence between them, the next traceback belongs to the text of this exception
+        whole = between if follows or _OF_A_RANK in match[0] else text[match.end() :]
+        block = _block(whole, len(match["indent"] or ""))
+        if block is None:
+            return text, ()
+        found.insert(0, replace(block, relation=follows or REMOTE))
+        if not follows:
+            break
+    if not found:
+        return text, ()
+    head, deeper = _parsed(found[0].message, depth - 1) if depth else ("", ())
+    if deeper:
+        found = [replace(found[0], message=head), *deeper, *found[1:]]
+    return text[: begins[0].start()].strip(), tuple(found)
+
+
+def _block(body: str, indent: int) -> ExceptionInfo | None:
+    """Return the exception of one traceback; None if it has no frame, or does not end as tracebacks do."""
+    frames: list[FrameInfo] = []
+    lines = body.split("\n")
+    is_code = is_cut = False  # whether a line is the code of the frame before it, or may lack its beginning
+    for index, whole in enumerate(lines):
+        line = whole[indent:] if whole[:indent].isspace() else whole
+        match = _FRAME.match(line)
+        if match is not None:
+            frames[_MAX_FRAMES - 1 :] = []  # the innermost one counts
+            frames.append(FrameInfo(match["file"], int(match["line"]), match["function"] or ""))
+        elif is_code and line.startswith((" ", "\t")):
+            frames[-1] = replace(frames[-1], code=line.strip())
+        elif line.strip() and not line.startswith((" ", "\t")) and not is_cut and frames and not _LEFT_OUT.match(line):
+            return _raised(line, lines[index + 1 :], tuple(frames))
+        is_code, is_cut = match is not None, _LEFT_OUT.match(line) is not None
+    return None
+
+
+def _raised(line: str, rest: list[str], frames: tuple[FrameInfo, ...]) -> ExceptionInfo | None:
+    match = _RAISED.match(line.rstrip())
+    if match is None:
+        return None
+    more: list[str] = []
+    for other in rest:
+        if other.strip() in {_CAUSE, _CONTEXT, '"""'}:
+            break
+        more.append(other)
+    message = "\n".join([match["message"] or "", *more]).rstrip()
+    return ExceptionInfo(match["type"], message, frames=frames)

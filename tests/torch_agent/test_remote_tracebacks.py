@@ -1,0 +1,168 @@
+"""An exception that was raised for one of another process is reported as that one, at its place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstfault.exceptions.remote_traceback import REMOTE, original_of, with_remote
+from firstfault.exceptions.tracebacks import chain, format_exception
+from firstfault.model import ExceptionInfo
+from firstfault.render.flyte_message import flyte_message
+from firstfault.report import report_of
+from firstfault.retry import decide
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import make_error, make_job
+from firstfault_torch.capture import capture
+from tests.torch_agent.remote_failures import WAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RAY = """\x1b[36mray::train()\x1b[39m (pid=812, ip=10.0.0.7)
+  File "/root/train.py", line 41, in train
+    loss = step(batch)
+           ^^^^^^^^^^^
+  File "/root/model.py", line 12, in step
+    raise ValueError("3 columns")
+ValueError: 3 columns"""
+CHECKPOINT = """CheckpointException ranks:dict_keys([0, 1])
+Traceback (most recent call last): (RANK 0)
+  File "/root/save.py", line 9, in write
+    write(blob)
+OSError: [Errno 28] No space left on device
+Traceback (most recent call last): (RANK 1)
+  File "/root/save.py", line 30, in close
+    close()
+ValueError: closed"""
+
+
+def _raised(way: Callable[[], None]) -> ExceptionInfo:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each way has its own
+        way()
+    return capture(caught.value)
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_ways_in_which_programs_raise_again(name: str) -> None:
+    """Headline and place are those of the original exception; the whole chain is in the traceback, with its places."""
+    way, kind, text, function = WAYS[name]
+    exception = _raised(way)
+    job = make_job(make_error(3, node="worker-1", exception=exception, message=exception.message))
+    verdict = run_strategy(get_strategy("evidence"), job)
+    report = report_of(job, verdict, decide(verdict))
+    message = flyte_message(report)
+    assert verdict.headline == f"{kind}, rank 3 on worker-1: {text}"
+    assert message.startswith(f"{kind} rank 3 worker-1 no retry: {text}")
+    assert report.answers.what.startswith(f"{kind}: {text}")
+    assert report.answers.code.startswith("remote_failures.py:")
+    assert report.answers.code.endswith(function)
+    links = chain(exception)
+    shown = format_exception(exception)
+    assert shown.count("Traceback (most recent call last):") == sum(bool(link.exception.frames) for link in links)
+    assert f"{kind}: {text}" in shown
+    assert "raised in another process" in shown
+    assert links[-1].exception.type == exception.type
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message", "place"),
+    [(RAY, "ValueError", "3 columns", 12), (CHECKPOINT, "OSError", "[Errno 28] No space left on device", 9)],
+)
+def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
+    """Ray's text begins in its own way; of the tracebacks of several ranks the first is taken."""
+    original = original_of(ExceptionInfo("Wrapped", text))
+    assert (original.type, original.message) == (kind, message)
+    assert original.frames[-1].line == place
+    assert original.frames[-1].code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no batch",
+        "Traceback (most recent call last):",
+        "Traceback (most recent call last):\nValueError: without a frame",
+        'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    f()',
+        'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    f()\n... and so on',
+    ],
+)
+def test_a_text_without_a_whole_traceback(text: str) -> None:
+    """The exception stays as it is."""
+    exception = ExceptionInfo("ValueError", text)
+    assert original_of(exception) is exception
+    assert with_remote(exception) is exception
+
+
+def test_a_text_that_was_cut() -> None:
+    """A stored text lacks its middle: what is left of the frames counts."""
+    frames = "".join(f'  File "/root/a.py", line {line}, in f\n    f({line})\n' for line in range(1, 40))
+    text = f"Traceback (most recent call last):\n{frames}ValueError: deep"
+    cut = text[:300] + "\n... 1000 characters left out ...\n" + text[-200:]
+    original = original_of(ExceptionInfo("RuntimeError", cut))
+    assert (original.type, original.message, original.frames[-1].line) == ("ValueError", "deep", 39)
+
+
+def test_what_came_before_the_original_is_its_cause() -> None:
+    """Python's sentences between tracebacks make a chain."""
+    text = """Original Traceback (most recent call last):
+  File "/root/a.py", line 1, in f
+    f()
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/root/a.py", line 2, in g
+    g()
+ValueError: y"""
+    found = with_remote(ExceptionInfo("RuntimeError", f"Caught ValueError.\n{text}"))
+    assert found.message == "Caught ValueError."
+    assert [(cause.type, cause.message, cause.relation) for cause in found.causes] == [
+        ("ValueError", "y", REMOTE),
+        ("KeyError", "'x'", "context"),
+    ]
+
+
+LINES = st.lists(
+    st.sampled_from(
+        [
+            "Traceback (most recent call last):",
+            "Original Traceback (most recent call last): (RANK 3)",
+            "ray::f() (pid=3)",
+            '  File "a.py", line 7, in f',
+            "    code()",
+            "    ^^^^",
+            "  [Previous line repeated 9 more times]",
+            "ValueError: x",
+            "torch.OutOfMemoryError",
+            "",
+            '"""',
+            "The above exception was the direct cause of the following exception:",
+            "... 12 characters left out ...",
+            "text of the program",
+        ]
+    )
+)
+
+
+@given(
+    LINES, st.lists(st.builds(ExceptionInfo, st.sampled_from(["KeyError", "a._RemoteTraceback"]), LINES.map("\n".join)))
+)
+def test_any_lines(lines: list[str], causes: list[ExceptionInfo]) -> None:
+    """Whatever the lines are, there is an exception and a traceback, and what was raised here comes last."""
+    exception = ExceptionInfo("RuntimeError", "\n".join(lines), causes=tuple(causes))
+    assert original_of(exception).type
+    assert chain(exception)[-1].exception.type == "RuntimeError"
+    assert format_exception(exception)
+
+
+def test_a_huge_text_takes_bounded_time() -> None:
+    """Megabytes of beginnings without an end are read in a moment."""
+    for line in ("Traceback (most recent call last):", " " * 200, 'ray::f() (pid=1)\n  File "a.py", line 1, in f'):
+        exception = ExceptionInfo("RuntimeError", f"{line}\n" * (2_000_000 // len(line)))
+        original_of(exception)
