@@ -127,7 +127,8 @@ def test_a_raise_is_named(case: Case, request: pytest.FixtureRequest, tmp_path: 
     assert seen["worker"] == verdict["node"]
     assert seen["timestamp"] == verdict["timestamp"]
     first_line = seen["message"].splitlines()[0]
-    assert first_line.startswith(f"{TYPES[case.kind]} rank {case.rank} ")
+    what = "recoverable" if case.kind == "recoverable" else TYPES[case.kind]
+    assert first_line.startswith(f"{what} rank {case.rank} worker-")
     assert ("no retry" in first_line) is not recoverable
     assert "in raise_fault" in seen["message"]
     assert 0 < seconds["fault_to_durable"] < seconds["fault_to_verdict"] < seconds["total"]

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CATEGORY_SCENES", "HARD_SCENES", "SCOPE_SCENES", "URI", "report_on"]
 
-URI = "s3://bucket/metadata/propeller/project-development-f3a9c2d4/n0/data/0"
-_NODES = tuple(f"f3a9c2d4-n0-0-worker-{index}" for index in range(4))
+URI = "s3://bucket/metadata/propeller/project-development-a7xk2m9qp4vd8wz3hj6t/n0/data/0"
+_NODES = tuple(f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{index}" for index in range(4))
 _HERE = {"namespace": "project-development", "world_size": 4, "group_world_size": 2}
 _MS = 1_000_000
 _GIB = 1 << 30
@@ -341,7 +341,7 @@ def _ten_thousand_messages() -> Report:
     failures = (
         make_error(
             rank,
-            node=f"f3a9c2d4-n0-0-worker-{rank // 8}",
+            node=f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{rank // 8}",
             at_ms=rank / 7,
             local_rank=rank % 8,
             exception=f"Error{rank:05}",
@@ -398,20 +398,24 @@ def ten_thousand_ranks() -> Report:
     """Return an attempt of 1,250 nodes with eight ranks each, of which one failed by itself."""
     failures = []
     for rank in range(10_000):
-        here = {"node": f"f3a9c2d4-n0-0-worker-{rank // 8}", "local_rank": rank % 8, "group_rank": rank // 8}
+        here = {
+            "node": f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{rank // 8}",
+            "local_rank": rank % 8,
+            "group_rank": rank // 8,
+        }
         if rank == 4_321:
             failures.append(make_error(rank, exception=raised("ValueError", "batch 17 has 3 columns"), **here))
         elif rank % 3:
             peer = "Connection closed by peer [10.0.0.8]:29500"
             failures.append(make_error(rank, at_ms=30 + rank / 11, exception="RuntimeError", message=peer, **here))
         else:
-            sent = (SentSignal("SIGTERM", "rank 4321 on f3a9c2d4-n0-0-worker-540 failed: ValueError"),)
+            sent = (SentSignal("SIGTERM", "rank 4321 on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-540 failed: ValueError"),)
             at = {"at_ms": 400 + rank / 7, "exception": None, "writer": Writer.AGENT, "category": "stopped"}
             failures.append(make_error(rank, **here, **at, sent_signals=sent, signal="SIGTERM", message=""))
     roster = [
         make_presence(
             Phase.FAILED,
-            node=f"f3a9c2d4-n0-0-worker-{node}",
+            node=f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{node}",
             group_rank=node,
             nodes=1_250,
             ranks=tuple(range(8 * node, 8 * node + 8)),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 
-def _many(root: int | None, *, lost: int | None = None, name: str = "f3a9c2d4-n0-0-worker-{}") -> Report:
+def _many(root: int | None, *, lost: int | None = None, name: str = "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{}") -> Report:
     """64 nodes of 8 ranks: one rank fails by itself or a node is lost, every third rank has an error of its own."""
     failures = []
     for rank in range(512):
@@ -188,7 +188,7 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None
     assert (
         opened.locator("#ff-detail")
         .inner_text()
-        .startswith("rank 0 (local_rank 0) on f3a9c2d4-n0-0-worker-0; stopped by its agent")
+        .startswith("rank 0 (local_rank 0) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-0; stopped by its agent")
     )
     _tab_to(opened, ".ff-source")
     opened.keyboard.press("Enter")
@@ -334,7 +334,7 @@ def test_a_lost_node_is_what_the_grid_opens_at(open_page: Callable[..., Page]) -
     for scripts in (True, False):
         opened = open_page(_page("lost-node"), java_script_enabled=scripts)
         assert opened.locator("#ff-grid tr", has_text="worker-37").locator(".ff-cell").first.inner_text()[:3] == "296"
-        assert "root cause: node f3a9c2d4-n0-0-worker-37" in opened.locator(".ff-legend").inner_text()
+        assert "root cause: node a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37" in opened.locator(".ff-legend").inner_text()
     assert open_page(_page("lost-node")).locator(".ff-cell[tabindex='0']").inner_text().split()[0] == "296"
 
 
@@ -351,7 +351,7 @@ def test_what_a_rank_said_is_seen_where_it_is_chosen(height: int, open_page: Cal
     box = detail.bounding_box()
     assert box is not None
     assert 0 <= box["y"] < box["y"] + box["height"] <= height
-    assert "rank 399 (local_rank 7) on f3a9c2d4-n0-0-worker-49; victim" in detail.inner_text()
+    assert "rank 399 (local_rank 7) on a7xk2m9qp4vd8wz3hj6t-n0-0-worker-49; victim" in detail.inner_text()
     opened.keyboard.press("Home")
     for _ in range(12):
         opened.keyboard.press("ArrowDown")
@@ -397,7 +397,13 @@ def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
     """A full or short node name selects that node; other text matches any part; all names are offered."""
     opened = open_page(_page("64x8"))
     said = opened.locator("#ff-count")
-    for text, count in {"f3a9c2d4-n0-0-worker-3": 8, "worker-3": 8, "WORKER-3": 88, "no-node": 0, "": _ALL}.items():
+    for text, count in {
+        "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-3": 8,
+        "worker-3": 8,
+        "WORKER-3": 88,
+        "no-node": 0,
+        "": _ALL,
+    }.items():
         opened.fill("[name=node]", text)
         assert (text, said.inner_text()) == (text, f"{count} of 512 ranks")
     assert opened.locator("#ff-nodes option").count() == 64

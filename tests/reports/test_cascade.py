@@ -95,7 +95,10 @@ def test_states_of_a_scope(name: str, states: dict[State, int]) -> None:
     assert {state: cascade.count(state) for state in State if cascade.count(state)} == states
 
 
-@pytest.mark.parametrize(("name", "node"), [("node", "f3a9c2d4-n0-0-worker-1"), ("external", "f3a9c2d4-n0-0-worker-1")])
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [("node", "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-1"), ("external", "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-1")],
+)
 def test_a_node_can_be_the_root_cause(name: str, node: str) -> None:
     """Only the lost or terminated node is marked as the root cause."""
     assert [item.name for item in SCOPE_SCENES[name]().cascade.nodes if item.state is State.ROOT] == [node]
@@ -289,7 +292,12 @@ def test_times_of_a_hang_say_from_when_they_are_counted() -> None:
 def test_a_lost_node_is_a_group_of_its_own() -> None:
     """A node that is the root cause is the first group, also without a document."""
     first = SCOPE_SCENES["node"]().cascade.groups[0]
-    assert (first.state, first.nodes, first.ranks, first.opened) == (State.ROOT, ("f3a9c2d4-n0-0-worker-1",), (), 0)
+    assert (first.state, first.nodes, first.ranks, first.opened) == (
+        State.ROOT,
+        ("a7xk2m9qp4vd8wz3hj6t-n0-0-worker-1",),
+        (),
+        0,
+    )
 
 
 def test_a_sentence_about_a_hang_is_whole() -> None:

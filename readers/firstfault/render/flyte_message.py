@@ -1,6 +1,6 @@
 """A report as plain text: the message that Flyte shows.
 
-ASCII, one fact a line, no columns: Flyte's panel is about 40 characters wide, its lists show 55 characters of the first
+ASCII, one fact a line, no columns: Flyte's panel is about 40 characters wide, its lists show the beginning of the first
 line, and Flyte cuts a long text in its middle.
 """
 
@@ -8,24 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.remote_traceback import original_of, what_failed
-from firstfault.exceptions.tracebacks import first_member, own_frames, place_of
+from firstfault.exceptions.tracebacks import own_frames, place_of
 from firstfault.model import Scope
-from firstfault.report.headline import described, headline_parts, line_of
+from firstfault.render.first_line import first_line
+from firstfault.report.headline import line_of
 from firstfault.report.words import State, ranks_text
 from firstfault.strategies import who
-from firstfault.text import elide, one_line, printable, sentence_of
+from firstfault.text import elide, one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from firstfault.model import Decision, JobErrors, Verdict, WorkerError
+    from firstfault.model import JobErrors, Verdict, WorkerError
     from firstfault.report.data import Report
 
-__all__ = ["fact_lines", "first_line", "flyte_message", "log_lines", "recovered_lines", "said", "stack_lines"]
+__all__ = ["fact_lines", "flyte_message", "log_lines", "recovered_lines", "said", "stack_lines"]
 
-_LIST_WIDTH = 55
-_FIRST_LINE = 89
 _MESSAGE = 16_000
 """Characters; Flyte keeps the first and last 50 KB of a text."""
 _SHOWN = 8
@@ -36,22 +34,6 @@ _RECOVERED = 20
 _LOG_LINES = 20
 _FRAMES = 12
 _LINE = 200
-_NODE_TAIL = 10
-"""Characters of the node's name that the first line always has room for."""
-
-
-def first_line(verdict: Verdict, decision: Decision) -> str:
-    """Return a line of less than 90 characters; the first 55 say what, which rank, which node, and retry or not."""
-    what = headline_parts(verdict)[0]
-    fate = "retry spent" if decision.is_spent else "retry" if decision.retry else "no retry"
-    subject = _subject(verdict)
-    node = _spaced(verdict.node or "")
-    what = one_line(_spaced(what), _LIST_WIDTH - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
-    answer = " ".join(part for part in (what if what != subject else "", subject) if part)
-    node = _fit_node(node, _LIST_WIDTH - len(answer) - len(fate) - 2)
-    answer = " ".join(part for part in (answer, node, fate) if part)
-    detail = one_line(_spaced(_detail(verdict)), max(_FIRST_LINE - len(answer) - 2, 0))
-    return f"{answer}: {detail}" if detail else answer
 
 
 def flyte_message(report: Report) -> str:
@@ -210,42 +192,10 @@ def _first_of(name: str, sentences: tuple[str, ...]) -> Iterator[str]:
         yield f"{name}: and {len(sentences) - _SHOWN} more"
 
 
-# --- the first line -------------------------------------------------------------------------------------------------
-
-
-def _subject(verdict: Verdict) -> str:
-    if verdict.scope is Scope.UNDETERMINED:
-        return "undetermined"
-    if len(verdict.ranks) > 1:
-        return f"{len(verdict.ranks)} ranks"
-    return f"rank {verdict.ranks[0]}" if verdict.ranks else ""
-
-
-def _detail(verdict: Verdict) -> str:
-    root = verdict.root
-    name, text = headline_parts(verdict)
-    if root is not None and root.exception is not None and name == what_failed(root):
-        leaf = first_member(root.exception)
-        return described(leaf) if leaf is not None else sentence_of(original_of(root.exception).message)
-    return text
-
-
-def _fit_node(node: str, room: int) -> str:
-    """Return a node's name in at most `room` characters: the end is kept, because pods' names differ there."""
-    if len(node) <= room:
-        return node
-    return ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less would not identify it
-
-
 def _bounded(text: str, limit: int = _FACT) -> str:
     """Return one line of printable ASCII, without the middle of a long text."""
     line = printable(_ascii(text)).replace("\n", " ").replace("\t", " ")
     return elide(line, limit).replace("\n", " ")
-
-
-def _spaced(text: str) -> str:
-    """Return one line of printable ASCII, its words one space apart."""
-    return " ".join(printable(_ascii(text)).split())
 
 
 def _ascii(text: str) -> str:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import chain, format_exception, runs
-from firstfault.render.flyte_message import first_line, log_lines, recovered_lines, said
+from firstfault.render.first_line import first_line
+from firstfault.render.flyte_message import log_lines, recovered_lines, said
 from firstfault.render.markdown import markdown
 from firstfault.report.headline import line_of
 from firstfault.report.timeline import timeline_of

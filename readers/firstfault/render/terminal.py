@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.tracebacks import chain, own_frames, place_of, runs
 from firstfault.layout.paths import Layout
 from firstfault.model import Scope
-from firstfault.render.flyte_message import fact_lines, first_line, log_lines, recovered_lines, said, stack_lines
+from firstfault.render.first_line import first_line
+from firstfault.render.flyte_message import fact_lines, log_lines, recovered_lines, said, stack_lines
 from firstfault.render.printer import Printer, encodable, one_row
 from firstfault.report.words import State, counted, ranks_text
 from firstfault.text import elide, printable
