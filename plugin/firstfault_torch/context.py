@@ -41,6 +41,8 @@ _INCARNATION = "FIRSTFAULT_INCARNATION"
 _NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
 _IP = "FIRSTFAULT_NODE_IP"
 _FOLDER = "FIRSTFAULT_NODE_FOLDER"
+_MACHINE = "NODE_NAME"
+"""Set by a pod's template from Kubernetes' downward API."""
 
 
 class Moment(NamedTuple):
@@ -161,6 +163,7 @@ def node_place(recording: Recording) -> Place:
         pid=os.getpid(),
         namespace=identity.namespace,
         engine=identity.engine,
+        machine=os.environ.get(_MACHINE, ""),
     )
 
 

@@ -93,7 +93,8 @@ def process(rank: int, at_ms: float | None, exception: ExceptionInfo | None, **f
         **{
             "local_rank": rank % 2,
             "group_rank": node,
-            "host": f"gpu-node-{node + 7}",
+            "host": _NODES[node],
+            "machine": f"gpu-node-{node + 7}",
             "pid": 4200 + rank,
             "boot_id": f"boot-{node}",
             "monotonic_ns": None if at_ms is None else 10**12 + int(at_ms * _MS),

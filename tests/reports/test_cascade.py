@@ -444,10 +444,37 @@ def _attempt(number: int, **fields: Any) -> AttemptSummary:
     [
         (_attempt(0), _attempt(1), "the same fault again, on the same rank"),
         (
+            # a pod's host name is the pod's, and tells nothing about the machine
             _attempt(0, host="a"),
             _attempt(1, rank=5, host="b", exception="KeyError"),
-            ("another fault of the same category (user_code), on rank 5 after 3, on host b after a"),
+            "another fault of the same category (user_code), on rank 5 after 3",
         ),
+        (
+            _attempt(0, boot_id="x"),
+            _attempt(1, boot_id="x"),
+            "the same fault again, on the same rank, on the same machine",
+        ),
+        (
+            _attempt(0, boot_id="x", machine="gpu-7", gpu="GPU-1"),
+            _attempt(1, boot_id="x", machine="gpu-7", gpu="GPU-2"),
+            "the same fault again, on the same rank, on the same machine (gpu-7)",
+        ),
+        (
+            _attempt(0, boot_id="x", machine="gpu-7", gpu="GPU-1"),
+            _attempt(1, boot_id="y", machine="gpu-7", gpu="GPU-1"),
+            "the same fault again, on the same rank, on the same GPU (GPU-1)",
+        ),
+        (
+            _attempt(0, boot_id="x", machine="gpu-7"),
+            _attempt(1, boot_id="y", machine="gpu-8"),
+            "the same fault again, on the same rank, on machine gpu-8 after gpu-7",
+        ),
+        (
+            _attempt(0, boot_id="x"),
+            _attempt(1, boot_id="y"),
+            "the same fault again, on the same rank, on another machine, or after a reboot",
+        ),
+        (_attempt(0, boot_id="x"), _attempt(1), "the same fault again, on the same rank"),
         (
             _attempt(0, versions=(("torch", "2.12"),)),
             _attempt(1, exception=None, signal="SIGSEGV", versions=(("torch", "2.13"),)),
@@ -466,7 +493,7 @@ def _attempt(number: int, **fields: Any) -> AttemptSummary:
     ],
 )
 def test_what_changed_between_attempts(before: AttemptSummary, after: AttemptSummary, change: str) -> None:
-    """The text says whether fault, rank, node, host and versions are the same."""
+    """The text says whether fault, rank, machine, GPU and versions are the same, as far as that is known."""
     assert changes_between((before, after)) == (f"attempt 0 to 1: {change}",)
 
 

@@ -90,6 +90,14 @@ def test_node_place() -> None:
     assert (place.ip, place.pid, place.rank) == ("10.0.0.7", os.getpid(), None)
 
 
+def test_the_machine_is_named_where_the_pod_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod's host name is the pod's; its template gives the machine's in NODE_NAME."""
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    assert node_place(RECORDING).machine == ""
+    monkeypatch.setenv("NODE_NAME", "gpu-node-7")
+    assert node_place(RECORDING).machine == worker_place(RECORDING, {}).machine == "gpu-node-7"
+
+
 def test_worker_place() -> None:
     """A worker's ranks are torch elastic's, its round and incarnation are the agent's."""
     environment = {

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from firstfault.model import Collective, CollectiveProgress, ThreadFailure
 from firstfault_torch.context import Moment
 from firstfault_torch.node.worker_state import from_message, to_message
 from firstfault_torch.worker import introspection as process_state
-from firstfault_torch.worker.introspection import collective_progress, thread_failures, watch_threads
+from firstfault_torch.worker.introspection import collective_progress, gpu_uuid, thread_failures, watch_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -272,3 +274,46 @@ def _facts(failure: ThreadFailure) -> tuple[object, ...]:
 def test_no_answer() -> None:
     """Without an answer there are no collectives and no dead threads."""
     assert from_message({}) == ((), ())
+
+
+# --- the GPU ----------------------------------------------------------------------------------------------------------
+
+
+def _has_gpu(monkeypatch: pytest.MonkeyPatch, properties: Callable[[int], Any]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+
+
+def test_a_process_that_used_no_gpu() -> None:
+    """CUDA is not initialised for the question."""
+    assert gpu_uuid() == ""
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("properties", "uuid"),
+    [
+        (SimpleNamespace(uuid="8f3a-1"), "GPU-8f3a-1"),
+        (SimpleNamespace(uuid="GPU-8f3a-1"), "GPU-8f3a-1"),
+        (SimpleNamespace(), ""),
+    ],
+)
+def test_the_gpus_uuid(properties: Any, uuid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is written as nvidia-smi writes it; older versions of torch do not tell it."""
+    asked: list[int] = []
+    _has_gpu(monkeypatch, lambda device: asked.append(device) or properties)
+    assert gpu_uuid() == uuid
+    assert asked == [1]
+
+
+def test_a_gpu_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that raises or does not answer delays a document by half a second at most."""
+    _has_gpu(monkeypatch, Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure")))
+    assert gpu_uuid() == ""
+    hangs = threading.Event()
+    _has_gpu(monkeypatch, lambda _: hangs.wait(30))
+    began = time.monotonic()
+    assert gpu_uuid() == ""
+    assert time.monotonic() - began < 2
+    hangs.set()

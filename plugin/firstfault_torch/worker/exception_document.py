@@ -16,7 +16,7 @@ from firstfault_torch.error_file import ERROR_FILE_VARIABLE, error_file_data, wr
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import record_error, spool_of
 from firstfault_torch.worker.in_flight import is_clean_exit, moment_of
-from firstfault_torch.worker.introspection import collective_progress, thread_failures
+from firstfault_torch.worker.introspection import collective_progress, gpu_uuid, thread_failures
 
 if TYPE_CHECKING:
     from firstfault.model import CollectiveProgress, ExceptionInfo, Place, Receipt, WorkerError
@@ -58,6 +58,8 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     progress: tuple[CollectiveProgress, ...] = ()
     with guarded("asking for the collectives"):
         progress = collective_progress()
+    with guarded("asking for the GPU"):
+        place = replace(place, gpu=gpu_uuid())
     failure = replace(
         describe(source, exception, place, engine),
         timestamp_ns=wall_ns,

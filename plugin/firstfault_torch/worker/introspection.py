@@ -1,9 +1,10 @@
-"""The state that only the worker itself can read: the progress of its collectives, and its dead threads."""
+"""The state that only the worker itself can read: the progress of its collectives, its dead threads, its GPU."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections import deque
@@ -19,11 +20,12 @@ from firstfault_torch.guard import bounded, guarded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["collective_progress", "thread_failures", "watch_threads"]
+__all__ = ["collective_progress", "gpu_uuid", "thread_failures", "watch_threads"]
 
 _MAX_THREADS = 10
 _READING_S = 0.25
 """Longest wait for the flight recorders' dumps."""
+_GPU_S = 0.5
 _LAST = 8
 """Collectives of one group that are kept."""
 _MAX_SHAPE = 200
@@ -81,6 +83,22 @@ def collective_progress() -> tuple[CollectiveProgress, ...]:
             name = progress.group if progress.group not in found else f"{progress.group}, {_backend(progress)}"
             found[name] = replace(progress, group=name)
     return tuple(found[name] for name in sorted(found))
+
+
+def gpu_uuid() -> str:
+    """Return the UUID of this process's GPU, "GPU-8f3a..."; empty if it has not used one, or torch does not tell it.
+
+    CUDA is not initialised for the question. A driver whose GPU is gone may not answer: it has 0.5 s.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+
+    def ask() -> str:
+        return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+
+    found = bounded(ask, _GPU_S, "asking for the GPU's UUID") or ""
+    return found if found.startswith("GPU-") or not found else f"GPU-{found}"
 
 
 def _traces(recorders: list[Callable[[], Any]]) -> list[dict[str, Any]]:

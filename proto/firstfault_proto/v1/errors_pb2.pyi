@@ -104,7 +104,7 @@ class WorkerFailure(_message.Message):
     def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., in_flight: bool = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., thread_failures: _Optional[_Iterable[_Union[ThreadFailure, _Mapping]]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveProgress, _Mapping]]] = ..., caused_by: _Optional[_Union[CausedBy, _Mapping]] = ...) -> None: ...
 
 class Place(_message.Message):
-    __slots__ = ("attempt", "round", "incarnation", "restart_count", "global_rank", "local_rank", "group_rank", "world_size", "group_world_size", "role", "node", "host", "ip", "pid", "namespace", "engine")
+    __slots__ = ("attempt", "round", "incarnation", "restart_count", "global_rank", "local_rank", "group_rank", "world_size", "group_world_size", "role", "node", "host", "ip", "pid", "namespace", "engine", "machine", "gpu")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +121,8 @@ class Place(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     round: int
     incarnation: int
@@ -137,7 +139,9 @@ class Place(_message.Message):
     pid: int
     namespace: str
     engine: str
-    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., incarnation: _Optional[int] = ..., restart_count: _Optional[int] = ..., global_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., group_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., group_world_size: _Optional[int] = ..., role: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., ip: _Optional[str] = ..., pid: _Optional[int] = ..., namespace: _Optional[str] = ..., engine: _Optional[str] = ...) -> None: ...
+    machine: str
+    gpu: str
+    def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., incarnation: _Optional[int] = ..., restart_count: _Optional[int] = ..., global_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., group_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., group_world_size: _Optional[int] = ..., role: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., ip: _Optional[str] = ..., pid: _Optional[int] = ..., namespace: _Optional[str] = ..., engine: _Optional[str] = ..., machine: _Optional[str] = ..., gpu: _Optional[str] = ...) -> None: ...
 
 class ExceptionRecord(_message.Message):
     __slots__ = ("type", "bases", "message", "frames", "notes", "causes", "relation", "frames_omitted", "members")

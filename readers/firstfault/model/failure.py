@@ -118,6 +118,10 @@ class Place:
     """Kubernetes' namespace of the pod; empty: not known."""
     engine: str = ""
     """The engine that ran the attempt: "flyte", "plain"; empty: written before documents named it, so "flyte"."""
+    machine: str = ""
+    """Name of the machine; empty: not known. `host` is the name that the machine or the pod gives itself."""
+    gpu: str = ""
+    """UUID of the process's GPU, "GPU-8f3a..."; empty: none, or not known."""
 
 
 @dataclass(frozen=True, slots=True)

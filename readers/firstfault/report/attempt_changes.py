@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from firstfault.report.words import ranks_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from firstfault.model import Decision, JobErrors, Verdict
 
@@ -75,10 +75,7 @@ def _changes(before: AttemptSummary, after: AttemptSummary) -> list[str]:
         same, ranks = one.ranks == other.ranks, "rank" if len(other.ranks) == 1 else "ranks"
         again, now = f"on the same {ranks}", f"on {ranks} {ranks_text(other.ranks, _RANKS)}"
         found.append(again if same else f"{now} after {ranks_text(one.ranks, _RANKS)}")
-    # Flyte puts the attempt's number into the pods' names, so these always differ
-    hosts = [verdict.root.place.host if verdict.root is not None else "" for verdict in (one, other)]
-    if all(hosts):
-        found.append("on the same host" if hosts[0] == hosts[1] else f"on host {hosts[1]} after {hosts[0]}")
+    found += _machines(one, other)
     versions = [dict(verdict.root.versions) if verdict.root is not None else {} for verdict in (one, other)]
     found += [
         f"{name} {versions[1][name]} after {versions[0][name]}"
@@ -86,3 +83,25 @@ def _changes(before: AttemptSummary, after: AttemptSummary) -> list[str]:
         if versions[0][name] != versions[1][name]
     ]
     return found
+
+
+def _machines(one: Verdict, other: Verdict) -> Iterator[str]:
+    """Yield whether machine and GPU of the root cause are the same; nothing if that is not known.
+
+    A machine is known by the kernel's boot id, which all of its pods share. The names of pods always differ: Flyte puts
+    the attempt's number into them.
+    """
+    if one.root is None or other.root is None:
+        return
+    places = one.root.place, other.root.place
+    gpus = [place.gpu for place in places]
+    boots = [root.boot_id for root in (one.root, other.root)]
+    names = [place.machine for place in places]
+    if all(gpus) and gpus[0] == gpus[1]:
+        yield f"on the same GPU ({gpus[0]})"
+    elif (all(boots) and boots[0] == boots[1]) or (all(names) and names[0] == names[1]):
+        yield f"on the same machine ({names[1]})" if names[1] else "on the same machine"
+    elif all(names):
+        yield f"on machine {names[1]} after {names[0]}"
+    elif all(boots):
+        yield "on another machine, or after a reboot"

@@ -193,6 +193,10 @@ def _place_facts(root: WorkerError) -> Iterator[Fact]:
         yield Fact("node", root.node)
     if place.host and place.host != root.node:
         yield Fact("host", place.host)
+    if place.machine and place.machine not in {root.node, place.host}:
+        yield Fact("machine", place.machine)
+    if place.gpu:
+        yield Fact("gpu", place.gpu)
 
 
 def _end_facts(root: WorkerError) -> Iterator[Fact]:

@@ -68,11 +68,11 @@ class FaultOwner(str, enum.Enum):
     CODE = "failed (your code)"
     INFRASTRUCTURE = "crashed (infrastructure)"
     EITHER = "your code or infrastructure"
+    TRANSIENT = "recoverable, as your code raised it"
     UNKNOWN = "not known whose fault"
 
 
 _CODE = {
-    "recoverable",
     "user_code",
     "input",
     "config",
@@ -139,6 +139,8 @@ _MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
 
 def fault_owner_of(category: str) -> FaultOwner:
     """Return whose fault a root cause of this category is."""
+    if category == "recoverable":
+        return FaultOwner.TRANSIENT
     whose = {FaultOwner.CODE: _CODE, FaultOwner.INFRASTRUCTURE: _INFRASTRUCTURE, FaultOwner.EITHER: _EITHER}
     return next((owner for owner, categories in whose.items() if category in categories), FaultOwner.UNKNOWN)
 

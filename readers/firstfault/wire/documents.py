@@ -399,6 +399,8 @@ def _place_to_pb(place: Place) -> pb.Place:
         ip=clean(place.ip, _MAX_LINE),
         namespace=clean(place.namespace, _MAX_LINE),
         engine=clean(place.engine, _MAX_LINE),
+        machine=clean(place.machine, _MAX_LINE),
+        gpu=clean(place.gpu, _MAX_LINE),
         pid=_count_to_pb(place.pid),
     )
 
@@ -433,6 +435,8 @@ def _place_from_pb(place: pb.Place) -> Place:
         ip=place.ip,
         namespace=place.namespace,
         engine=place.engine,
+        machine=place.machine,
+        gpu=place.gpu,
         pid=place.pid,
     )
 
