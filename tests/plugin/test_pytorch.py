@@ -81,7 +81,7 @@ def test_failure(prefix: Prefix) -> None:
     assert sealed.worker == "job-worker-0"
     assert sealed.timestamp.ToNanoseconds() == failure.timestamp_ns
     assert "bad batch" in sealed.message
-    assert "nodes reported: 1 of 2" in sealed.message
+    assert "pods reported: 1 of 2" in sealed.message
 
 
 def test_a_recoverable_failure() -> None:
@@ -106,7 +106,7 @@ def test_a_victim(prefix: Prefix) -> None:
     sealed = ErrorDocument.FromString(caught.value.published.document).error
     assert sealed.worker == "job-master-0"
     assert "the root" in sealed.message
-    assert "nodes reported: 2 of 2" in sealed.message
+    assert "pods reported: 2 of 2" in sealed.message
 
 
 @pytest.mark.parametrize("code", [3, "a text", ["a", "list"]])

@@ -564,7 +564,7 @@ def test_plain_lines() -> None:
         "next: kubectl logs w-1",
         f"next: firstfault show {_URI}",
         "group: s 2 stopped by its agent, ranks 1-2: SIGTERM: rank 3 failed",
-        "nodes reported: 2 of 2",
+        "pods reported: 2 of 2",
         "why: rank 3 on w-1 raised an exception of its own",
     ):
         assert line in lines, line
@@ -620,7 +620,7 @@ def test_many_groups_in_plain_lines() -> None:
 def test_ranks_by_node_in_plain_lines() -> None:
     """With -v each node has a line, and each node's ranks have one."""
     lines = terminal_text(_usual(), verbose=True).splitlines()
-    assert "node: w-1 (group rank 1)" in lines
+    assert "pod: w-1 (group rank 1)" in lines
     assert "ranks: w-1: s 2 stopped by its agent; X 3 root cause" in lines
 
 

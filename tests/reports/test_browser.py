@@ -12,7 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from firstfault.model import Phase
 from firstfault.render.html import deck_html, page
-from firstfault.report import markdown, to_json
+from firstfault.report import markdown
 from firstfault.retry import RetryContext
 from firstfault.testing import make_error, make_job, make_presence
 from tests.reports.conftest import SCREENSHOTS
@@ -225,7 +225,7 @@ def test_copy_and_download(open_page: Callable[..., Page]) -> None:
         opened.click("#ff-download")
     assert waiting.value.suggested_filename == "firstfault.json"
     saved = json.loads(waiting.value.path().read_text(encoding="utf-8"))
-    assert saved == json.loads(to_json(report.verdict, report.decision))
+    assert saved == json.loads(json_report(report))
 
 
 def test_print(open_page: Callable[..., Page]) -> None:
@@ -334,7 +334,7 @@ def test_a_lost_node_is_what_the_grid_opens_at(open_page: Callable[..., Page]) -
     for scripts in (True, False):
         opened = open_page(_page("lost-node"), java_script_enabled=scripts)
         assert opened.locator("#ff-grid tr", has_text="worker-37").locator(".ff-cell").first.inner_text()[:3] == "296"
-        assert "root cause: node a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37" in opened.locator(".ff-legend").inner_text()
+        assert "root cause: pod a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37" in opened.locator(".ff-legend").inner_text()
     assert open_page(_page("lost-node")).locator(".ff-cell[tabindex='0']").inner_text().split()[0] == "296"
 
 

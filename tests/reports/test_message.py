@@ -226,7 +226,7 @@ def test_the_message() -> None:
         "fault: failed (your code)",
         "category: user_code",
         "rank: 3 (local_rank 1)",
-        "node: w-1",
+        "pod: w-1",
         "host: node-7",
         "exit code: 1 (pid 99)",
         "time: 2023-11-14T22:13:20.000000000Z",
@@ -234,7 +234,7 @@ def test_the_message() -> None:
         "victims: 2",
         "  rank 0: RuntimeError: Connection closed by peer",
         "  rank 2: stopped by its agent (SIGTERM): rank 3 failed",
-        "nodes reported: 2 of 2",
+        "pods reported: 2 of 2",
         "confidence: medium (strategy earliest)",
         "unknown: whether this failure came first: confidence is medium, see the evidence",
         "next: open the code that raised it: train.py:7 in train",
@@ -259,8 +259,8 @@ def test_the_message() -> None:
     [
         (_cascade(), _YES, "retry: yes, the node went"),
         (_cascade(), _YES, "enforced by Flyte: no, this is advice"),
-        (replace(_cascade(), settled=False), _NO, "unknown: what the other nodes report: waiting for them timed out"),
-        (_verdict(make_error()), _NO, "nodes reported: 1 of an unknown number, incomplete"),
+        (replace(_cascade(), settled=False), _NO, "unknown: what the other pods report: waiting for them timed out"),
+        (_verdict(make_error()), _NO, "pods reported: 1 of an unknown number, incomplete"),
         (_verdict(make_error(at_ms=None)), _NO, "time: not recorded"),
         (_verdict(make_error(exception=None, signal="SIGKILL", exit_code=-9, pid=7)), _NO, "exit code: -9 (pid 7)"),
         (
@@ -482,7 +482,7 @@ def test_a_verdict_without_a_root_can_be_shown() -> None:
 def test_an_unknown_number_of_nodes() -> None:
     """Coverage without a known number of nodes says so."""
     verdict = replace(_cascade(), coverage=Coverage(None, 3))
-    assert "nodes reported: 3 of an unknown number, incomplete" in _message(verdict, _NO).splitlines()
+    assert "pods reported: 3 of an unknown number, incomplete" in _message(verdict, _NO).splitlines()
 
 
 def test_the_scope_undetermined_is_in_the_answer() -> None:

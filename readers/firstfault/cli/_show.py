@@ -83,14 +83,14 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         return EXIT.NOTHING_FOUND
     if conclusion is None:
         return _nothing(reader, uri, job, succeeded=succeeded, as_json=as_json, quiet=html == _STDOUT)
-    with_attempts = bool(html) or as_markdown or (not as_json and (verbose or on_terminal()))
+    with_attempts = bool(html) or as_markdown or verbose or (not as_json and on_terminal())
     report = _report(reader, uri, conclusion, strategy, with_attempts=with_attempts)
     if html:
         _write_page(report, html, quiet=bool(on_stdout))
     if as_json:
-        from firstfault.wire.verdict_json import to_json  # noqa: PLC0415 - as above
+        from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
 
-        click.echo(to_json(report.verdict, report.decision))
+        click.echo(json_report(report))
     elif as_markdown:
         from firstfault.render.markdown import markdown  # noqa: PLC0415 - as above
 

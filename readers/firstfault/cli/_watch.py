@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import TYPE_CHECKING
 
@@ -104,11 +103,11 @@ class _Progress:
             self._note("every node has reported")
 
     def _print(self, conclusion: Conclusion) -> None:
-        from firstfault.wire.verdict_json import to_json  # noqa: PLC0415 - as above
+        from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
 
         report = self._reader.report(conclusion)
         if self._as_json:
-            click.echo(json.dumps(json.loads(to_json(report.verdict, report.decision))))
+            click.echo(json_report(report))
         else:
             show_report(report)
 

@@ -100,13 +100,13 @@ def _facts(report: Report) -> Iterator[str]:
     yield ": ".join(report.engine.enforced(decision))
     yield f"fault: {answers.fault_owner.value}"
     yield f"category: {verdict.category}"
-    if verdict.node and not any(fact.name == "node" for fact in report.facts):
-        yield f"node: {verdict.node}"
+    if verdict.node and not any(fact.name == report.engine.node for fact in report.facts):
+        yield f"{report.engine.node}: {verdict.node}"
     yield from (f"{fact.name}: {fact.value}" for fact in report.facts)
     if answers.code:
         yield f"code: {answers.code}"
     yield from _victims(report)
-    yield f"nodes reported: {report.coverage}"
+    yield f"{report.engine.nodes} reported: {report.coverage}"
     if report.clocks:
         yield f"clocks: {report.clocks}"
     yield f"confidence: {verdict.confidence} (strategy {verdict.strategy})"

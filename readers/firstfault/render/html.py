@@ -10,7 +10,7 @@ import base64
 import hashlib
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -19,13 +19,14 @@ from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import chain, format_exception, runs
 from firstfault.render.first_line import first_line
 from firstfault.render.flyte_message import log_lines, recovered_lines, said
+from firstfault.render.json_report import json_report
 from firstfault.render.markdown import markdown
 from firstfault.report.headline import line_of
 from firstfault.report.timeline import timeline_of
 from firstfault.report.words import State, ranks_text, short_names
 from firstfault.strategies import who
 from firstfault.text import elide, printable, redact
-from firstfault.wire.verdict_json import format_timestamp, to_json
+from firstfault.wire.verdict_json import format_timestamp
 
 if TYPE_CHECKING:
     import jinja2
@@ -186,9 +187,8 @@ class _View:
 
     @property
     def json(self) -> str:
-        """The verdict and the decision as JSON, without the middle of a very long message."""
-        verdict = self._report.verdict
-        return _in_script(to_json(replace(verdict, message=elide(verdict.message, _JSON_TEXT)), self._report.decision))
+        """The report as JSON, without the middle of a very long message."""
+        return _in_script(json_report(self._report, _JSON_TEXT))
 
     @property
     def counts(self) -> list[tuple[State, int]]:

@@ -51,7 +51,11 @@ def _parts(report: Report) -> Iterator[str]:
         title = "### Recovered from, by restarts within this attempt"
         yield from ("", title, "", *(f"- {_plain(line)}" for line in recovered))
     facts = [(fact.name, fact.value) for fact in report.facts]
-    facts += [("nodes reported", report.coverage), ("clocks", report.clocks), ("victims", report.followers)]
+    facts += [
+        (f"{report.engine.nodes} reported", report.coverage),
+        ("clocks", report.clocks),
+        ("victims", report.followers),
+    ]
     facts += [("confidence", f"{verdict.confidence} (strategy {verdict.strategy})"), ("read from", report.uri)]
     yield from ("", "### Facts", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in facts if value))
 
@@ -62,7 +66,7 @@ def _answers(report: Report) -> Iterator[str]:
     yield f"- **Retried:** it {_plain(answers.fate)}. {_plain(answers.fate_reason)}"
     yield f"- **Kind:** {answers.fault_owner.value}; {_plain(answers.category)}"
     yield f"- **Look at next:** {_plain(answers.steps[0].text)}" if answers.steps else "- **Look at next:** the log"
-    unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing (nodes reported: {report.coverage})"
+    unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing ({report.engine.nodes} reported: {report.coverage})"
     yield f"- **Not known:** {_plain(unknown)}"
     commands = [printable(step.command) for step in answers.steps if step.command]
     if commands:

@@ -110,7 +110,8 @@ def _print(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> N
     printer.labelled("Victims", [report.followers] if report.followers else [])
     if not verbose:
         printer.labelled("Why", report.verdict.why[: room.why])
-    coverage = f"{report.coverage} nodes" if report.verdict.coverage.complete else f"nodes: {report.coverage}"
+    nodes = report.engine.nodes
+    coverage = f"{report.coverage} {nodes}" if report.verdict.coverage.complete else f"{nodes}: {report.coverage}"
     more = "-v shows more" if not verbose and not printer.fits(_more(report)) else ""
     printer.labelled("Reported", ["; ".join(filter(None, [coverage, report.clocks, more]))])
     printer.labelled("Attempts", _few(report.changes, _CHANGES, verbose=verbose, last=True))
@@ -137,7 +138,7 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
     if len(report.cascade.groups) > len(groups):
         yield f"group: and {len(report.cascade.groups) - len(groups)} more"
     if verbose:
-        yield from (_fact("node", _node_text(node)) for node in report.cascade.nodes)
+        yield from (_fact(report.engine.node, _node_text(node)) for node in report.cascade.nodes)
         by_node = _ranks_by_node(report)
         yield from (_fact("ranks", f"{name or 'node not known'}: {text}") for name, text in by_node.items())
     if len(report.attempts) > 1:
@@ -287,7 +288,7 @@ def _print_nodes(printer: Printer, report: Report) -> None:
     for node in report.cascade.nodes:
         lines += [_node_text(node), *([f"  {by_node.pop(node.name)}"] if node.name in by_node else [])]
     lines += [f"{name or 'node not known'}: {text}" for name, text in by_node.items()]
-    printer.section("Ranks by node", lines)
+    printer.section(f"Ranks by {report.engine.node}", lines)
     printer.line(", ".join(f"{state.mark} {state.value}" for state in State), indent=2)
 
 

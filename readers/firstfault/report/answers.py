@@ -98,7 +98,7 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
         fate=_fate(decision, number, attempts, engine),
         fate_reason=decision.reason,
         steps=tuple(_steps(job, verdict, code, uri, logs, engine)),
-        unknown=tuple(_unknown(job, verdict, cascade)),
+        unknown=tuple(_unknown(job, verdict, cascade, engine)),
     )
 
 
@@ -242,7 +242,7 @@ def _namespace(job: JobErrors, verdict: Verdict) -> str:
 # --- what is unknown --------------------------------------------------------------------------------------------------
 
 
-def _unknown(job: JobErrors, verdict: Verdict, cascade: Cascade) -> Iterator[str]:
+def _unknown(job: JobErrors, verdict: Verdict, cascade: Cascade, engine: EngineWords) -> Iterator[str]:
     if verdict.scope is Scope.UNDETERMINED and len(job.failures) == 1:
         yield "where it failed: its document names no rank and no node"
     elif verdict.scope is Scope.UNDETERMINED:
@@ -254,26 +254,27 @@ def _unknown(job: JobErrors, verdict: Verdict, cascade: Cascade) -> Iterator[str
     if len(verdict.suspects) > _FEW:
         yield f"and {len(verdict.suspects) - _FEW} more suspects"
     if not verdict.settled:
-        yield "what the other nodes report: waiting for them timed out"
-    yield from _unknown_of_nodes(verdict)
+        yield f"what the other {engine.nodes} report: waiting for them timed out"
+    yield from _unknown_of_nodes(verdict, engine)
     missing = [item.rank for item in cascade.ranks if item.state is State.UNREPORTED]
     if missing:
         yield f"what happened to {_ranks_named(missing)}: no report"
     yield from _unknown_of_root(verdict)
     unclear = {event.failure.node for event in cascade.events if event.bounds is None and event.at_ns is not None}
     if unclear:
-        yield f"the order of failures on {counted(len(unclear), 'node')}: clocks could not be compared"
+        yield f"the order of failures on {counted(len(unclear), engine.node)}: clocks could not be compared"
 
 
-def _unknown_of_nodes(verdict: Verdict) -> Iterator[str]:
+def _unknown_of_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
     coverage = verdict.coverage
     if coverage.unreadable:
         yield f"what is in {counted(coverage.unreadable, 'document')} that could not be read"
     yield from coverage.notes
     if coverage.expected is None:
-        yield "how many nodes took part: no document says it"
+        yield f"how many {engine.nodes} took part: no document says it"
     elif coverage.expected is not None and coverage.expected > coverage.reported and not coverage.notes:
-        yield f"what happened on {coverage.expected - coverage.reported} of {coverage.expected} nodes: no report"
+        missing = coverage.expected - coverage.reported
+        yield f"what happened on {missing} of {coverage.expected} {engine.nodes}: no report"
 
 
 def _ranks_named(ranks: Sequence[int]) -> str:

@@ -107,7 +107,7 @@ def report_of(  # noqa: PLR0913 - keywords
         verdict=verdict,
         decision=decision,
         answers=answers_on(job, verdict, decision, uri, logs or {}, ordered, number, cascade, engine),
-        facts=tuple(_facts(verdict, cascade)),
+        facts=tuple(_facts(verdict, cascade, engine)),
         cascade=cascade,
         followers=_followers(verdict, cascade, clocks),
         clocks=_clocks(cascade, clocks),
@@ -154,15 +154,15 @@ def _names(names: Sequence[str]) -> str:
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def _facts(verdict: Verdict, cascade: Cascade) -> Iterator[Fact]:
+def _facts(verdict: Verdict, cascade: Cascade, engine: EngineWords) -> Iterator[Fact]:
     root = verdict.root
     time = Fact("time", format_timestamp(verdict.timestamp_ns) or _no_time(verdict, cascade))
     if root is None:
         if verdict.node:
-            yield Fact("node", verdict.node)
+            yield Fact(engine.node, verdict.node)
         yield time
         return
-    yield from _place_facts(root)
+    yield from _place_facts(root, engine)
     yield from _end_facts(root)
     yield time
     if root.place.restart_count:
@@ -185,12 +185,12 @@ def _no_time(verdict: Verdict, cascade: Cascade) -> str:
     return "not known: no process recorded when it began" if verdict.category == "hang" else "not known"
 
 
-def _place_facts(root: WorkerError) -> Iterator[Fact]:
+def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
     place = root.place
     if place.rank is not None:
         yield Fact("rank", _with(str(place.rank), "local_rank", place.local_rank))
     if root.node:
-        yield Fact("node", root.node)
+        yield Fact(engine.node, root.node)
     if place.host and place.host != root.node:
         yield Fact("host", place.host)
     if place.machine and place.machine not in {root.node, place.host}:

@@ -23,11 +23,16 @@ class EngineWords:
     """What to call the log of the root cause's node."""
     events: str
     """What to call the place where the platform says why a node is gone."""
-    nodes: str
-    """What its nodes are, plural."""
+    node: str
+    """What a node of it is: "pod"."""
     enforcer: str = ""
     """The part that carries out decisions; empty: there is none."""
     has_kubectl: bool = False
+
+    @property
+    def nodes(self) -> str:
+        """What its nodes are, plural."""
+        return f"{self.node}s"
 
     def enforced(self, decision: Decision) -> tuple[str, str]:
         """Return a label and a value: whether the decision will be carried out."""
@@ -61,8 +66,8 @@ class EngineWords:
 
 _NO_RETRIES = "nothing retries this job by itself"
 
-FLYTE = EngineWords("its pod's log", "its pod's events", "pods", enforcer="Flyte", has_kubectl=True)
-PLAIN = EngineWords("its node's log", "its node's system log", "nodes")
+FLYTE = EngineWords("its pod's log", "its pod's events", "pod", enforcer="Flyte", has_kubectl=True)
+PLAIN = EngineWords("its node's log", "its node's system log", "node")
 _ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN}
 
 

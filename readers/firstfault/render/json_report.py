@@ -1,0 +1,143 @@
+"""A report as JSON: everything that its other forms say, as fields."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from firstfault.exceptions.remote_traceback import original_of
+from firstfault.exceptions.tracebacks import own_frames
+from firstfault.layout.paths import attempt_of
+from firstfault.render.first_line import first_line
+from firstfault.render.flyte_message import log_lines, stack_lines
+from firstfault.report.engine_words import PLAIN
+from firstfault.report.words import State
+from firstfault.text import elide
+from firstfault.wire.verdict_json import SCHEMA, decision_to_dict, format_timestamp, verdict_to_dict
+
+if TYPE_CHECKING:
+    from firstfault.model import CollectiveProgress, FrameInfo, WorkerError
+    from firstfault.report.data import Report
+
+__all__ = ["json_report"]
+
+_FRAMES = 50
+_LINES = 200
+
+
+def json_report(report: Report, longest: int | None = None) -> str:
+    """Return a report as one line, an object of the schema ``firstfault.verdict/v1`` (docs/schemas).
+
+    Args:
+        report: the report.
+        longest: characters that are kept of each message; None: all.
+    """
+    answers = report.answers
+    verdict = replace(report.verdict, message=_kept(report.verdict.message, longest))
+    document = {
+        "schema": SCHEMA,
+        "verdict": verdict_to_dict(verdict),
+        "decision": decision_to_dict(report.decision),
+        "first_line": first_line(verdict, report.decision),
+        "root": _root(report, verdict.root, longest) if verdict.root is not None else None,
+        "what": answers.what,
+        "fault": answers.fault_owner.value,
+        "where": answers.where,
+        "retry": f"{answers.fate}; {answers.fate_reason}",
+        "next": [{"text": step.text, "command": step.command or None} for step in answers.steps],
+        "unknown": list(answers.unknown),
+        "victims_by_state": _by_state(report),
+        "followers": report.followers or None,
+        "clocks": report.clocks or None,
+        "attempt": report.number,
+        "attempts": [
+            {
+                "number": attempt.number,
+                "outcome": attempt.outcome,
+                "failed": attempt.verdict is not None,
+                "retry": attempt.decision.retry if attempt.decision is not None else None,
+                "seconds": attempt.seconds,
+            }
+            for attempt in report.attempts
+        ],
+        "changes": list(report.changes),
+        "uri": report.uri or None,
+        "execution": _execution(report.uri),
+        "versions": dict(verdict.root.versions) if verdict.root is not None else {},
+    }
+    return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
+
+
+def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, Any]:
+    place, found = root.place, root.resources
+    exception = original_of(root.exception) if root.exception is not None else None
+    frames = own_frames(root.exception) if root.exception is not None else ()
+    is_plain = report.engine is PLAIN
+    return {
+        "type": exception.type if exception is not None else None,
+        "message": _kept(exception.message, longest) if exception is not None else None,
+        "file": frames[-1].file if frames else None,
+        "line": frames[-1].line if frames else None,
+        "function": frames[-1].function if frames else None,
+        "source": (frames[-1].code or None) if frames else None,
+        "frames": [_frame(frame) for frame in frames[-_FRAMES:]],
+        "stack": stack_lines(root)[:_LINES],
+        "log": log_lines(root)[-_LINES:],
+        "exit_code": root.exit_code,
+        "signal": root.signal or None,
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "pod": (root.node or None) if not is_plain else None,
+        "machine": place.machine or (place.host if is_plain else "") or None,
+        "host": place.host or None,
+        "gpu": place.gpu or None,
+        "pid": place.pid or None,
+        "time": format_timestamp(root.timestamp_ns),
+        "round": place.round,
+        "restarts": place.restart_count,
+        "memory": {
+            "peak_bytes": found.memory_peak_bytes,
+            "used_bytes": found.memory_used_bytes,
+            "limit_bytes": found.memory_limit_bytes,
+            "oom_kills": found.oom_kill,
+        },
+        "last_collective": _collective(root.collectives[0]) if root.collectives else None,
+        "threads": [
+            {"name": thread.thread, "type": thread.exception.type, "message": _kept(thread.exception.message, longest)}
+            for thread in root.thread_failures
+        ],
+    }
+
+
+def _kept(text: str, longest: int | None) -> str:
+    return text if longest is None else elide(text, longest)
+
+
+def _frame(frame: FrameInfo) -> dict[str, Any]:
+    return {"file": frame.file, "line": frame.line, "function": frame.function, "source": frame.code or None}
+
+
+def _collective(progress: CollectiveProgress) -> dict[str, Any]:
+    return {
+        "group": progress.group,
+        "operation": progress.last_operation or None,
+        "enqueued": progress.enqueued,
+        "completed": progress.completed,
+    }
+
+
+def _by_state(report: Report) -> dict[str, list[int]]:
+    """Return the ranks in each state but the root cause's, by the state's name: "victim", "stopped"."""
+    found: dict[str, list[int]] = {}
+    for item in report.cascade.ranks:
+        if item.state is not State.ROOT:
+            found.setdefault(item.state.slug, []).append(item.rank)
+    return found
+
+
+def _execution(uri: str) -> str | None:
+    """Return the name of Flyte's execution, from an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
+    here = attempt_of(uri) if uri else None
+    parts = here[0].split("/") if here is not None else []
+    return parts[-3] if len(parts) > 3 and parts[-1] == "data" else None  # noqa: PLR2004 - the parts above
