@@ -12,6 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 
 from firstfault.model import Phase
 from firstfault.render.html import deck_html, page
+from firstfault.render.json_report import json_report
 from firstfault.report import markdown
 from firstfault.retry import RetryContext
 from firstfault.testing import make_error, make_job, make_presence
