@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import errno
+import os
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -82,6 +83,40 @@ def test_a_file_that_is_still_being_written_is_not_listed(tmp_path: Path, monkey
     assert seen == [[], [("a.pb", 1)]]
 
 
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+@pytest.mark.parametrize(
+    ("uri", "scheme"),
+    [("s3:/bucket/out", "s3"), ("S3:bucket/out", "S3"), ("gs:///bucket/out", "gs"), ("abfs:/c", "abfs")],
+)
+def test_a_scheme_without_two_slashes(monkeypatch: pytest.MonkeyPatch, uri: str, scheme: str, client: str) -> None:
+    """It is a mistyped URI, and not a folder of this machine."""
+    monkeypatch.setenv("FIRSTFAULT_STORAGE_CLIENT", client)
+    with pytest.raises(UsageError, match=f"two slashes follow the scheme, as in {scheme}://bucket/key"):
+        open_store(uri)
+
+
+@pytest.mark.parametrize("folder", ["s3/x", "gs:x", "with:colon/x"])
+def test_a_folder_that_looks_a_little_like_a_scheme(tmp_path: Path, folder: str) -> None:
+    """A local folder is one, whatever its name."""
+    _in(tmp_path / folder, lambda store: store.put("a.pb", b"x"))
+    assert (tmp_path / folder / "a.pb").read_bytes() == b"x"
+
+
+def test_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an account one line says which variables to set."""
+    pytest.importorskip("adlfs")
+    for name in list(os.environ):
+        if "AZURE" in name:
+            monkeypatch.delenv(name)
+
+    async def look() -> None:
+        async with open_store("abfs://container/out") as store:
+            await store.list()
+
+    with pytest.raises(AccessDeniedError, match="no credentials; set AZURE_STORAGE_ACCOUNT_NAME and"):
+        asyncio.run(look())
+
+
 @pytest.mark.parametrize(
     ("uri", "reason"),
     [
@@ -122,6 +157,14 @@ class NoCredentialsError(Exception):
     """Named as botocore's error is."""
 
 
+class ClientConnectorError(OSError):
+    """Named as aiohttp's error is."""
+
+
+class ClientConnectorDNSError(ClientConnectorError):
+    """A kind of it, as aiohttp has it."""
+
+
 def _os_error(number: int) -> OSError:
     return OSError(number, "Please reduce your request rate")
 
@@ -130,6 +173,7 @@ _TRANSIENT = {
     "connection": ConnectionResetError("reset by peer"),
     "timeout": TimeoutError("timed out"),
     "endpoint": EndpointConnectionError("Could not connect to the endpoint URL"),
+    "name service": ClientConnectorDNSError("Cannot connect to host storage.googleapis.com"),
     "busy": _os_error(errno.EBUSY),
     "remote": _os_error(errno.EREMOTEIO),
 }

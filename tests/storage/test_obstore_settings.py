@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
+import obstore
 import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from firstfault.errors import UsageError
+from firstfault.errors import AccessDeniedError, UsageError
 from firstfault.store import FsspecStore, ObstoreStore, open_store
 from firstfault.store._obstore_settings import client_for
 from firstfault.store._open import CLIENT_VARIABLE
@@ -147,3 +150,18 @@ def test_a_process_that_may_fork(s3_environ: S3, with_store: Callable[..., Any])
     if child == 0:
         os._exit(7 if isinstance(open_store(s3_environ.uri()), FsspecStore) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_no_cloud_gives_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no cloud answers the request for a token, one line says what to set, and nothing is sent again."""
+    text = "Generic GCS error: Error performing token request: Error performing GET http://169.254.169.254/compute"
+    listed = Mock(side_effect=obstore.exceptions.GenericError(text))
+    monkeypatch.setattr(obstore, "list_with_delimiter_async", listed)
+
+    async def look() -> None:
+        async with open_store("gs://a-bucket/run", {"token": "anon"}) as store:
+            await store.list()
+
+    with pytest.raises(AccessDeniedError, match="no credentials; set GOOGLE_APPLICATION_CREDENTIALS"):
+        asyncio.run(look())
+    listed.assert_called_once()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import errno
+import functools
+import logging
 import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +24,7 @@ from firstfault.errors import (
 from firstfault.store._api import ObjectInfo, Page
 from firstfault.store._listing import PAGE, PART, by_name, first_page, nanoseconds
 from firstfault.store._retry import ATTEMPTS, retried
-from firstfault.store._settings import NO_CREDENTIALS, storage_options
+from firstfault.store._settings import no_credentials, storage_options
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
@@ -73,9 +75,20 @@ class FsspecStore:
             raise UsageError(f"{self._uri}: unknown storage scheme {self._protocol!r}; {error}") from error
         if issubclass(kind, AsyncFileSystem):
             options |= {"asynchronous": True, "use_listings_cache": False, "loop": asyncio.get_running_loop()}
-        self._fs = kind(**options)
+        try:
+            self._fs = kind(**options)
+        except (ValueError, OSError) as error:
+            if "credentials" in str(error):  # adlfs without an account
+                raise AccessDeniedError(f"cannot open {self._uri}: {no_credentials(self._protocol)}") from error
+            raise UsageError(f"cannot open {self._uri}: {_line(error)}") from error
         if self._protocol in {"s3", "s3a"}:
             self._fs.retries = 1  # s3fs's retries inside ours would multiply the timeouts
+        elif self._protocol in {"gs", "gcs"}:
+            # as for s3fs: gcsfs waits half a minute between its six tries, and prints the traceback of the last one
+            once = getattr(kind._request, "__wrapped__", None)  # noqa: SLF001 - there is no option
+            if once is not None:
+                self._fs._request = functools.partial(once, self._fs)  # noqa: SLF001
+            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
         self._root = str(self._fs._strip_protocol(self._uri)).rstrip("/")  # noqa: SLF001 - fsspec's documented hook
         return self
 
@@ -212,18 +225,19 @@ class FsspecStore:
             return StoreError(f"{where}: {_line(error)}; check the bucket's name")
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
             return ObjectNotFoundError(f"{where}: there is no such object")
-        if name in {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}:
-            return AccessDeniedError(f"{where}: {NO_CREDENTIALS}")
+        if name in _NO_CREDENTIALS:
+            return AccessDeniedError(f"{where}: {no_credentials(self._protocol)}")
         if isinstance(error, PermissionError):
             return AccessDeniedError(
                 f"{where}: refused ({_line(error)}); check the credentials and the {verb} permission"
             )
         transient = (ConnectionError, TimeoutError, asyncio.TimeoutError)
-        if isinstance(error, transient) or name in _TRANSIENT_NAMES or _busy(error):
+        names = {base.__name__ for base in type(error).__mro__}
+        if isinstance(error, transient) or names & _TRANSIENT_NAMES or _busy(error):
             return StoreUnavailableError(
                 f"{where}: the storage did not answer ({name}: {_line(error)}); check the endpoint"
             )
-        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in {"botocore", "aiohttp", "gcsfs"}:
+        if isinstance(error, OSError) or type(error).__module__.split(".")[0] in _LIBRARIES:
             return StoreError(f"{where}: {name}: {_line(error)}")
         return error
 
@@ -239,7 +253,21 @@ class FsspecStore:
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
 
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",  # Google's
+    "ClientAuthenticationError",  # Azure's
+}
+
+_LIBRARIES = {"botocore", "aiohttp", "gcsfs", "google", "azure", "adlfs"}
+"""Packages whose errors are about the storage."""
+
 _TRANSIENT_NAMES = {
+    "ServiceRequestError",  # Azure's
+    "ServiceResponseError",
+    "TransportError",  # Google's
     "EndpointConnectionError",
     "ConnectTimeoutError",
     "ReadTimeoutError",

@@ -17,7 +17,7 @@ from firstfault.store._api import ObjectInfo, Page
 from firstfault.store._listing import PAGE, by_name, first_page, nanoseconds
 from firstfault.store._obstore_settings import NoCredentialsError, client_for
 from firstfault.store._retry import ATTEMPTS, retried
-from firstfault.store._settings import NO_CREDENTIALS
+from firstfault.store._settings import no_credentials
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 _CHUNK = 250
 """Objects per chunk of a listing; divides `PAGE`, so that a page needs no further request."""
+_ASKED_THE_CLOUD = "performing token request"
+"""In obstore's error where a machine of a cloud would have been asked for credentials, and none answers."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
@@ -226,8 +228,8 @@ class ObstoreStore:
         if isinstance(error, StoreError):
             return error
         where, text = f"cannot {verb} {self._named(path)}", str(error)
-        if isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text:
-            return AccessDeniedError(f"{where}: {NO_CREDENTIALS}")
+        if isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text or _ASKED_THE_CLOUD in text:
+            return AccessDeniedError(f"{where}: {no_credentials(protocol_of(self._uri))}")
         if not type(error).__module__.startswith("obstore") and not isinstance(error, OSError | ValueError):
             return error
         status, code = _first(_STATUS, text), _first(_CODE, text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import UsageError
@@ -18,6 +19,7 @@ __all__ = ["CLIENT_VARIABLE", "open_store"]
 
 CLIENT_VARIABLE = "FIRSTFAULT_STORAGE_CLIENT"
 """Environment variable that names the client: ``fsspec`` or ``obstore``."""
+_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?):(?!//[^/])", re.IGNORECASE)
 _CLIENTS = ("", "fsspec", "obstore")
 
 
@@ -39,6 +41,11 @@ def open_store(
     Raises:
         UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
     """
+    slashes = _ONE_SLASH.match(uri)
+    if slashes is not None:
+        raise UsageError(
+            f"{uri!r} is not a storage URI: two slashes follow the scheme, as in {slashes[1]}://bucket/key"
+        )
     wanted = os.environ.get(CLIENT_VARIABLE, "").lower()
     if wanted not in _CLIENTS:
         raise UsageError(f"{CLIENT_VARIABLE} must be fsspec or obstore, not {wanted!r}")

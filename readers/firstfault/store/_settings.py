@@ -10,14 +10,23 @@ from firstfault.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CONNECT_TIMEOUT_S", "NO_CREDENTIALS", "READ_TIMEOUT_S", "storage_options"]
+__all__ = ["CONNECT_TIMEOUT_S", "READ_TIMEOUT_S", "no_credentials", "storage_options"]
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
-NO_CREDENTIALS = (
-    "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-    "(or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
+_GOOGLE = "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run 'gcloud auth application-default login'"
+_MICROSOFT = (
+    "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY "
+    "(or FLYTE_AZURE_STORAGE_ACCOUNT_NAME and FLYTE_AZURE_STORAGE_ACCOUNT_KEY)"
 )
+_WHAT_TO_SET = {
+    "gs": _GOOGLE,
+    "gcs": _GOOGLE,
+    "az": _MICROSOFT,
+    "abfs": _MICROSOFT,
+    "abfss": _MICROSOFT,
+}
+_AMAZON = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
 
 _AZURE = {
     "account_name": "FLYTE_AZURE_STORAGE_ACCOUNT_NAME",
@@ -26,6 +35,11 @@ _AZURE = {
     "client_secret": "FLYTE_AZURE_CLIENT_SECRET",
     "tenant_id": "FLYTE_AZURE_TENANT_ID",
 }
+
+
+def no_credentials(protocol: str) -> str:
+    """Return what to say where a client finds no credentials."""
+    return f"no credentials; {_WHAT_TO_SET.get(protocol, _AMAZON)}"
 
 
 def storage_options(protocol: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
