@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors
 
-__all__ = ["logs_of_run", "sibling_attempts"]
+__all__ = ["ReadAttempt", "logs_of_run", "read_attempt", "sibling_attempts"]
 
 _AROUND = 10
 """The most other attempts to read: the nearest earlier ones, then later ones."""
+_MOST_ATTEMPTS = 100
 _SECONDS = 5.0
 _NOT_READABLE = "not readable: "
 """Prefix of a coverage's note about an unreadable document; the name and the reason follow."""
@@ -39,6 +41,56 @@ def logs_of_run(uri: str) -> dict[str, str]:
         return {}
     folder = Path(here[0].removeprefix("file://")) / "logs" / f"attempt-{here[1]}"
     return {log.stem: str(log) for log in sorted(folder.glob("*.log"))}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAttempt:
+    """An attempt, read once."""
+
+    uri: str
+    """Of its output prefix, its errors/ folder or its only document."""
+    reader: MultiErrorFileOutputReader
+    job: JobErrors
+    conclusion: Conclusion | None
+    """None: it did not fail, or nothing is there."""
+    succeeded: bool
+    """Whether it has outputs and did not fail."""
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything is known of it."""
+        return self.conclusion is not None or self.succeeded or bool(self.job.roster)
+
+
+def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
+    """Read an attempt; if `uri` is the folder of all attempts, the last one that failed, else the last one.
+
+    Args:
+        uri: of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task.
+        reader_of: makes the reader of a URI.
+
+    Raises:
+        StoreError: an attempt could not be listed, or the only document could not be read.
+    """
+    here = _read_one(uri, reader_of)
+    if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
+        return here
+    found = None
+    for number in range(_MOST_ATTEMPTS):
+        attempt = _read_one(join(uri, str(number)), reader_of)
+        if not attempt.exists:
+            break
+        if attempt.conclusion is not None or found is None or found.conclusion is None:
+            found = attempt
+    return found or here
+
+
+def _read_one(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
+    reader = reader_of(uri)
+    job = reader.job()
+    conclusion = reader.conclude_from(job)
+    may_succeed = conclusion is None and not uri.rstrip("/").endswith((".pb", "/errors"))
+    return ReadAttempt(uri, reader, job, conclusion, may_succeed and reader.exists())
 
 
 def sibling_attempts(

@@ -199,13 +199,52 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FsspecStore, "list", listing)
 
 
-def test_the_folder_of_a_run_leads_to_its_attempts(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path) -> None:
-    """For the folder of all attempts the error names the first attempt."""
-    attempt.write(make_error(3))
-    Path(attempt.uri).rename(tmp_path / "0")
-    ran = run("show", str(tmp_path))
-    assert ran.code == EXIT.NOTHING_FOUND
-    assert f"it is the folder of all attempts; the first is {tmp_path}/0" in ran.err
+@pytest.mark.parametrize("last", ["failed", "succeeded"])
+def test_the_folder_of_all_attempts(run: Callable[..., Ran], tmp_path: Path, last: str) -> None:
+    """For the folder of all attempts the last one that failed is shown, also if a later one succeeded."""
+    _attempts(tmp_path)
+    if last == "succeeded":
+        (tmp_path / "2").mkdir()
+        (tmp_path / "2" / "outputs.pb").write_bytes(b"")
+    ran = run("show", str(tmp_path), "--json")
+    assert ran.code == EXIT.ROOT_CAUSE
+    found = json.loads(ran.out)
+    assert (found["root"]["rank"], found["attempt"], found["uri"]) == (1, 1, f"{tmp_path}/1")
+
+
+def test_the_folder_of_attempts_without_a_failure(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """If no attempt failed, the last one's outputs are the answer."""
+    (tmp_path / "0").mkdir()
+    (tmp_path / "0" / "outputs.pb").write_bytes(b"")
+    assert run("show", str(tmp_path)).code == EXIT.OK
+
+
+def test_the_newest_run(run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--last finds the newest run of this folder."""
+    monkeypatch.chdir(tmp_path)
+    for seconds, name in ((1_000, "older"), (2_000, "newer")):
+        folder = tmp_path / ".firstfault" / "runs" / name
+        _attempts(folder)
+        os.utime(folder, (seconds, seconds))
+    assert json.loads(run("show", "--last", "--json").out)["uri"] == ".firstfault/runs/newer/1"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--last",), "there is no run below .firstfault/runs; name the attempt's output prefix"),
+        (("--last", "uri"), "--last stands for the newest run; give it or a URI, not both"),
+        ((), "Missing argument 'URI'; name the attempt's output prefix, or use --last"),
+    ],
+)
+def test_no_run_to_show(
+    run: Callable[..., Ran], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], said: str
+) -> None:
+    """One line says what to give."""
+    monkeypatch.chdir(tmp_path)
+    ran = run("show", *options)
+    assert ran.code == EXIT.USAGE
+    assert said in ran.err
 
 
 @pytest.mark.usefixtures("refused")

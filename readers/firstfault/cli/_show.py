@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -11,14 +12,16 @@ from firstfault.cli._output import check_file, echo, on_terminal, show_report, w
 from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
 
 if TYPE_CHECKING:
+    from firstfault.attempts import ReadAttempt
     from firstfault.conclude import Conclusion
-    from firstfault.model import JobErrors
     from firstfault.output_reader import MultiErrorFileOutputReader
     from firstfault.report import Report
 
 __all__ = ["show"]
 
 _STDOUT = "-"
+_RUNS = Path(".firstfault", "runs")
+"""Where `firstfault run` leaves its runs, unless it is told otherwise."""
 
 
 def _html(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -29,7 +32,8 @@ def _html(context: click.Context, parameter: click.Parameter, value: str | None)
 
 
 @click.command()
-@uri_argument
+@uri_argument(required=False)
+@click.option("--last", is_flag=True, help="Show the newest run below .firstfault/runs, instead of a URI.")
 @click.option("--strategy", help="Strategy that finds the root cause; default: that of the job.")
 @click.option(
     "--expected-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes that should have reported."
@@ -41,7 +45,8 @@ def _html(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("--html", metavar="FILE", callback=_html, help="Write a self-contained HTML file; - is stdout.")
 @debug_option
 def show(  # noqa: PLR0913, PLR0917 - click's options
-    uri: str,
+    uri: str | None,
+    last: bool,
     strategy: str | None,
     expected_nodes: int | None,
     fresh: bool,
@@ -53,6 +58,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     """Show the root cause of a failed attempt.
 
     URI is the attempt's output prefix, its errors/ folder or a single document: a path, or s3://, gs://, abfs://.
+    For the folder of all attempts of a task, the last one that failed is shown.
 
     \b
     Exit codes: 0 the attempt did not fail, 10 root cause, not to be retried,
@@ -61,7 +67,8 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     \b
     Examples:
       firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
-      firstfault show -v .firstfault/runs/f3a9/0 | less
+      firstfault show --last
+      firstfault show -v .firstfault/runs/f3a9 | less
       firstfault show --html report.html s3://bucket/metadata/f3a9/n0/data/0
       firstfault show --markdown .firstfault/runs/f3a9/0 > issue.md
       firstfault show --json .firstfault/runs/f3a9/0 | jq .verdict.headline
@@ -70,21 +77,24 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]
     if len(on_stdout) > 1:
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
-    from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415 - `--help` needs none of these
+    from firstfault.attempts import read_attempt  # noqa: PLC0415 - `--help` needs none of these
+    from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
 
-    reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes, fresh=fresh)
+    uri = _uri(uri, last=last)
+
+    def reader_of(uri: str) -> MultiErrorFileOutputReader:
+        return MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes, fresh=fresh)
+
     try:
-        job = reader.job()
-        conclusion = reader.conclude_from(job)
-        succeeded = conclusion is None and not uri.rstrip("/").endswith((".pb", "/errors")) and reader.exists()
+        read = read_attempt(uri, reader_of)
     except ObjectNotFoundError as error:
         fail(str(error))
         return EXIT.NOTHING_FOUND
-    if conclusion is None:
-        return _nothing(reader, uri, job, succeeded=succeeded, as_json=as_json, quiet=html == _STDOUT)
+    if read.conclusion is None:
+        return _nothing(read, as_json=as_json, quiet=html == _STDOUT)
     with_attempts = bool(html) or as_markdown or verbose or (not as_json and on_terminal())
-    report = _report(reader, uri, conclusion, strategy, with_attempts=with_attempts)
+    report = _report(read, read.conclusion, strategy, with_attempts=with_attempts)
     if html:
         _write_page(report, html, quiet=bool(on_stdout))
     if as_json:
@@ -97,17 +107,29 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         echo(markdown(report).rstrip("\n"))
     elif not html:
         show_report(report, verbose=verbose)
-    return EXIT.ROOT_CAUSE_RETRYABLE if conclusion.decision.retry else EXIT.ROOT_CAUSE
+    return EXIT.ROOT_CAUSE_RETRYABLE if read.conclusion.decision.retry else EXIT.ROOT_CAUSE
 
 
-def _report(
-    reader: MultiErrorFileOutputReader, uri: str, conclusion: Conclusion, strategy: str | None, *, with_attempts: bool
-) -> Report:
+def _uri(uri: str | None, *, last: bool) -> str:
+    """Return the URI to show; with `last` that of the newest local run."""
+    if uri is not None and last:
+        raise click.UsageError("--last stands for the newest run; give it or a URI, not both")
+    if uri is not None:
+        return uri
+    if not last:
+        raise click.UsageError("Missing argument 'URI'; name the attempt's output prefix, or use --last")
+    runs = [folder for folder in _RUNS.glob("*") if folder.is_dir()]
+    if not runs:
+        raise click.UsageError(f"there is no run below {_RUNS}; name the attempt's output prefix")
+    return str(max(runs, key=lambda folder: folder.stat().st_mtime))
+
+
+def _report(read: ReadAttempt, conclusion: Conclusion, strategy: str | None, *, with_attempts: bool) -> Report:
     """Return the report. `with_attempts` adds the task's other attempts, which costs requests for each."""
     from firstfault.attempts import logs_of_run, sibling_attempts  # noqa: PLC0415 - as above
 
-    attempts = sibling_attempts(uri, conclusion, strategy=strategy) if with_attempts else ()
-    return reader.report(conclusion, attempts=attempts, logs=logs_of_run(uri))
+    attempts = sibling_attempts(read.uri, conclusion, strategy=strategy) if with_attempts else ()
+    return read.reader.report(conclusion, attempts=attempts, logs=logs_of_run(read.uri))
 
 
 def _write_page(report: Report, file: str, *, quiet: bool) -> None:
@@ -120,36 +142,19 @@ def _write_page(report: Report, file: str, *, quiet: bool) -> None:
     click.echo(f"report: {file}", err=quiet)
 
 
-def _first_attempt(uri: str) -> str:
-    """Return a hint to the first attempt if `uri` is the folder of a whole run, else an empty text."""
-    from firstfault.errors import FirstFaultError  # noqa: PLC0415 - as above
-    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
-    from firstfault.store import join  # noqa: PLC0415
-
-    first = join(uri, "0")
-    try:
-        reader = MultiErrorFileOutputReader(first)
-        is_attempt = reader.is_error() or reader.exists()
-    except FirstFaultError:
-        return ""
-    return f"it is the folder of all attempts; the first is {first}" if is_attempt else ""
-
-
-def _nothing(  # noqa: PLR0913 - what was found, and how to print it
-    reader: MultiErrorFileOutputReader, uri: str, job: JobErrors, *, succeeded: bool, as_json: bool, quiet: bool
-) -> int:
+def _nothing(read: ReadAttempt, *, as_json: bool, quiet: bool) -> int:
     """Print that there is no error; return the exit code."""
     from firstfault.report.words import counted  # noqa: PLC0415 - as above
 
     if as_json:
         click.echo(json.dumps({"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}))
-    if succeeded:
+    if read.succeeded:
         if not as_json:
             click.echo("no error: the attempt has outputs", err=quiet)
         return EXIT.OK
-    hints = [*job.coverage.notes]
-    if job.history:
-        hints.append(f"the job recovered from {counted(len(job.history), 'failure')} of earlier rounds")
-    hint = "; ".join(hints) or _first_attempt(uri) or "is this the attempt's output prefix?"
-    fail(f"no error document in {reader.errors_uri}, and no outputs beside it; {hint}")
+    hints = [*read.job.coverage.notes]
+    if read.job.history:
+        hints.append(f"the job recovered from {counted(len(read.job.history), 'failure')} of earlier rounds")
+    hint = "; ".join(hints) or "is this the attempt's output prefix?"
+    fail(f"no error document in {read.reader.errors_uri}, and no outputs beside it; {hint}")
     return EXIT.NOTHING_FOUND

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import enum
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from firstfault.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["EXIT", "debug_option", "debugging", "fail", "uri_argument"]
 
@@ -44,15 +47,15 @@ def debug_option(command: Any) -> Any:
     )(command)
 
 
-def _not_empty(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if not value.strip():
+def _not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not value.strip():
         raise click.UsageError(f"{parameter.human_readable_name} is empty; name the attempt's output prefix", context)
     return value
 
 
-def uri_argument(command: Any) -> Any:
-    """Give a command the argument ``URI``. It must not be empty, as an unset shell variable is."""
-    return click.argument("uri", callback=_not_empty)(command)
+def uri_argument(*, required: bool = True) -> Callable[[Any], Any]:
+    """Return a decorator that gives a command the argument ``URI``. It must not be empty, as an unset variable is."""
+    return click.argument("uri", required=required, callback=_not_empty)
 
 
 def debugging() -> bool:

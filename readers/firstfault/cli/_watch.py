@@ -20,7 +20,7 @@ __all__ = ["watch"]
 
 
 @click.command()
-@uri_argument
+@uri_argument()
 @click.option("--strategy", help="Strategy that finds the root cause; default: that of the job.")
 @click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes that should report.")
 @click.option(
