@@ -18,6 +18,7 @@ from firstfault_torch.guard import bounded, guarded, logger
 from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
+from firstfault_torch.verdict.notifiers import notify
 from firstfault_torch.verdict.previous import leave_verdict
 from firstfault_torch.verdict.seal import SealedVerdict, seal_verdict, sealed_elsewhere, torch_error_data
 from firstfault_torch.verdict.turns import await_turn, turn_of
@@ -139,6 +140,9 @@ def _failed(failure: LaunchFailedError, engine: Engine, options: Options, give_u
         logger.error("%s", sealed.seal.message)
         with guarded("reporting to the outer launcher"):
             _report_to_outer_launcher(sealed)
+        if sealed.report is not None:  # this node concluded, and by now the others have the verdict
+            with guarded("notifying others"):
+                notify(sealed.report)
     return NodeFailedError(failure.error, failure.report, sealed)
 
 

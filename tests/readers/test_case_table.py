@@ -228,7 +228,7 @@ def test_the_wait_is_bounded_and_its_end_is_said(attempt: Attempt) -> None:
     assert not verdict.settled
     assert not verdict.coverage.complete
     assert "took part but sent no report: w-1" in verdict.coverage.notes
-    assert "what the other nodes report: waiting for them timed out" in reader.read_error().message
+    assert "what the other pods report: waiting for them timed out" in reader.read_error().message
 
 
 @pytest.mark.parametrize(("expected_nodes", "settled"), [(1, True), (2, False)])

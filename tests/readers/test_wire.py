@@ -94,6 +94,8 @@ _PLACES = st.builds(
     ip=_TEXT,
     namespace=_TEXT,
     engine=_TEXT,
+    machine=_TEXT,
+    gpu=_TEXT,
     pid=_SMALL,
 )
 _ERRORS = st.builds(
@@ -228,7 +230,24 @@ def test_every_field_is_tried() -> None:
 
 _COLLECTIVE = Collective(41, "nccl:all_reduce", "[[2, 3]] -> [[2, 3]]", "Float -> Float", "started", is_p2p=True)
 _FULL_PLACE = Place(
-    1, 2, 3, 4, 5, 6, 7, 8, 9, "trainer", "worker-0", "host-0", "10.0.0.3", 99, "project-development", "flyte"
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    "trainer",
+    "worker-0",
+    "host-0",
+    "10.0.0.3",
+    99,
+    "project-dev",
+    "flyte",
+    "gpu-7",
+    "GPU-8f",
 )
 _FULL_RECEIPT = Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=5, withdrawn=True)
 _FULL_CAUSE = CausedBy(5, "worker-0", "e1.pb")

@@ -1,0 +1,107 @@
+"""Tells others about a verdict when it has been published: a webhook, and notifiers that other packages install.
+
+A notifier is a callable with one argument, the `firstfault.report.Report`, in the entry-point group
+``firstfault.notifiers``. The node that concludes calls each once, after the verdict is in the storage.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import time
+import urllib.request
+import uuid
+from functools import partial
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from firstfault.render.json_report import json_report
+from firstfault_torch.guard import caught, guarded, logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from firstfault.report import Report
+
+__all__ = ["GROUP", "WEBHOOK_VARIABLE", "event_of", "notify"]
+
+GROUP = "firstfault.notifiers"
+"""The entry-point group of notifiers."""
+WEBHOOK_VARIABLE = "FIRSTFAULT_WEBHOOK"
+"""The environment variable with the URL to which each verdict is sent, as a CloudEvents 1.0 event."""
+_LONGEST_S = 3.0
+"""All notifiers together; one that takes longer goes on in its thread until the process ends."""
+_TEXT = 100_000
+"""Characters of a message that are sent."""
+
+
+def notify(report: Report) -> None:
+    """Call all notifiers at the same time; wait for them at most 3 s. A notifier that fails is a warning."""
+    deadline = time.monotonic() + _LONGEST_S
+    begun = []
+    for name, call in _notifiers():
+        ended = threading.Event()
+        with guarded(f"starting the notifier {name}"):
+            threading.Thread(
+                target=_run, args=(name, partial(call, report), ended), name="firstfault-notify", daemon=True
+            ).start()
+            begun.append((name, ended))
+    for name, ended in begun:
+        if not ended.wait(max(deadline - time.monotonic(), 0)):
+            logger.warning("the notifier %s has not ended within %g s; it is not waited for", name, _LONGEST_S)
+
+
+def _run(name: str, call: Callable[[], object], ended: threading.Event) -> None:
+    _, error = caught(call)
+    if error is not None:
+        logger.warning("the notifier %s failed (%s: %s)", name, type(error).__name__, error)
+    ended.set()
+
+
+def _notifiers() -> Iterator[tuple[str, Callable[[Report], object]]]:
+    if os.environ.get(WEBHOOK_VARIABLE):
+        yield "webhook", partial(_post, os.environ[WEBHOOK_VARIABLE])
+    with guarded("looking for notifiers"):
+        for found in entry_points(group=GROUP):
+            yield found.name, partial(_loaded, found)
+
+
+def _loaded(found: Any, report: Report) -> None:
+    found.load()(report)
+
+
+def event_of(report: Report) -> dict[str, Any]:
+    """Return the CloudEvents 1.0 event of a report; its data is that of ``firstfault show --json``."""
+    data = json.loads(json_report(report, _TEXT))
+    return {
+        "specversion": "1.0",
+        # the same verdict on the same attempt is the same event, also if two nodes concluded
+        "id": uuid.uuid5(uuid.NAMESPACE_URL, f"{report.uri}#{report.verdict.digest}").hex,
+        "source": report.uri or "firstfault",
+        "type": "firstfault.verdict.v1",
+        "subject": data["execution"] or report.verdict.node or "unknown",
+        "datacontenttype": "application/json",
+        "data": data,
+    }
+
+
+def _post(url: str, report: Report) -> None:
+    """Send a report's event.
+
+    Raises:
+        ValueError: the URL is not http:// or https://.
+        OSError: there was no answer, or it was an error. The text has no part of the URL, which may hold a credential.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"{WEBHOOK_VARIABLE} must begin with http:// or https://")
+    body = json.dumps(event_of(report)).encode()
+    request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+        url, body, {"Content-Type": "application/cloudevents+json", "User-Agent": "firstfault"}, method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_LONGEST_S) as answer:  # noqa: S310 - as above
+            answer.read(1)
+    except (ValueError, http.client.HTTPException):
+        raise OSError(f"the URL in {WEBHOOK_VARIABLE} is not valid") from None

@@ -1,0 +1,210 @@
+"""The node that concludes tells a webhook and installed notifiers, in bounded time and without harm."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.render.first_line import first_line
+from firstfault.testing import make_error
+from firstfault.wire.documents import encode
+from firstfault_torch import run
+from firstfault_torch.engine import PlainEngine
+from firstfault_torch.node.document_writer import document_path, record_error
+from firstfault_torch.options import Options
+from firstfault_torch.rounds.settlement import Reports, SettledDocument
+from firstfault_torch.verdict import notifiers
+from firstfault_torch.verdict.notifiers import WEBHOOK_VARIABLE, notify
+from tests.recordings import concluded, sealed
+from tests.reports.scenes import SCOPE_SCENES, URI
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from firstfault.report import Report
+    from tests.prefix import Prefix
+
+PATH = "T0/B0/not-for-the-log"
+
+
+class Webhook:
+    """A server that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.types: list[str] = []
+        self.status = 200
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        webhook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                webhook.events.append(json.loads(body))
+                webhook.types.append(self.headers["Content-Type"])
+                webhook.goes_on.wait(30)
+                self.send_response(webhook.status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/{PATH}"
+
+
+@pytest.fixture
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+    """Run a server, and name it in the environment."""
+    found = Webhook()
+    monkeypatch.setenv(WEBHOOK_VARIABLE, found.url)
+    thread = threading.Thread(target=found.server.serve_forever)
+    thread.start()
+    yield found
+    found.goes_on.set()
+    found.server.shutdown()
+    thread.join()
+    found.server.server_close()
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that installs notifiers by name."""
+
+    def install(**calls: Callable[[Report], object]) -> None:
+        points = [SimpleNamespace(name=name, load=lambda call=call: call) for name, call in calls.items()]
+        monkeypatch.setattr(notifiers, "entry_points", lambda group: points if group == "firstfault.notifiers" else [])
+
+    return install
+
+
+def test_a_webhook_gets_the_report_as_an_event(webhook: Webhook) -> None:
+    """It is a CloudEvents 1.0 event with the JSON of the report; the same verdict has the same id."""
+    report = SCOPE_SCENES["rank"]()
+    notify(report)
+    notify(report)
+    event, again = webhook.events
+    assert webhook.types == ["application/cloudevents+json"] * 2
+    assert (event["specversion"], event["type"], event["source"]) == ("1.0", "firstfault.verdict.v1", URI)
+    assert event["subject"] == "project-development-a7xk2m9qp4vd8wz3hj6t"
+    assert event["data"]["first_line"] == first_line(report.verdict, report.decision)
+    assert event["id"] == again["id"]
+    notify(SCOPE_SCENES["ranks"]())
+    assert webhook.events[2]["id"] != event["id"]
+
+
+def test_installed_notifiers_are_called_once_each(installed: Callable[..., None]) -> None:
+    """Each gets the report."""
+    seen: list[tuple[str, Report]] = []
+    installed(one=lambda report: seen.append(("one", report)), two=lambda report: seen.append(("two", report)))
+    report = SCOPE_SCENES["rank"]()
+    notify(report)
+    assert sorted(name for name, _ in seen) == ["one", "two"]
+    assert all(found is report for _, found in seen)
+
+
+@pytest.mark.parametrize("error", [ValueError("no channel"), SystemExit(3)])
+def test_a_notifier_that_fails(
+    installed: Callable[..., None], caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """It is a warning, and the others are called."""
+
+    def fails(_: Report) -> None:
+        raise error
+
+    seen: list[Report] = []
+    installed(broken=fails, whole=seen.append)
+    began = time.monotonic()
+    notify(SCOPE_SCENES["rank"]())
+    assert time.monotonic() - began < 2
+    assert len(seen) == 1
+    assert f"the notifier broken failed ({type(error).__name__}: {error})" in caplog.text
+
+
+def test_a_webhook_that_does_not_answer(
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It delays the end of the pod by a limit."""
+    monkeypatch.setattr(notifiers, "_LONGEST_S", 0.5)
+    webhook.goes_on.clear()
+    began = time.monotonic()
+    notify(SCOPE_SCENES["rank"]())
+    assert time.monotonic() - began < 2
+    assert "the notifier webhook" in caplog.text
+    assert PATH not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", ["{url}", "ftp://127.0.0.1/{secret}", "http://127.0.0.1:x/{secret}", "http://[::{secret}"]
+)
+def test_a_webhook_that_refuses(
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str
+) -> None:
+    """An error is one warning, without the URL, which may hold a credential."""
+    webhook.status = 500
+    monkeypatch.setenv(WEBHOOK_VARIABLE, url.format(url=webhook.url, secret=PATH))
+    with caplog.at_level(logging.WARNING):
+        notify(SCOPE_SCENES["rank"]())
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the notifier webhook failed (")
+    assert PATH not in record.getMessage()
+
+
+def test_without_notifiers_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread is started."""
+    monkeypatch.delenv(WEBHOOK_VARIABLE, raising=False)
+    monkeypatch.setattr(threading, "Thread", None)
+    notify(SCOPE_SCENES["rank"]())
+
+
+def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Webhook) -> None:
+    """When the event arrives, the verdict is in the storage, and no other node waits for it."""
+    own = make_error(0, node="worker-0", message="no labels")
+    receipt = record_error(own, prefix.recording(), None, 30)
+    report = SimpleNamespace(copies={document_path(receipt.name): encode(own)})
+    settled: list[bool] = []
+
+    def settle(
+        conclude: Callable[[Reports], bytes | None], publish: Callable[[], bool], seconds: float
+    ) -> SettledDocument:
+        del seconds
+        document = conclude(Reports(report.copies))
+        assert document is not None
+        settled.append(publish())
+        assert not webhook.events
+        return SettledDocument(document, durable=True)
+
+    failure: Any = SimpleNamespace(
+        error=RuntimeError("failed"), report=report, recording=prefix.recording(), group_rank=0, settle=settle
+    )
+    engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
+    ended = run._failed(failure, engine, Options(settle_seconds=0.1), threading.Event())
+    assert ended.verdict is not None
+    assert settled == [True]
+    (event,) = webhook.events
+    assert event["data"]["root"]["message"] == "no labels"
+
+
+def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Webhook) -> None:
+    """Each verdict is told by the node that reached it."""
+    own = make_error(0, node="worker-0", message="no labels")
+    conclusion = concluded(prefix.recording(), [own])
+    document = sealed(conclusion, prefix.recording()).document
+    failure: Any = SimpleNamespace(
+        error=RuntimeError("failed"),
+        report=SimpleNamespace(copies={}),
+        recording=prefix.recording(),
+        group_rank=1,
+        settle=lambda *_: SettledDocument(document, durable=True),
+    )
+    engine = PlainEngine(str(prefix.folder.parent), 0, "worker-1")
+    assert run._failed(failure, engine, Options(), threading.Event()).verdict is not None
+    assert not webhook.events
