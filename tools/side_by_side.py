@@ -1,0 +1,215 @@
+"""Writes docs/side_by_side.md: one fault, as torchrun, stock kfpytorch in Flyte and firstfault tell it.
+
+    python tools/side_by_side.py [--out docs/side_by_side.md]
+
+Each runs the same training on two nodes of two workers on this machine. A record without a label makes the data loader
+of rank 3 raise, while the other ranks wait in a collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+_NODES = 2
+_LIMIT_S = 120
+_WIDTH = 160
+_LINES = 60
+"""Of one output; the middle of a longer one is left out."""
+
+DATASET = """\
+from torch.utils.data import Dataset
+
+
+class Records(Dataset):
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> float:
+        record = {"x": 1.0} if self.rank == 3 and index == 20 else {"x": 1.0, "label": 0.5}
+        return record["label"]
+"""
+TRAIN = """\
+import os
+
+import torch
+import torch.distributed as dist
+from dataset import Records
+from torch.utils.data import DataLoader
+
+
+def train() -> float:
+    dist.init_process_group("gloo")
+    total = torch.zeros(1)
+    for label in DataLoader(Records(dist.get_rank()), num_workers=1):
+        batch = label.float()
+        dist.all_reduce(batch)
+        total += batch
+    return float(total)
+
+
+if __name__ == "__main__":
+    train()
+"""
+TASK = """\
+from flytekit import task
+from {package} import Elastic
+from train import train
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=2, increase_shared_mem=False))
+def run_training() -> float:
+    return train()
+"""
+
+_INTRODUCTION = """\
+A record without a label makes the data loader of rank 3 raise `KeyError: 'label'` at `dataset.py:13`, while the other
+ranks wait for it in a collective. Two nodes of two workers, on one machine. `python tools/side_by_side.py` writes this
+page from real runs; paths are shortened."""
+
+
+def torchrun(folder: Path) -> str:
+    """Return what two nodes of torchrun print, the second one's output after the first one's."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    command = [
+        *(str(BIN / "torchrun"), "--nnodes", str(_NODES), "--nproc-per-node", "2", "--rdzv-backend", "c10d"),
+        *("--rdzv-endpoint", f"127.0.0.1:{port}", "train.py"),
+    ]
+    nodes = [
+        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(_NODES)
+    ]
+    said = [node.communicate(timeout=_LIMIT_S)[0] for node in nodes]
+    return "\n".join(part.strip("\n") for part in said)
+
+
+def flyte(folder: Path, package: str) -> str:
+    """Return the error that Flyte shows for the task with the `Elastic` of a package."""
+    name = f"{package.rsplit('.', 1)[-1]}_task"
+    (folder / f"{name}.py").write_text(TASK.format(package=package))
+    command = [sys.executable, __file__, "--task", name]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONWARNINGS": "ignore"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, timeout=_LIMIT_S, check=True
+    ).stdout
+
+
+def run_task(name: str) -> str:
+    """Run a task's pods in this folder, as Flyte and its operator do; return the error that Flyte reads."""
+    from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - in a process of its own
+
+    from flytekitplugins.firstfault.local import operator  # noqa: PLC0415
+    from flytekitplugins.firstfault.local.loading import serialized_command  # noqa: PLC0415
+    from flytekitplugins.firstfault.local.pods import end_all, start_pod  # noqa: PLC0415
+
+    folder = Path.cwd()
+    prefix = folder / "runs" / name / "0"
+    prefix.mkdir(parents=True)
+    (folder / "inputs.pb").write_bytes(LiteralMap().SerializeToString())
+    command = serialized_command(importlib.import_module(name).run_training)
+    values = {
+        "{{.input}}": str(folder / "inputs.pb"),
+        "{{.outputPrefix}}": str(prefix),
+        "{{.rawOutputDataPrefix}}": str(prefix / "raw"),
+        "{{.checkpointOutputPrefix}}": str(prefix / "checkpoints"),
+        "{{.prevCheckpointPrefix}}": '""',
+    }
+    job = "a7xk2m9qp4vd8wz3hj6t-n0-0"
+    elastic = operator.elastic_environment(
+        nodes=str(_NODES), processes=2, max_restarts=0, job=job, port=operator.free_port()
+    )
+    pods = []
+    try:
+        for index in range(_NODES):
+            pod = f"{job}-worker-{index}"
+            identity = {"FLYTE_INTERNAL_EXECUTION_ID": "a7xk2m9qp4vd8wz3hj6t", "_F_WN": pod, "HOSTNAME": pod}
+            pods.append(
+                start_pod(
+                    pod,
+                    arguments=[values.get(argument, argument) for argument in command.arguments],
+                    environment={**os.environ, **elastic, **identity, **command.environment},
+                    folder=folder,
+                    log=folder / f"{name}-{index}.log",
+                )
+            )
+        deadline = time.monotonic() + _LIMIT_S
+        while any(pod.exit_code is None for pod in pods) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        state = operator.job_state(pods)
+    finally:
+        end_all(pods)
+    if state is None:
+        raise SystemExit(f"{name} did not end within {_LIMIT_S} s")
+    seen = operator.error_seen(str(prefix), state, multi_file=False)
+    return seen.message if seen is not None else ""
+
+
+def _shown(text: str, folder: Path) -> tuple[str, int]:
+    """Return an output with the paths that a container has, without the middle if it is long; and its lines."""
+    text = text.replace(f"{folder}/runs", "s3://bucket/metadata").replace(str(folder), "/root")
+    text = text.replace(str(BIN.parent), "/opt/venv").replace(str(ROOT), "/opt/firstfault")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace(socket.gethostname(), "gpu-node-7")
+    text = text.replace(os.path.realpath(sys.base_prefix), "/usr").replace("```", "'''")
+    lines = [line.rstrip() for line in text.strip().split("\n")]
+    count = len(lines)
+    left = count - _LINES
+    if left > 1:
+        lines = [*lines[: _LINES // 2], f"... {left} lines left out here ...", *lines[-_LINES // 2 :]]
+    return "\n".join(line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..." for line in lines), count
+
+
+def page(outputs: dict[str, tuple[str, int]]) -> str:
+    """Return the page: of each title the shown text, and how many lines it had."""
+    parts = [
+        "# One fault, told by three",
+        _INTRODUCTION,
+    ]
+    for title, (text, count) in outputs.items():
+        first = text.partition("\n")[0][:55].rstrip()
+        parts += [
+            f"## {title}",
+            f"{count} lines. Flyte's lists show: `{first}`" if "Flyte" in title else f"{count} lines, in the logs.",
+            f"```\n{text}\n```",
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def main() -> None:
+    """Run all three, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "side_by_side.md")
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.task:
+        print(run_task(given.task))
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "dataset.py").write_text(DATASET)
+        (folder / "train.py").write_text(TRAIN)
+        outputs = {
+            "torchrun": torchrun(folder),
+            "Stock kfpytorch in Flyte": flyte(folder, "flytekitplugins.kfpytorch"),
+            "firstfault in Flyte": flyte(folder, "flytekitplugins.firstfault"),
+        }
+        given.out.write_text(page({title: _shown(text, folder) for title, text in outputs.items()}))
+    print(given.out)
+
+
+if __name__ == "__main__":
+    main()
