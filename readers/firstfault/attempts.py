@@ -29,6 +29,8 @@ __all__ = ["ReadAttempt", "logs_of_run", "read_attempt", "sibling_attempts"]
 _AROUND = 10
 """The most other attempts to read: the nearest earlier ones, then later ones."""
 _MOST_ATTEMPTS = 100
+_GAP = 2
+"""So many attempts in a row may have left nothing."""
 _SECONDS = 5.0
 _NOT_READABLE = "not readable: "
 """Prefix of a coverage's note about an unreadable document; the name and the reason follow."""
@@ -76,10 +78,14 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
     if here.exists or uri.rstrip("/").endswith((".pb", "/errors")):
         return here
     found = None
+    missing = 0
     for number in range(_MOST_ATTEMPTS):
         attempt = _read_one(join(uri, str(number)), reader_of)
-        if not attempt.exists:
+        missing = 0 if attempt.exists else missing + 1
+        if missing > _GAP:
             break
+        if missing:
+            continue  # its pods may never have started
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
     return found or here

@@ -212,6 +212,13 @@ def test_the_folder_of_all_attempts(run: Callable[..., Ran], tmp_path: Path, las
     assert (found["root"]["rank"], found["attempt"], found["uri"]) == (1, 1, f"{tmp_path}/1")
 
 
+def test_an_attempt_that_left_nothing(run: Callable[..., Ran], tmp_path: Path) -> None:
+    """Attempts behind one whose pods never started are found."""
+    _attempts(tmp_path)
+    (tmp_path / "1").rename(tmp_path / "3")
+    assert json.loads(run("show", str(tmp_path), "--json").out)["uri"] == f"{tmp_path}/3"
+
+
 def test_the_folder_of_attempts_without_a_failure(run: Callable[..., Ran], tmp_path: Path) -> None:
     """If no attempt failed, the last one's outputs are the answer."""
     (tmp_path / "0").mkdir()

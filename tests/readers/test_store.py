@@ -157,6 +157,12 @@ class NoCredentialsError(Exception):
     """Named as botocore's error is."""
 
 
+class ClientAuthenticationError(Exception):
+    """Named as Azure's error is."""
+
+    response = object()
+
+
 class ClientConnectorError(OSError):
     """Named as aiohttp's error is."""
 
@@ -184,6 +190,11 @@ _FINAL = {
         "check the credentials and the list permission",
     ),
     "credentials": (NoCredentialsError("Unable to locate"), AccessDeniedError, "set AWS_ACCESS_KEY_ID"),
+    "account": (
+        ClientAuthenticationError("wrong key"),
+        AccessDeniedError,
+        r"refused \(wrong key\); check the credentials",
+    ),
     "disk": (OSError(errno.EIO, "Input/output error"), StoreError, "Input/output error"),
 }
 

@@ -81,6 +81,12 @@ def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
             "EEEEEEEEEEEEEEEEEEEEEE... rank 3 worker-12 no retry: it is bad",
         ),
         (_verdict(make_error(3, node="w-1", message="bad")), _YES, "ValueError rank 3 w-1 retry: bad"),
+        # a machine, not a pod of Flyte's
+        (
+            _verdict(make_error(3, node="dgx-a-worker-1", message="bad")),
+            _YES,
+            "ValueError rank 3 dgx-a-worker-1 retry: bad",
+        ),
         (
             _verdict(make_error(3, node="w-1", message="bad")),
             replace(_YES, origin=Origin.USER, retries_left=0),

@@ -12,7 +12,7 @@ import obstore
 import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from firstfault.errors import AccessDeniedError, UsageError
+from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
 from firstfault.store import FsspecStore, ObstoreStore, open_store
 from firstfault.store._obstore_settings import client_for
 from firstfault.store._open import CLIENT_VARIABLE
@@ -150,6 +150,32 @@ def test_a_process_that_may_fork(s3_environ: S3, with_store: Callable[..., Any])
     if child == 0:
         os._exit(7 if isinstance(open_store(s3_environ.uri()), FsspecStore) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "times"),
+    [
+        ("Server returned non-2xx status code: 503 Service Unavailable: busy", StoreUnavailableError, 3),
+        ("operation timed out", StoreUnavailableError, 3),
+        ("Server returned non-2xx status code: 403 Forbidden: no role", AccessDeniedError, 1),
+    ],
+)
+def test_a_cloud_that_gives_no_credentials_now(
+    monkeypatch: pytest.MonkeyPatch, said: str, kind: type[Exception], times: int
+) -> None:
+    """What may be over soon is asked again; a refusal is told as one."""
+    text = f"Generic GCS error: Error performing token request: {said}"
+    listed = Mock(side_effect=obstore.exceptions.GenericError(text))
+    monkeypatch.setattr(obstore, "list_with_delimiter_async", listed)
+
+    async def look() -> None:
+        async with open_store("gs://a-bucket/run", {"token": "anon"}, attempts=times) as store:
+            await store.list()
+
+    with pytest.raises(kind) as caught:
+        asyncio.run(look())
+    assert "no credentials" not in str(caught.value)
+    assert listed.call_count == times
 
 
 def test_no_cloud_gives_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,6 +307,15 @@ def test_the_gpus_uuid(properties: Any, uuid: str, monkeypatch: pytest.MonkeyPat
     assert asked == [1]
 
 
+def test_each_worker_names_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The current device belongs to a thread: in another one it is the first GPU."""
+    current = threading.local()
+    current.device = 3
+    _has_gpu(monkeypatch, lambda device: SimpleNamespace(uuid=f"GPU-{device}"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: getattr(current, "device", 0))
+    assert gpu_uuid() == "GPU-3"
+
+
 def test_a_gpu_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that raises or does not answer delays a document by half a second at most."""
     _has_gpu(monkeypatch, Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure")))

@@ -52,6 +52,7 @@ class Webhook:
                 webhook.types.append(self.headers["Content-Type"])
                 webhook.goes_on.wait(30)
                 self.send_response(webhook.status)
+                self.send_header("Location", f"/{PATH}/elsewhere")
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
@@ -142,14 +143,15 @@ def test_a_webhook_that_does_not_answer(
     assert PATH not in caplog.text
 
 
+@pytest.mark.parametrize("status", [500, 302])
 @pytest.mark.parametrize(
     "url", ["{url}", "ftp://127.0.0.1/{secret}", "http://127.0.0.1:x/{secret}", "http://[::{secret}"]
 )
 def test_a_webhook_that_refuses(
-    webhook: Webhook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str, status: int
 ) -> None:
-    """An error is one warning, without the URL, which may hold a credential."""
-    webhook.status = 500
+    """An error, or a redirect that would lose the event, is one warning without the URL: it may hold a credential."""
+    webhook.status = status
     monkeypatch.setenv(WEBHOOK_VARIABLE, url.format(url=webhook.url, secret=PATH))
     with caplog.at_level(logging.WARNING):
         notify(SCOPE_SCENES["rank"]())

@@ -64,7 +64,7 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
     shown = format_exception(exception)
     assert shown.count("Traceback (most recent call last):") == sum(bool(link.exception.frames) for link in links)
     assert f"{kind}: {text}" in shown
-    assert "raised in another process" in shown
+    assert "The traceback above is in the text of the following exception:" in shown
     assert links[-1].exception.type == exception.type
 
 
@@ -89,13 +89,25 @@ def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
         "Traceback (most recent call last):\nValueError: without a frame",
         'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    f()',
         'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    f()\n... and so on',
+        # a program's output: what failed stands below a traceback that it survived
+        'failed:\nTraceback (most recent call last):\n  File "a.py", line 3\nImportError: wandb\nINFO on\nFatal: nan',
+        "3 tries failed:" + 3 * '\nTraceback (most recent call last):\n  File "a.py", line 3\nKeyError: c',
     ],
 )
-def test_a_text_without_a_whole_traceback(text: str) -> None:
+def test_a_text_without_one_traceback_at_its_end(text: str) -> None:
     """The exception stays as it is."""
     exception = ExceptionInfo("ValueError", text)
     assert original_of(exception) is exception
     assert with_remote(exception) is exception
+
+
+def test_the_traceback_of_its_own_cause() -> None:
+    """An exception with the traceback of its cause in its text is no exception of another process."""
+    text = "load failed:\nTraceback (most recent call last):\n  File \"a.py\", line 3, in f\n    f()\nKeyError: 'k'"
+    cause = ExceptionInfo("KeyError", "'k'", relation="context")
+    exception = ExceptionInfo("RuntimeError", text, causes=(cause,))
+    assert original_of(exception) is exception
+    assert [link.exception.type for link in chain(exception)] == ["KeyError", "RuntimeError"]
 
 
 def test_a_text_that_was_cut() -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+import urllib.error
 import urllib.request
 import uuid
 from functools import partial
@@ -87,6 +88,13 @@ def event_of(report: Report) -> dict[str, Any]:
     }
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect for a refusal: urllib would follow it without the event."""
+
+    def redirect_request(self, *_: Any) -> None:
+        """Follow nothing."""
+
+
 def _post(url: str, report: Report) -> None:
     """Send a report's event.
 
@@ -97,11 +105,13 @@ def _post(url: str, report: Report) -> None:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"{WEBHOOK_VARIABLE} must begin with http:// or https://")
     body = json.dumps(event_of(report)).encode()
-    request = urllib.request.Request(  # noqa: S310 - the scheme was checked
-        url, body, {"Content-Type": "application/cloudevents+json", "User-Agent": "firstfault"}, method="POST"
-    )
+    headers = {"Content-Type": "application/cloudevents+json", "User-Agent": "firstfault"}
     try:
-        with urllib.request.urlopen(request, timeout=_LONGEST_S) as answer:  # noqa: S310 - as above
+        request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - the scheme was checked
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=_LONGEST_S) as answer:
             answer.read(1)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise
     except (ValueError, http.client.HTTPException):
         raise OSError(f"the URL in {WEBHOOK_VARIABLE} is not valid") from None

@@ -94,8 +94,10 @@ def gpu_uuid() -> str:
     if torch is None or not torch.cuda.is_initialized():
         return ""
 
+    device = torch.cuda.current_device()  # of this thread: in a new one it is the first GPU
+
     def ask() -> str:
-        return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+        return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
     found = bounded(ask, _GPU_S, "asking for the GPU's UUID") or ""
     return found if found.startswith("GPU-") or not found else f"GPU-{found}"

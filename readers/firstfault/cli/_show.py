@@ -93,7 +93,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         return EXIT.NOTHING_FOUND
     if read.conclusion is None:
         return _nothing(read, as_json=as_json, quiet=html == _STDOUT)
-    with_attempts = bool(html) or as_markdown or verbose or (not as_json and on_terminal())
+    with_attempts = bool(html) or as_markdown or verbose or (not as_json and on_terminal()) or read.uri != uri
     report = _report(read, read.conclusion, strategy, with_attempts=with_attempts)
     if html:
         _write_page(report, html, quiet=bool(on_stdout))

@@ -23,6 +23,11 @@ _MAX_BLOCKS = 16
 _MAX_FRAMES = 200
 _NESTED = 4
 """How often a traceback may be in the text of an exception that was itself found in a text."""
+_WRAPPERS = re.compile(
+    r"^Caught [\w.]{1,100} in |^-- Process \d{1,9} terminated with the following error:|^CheckpointException ranks:",
+    re.MULTILINE,
+)
+"""Texts above a traceback that torch writes: all that follows the traceback belongs to the exception."""
 _OF_A_RANK = "(RANK "
 """torch's checkpoints list the tracebacks of several ranks one after the other."""
 _BEGIN = re.compile(
@@ -58,21 +63,33 @@ def what_failed(failure: WorkerError) -> str:
 def with_remote(exception: ExceptionInfo) -> ExceptionInfo:
     """Return an exception with that of the other process among its causes, related by `REMOTE`.
 
-    Its text is what stood above the traceback. An exception that tells of no other process is returned as it is.
+    Its text is what stood above the traceback. An exception that tells of no other process is returned as it is; so is
+    one with the traceback of its own cause in its text.
     """
     head, found = _parsed(exception.message, _NESTED)
-    if found:
+    if found and not any(_is_same(found[0], cause) for cause in exception.causes):
         return replace(exception, message=head, causes=(*found, *exception.causes))
     nearest = exception.causes[0] if exception.causes else None
     if nearest is not None and nearest.type.endswith(_OF_POOLS):
-        _, found = _parsed(nearest.message, _NESTED)
+        _, found = _parsed(nearest.message, _NESTED, whole=True)
         if found:
             return replace(exception, causes=(*found, *exception.causes[1:]))
     return exception
 
 
-def _parsed(text: str, depth: int) -> tuple[str, tuple[ExceptionInfo, ...]]:
-    """Return the text above a traceback, and the exceptions in it, nearest first; none if there is no traceback."""
+def _is_same(one: ExceptionInfo, other: ExceptionInfo) -> bool:
+    return (one.type.rpartition(".")[2], one.message) == (other.type.rpartition(".")[2], other.message)
+
+
+def _parsed(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[ExceptionInfo, ...]]:
+    """Return the text above a traceback, and the exceptions in it, nearest first; none if there is no traceback.
+
+    Args:
+        text: of an exception.
+        depth: how many tracebacks may be in each other.
+        whole: it is a traceback and nothing else. In the text of a program, what stands below a traceback may be
+            something else, so the exception counts only if it is the last line.
+    """
     begins = [match for _, match in zip(range(_MAX_BLOCKS), _BEGIN.finditer(text), strict=False)]
     found: list[ExceptionInfo] = []
     for index, match in enumerate(begins):
@@ -80,8 +97,8 @@ def _parsed(text: str, depth: int) -> tuple[str, tuple[ExceptionInfo, ...]]:
         between = text[match.end() : end].rstrip()
         follows = "cause" if between.endswith(_CAUSE) else "context" if between.endswith(_CONTEXT) else ""
         # without Python's sentence between them, the next traceback belongs to the text of this exception
-        whole = between if follows or _OF_A_RANK in match[0] else text[match.end() :]
-        block = _block(whole, len(match["indent"] or ""))
+        body = between if follows or _OF_A_RANK in match[0] else text[match.end() :]
+        block = _block(body, len(match["indent"] or ""))
         if block is None:
             return text, ()
         found.insert(0, replace(block, relation=follows or REMOTE))
@@ -90,8 +107,10 @@ def _parsed(text: str, depth: int) -> tuple[str, tuple[ExceptionInfo, ...]]:
     if not found:
         return text, ()
     head, deeper = _parsed(found[0].message, depth - 1) if depth else ("", ())
-    if deeper:
+    if deeper and (head.endswith(":") or _WRAPPERS.search(head)):  # else it only stands below
         found = [replace(found[0], message=head), *deeper, *found[1:]]
+    elif "\n" in found[0].message and not (whole or match["indent"] is None or _WRAPPERS.search(text[: match.start()])):
+        return text, ()
     return text[: begins[0].start()].strip(), tuple(found)
 
 

@@ -33,7 +33,7 @@ _OURS = re.compile(r"(?:flytekitplugins/firstfault|firstfault_torch)/")
 _PACKAGE = re.compile(r"(?:site-packages|dist-packages)/(?P<name>[^/]+)")
 _FRAMEWORKS = {"Python", "torch", "flytekit", "firstfault", "numpy"}
 _BETWEEN = {
-    REMOTE: "The exception above was raised in another process, and for it here the following one:",
+    REMOTE: "The traceback above is in the text of the following exception:",
     "cause": "The above exception was the direct cause of the following exception:",
     "context": "During handling of the above exception, another exception occurred:",
 }

@@ -198,10 +198,11 @@ async def _list_rest(
     store: ReadableStore, layout: Layout, listing: Listing, segments: Sequence[tuple[str, str | None]]
 ) -> None:
     """Add the names of segments, in their order."""
+    failed = False
 
     async def pages(start: str | None, end: str | None) -> list[Page]:
         found: list[Page] = []
-        while start is not None and listing.in_order:
+        while start is not None and listing.in_order and not failed:
             page = await store.page(after=start)
             listing.in_order &= page.in_order
             found.append(page)
@@ -215,6 +216,8 @@ async def _list_rest(
             for (_, end), task in zip(some, tasks, strict=True):
                 for page in await task:
                     _take(listing, page, layout, end)
-        finally:
-            # a request must not outlive the event loop
+        except BaseException:
+            failed = True
+            # a request must not outlive the event loop; the others end with the one that they have sent
             await asyncio.gather(*tasks, return_exceptions=True)
+            raise

@@ -26,8 +26,8 @@ _NODE_TAIL = 10
 _FEW = 3
 _RANKS = 10
 """Characters."""
-_POD = re.compile(r"(?:^|.*-)(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL)
-"""Kubeflow's names of pods: the job's, the kind of the replica, its number."""
+_POD = re.compile(r".*-\d{1,3}-(?P<pod>(?:master|worker|chief|ps|launcher)-\d{1,7})", re.DOTALL)
+"""Names of Flyte's pods for Kubeflow: execution, node, attempt, the kind of the replica, its number."""
 _MEANINGS = {
     "cuda_oom": "GPU OOM",
     "gpu_hardware": "GPU fault",

@@ -225,9 +225,9 @@ class FsspecStore:
             return StoreError(f"{where}: {_line(error)}; check the bucket's name")
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
             return ObjectNotFoundError(f"{where}: there is no such object")
-        if name in _NO_CREDENTIALS:
+        if name in _NO_CREDENTIALS and getattr(error, "response", None) is None:
             return AccessDeniedError(f"{where}: {no_credentials(self._protocol)}")
-        if isinstance(error, PermissionError):
+        if isinstance(error, PermissionError) or name in _NO_CREDENTIALS:
             return AccessDeniedError(
                 f"{where}: refused ({_line(error)}); check the credentials and the {verb} permission"
             )

@@ -228,7 +228,7 @@ class ObstoreStore:
         if isinstance(error, StoreError):
             return error
         where, text = f"cannot {verb} {self._named(path)}", str(error)
-        if isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text or _ASKED_THE_CLOUD in text:
+        if isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text or _has_no_cloud(text):
             return AccessDeniedError(f"{where}: {no_credentials(protocol_of(self._uri))}")
         if not type(error).__module__.startswith("obstore") and not isinstance(error, OSError | ValueError):
             return error
@@ -252,6 +252,11 @@ class ObstoreStore:
 
     def _named(self, path: str) -> str:
         return join(self._uri, path) if path else self._uri
+
+
+def _has_no_cloud(text: str) -> bool:
+    """Whether nothing is there that gives credentials; a server that answers or is slow may give them later."""
+    return _ASKED_THE_CLOUD in text and not _first(_STATUS, text) and "timed out" not in text.lower()
 
 
 def _objects(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo]:
