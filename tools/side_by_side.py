@@ -83,12 +83,11 @@ page from real runs; paths are shortened."""
 
 def torchrun(folder: Path) -> str:
     """Return what two nodes of torchrun print, the second one's output after the first one's."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    from flytekitplugins.firstfault.local.operator import free_port  # noqa: PLC0415 - as in `run_task`
+
     command = [
         *(str(BIN / "torchrun"), "--nnodes", str(_NODES), "--nproc-per-node", "2", "--rdzv-backend", "c10d"),
-        *("--rdzv-endpoint", f"127.0.0.1:{port}", "train.py"),
+        *("--rdzv-endpoint", f"127.0.0.1:{free_port()}", "train.py"),
     ]
     nodes = [
         subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

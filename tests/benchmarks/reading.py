@@ -245,8 +245,11 @@ def memory(s3: S3, count: int) -> list[dict[str, Any]]:
     environment = {**os.environ, **s3.environment()}
     with _environment(s3.environment()):
         put_all(uri, Cascade(count))
-    for strategy in ("earliest", "evidence"):
-        command = [sys.executable, "-c", _JUDGE, uri, strategy]
+    for strategy in ("earliest", "evidence", COPIED):
+        if strategy == COPIED:
+            with _environment(s3.environment()):
+                _leave_copies(uri)
+        command = [sys.executable, "-c", _JUDGE, uri, strategy.partition(",")[0]]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         seconds, peak, *ranks = done.stdout.split()
         assert ranks == [str(Cascade(count).culprit)]

@@ -65,7 +65,7 @@ _STEP_FOR_NODE_S = 0.01
 _PUBLISHING_S = 11.0
 """How long publishing may take: the verdict, what a person sees, and copies."""
 _HURRIED_S = 1.5
-"""Longest wait for the other nodes' reports once this process was told to go."""
+"""Longest wait for the other nodes' reports after this process received SIGTERM."""
 _LEAVING_S = 5.0
 """The same for the verdict."""
 _FOREVER = dt.timedelta(days=30)
