@@ -22,7 +22,9 @@ def _note(what: str) -> None:
     number, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
     file = Path(os.environ["BENCH_FOLDER"]) / f"{number}-{rank}-{what}"
     if not file.exists():
-        file.write_text(str(time.time_ns()))
+        part = file.with_suffix(".part")
+        part.write_text(str(time.time_ns()))
+        part.replace(file)  # a worker that is killed meanwhile leaves nothing
 
 
 def steps() -> float:
