@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
+import textwrap
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from firstfault.exceptions.tracebacks import is_library
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault_torch.guard import caught
 
@@ -20,6 +23,10 @@ __all__ = ["bare", "before_exit", "capture", "qualified_name", "safe_text"]
 _MAX_TEXT = 64 * 1024
 """Characters of a message that are kept in memory."""
 _MAX_FRAMES = 200
+_WITH_CONTEXT = 8
+"""Frames of the program's own that are kept with the lines around theirs, the innermost of an exception."""
+_AROUND = 2
+"""Lines before and after."""
 _MAX_CAUSES = 10
 _MAX_MEMBERS = 10
 _MAX_DEPTH = 3
@@ -106,20 +113,48 @@ def _bases(kind: type) -> tuple[str, ...]:
 
 def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
     """Return the frames, outermost first, without our own at the top, and how many in the middle were left out."""
-    entries: list[tuple[str, int, str]] = []
+    entries: list[TracebackType] = []
     while isinstance(trace, TracebackType):
-        code = trace.tb_frame.f_code
-        if entries or not any(folder in code.co_filename for folder in _OWN_FOLDERS):
-            entries.append((code.co_filename, trace.tb_lineno or 0, code.co_name))
+        if entries or not any(folder in trace.tb_frame.f_code.co_filename for folder in _OWN_FOLDERS):
+            entries.append(trace)
         trace = trace.tb_next
     omitted = max(len(entries) - _MAX_FRAMES, 0)
     if omitted:
         entries = entries[: _MAX_FRAMES // 2] + entries[-_MAX_FRAMES // 2 :]
-    return tuple(FrameInfo(file, line, name, _source(file, line)) for file, line, name in entries), omitted
+    own = [entry for entry in entries if not is_library(entry.tb_frame.f_code.co_filename)]
+    with_context = set(map(id, own[-_WITH_CONTEXT:]))
+    return tuple(_frame(entry, with_context=id(entry) in with_context) for entry in entries), omitted
 
 
-def _source(file: str, line: int) -> str:
-    return caught(lambda: linecache.getline(file, line).strip())[0] or ""  # loaders are third-party code
+def _frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
+    code, line = entry.tb_frame.f_code, entry.tb_lineno or 0
+    file = code.co_filename
+    lines = caught(lambda: linecache.getlines(file))[0] or []  # loaders are third-party code
+    source = lines[line - 1].rstrip() if 0 < line <= len(lines) else ""
+    bare = FrameInfo(file, line, code.co_name, source.strip())
+    if not source or not with_context:
+        return bare
+    first = max(line - 1 - _AROUND, 0)
+    around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first : line + _AROUND])).split("\n")
+    marked = caught(lambda: _marked(entry, source))[0] or (0, 0)
+    return replace(bare, context=tuple(around), context_line=first + 1, marked=marked)
+
+
+def _marked(entry: TracebackType, source: str) -> tuple[int, int]:
+    """Return the characters of the stripped line that Python (3.11 or later) marks; (0, 0) if it is the whole line."""
+    positions = getattr(entry.tb_frame.f_code, "co_positions", None)
+    if positions is None or entry.tb_lasti < 0:
+        return (0, 0)
+    first, last, start, end = next(itertools.islice(positions(), entry.tb_lasti // 2, None), (None,) * 4)
+    if first != entry.tb_lineno or start is None or end is None:
+        return (0, 0)
+    data = source.encode()
+    # of an expression on several lines the first one is marked to its end
+    till = len(source) if last != first else len(data[:end].decode(errors="replace"))
+    indent = len(source) - len(source.lstrip())
+    since, till = len(data[:start].decode(errors="replace")) - indent, till - indent
+    whole = since <= 0 and till >= len(source) - indent
+    return (0, 0) if whole or not 0 <= since < till else (since, till)
 
 
 def _notes(error: BaseException) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from firstfault.model import (
     FrameInfo,
     Kind,
     NodePresence,
+    NodeSetup,
     Origin,
     Phase,
     Place,
@@ -54,7 +55,16 @@ _TEXT = st.text(st.sampled_from(string.ascii_letters + " .,'()[]\n\t\u00e9\u2192
 _SMALL = st.integers(0, 2**32 - 1)
 _BIG = st.integers(0, 2**64 - 1)
 _MAYBE_TIME = st.none() | st.integers(1, 253_402_300_799 * _NANO).filter(lambda stamp: stamp < 2**64)
-_FRAMES = st.builds(FrameInfo, file=_TEXT, line=_SMALL, function=_TEXT, code=_TEXT)
+_FRAMES = st.builds(
+    FrameInfo,
+    file=_TEXT,
+    line=_SMALL,
+    function=_TEXT,
+    code=_TEXT,
+    context=st.lists(_TEXT, max_size=5).map(tuple),
+    context_line=_SMALL,
+    marked=st.tuples(_SMALL, _SMALL),
+)
 
 
 def _texts(most: int) -> st.SearchStrategy[tuple[str, ...]]:
@@ -160,6 +170,7 @@ _PRESENCES = st.builds(
     timestamp_ns=st.none() | st.integers(1, 2**64 - 1),
     first_failure=st.none() | st.builds(CausedBy, st.none() | _SMALL, _TEXT, _TEXT),
     first_failure_reason=_TEXT,
+    setup=st.builds(NodeSetup, _TEXT, _TEXT, _TEXT, _SMALL, _TEXT, _TEXT),
 )
 
 
@@ -251,14 +262,22 @@ _FULL_PLACE = Place(
 )
 _FULL_RECEIPT = Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=5, withdrawn=True)
 _FULL_CAUSE = CausedBy(5, "worker-0", "e1.pb")
+_FULL_SETUP = NodeSetup("train.fit", "trainer:1", "NVIDIA H100 80GB HBM3", 8, "https://a.com/blob/3f2c", "/root")
 _FULL_PRESENCE = NodePresence(
-    Phase.FAILED, _FULL_PLACE, (5, 6), (_FULL_RECEIPT,), 9, _FULL_CAUSE, "rank 5 on worker-0 failed: SIGKILL"
+    Phase.FAILED,
+    _FULL_PLACE,
+    (5, 6),
+    (_FULL_RECEIPT,),
+    9,
+    _FULL_CAUSE,
+    "rank 5 on worker-0 failed: SIGKILL",
+    _FULL_SETUP,
 )
 
 
 def _full_error() -> WorkerError:
     inner = ExceptionInfo("OSError", "disk", relation="cause")
-    frame = FrameInfo("train.py", 7, "train", "step()")
+    frame = FrameInfo("train.py", 7, "train", "step()", ("for batch in data:", "    step()"), 6, (0, 4))
     outer = ExceptionInfo("ValueError", "boom", ("Exception",), (frame,), ("note",), (inner,), "context", 3, (inner,))
     return make_error(
         place=_FULL_PLACE,

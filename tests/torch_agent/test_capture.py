@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import sys
 import threading
 import time
@@ -389,6 +390,80 @@ def test_frames() -> None:
     assert {frame.file for frame in frames} == {__file__}
     assert frames[-1].code == 'raise ValueError("bottom")'
     assert frames[-1].line > 0
+
+
+_SCRIPT = """\
+def divide(row):
+    batch = [1, 2, 3]
+    if batch:
+        # the third column
+        return sum(batch) / row["größe"] + len(batch)
+    return 0
+
+
+def several(rows):
+    return (
+        rows[0]
+        + rows[0]["nothing"]
+    )
+
+
+def whole(row):
+    raise ValueError("bad")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> dict[str, Any]:
+    """Return the functions of a script outside of any library."""
+    file = tmp_path / "train.py"
+    file.write_text(_SCRIPT, encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(compile(_SCRIPT, str(file), "exec"), names)  # noqa: S102 - our own
+    return names
+
+
+def test_lines_around(script: dict[str, Any]) -> None:
+    """A frame of the program has two lines before its own and two after, without the indentation that they share."""
+    frame = capture(_raised(lambda: script["divide"]({"größe": 0}))).frames[-1]
+    assert frame.code == 'return sum(batch) / row["größe"] + len(batch)'
+    assert frame.context == (
+        "if batch:",
+        "    # the third column",
+        '    return sum(batch) / row["größe"] + len(batch)',
+        "return 0",
+        "",
+    )
+    assert frame.context_line == 3
+    assert frame.context[frame.line - frame.context_line].strip() == frame.code
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 knows no columns")
+@pytest.mark.parametrize(
+    ("function", "row", "marked"),
+    [
+        ("divide", {"größe": 0}, 'sum(batch) / row["größe"]'),
+        ("divide", {}, 'row["größe"]'),
+        ("several", [{}], 'rows[0]["nothing"]'),
+        ("whole", {}, ""),
+    ],
+)
+def test_the_marked_part(script: dict[str, Any], function: str, row: object, marked: str) -> None:
+    """The characters that Python marks with carets are known; none where it marks the whole line."""
+    frame = capture(_raised(lambda: script[function](row))).frames[-1]
+    assert frame.code[slice(*frame.marked)] == marked
+
+
+def test_frames_of_libraries_have_no_lines_around() -> None:
+    """A library's frames have their line alone, and of many frames of the program the innermost have more."""
+
+    def deep(number: int) -> None:
+        json.loads("{") if number == 0 else deep(number - 1)
+
+    frames = capture(_raised(lambda: deep(20))).frames
+    own = [frame for frame in frames if frame.function == "deep"]
+    assert [bool(frame.context) for frame in own] == [False] * 13 + [True] * 8
+    assert [bool(frame.context) for frame in frames if "json/" in frame.file] == [False] * 3
 
 
 def test_an_exception_that_was_never_raised() -> None:

@@ -25,6 +25,7 @@ from firstfault_torch.node.document_writer import (
     spool_of,
 )
 from firstfault_torch.node.lost_agent import lost_agent
+from firstfault_torch.node.node_setup import setup_of_node
 from firstfault_torch.node.stack_dumps import fatal_stack
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ class Reporter:
         """Write a roster entry in the background; that of a failed node holds the receipts of its documents."""
         receipts = tuple(self.report.receipts) if phase is Phase.FAILED else ()
         presence = NodePresence(phase, self._place_of(None), ranks, receipts, time.time_ns())
+        if phase is Phase.FAILED:
+            presence = replace(presence, setup=setup_of_node(self.recording.identity))
         if first is not None:
             presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
         path, data = as_entry(presence)

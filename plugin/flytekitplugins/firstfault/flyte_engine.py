@@ -90,6 +90,8 @@ class FlyteEngine:
             attempt=attempt_number(),
             node=node_name(),
             namespace=namespace(),
+            task=os.environ.get("FLYTE_INTERNAL_TASK_NAME", ""),
+            image=os.environ.get("FLYTE_INTERNAL_IMAGE", ""),
             handover_uri=self._raw_prefix,
             previous_handover_uri=self._previous_raw_prefix,
             worker_environment={STRATEGY_VARIABLE: self._strategy},

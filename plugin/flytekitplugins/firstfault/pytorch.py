@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from flytekit.extend import IgnoreOutputs
 
-from firstfault.model import NodePresence, Phase
+from firstfault.model import NodePresence, NodeSetup, Phase
 from firstfault.wire.documents import encode
 from firstfault_torch.context import worker_place
 from firstfault_torch.guard import bounded, guarded, logger
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
+from firstfault_torch.node.node_setup import setup_of_node
 from firstfault_torch.run import recording_of
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.previous import leave_verdict
@@ -95,6 +96,7 @@ def _announce(
         ranks=(place.rank,) if place.rank is not None else (),
         receipts=receipts,
         timestamp_ns=time.time_ns(),
+        setup=setup_of_node(recording.identity) if phase is Phase.FAILED else NodeSetup(),
     )
     deadline = recording.upload_deadline_seconds if wait else 0
     ended = threading.Event()

@@ -166,16 +166,24 @@ class ExceptionRecord(_message.Message):
     def __init__(self, type: _Optional[str] = ..., bases: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., causes: _Optional[_Iterable[_Union[ExceptionRecord, _Mapping]]] = ..., relation: _Optional[str] = ..., frames_omitted: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ExceptionRecord, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("file", "line", "function", "code")
+    __slots__ = ("file", "line", "function", "code", "context", "context_line", "marked_from", "marked_to")
     FILE_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     FUNCTION_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LINE_FIELD_NUMBER: _ClassVar[int]
+    MARKED_FROM_FIELD_NUMBER: _ClassVar[int]
+    MARKED_TO_FIELD_NUMBER: _ClassVar[int]
     file: str
     line: int
     function: str
     code: str
-    def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ..., code: _Optional[str] = ...) -> None: ...
+    context: _containers.RepeatedScalarFieldContainer[str]
+    context_line: int
+    marked_from: int
+    marked_to: int
+    def __init__(self, file: _Optional[str] = ..., line: _Optional[int] = ..., function: _Optional[str] = ..., code: _Optional[str] = ..., context: _Optional[_Iterable[str]] = ..., context_line: _Optional[int] = ..., marked_from: _Optional[int] = ..., marked_to: _Optional[int] = ...) -> None: ...
 
 class SentSignal(_message.Message):
     __slots__ = ("signal", "reason")
@@ -262,7 +270,7 @@ class ResourceEvidence(_message.Message):
     def __init__(self, oom_kill: _Optional[int] = ..., memory_peak_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., watermark_wall_ns: _Optional[int] = ...) -> None: ...
 
 class RosterEntry(_message.Message):
-    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts", "first_failure", "first_failure_reason")
+    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts", "first_failure", "first_failure_reason", "setup")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -271,6 +279,7 @@ class RosterEntry(_message.Message):
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     FIRST_FAILURE_FIELD_NUMBER: _ClassVar[int]
     FIRST_FAILURE_REASON_FIELD_NUMBER: _ClassVar[int]
+    SETUP_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     phase: Phase
     place: Place
@@ -279,7 +288,24 @@ class RosterEntry(_message.Message):
     receipts: _containers.RepeatedCompositeFieldContainer[DocumentReceipt]
     first_failure: CausedBy
     first_failure_reason: str
-    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ...) -> None: ...
+    setup: NodeSetup
+    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ..., setup: _Optional[_Union[NodeSetup, _Mapping]] = ...) -> None: ...
+
+class NodeSetup(_message.Message):
+    __slots__ = ("task", "image", "gpu_model", "gpus", "source_url", "source_root")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    GPU_MODEL_FIELD_NUMBER: _ClassVar[int]
+    GPUS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_URL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_ROOT_FIELD_NUMBER: _ClassVar[int]
+    task: str
+    image: str
+    gpu_model: str
+    gpus: int
+    source_url: str
+    source_root: str
+    def __init__(self, task: _Optional[str] = ..., image: _Optional[str] = ..., gpu_model: _Optional[str] = ..., gpus: _Optional[int] = ..., source_url: _Optional[str] = ..., source_root: _Optional[str] = ...) -> None: ...
 
 class RosterWorker(_message.Message):
     __slots__ = ("global_rank", "local_rank", "pid")

@@ -70,6 +70,12 @@ class FrameInfo:
     function: str
     code: str = ""
     """The source line, stripped; empty if it could not be read."""
+    context: tuple[str, ...] = ()
+    """Lines around it and the line itself, without the indentation that all share; empty for frames of libraries."""
+    context_line: int = 0
+    """The number of the first of them."""
+    marked: tuple[int, int] = (0, 0)
+    """The characters of `code` that Python marks with carets, the end not included; (0, 0): none."""
 
 
 @dataclass(frozen=True, slots=True)

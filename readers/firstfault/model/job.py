@@ -34,6 +34,23 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeSetup:
+    """What a node ran, and on what. Empty fields are not known."""
+
+    task: str = ""
+    """The task's full name."""
+    image: str = ""
+    """The container image."""
+    gpu_model: str = ""
+    gpus: int = 0
+    """GPUs that the node sees."""
+    source_url: str = ""
+    """Where the source code can be read: "https://github.com/org/repo/blob/<commit>"."""
+    source_root: str = ""
+    """The folder that this address stands for."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodePresence:
     """A roster entry: one node in one round."""
 
@@ -46,6 +63,8 @@ class NodePresence:
     """In an entry of phase failed: the failure that ended the round, as far as the agent knows."""
     first_failure_reason: str = ""
     """The same as text: "rank 3 on worker-1 failed: ValueError"."""
+    setup: NodeSetup = NodeSetup()
+    """In an entry of phase failed."""
 
 
 @dataclass(frozen=True, slots=True)

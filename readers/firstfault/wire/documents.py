@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from flyteidl.core import errors_pb2, execution_pb2
 from google.protobuf.message import DecodeError
@@ -15,10 +13,9 @@ from firstfault.model import (
     Collective,
     CollectiveProgress,
     DocumentRef,
-    ExceptionInfo,
-    FrameInfo,
     Kind,
     NodePresence,
+    NodeSetup,
     Origin,
     Phase,
     Place,
@@ -28,11 +25,21 @@ from firstfault.model import (
     SentSignal,
     StackDump,
     Subject,
-    ThreadFailure,
     WorkerError,
     Writer,
 )
 from firstfault.text import clean
+from firstfault.wire.exceptions import (
+    MAX_LINE,
+    MAX_NAMES,
+    Budget,
+    exception_from_pb,
+    exception_to_pb,
+    interned,
+    long_to_pb,
+    thread_to_pb,
+    threads_from_pb,
+)
 from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
@@ -57,31 +64,16 @@ MAX_DOCUMENT_BYTES = 2 * 1024 * 1024
 """Largest document that a reader accepts; Flyte's own limit."""
 _MAX_MESSAGE = 64 * 1024
 """Characters of ContainerError.message; flyteadmin keeps 100 KB."""
-_MAX_TEXT = 16 * 1024
 _MAX_LOG_TAIL = 32 * 1024
 _MAX_DUMP = 64 * 1024
 _MAX_DUMPS = 64
 _MAX_ALL_DUMPS = 1024 * 1024
 """Characters of all stack dumps together. Each gets an equal share, so that a hang's document has every process."""
 _MAX_THREADS = 10
-_MAX_LINE = 500
-_MAX_NAMES = 50
 _MAX_ENTRIES = 10
 """Collectives of one process group."""
 _MAX_MEMBERS = 16_384
 """Ranks of one process group."""
-_MAX_CAUSES = 10
-_MAX_FRAMES = 100
-_MAX_DEPTH = 4
-"""Nested exceptions; protobuf's parsers refuse more than 100 nested messages."""
-_MAX_READ_EXCEPTIONS = 2000
-"""Exceptions that a reader takes from one document: causes, members and those of threads together."""
-_MAX_READ_DEPTH = 6
-"""Exceptions within exceptions that a reader takes: the time for a report can double with each level."""
-_MAX_READ_FRAMES = 1000
-"""Frames of one exception that a reader takes."""
-_MAX_READ_THREADS = 100
-"""Failed threads that a reader takes from one document."""
 _EXPENDABLE = (
     "exception.members",
     "exception.notes",
@@ -94,7 +86,6 @@ _EXPENDABLE = (
 """Parts of a failure to leave out of a document that is too large, in this order."""
 _NANO = 1_000_000_000
 _MAX_COUNT = 2**32 - 1
-_MAX_LONG = 2**64 - 1
 _MAX_SECONDS = 253_402_300_799
 """The last second of the year 9999, the end of google.protobuf.Timestamp."""
 
@@ -121,25 +112,25 @@ def encode(error: WorkerError) -> bytes:
         place=_place_to_pb(error.place),
         wall_time_ns=error.timestamp_ns or 0,
         monotonic_ns=error.monotonic_ns or 0,
-        boot_id=clean(error.boot_id, _MAX_LINE),
+        boot_id=clean(error.boot_id, MAX_LINE),
         upload_delay_ns=error.upload_delay_ns or 0,
         exit_code=error.exit_code,
-        signal=clean(error.signal, _MAX_LINE),
+        signal=clean(error.signal, MAX_LINE),
         sent_signals=[
-            pb.SentSignal(signal=clean(sent.signal, _MAX_LINE), reason=clean(sent.reason, _MAX_LINE))
-            for sent in error.sent_signals[:_MAX_NAMES]
+            pb.SentSignal(signal=clean(sent.signal, MAX_LINE), reason=clean(sent.reason, MAX_LINE))
+            for sent in error.sent_signals[:MAX_NAMES]
         ],
         in_flight=error.in_flight,
-        category=clean(error.category, _MAX_LINE),
-        fingerprint=clean(error.fingerprint, _MAX_LINE),
+        category=clean(error.category, MAX_LINE),
+        fingerprint=clean(error.fingerprint, MAX_LINE),
         log_tail=clean(error.log_tail, _MAX_LOG_TAIL),
         stack_dumps=_dumps_to_pb(error.stack_dumps[:_MAX_DUMPS]),
-        versions={clean(name, _MAX_LINE): clean(text, _MAX_LINE) for name, text in error.versions[:_MAX_NAMES]},
-        thread_failures=[_thread_to_pb(thread) for thread in error.thread_failures[:_MAX_THREADS]],
-        collectives=[_collective_to_pb(progress) for progress in error.collectives[:_MAX_NAMES]],
+        versions={clean(name, MAX_LINE): clean(text, MAX_LINE) for name, text in error.versions[:MAX_NAMES]},
+        thread_failures=[thread_to_pb(thread) for thread in error.thread_failures[:_MAX_THREADS]],
+        collectives=[_collective_to_pb(progress) for progress in error.collectives[:MAX_NAMES]],
     )
     if error.exception is not None:
-        failure.exception.CopyFrom(_exception_to_pb(error.exception))
+        failure.exception.CopyFrom(exception_to_pb(error.exception))
     if error.resources != Resources():
         failure.resources.CopyFrom(_resources_to_pb(error.resources))
     if error.caused_by is not None:
@@ -191,7 +182,7 @@ def _leave_out(failure: pb.WorkerFailure, part: str) -> None:
 def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> WorkerError:
     error, failure = document.error, document.failure
     ours = document.HasField("failure")
-    budget = _Budget()
+    budget = Budget()
     timestamp_ns = failure.wall_time_ns or _timestamp_from_pb(error)
     return WorkerError(
         code=error.code,
@@ -203,35 +194,25 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         place=_place_from_pb(failure.place) if ours else Place(node=error.worker),
         writer=_WRITERS_BACK.get(failure.writer, Writer.STOCK) if ours else Writer.STOCK,
         subject=_SUBJECTS_BACK.get(failure.subject, Subject.WORKER),
-        exception=_exception_from_pb(failure.exception, budget) if failure.HasField("exception") else None,
+        exception=exception_from_pb(failure.exception, budget) if failure.HasField("exception") else None,
         exit_code=failure.exit_code if failure.HasField("exit_code") else None,
         signal=failure.signal,
-        sent_signals=_interned(tuple(SentSignal(sent.signal, sent.reason) for sent in failure.sent_signals)),
+        sent_signals=interned(tuple(SentSignal(sent.signal, sent.reason) for sent in failure.sent_signals)),
         category=failure.category,
         fingerprint=failure.fingerprint,
         log_tail=failure.log_tail,
-        resources=_interned(_resources_from_pb(failure.resources)),
+        resources=interned(_resources_from_pb(failure.resources)),
         monotonic_ns=failure.monotonic_ns or None,
         boot_id=failure.boot_id,
         upload_delay_ns=failure.upload_delay_ns or None,
-        versions=_interned(tuple(sorted(failure.versions.items()))),
+        versions=interned(tuple(sorted(failure.versions.items()))),
         documents=(ref,),
         in_flight=failure.in_flight,
         stack_dumps=tuple(_dump_from_pb(dump) for dump in failure.stack_dumps[:_MAX_DUMPS]),
-        thread_failures=_threads_from_pb(failure.thread_failures, budget),
-        collectives=_interned(tuple(map(_collective_from_pb, failure.collectives[:_MAX_NAMES]))),
+        thread_failures=threads_from_pb(failure.thread_failures, budget),
+        collectives=interned(tuple(map(_collective_from_pb, failure.collectives[:MAX_NAMES]))),
         caused_by=_caused_by_from_pb(failure.caused_by) if failure.HasField("caused_by") else None,
     )
-
-
-def _interned(value: T) -> T:
-    """Return one object for all equal values, which saves memory: thousands of victims have the same stacks."""
-    return cast("T", _kept(value))
-
-
-@lru_cache(maxsize=4096)
-def _kept(value: object) -> object:
-    return value
 
 
 # --- sealed verdicts ------------------------------------------------------------------------------------------------
@@ -295,13 +276,14 @@ def encode_presence(presence: NodePresence) -> bytes:
                 key=receipt.name,
                 durable=receipt.durable,
                 fault_to_durable_ns=receipt.fault_to_durable_ns or 0,
-                error=clean(receipt.error, _MAX_LINE),
+                error=clean(receipt.error, MAX_LINE),
                 global_rank=receipt.rank,
                 withdrawn=receipt.withdrawn,
             )
             for receipt in presence.receipts
         ],
-        first_failure_reason=clean(presence.first_failure_reason, _MAX_LINE),
+        first_failure_reason=clean(presence.first_failure_reason, MAX_LINE),
+        setup=_setup_to_pb(presence.setup) if presence.setup != NodeSetup() else None,
     )
     if presence.first_failure is not None:
         entry.first_failure.CopyFrom(_caused_by_to_pb(presence.first_failure))
@@ -339,6 +321,24 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
         timestamp_ns=entry.wall_time_ns or None,
         first_failure=_caused_by_from_pb(entry.first_failure) if entry.HasField("first_failure") else None,
         first_failure_reason=entry.first_failure_reason,
+        setup=_setup_from_pb(entry.setup),
+    )
+
+
+def _setup_to_pb(setup: NodeSetup) -> pb.NodeSetup:
+    return pb.NodeSetup(
+        task=clean(setup.task, MAX_LINE),
+        image=clean(setup.image, MAX_LINE),
+        gpu_model=clean(setup.gpu_model, MAX_LINE),
+        gpus=_count_to_pb(setup.gpus),
+        source_url=clean(setup.source_url, MAX_LINE),
+        source_root=clean(setup.source_root, MAX_LINE),
+    )
+
+
+def _setup_from_pb(setup: pb.NodeSetup) -> NodeSetup:
+    return interned(
+        NodeSetup(setup.task, setup.image, setup.gpu_model, setup.gpus, setup.source_url, setup.source_root)
     )
 
 
@@ -353,11 +353,11 @@ def _container_error(  # noqa: PLR0913, PLR0917 - the message has six fields
     code: str, message: str, kind: Kind, origin: Origin, timestamp_ns: int | None, worker: str
 ) -> errors_pb2.ContainerError:
     error = errors_pb2.ContainerError(
-        code=clean(code, _MAX_LINE),
+        code=clean(code, MAX_LINE),
         message=clean(message, _MAX_MESSAGE),
         kind=errors_pb2.ContainerError.Kind.Value(kind.value),
         origin=execution_pb2.ExecutionError.ErrorKind.Value(origin.value),
-        worker=clean(worker, _MAX_LINE),
+        worker=clean(worker, MAX_LINE),
     )
     if timestamp_ns is not None:
         error.timestamp.seconds, error.timestamp.nanos = divmod(timestamp_ns, _NANO)
@@ -393,24 +393,20 @@ def _place_to_pb(place: Place) -> pb.Place:
         group_rank=_rank_to_pb(place.group_rank),
         world_size=_count_to_pb(place.world_size),
         group_world_size=_count_to_pb(place.group_world_size),
-        role=clean(place.role, _MAX_LINE),
-        node=clean(place.node, _MAX_LINE),
-        host=clean(place.host, _MAX_LINE),
-        ip=clean(place.ip, _MAX_LINE),
-        namespace=clean(place.namespace, _MAX_LINE),
-        engine=clean(place.engine, _MAX_LINE),
-        machine=clean(place.machine, _MAX_LINE),
-        gpu=clean(place.gpu, _MAX_LINE),
+        role=clean(place.role, MAX_LINE),
+        node=clean(place.node, MAX_LINE),
+        host=clean(place.host, MAX_LINE),
+        ip=clean(place.ip, MAX_LINE),
+        namespace=clean(place.namespace, MAX_LINE),
+        engine=clean(place.engine, MAX_LINE),
+        machine=clean(place.machine, MAX_LINE),
+        gpu=clean(place.gpu, MAX_LINE),
         pid=_count_to_pb(place.pid),
     )
 
 
 def _count_to_pb(number: int) -> int:
     return min(max(number, 0), _MAX_COUNT)
-
-
-def _long_to_pb(number: int | None) -> int | None:
-    return None if number is None else min(max(number, 0), _MAX_LONG)
 
 
 def _rank_to_pb(rank: int | None) -> int | None:
@@ -452,7 +448,7 @@ _RESOURCES = {
 
 
 def _resources_to_pb(resources: Resources) -> pb.ResourceEvidence:
-    return pb.ResourceEvidence(**{wire: _long_to_pb(getattr(resources, ours)) for ours, wire in _RESOURCES.items()})
+    return pb.ResourceEvidence(**{wire: long_to_pb(getattr(resources, ours)) for ours, wire in _RESOURCES.items()})
 
 
 def _resources_from_pb(resources: pb.ResourceEvidence) -> Resources:
@@ -472,33 +468,12 @@ def _dump_from_pb(dump: pb.StackDump) -> StackDump:
     return StackDump(dump.pid, dump.global_rank if dump.HasField("global_rank") else None, dump.text)
 
 
-def _thread_to_pb(thread: ThreadFailure) -> pb.ThreadFailure:
-    return pb.ThreadFailure(
-        thread=clean(thread.thread, _MAX_LINE),
-        wall_time_ns=_long_to_pb(thread.timestamp_ns),
-        exception=_exception_to_pb(thread.exception),
-    )
-
-
-def _threads_from_pb(threads: Sequence[pb.ThreadFailure], budget: _Budget) -> tuple[ThreadFailure, ...]:
-    taken: list[ThreadFailure] = []
-    for thread in threads:
-        if len(taken) == _MAX_READ_THREADS or (taken and budget.left <= 0):
-            last = taken[-1]
-            notes = (*last.exception.notes, _left_out(len(threads) - len(taken), "failed threads"))
-            taken[-1] = replace(last, exception=replace(last.exception, notes=notes))
-            break
-        exception = _exception_from_pb(thread.exception, budget)
-        taken.append(ThreadFailure(thread.thread, thread.wall_time_ns or None, exception))
-    return tuple(taken)
-
-
 def _collective_to_pb(progress: CollectiveProgress) -> pb.CollectiveProgress:
     return pb.CollectiveProgress(
-        group=clean(progress.group, _MAX_LINE),
-        last_operation=clean(progress.last_operation, _MAX_LINE),
-        enqueued=_long_to_pb(progress.enqueued),
-        completed=_long_to_pb(progress.completed),
+        group=clean(progress.group, MAX_LINE),
+        last_operation=clean(progress.last_operation, MAX_LINE),
+        enqueued=long_to_pb(progress.enqueued),
+        completed=long_to_pb(progress.completed),
         last=[_entry_to_pb(entry) for entry in progress.last[-_MAX_ENTRIES:]],
         members=[_count_to_pb(rank) for rank in progress.members[:_MAX_MEMBERS]],
     )
@@ -506,11 +481,11 @@ def _collective_to_pb(progress: CollectiveProgress) -> pb.CollectiveProgress:
 
 def _entry_to_pb(entry: Collective) -> pb.Collective:
     return pb.Collective(
-        sequence=_long_to_pb(entry.sequence),
-        operation=clean(entry.operation, _MAX_LINE),
-        sizes=clean(entry.sizes, _MAX_LINE),
-        dtypes=clean(entry.dtypes, _MAX_LINE),
-        state=clean(entry.state, _MAX_LINE),
+        sequence=long_to_pb(entry.sequence),
+        operation=clean(entry.operation, MAX_LINE),
+        sizes=clean(entry.sizes, MAX_LINE),
+        dtypes=clean(entry.dtypes, MAX_LINE),
+        state=clean(entry.state, MAX_LINE),
         is_p2p=entry.is_p2p,
     )
 
@@ -532,88 +507,10 @@ def _collective_from_pb(progress: pb.CollectiveProgress) -> CollectiveProgress:
 def _caused_by_to_pb(cause: CausedBy) -> pb.CausedBy:
     return pb.CausedBy(
         global_rank=_rank_to_pb(cause.rank),
-        node=clean(cause.node, _MAX_LINE),
-        document=clean(cause.document, _MAX_LINE),
+        node=clean(cause.node, MAX_LINE),
+        document=clean(cause.document, MAX_LINE),
     )
 
 
 def _caused_by_from_pb(cause: pb.CausedBy) -> CausedBy:
     return CausedBy(cause.global_rank if cause.HasField("global_rank") else None, cause.node, cause.document)
-
-
-def _exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> pb.ExceptionRecord:
-    deeper = _MAX_CAUSES if depth < _MAX_DEPTH else 0
-    frames = exception.frames
-    omitted = exception.frames_omitted
-    if len(frames) > _MAX_FRAMES:
-        omitted += len(frames) - _MAX_FRAMES
-        frames = frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]
-    return pb.ExceptionRecord(
-        type=clean(exception.type, _MAX_LINE),
-        bases=[clean(base, _MAX_LINE) for base in exception.bases[:_MAX_NAMES]],
-        message=clean(exception.message, _MAX_TEXT),
-        frames=[
-            pb.Frame(
-                file=clean(frame.file, _MAX_LINE),
-                line=max(frame.line, 0),
-                function=clean(frame.function, _MAX_LINE),
-                code=clean(frame.code, _MAX_LINE),
-            )
-            for frame in frames
-        ],
-        notes=[clean(note, _MAX_TEXT) for note in exception.notes[:_MAX_NAMES]],
-        causes=[_exception_to_pb(cause, depth + 1) for cause in exception.causes[:deeper]],
-        relation=clean(exception.relation, _MAX_LINE),
-        frames_omitted=omitted,
-        members=[_exception_to_pb(member, depth + 1) for member in exception.members[:deeper]],
-    )
-
-
-def _frame_from_pb(frame: pb.Frame) -> FrameInfo:
-    return FrameInfo(frame.file, frame.line, frame.function, frame.code)
-
-
-class _Budget:
-    """How many exceptions a reader may still take from a document."""
-
-    def __init__(self) -> None:
-        self.left = _MAX_READ_EXCEPTIONS
-
-
-def _exception_from_pb(record: pb.ExceptionRecord, budget: _Budget, depth: int = 1) -> ExceptionInfo:
-    """Return an exception with what the reader's limits admit; its last notes say how much they cut off."""
-    budget.left -= 1
-    frames: Sequence[pb.Frame] = record.frames
-    omitted = record.frames_omitted
-    if len(frames) > _MAX_READ_FRAMES:
-        omitted += len(frames) - _MAX_READ_FRAMES
-        frames = [*frames[: _MAX_READ_FRAMES // 2], *frames[-_MAX_READ_FRAMES // 2 :]]
-    causes = _inner_from_pb(record.causes, budget, depth)
-    members = _inner_from_pb(record.members, budget, depth)
-    inner = ((record.causes, causes, "causes"), (record.members, members, "members"))
-    cut = [_left_out(len(all_of) - len(taken), name) for all_of, taken, name in inner if len(all_of) > len(taken)]
-    return ExceptionInfo(
-        type=record.type,
-        message=record.message,
-        bases=_interned(tuple(record.bases)),
-        frames=_interned(tuple(map(_frame_from_pb, frames))),
-        notes=(*record.notes, *cut),
-        causes=causes,
-        relation=record.relation,
-        frames_omitted=omitted,
-        members=members,
-    )
-
-
-def _inner_from_pb(records: Sequence[pb.ExceptionRecord], budget: _Budget, depth: int) -> tuple[ExceptionInfo, ...]:
-    taken: list[ExceptionInfo] = []
-    if depth < _MAX_READ_DEPTH:
-        for record in records:
-            if budget.left <= 0:
-                break
-            taken.append(_exception_from_pb(record, budget, depth + 1))
-    return tuple(taken)
-
-
-def _left_out(count: int, what: str) -> str:
-    return f"... {count} more {what} left out: the document holds more than firstfault reads ..."
