@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DEADLINE_S", "Ended", "Running", "await_exit", "kill_all", "running", "short_folder"]
 
-DEADLINE_S = 90
+DEADLINE_S = 150
+"""A run of four processes takes a minute and a half on a busy machine with two slow cores."""
 
 
 @dataclass(frozen=True)

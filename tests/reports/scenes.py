@@ -13,6 +13,7 @@ from firstfault.model import (
     ExceptionInfo,
     FrameInfo,
     Kind,
+    NodeSetup,
     Origin,
     Phase,
     Receipt,
@@ -38,14 +39,48 @@ __all__ = ["CATEGORY_SCENES", "HARD_SCENES", "SCOPE_SCENES", "URI", "report_on"]
 
 URI = "s3://bucket/metadata/propeller/project-development-a7xk2m9qp4vd8wz3hj6t/n0/data/0"
 _NODES = tuple(f"a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{index}" for index in range(4))
-_HERE = {"namespace": "project-development", "world_size": 4, "group_world_size": 2}
+_HERE = {
+    "namespace": "project-development",
+    "world_size": 4,
+    "group_world_size": 2,
+    "incarnation": START_NS // 1_000_000 - 800_000,
+}
 _MS = 1_000_000
 _GIB = 1 << 30
 _PACKAGES = "/usr/lib/python3.11/site-packages"
 _VERSIONS = (("flytekit", "1.16.31"), ("python", "3.11.7"), ("torch", "2.13.0"))
 _OWN = (
-    FrameInfo("/root/train.py", 88, "main", "train(config)"),
-    FrameInfo("/root/train.py", 41, "train", "loss = step(model, batch)"),
+    FrameInfo("/root/train.py", 88, "main", "train(config)", ("if __name__ == '__main__':", "    train(config)"), 87),
+    FrameInfo(
+        "/root/train.py",
+        41,
+        "train",
+        "loss = step(model, batch)",
+        ("for batch in loader:", "    optimizer.zero_grad()", "    loss = step(model, batch)", "    loss.backward()"),
+        39,
+        (7, 25),
+    ),
+)
+_INNERMOST = FrameInfo(
+    "/root/model.py",
+    12,
+    "forward",
+    "raise ValueError(shape)",
+    (
+        "def forward(self, batch):",
+        "    if batch.shape[1] != 4:",
+        "        raise ValueError(shape)",
+        "    return self.net(batch)",
+    ),
+    10,
+)
+_SETUP = NodeSetup(
+    task="workflows.train.fit",
+    image="registry.example.com/team/trainer:2026.11.3",
+    gpu_model="NVIDIA H100 80GB HBM3",
+    gpus=2,
+    source_url=f"https://github.com/org/repo/blob/{'3f2c1e9a' * 5}",
+    source_root="/root",
 )
 _TORCH = (
     FrameInfo(f"{_PACKAGES}/torch/nn/modules/module.py", 1775, "_wrapped_call_impl", "return self._call_impl(*args)"),
@@ -70,7 +105,7 @@ class _Root:
 
     exception: str | None = "ValueError"
     message: str = "boom"
-    frames: tuple[FrameInfo, ...] = (*_OWN, *_TORCH, FrameInfo("/root/model.py", 12, "forward", "raise ..."))
+    frames: tuple[FrameInfo, ...] = (*_OWN, *_TORCH, _INNERMOST)
     fields: tuple[tuple[str, Any], ...] = ()
 
 
@@ -145,6 +180,7 @@ def job_of(
     roster = []
     for node, phase in enumerate(done):
         here = {"node": _NODES[node], "group_rank": node, "nodes": len(done), "namespace": _HERE["namespace"]}
+        here["incarnation"] = _HERE["incarnation"]
         ranks = (2 * node, 2 * node + 1)
         receipts = tuple(
             Receipt(ref.name, durable=True, fault_to_durable_ns=14 * _MS, rank=failure.rank)
@@ -154,7 +190,7 @@ def job_of(
         )
         roster.append(make_presence(Phase.JOINED, ranks=ranks, **here))
         if phase is not Phase.JOINED:
-            roster.append(make_presence(phase, ranks=ranks, receipts=receipts, **here))
+            roster.append(make_presence(phase, ranks=ranks, receipts=receipts, setup=_SETUP, **here))
     return make_job(*failures, roster=(*snapshot.pop("roster", ()), *roster), **snapshot)
 
 
@@ -188,9 +224,9 @@ def _of_text(kind: str, message: str, *, recoverable: bool = False, **fields: An
 
 def _death(signal: str, exit_code: int, **fields: Any) -> Callable[[], Report]:
     def scene() -> Report:
-        message = f"rank 3 (pid 4203) was killed by {signal}, which its agent did not send; exit code {exit_code}"
+        message = f"rank 3 was killed by {signal}, which its agent did not send; exit code {exit_code}"
         if not signal:
-            message = f"rank 3 (pid 4203) exited with code {exit_code} by itself, without an exception"
+            message = f"rank 3 exited with code {exit_code} by itself, without an exception"
         root = process(3, 0, None, signal=signal, exit_code=exit_code, writer=Writer.AGENT, message=message, **fields)
         return report_on(_cascade(root))
 

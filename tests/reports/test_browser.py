@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 
-from firstfault.model import Phase
 from firstfault.render.html import deck_html, page
 from firstfault.render.json_report import json_report
 from firstfault.report import markdown
-from firstfault.retry import RetryContext
-from firstfault.testing import make_error, make_job, make_presence
+from firstfault.testing import make_error, make_job
 from tests.reports.conftest import SCREENSHOTS
+from tests.reports.pages import page_of, report_of_scene, until
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, report_on
 
 if TYPE_CHECKING:
@@ -24,69 +22,16 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Page
 
-    from firstfault.report import Report
 
-
-def _many(root: int | None, *, lost: int | None = None, name: str = "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-{}") -> Report:
-    """64 nodes of 8 ranks: one rank fails by itself or a node is lost, every third rank has an error of its own."""
-    failures = []
-    for rank in range(512):
-        here = {"node": name.format(rank // 8), "local_rank": rank % 8, "group_rank": rank // 8, "world_size": 512}
-        peer = "Connection closed by peer [10.0.0.8]:29500" + (" again" if rank % 3 else "")
-        kind, text = ("ValueError", "batch 17 has 3 columns") if rank == root else ("RuntimeError", peer)
-        at_ms = 0 if rank == root else 30 + rank / 11
-        if rank // 8 != lost:
-            failures.append(make_error(rank, at_ms=at_ms, exception=kind, message=text, **here))
-    roster = [
-        make_presence(
-            Phase.JOINED if node == lost else Phase.FAILED,
-            node=name.format(node),
-            group_rank=node,
-            nodes=64,
-            ranks=tuple(range(8 * node, 8 * node + 8)),
-        )
-        for node in range(64)
-    ]
-    context = RetryContext(pods_alive=False) if lost is not None else None
-    return report_on(make_job(*failures, roster=tuple(roster)), context=context)
-
-
-_HOST = "w{}.gpunode0123456789.rack17.datacenter3.research.examplecompany.internal"
-SCENES = {
-    **SCOPE_SCENES,
-    **CATEGORY_SCENES,
-    **HARD_SCENES,
-    "64x8": lambda: _many(307),
-    "lost-node": lambda: _many(None, lost=37),
-    "long-host": lambda: _many(307, name=_HOST),
-    "longest-host": lambda: _many(307, name="w{}" + "x" * 250),
-}
 _ANSWERS = ("#ff-what", "#ff-where", "#ff-next", "#ff-retry", "#ff-unknown")
-"""What failed, where, what to look at next, whether and why it is retried, and what is unknown."""
+"""What failed, where, what to look at next, whether and why it is retried, and what is unknown, if anything is."""
 _WIDTH, _HEIGHT = 880, 720
 _LARGEST = 5_000_000
 _AT_ONCE_MS = 1_000
 
 
-@cache
-def _report(name: str) -> Report:
-    return SCENES[name]()
-
-
-@cache
-def _page(name: str) -> str:
-    return page(_report(name))
-
-
-def _until(page: Page, condition: str) -> None:
-    """Wait for a condition; the page's security policy forbids `wait_for_function`."""
-    page.evaluate(
-        f"""() => new Promise((done, fail) => {{
-          const look = async () => ((await ({condition})) ? done() : requestAnimationFrame(look));
-          setTimeout(fail, 5000);
-          look();
-        }})"""
-    )
+def _answers(name: str) -> tuple[str, ...]:
+    return _ANSWERS if report_of_scene(name).answers.unknown else _ANSWERS[:-1]
 
 
 def _is_whole(page: Page, selector: str) -> bool:
@@ -115,15 +60,16 @@ def _is_whole(page: Page, selector: str) -> bool:
 )
 def test_five_answers_are_seen_without_scrolling(name: str, scripts: bool, open_page: Callable[..., Page]) -> None:
     """All five answers are completely visible in the first 880 x 720 pixels."""
-    opened = open_page(_page(name), java_script_enabled=scripts)
-    assert {selector: _is_whole(opened, selector) for selector in _ANSWERS} == dict.fromkeys(_ANSWERS, True)
+    opened = open_page(page_of(name), java_script_enabled=scripts)
+    answers = _answers(name)
+    assert {selector: _is_whole(opened, selector) for selector in answers} == dict.fromkeys(answers, True)
 
 
 @pytest.mark.parametrize("name", [*HARD_SCENES])
 def test_answers_of_hard_scenes_begin_in_the_window(name: str, open_page: Callable[..., Page]) -> None:
     """Also with much text, the answers begin in the window."""
-    opened = open_page(_page(name))
-    for selector in _ANSWERS:
+    opened = open_page(page_of(name))
+    for selector in _answers(name):
         box = opened.locator(selector).bounding_box()
         assert box is not None
         assert box["y"] + 40 < _HEIGHT, selector
@@ -152,7 +98,7 @@ _SEEN = [
 @pytest.mark.parametrize(("name", "way"), _SEEN)
 def test_axe_finds_nothing(name: str, way: str, open_page: Callable[..., Page]) -> None:
     """The page has no violation of WCAG 2.2 AA or of best practices that axe finds; a screenshot is kept."""
-    opened = open_page(_page(name), **_WAYS[way])
+    opened = open_page(page_of(name), **_WAYS[way])
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
     opened.screenshot(path=SCREENSHOTS / f"{name}-{way}.png")
     found = Axe().run(opened).response["violations"]
@@ -173,7 +119,7 @@ def _tab_to(page: Page, selector: str, most: int = 80) -> None:
 
 def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None:
     """Tab reaches tools, links, folded parts and the grid; arrows move in the grid; Enter opens; focus is visible."""
-    opened = open_page(_page("rank"))
+    opened = open_page(page_of("rank"))
     _tab_to(opened, "#ff-copy")
     outline = opened.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid"
@@ -202,8 +148,8 @@ def test_the_keyboard_reaches_everything(open_page: Callable[..., Page]) -> None
 @pytest.mark.parametrize("name", ["rank", "hang", "ranks", "external"])
 def test_each_sentence_leads_to_its_document(name: str, open_page: Callable[..., Page]) -> None:
     """A number after a sentence of the evidence links to its document, which has its address."""
-    report = _report(name)
-    opened = open_page(_page(name))
+    report = report_of_scene(name)
+    opened = open_page(page_of(name))
     links = opened.locator("#ff-evidence + ol li").first.locator("a")
     assert links.count() >= 1
     links.first.click()
@@ -214,14 +160,14 @@ def test_each_sentence_leads_to_its_document(name: str, open_page: Callable[...,
 
 def test_copy_and_download(open_page: Callable[..., Page]) -> None:
     """The clipboard gets the Markdown, a command its own text; the download is firstfault.verdict/v1."""
-    report = _report("rank")
-    opened = open_page(_page("rank"), permissions=["clipboard-read", "clipboard-write"])
+    report = report_of_scene("rank")
+    opened = open_page(page_of("rank"), permissions=["clipboard-read", "clipboard-write"])
     opened.click("#ff-copy")
-    _until(opened, "document.querySelector('#ff-said').textContent === 'copied'")
+    until(opened, "document.querySelector('#ff-said').textContent === 'copied'")
     assert opened.evaluate("navigator.clipboard.readText()") == markdown(report)
     opened.locator(".ff-copy-one").first.click()
     command = report.answers.steps[1].command
-    _until(opened, f"navigator.clipboard.readText().then(text => text === {json.dumps(command)})")
+    until(opened, f"navigator.clipboard.readText().then(text => text === {json.dumps(command)})")
     with opened.expect_download() as waiting:
         opened.click("#ff-download")
     assert waiting.value.suggested_filename == "firstfault.json"
@@ -231,7 +177,7 @@ def test_copy_and_download(open_page: Callable[..., Page]) -> None:
 
 def test_print(open_page: Callable[..., Page]) -> None:
     """In print all parts are open, interactive elements are hidden, and text is black on white."""
-    opened = open_page(_page("rank"), color_scheme="dark")
+    opened = open_page(page_of("rank"), color_scheme="dark")
     opened.emulate_media(media="print")
     opened.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert opened.evaluate("[...document.querySelectorAll('details')].every(part => part.open)")
@@ -244,7 +190,7 @@ def test_print(open_page: Callable[..., Page]) -> None:
 
 def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
     """Without scripts the answers, ranks, errors and evidence are shown, and elements that need scripts are hidden."""
-    opened = open_page(_page("rank"), java_script_enabled=False)
+    opened = open_page(page_of("rank"), java_script_enabled=False)
     assert opened.locator("h1").inner_text() == "ValueError: batch 17 has 3 columns, expected 4"
     assert opened.locator("#ff-grid .ff-cell").count() == 4
     assert opened.locator("#ff-group-table tbody tr").count() == 3
@@ -256,7 +202,7 @@ def test_without_scripts_it_answers(open_page: Callable[..., Page]) -> None:
 
 def test_ten_thousand_ranks(open_page: Callable[..., Page]) -> None:
     """The file is small, pages have 100 ranks, and filters find one rank among all."""
-    text = _page("ten-thousand-ranks")
+    text = page_of("ten-thousand-ranks")
     assert len(text.encode()) < _LARGEST
     opened = open_page(text)
     cells = opened.locator(".ff-cell")
@@ -279,8 +225,8 @@ def test_ten_thousand_ranks(open_page: Callable[..., Page]) -> None:
 @pytest.mark.timing
 def test_ten_thousand_ranks_are_quick(open_page: Callable[..., Page]) -> None:
     """The page is shown at once, and a filter takes less than a second."""
-    opened = open_page(_page("ten-thousand-ranks"))
-    _until(opened, "performance.getEntriesByName('first-contentful-paint').length")
+    opened = open_page(page_of("ten-thousand-ranks"))
+    until(opened, "performance.getEntriesByName('first-contentful-paint').length")
     painted = opened.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
     assert painted < _AT_ONCE_MS
     began = time.monotonic()
@@ -291,7 +237,7 @@ def test_ten_thousand_ranks_are_quick(open_page: Callable[..., Page]) -> None:
 
 def test_ten_thousand_messages(open_page: Callable[..., Page]) -> None:
     """If each rank is its own group, the groups are paged too, and the file is small."""
-    text = _page("ten-thousand-messages")
+    text = page_of("ten-thousand-messages")
     assert len(text.encode()) < _LARGEST
     opened = open_page(text)
     rows = opened.locator("#ff-group-table tbody tr")
@@ -333,16 +279,16 @@ def test_a_megabyte_of_markup_is_bounded() -> None:
 def test_a_lost_node_is_what_the_grid_opens_at(open_page: Callable[..., Page]) -> None:
     """If a node is the root cause, the grid opens at its ranks, and Tab leads to them."""
     for scripts in (True, False):
-        opened = open_page(_page("lost-node"), java_script_enabled=scripts)
+        opened = open_page(page_of("lost-node"), java_script_enabled=scripts)
         assert opened.locator("#ff-grid tr", has_text="worker-37").locator(".ff-cell").first.inner_text()[:3] == "296"
         assert "root cause: pod a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37" in opened.locator(".ff-legend").inner_text()
-    assert open_page(_page("lost-node")).locator(".ff-cell[tabindex='0']").inner_text().split()[0] == "296"
+    assert open_page(page_of("lost-node")).locator(".ff-cell[tabindex='0']").inner_text().split()[0] == "296"
 
 
 @pytest.mark.parametrize("height", [_HEIGHT, _HEIGHT // 2])
 def test_what_a_rank_said_is_seen_where_it_is_chosen(height: int, open_page: Callable[..., Page]) -> None:
     """The line about a rank is above the grid from the start, stays in the window, and covers no cell in focus."""
-    opened = open_page(_page("64x8"), width=_WIDTH // 2, height=height)
+    opened = open_page(page_of("64x8"), width=_WIDTH // 2, height=height)
     detail = opened.locator("#ff-detail")
     assert detail.inner_text() == "Choose a rank (arrows, Enter) to see what it said."
     assert detail.evaluate("part => getComputedStyle(part).backgroundColor") == "rgb(244, 245, 247)"
@@ -381,7 +327,7 @@ _RANGES = {
 
 def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> None:
     """Usual spellings of ranges are understood; other text is reported as no range, and hides no rank."""
-    opened = open_page(_page("64x8"))
+    opened = open_page(page_of("64x8"))
     said, field = opened.locator("#ff-count"), opened.locator("[name=ranks]")
     for text, count in _RANGES.items():
         field.fill(text)
@@ -396,7 +342,7 @@ def test_ranges_are_read_as_they_are_meant(open_page: Callable[..., Page]) -> No
 
 def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
     """A full or short node name selects that node; other text matches any part; all names are offered."""
-    opened = open_page(_page("64x8"))
+    opened = open_page(page_of("64x8"))
     said = opened.locator("#ff-count")
     for text, count in {
         "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-3": 8,
@@ -412,13 +358,13 @@ def test_nodes_by_name_or_part(open_page: Callable[..., Page]) -> None:
 
 def test_filters_forget_nothing(open_page: Callable[..., Page]) -> None:
     """Clearing a filter equals "Show all", and values that a browser restores after Back are applied."""
-    opened = open_page(_page("64x8"))
+    opened = open_page(page_of("64x8"))
     first = opened.locator(".ff-cell").first
     for clear in (lambda: opened.fill("[name=ranks]", ""), lambda: opened.click("[type=reset]")):
         opened.fill("[name=ranks]", "0-200")
         assert opened.locator("#ff-shown").inner_text() == "ranks 0 to 99; 100 of 201 that match"
         clear()
-        _until(opened, "document.querySelector('#ff-count').textContent === '512 of 512 ranks'")
+        until(opened, "document.querySelector('#ff-count').textContent === '512 of 512 ranks'")
         assert first.inner_text().split()[0] == "300"
     assert opened.locator(".ff-filter").get_attribute("autocomplete") == "off"
     opened.evaluate("document.querySelector('[name=state]').value = 'root'; dispatchEvent(new Event('pageshow'))")
@@ -427,7 +373,7 @@ def test_filters_forget_nothing(open_page: Callable[..., Page]) -> None:
 
 def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
     """On the last page the button keeps the focus and is marked as disabled; ranks are counted as they are named."""
-    opened = open_page(_page("64x8"))
+    opened = open_page(page_of("64x8"))
     button, shown = opened.locator(".ff-pages [data-to='1']"), opened.locator("#ff-shown")
     assert shown.inner_text() == "ranks 300 to 399; 100 of 512"
     opened.evaluate("document.querySelector('.ff-pages').scrollIntoView()")
@@ -444,14 +390,14 @@ def test_pages_keep_the_focus(open_page: Callable[..., Page]) -> None:
 
 def test_links_leave_the_browser_its_own(open_page: Callable[..., Page]) -> None:
     """Back returns to the last position, Ctrl-click opens a tab, and a document links to its evidence."""
-    opened = open_page(_page("64x8"))
+    opened = open_page(page_of("64x8"))
     source = opened.locator(".ff-source").first
     source.scroll_into_view_if_needed()
     before = opened.evaluate("scrollY")
     source.click()
     assert opened.evaluate("[location.hash, document.activeElement.id]") == ["#ff-doc-1", "ff-doc-1"]
     opened.go_back()
-    _until(opened, f"!location.hash && Math.abs(scrollY - {before}) < 2")
+    until(opened, f"!location.hash && Math.abs(scrollY - {before}) < 2")
     with opened.context.expect_page():
         source.click(modifiers=["Control"])
     assert opened.evaluate("[location.hash, scrollY, document.activeElement.className]") == ["", before, "ff-source"]
@@ -460,35 +406,33 @@ def test_links_leave_the_browser_its_own(open_page: Callable[..., Page]) -> None
 
 
 def test_tables_keep_words_whole(open_page: Callable[..., Page]) -> None:
-    """Ranks have enough width, all are shown without scripts, and row headings stay in one line."""
-    opened = open_page(_page("64x8"), java_script_enabled=False)
+    """Ranks have enough width, and all are shown without scripts."""
+    opened = open_page(page_of("64x8"), java_script_enabled=False)
     box = opened.locator("#ff-group-table td:nth-child(4)", has_text="more").first.bounding_box()
     assert box is not None
     assert box["width"] >= 180
     assert "listed with all their ranks" in opened.locator("noscript").first.inner_text()
     opened.click(".ff-all summary")
     assert "504, 507, 510" in opened.locator(".ff-all").inner_text()
-    heads = open_page(_page("three-attempts"), width=_WIDTH // 2).locator(".ff-side th[scope=row]")
-    assert max(head.bounding_box()["height"] for head in heads.all() if head.inner_text() == "category") < 150
-    assert heads.first.evaluate("head => getComputedStyle(head).whiteSpace") == "nowrap"
 
 
 def test_print_with_a_filter(open_page: Callable[..., Page]) -> None:
     """In print the filter and the range are shown, folds are open without scripts, and the drawing is whole."""
-    opened = open_page(_page("64x8"))
+    opened = open_page(page_of("64x8"))
     opened.fill("[name=ranks]", "0-200")
     opened.select_option("[name=state]", "victim")
     opened.emulate_media(media="print")
     assert opened.locator("#ff-shown").inner_text() == "ranks 0 to 99; 100 of 201 that match"
     assert opened.locator("#ff-filtered").inner_text() == "Only ranks 0-200; victim: 201 of 512 ranks."
     assert not opened.locator("#ff-detail").is_visible()
-    plain = open_page(_page("64x8"), java_script_enabled=False, width=400)
+    plain = open_page(page_of("64x8"), java_script_enabled=False, width=400)
     plain.emulate_media(media="print")
     folded = "[...document.querySelectorAll('details:not([open]) > :not(summary)')].map(part => part.checkVisibility())"
     assert set(plain.evaluate(folded)) == {True}
-    drawing = plain.locator("svg").bounding_box()
-    assert drawing is not None
-    assert drawing["x"] + drawing["width"] <= 400
+    for drawing in plain.locator("svg").all():
+        box = drawing.bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 400
 
 
 @pytest.mark.parametrize(
@@ -496,7 +440,7 @@ def test_print_with_a_filter(open_page: Callable[..., Page]) -> None:
 )
 def test_long_names_never_scroll_the_page_sideways(name: str, width: int, open_page: Callable[..., Page]) -> None:
     """A page with long host names scrolls only vertically."""
-    opened = open_page(_page(name), width=width)
+    opened = open_page(page_of(name), width=width)
     opened.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
     opened.locator(".ff-cell").first.click()
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
@@ -508,7 +452,7 @@ def test_long_names_never_scroll_the_page_sideways(name: str, width: int, open_p
 @pytest.mark.parametrize("kind", ["page", "deck"])
 def test_hostile_text_is_inert(kind: str, open_page: Callable[..., Page]) -> None:
     """Markup, scripts and escapes in types, messages, names, logs and stacks are shown as text."""
-    report = _report("hostile")
+    report = report_of_scene("hostile")
     text = page(report) if kind == "page" else f"<!doctype html><title>deck</title>{deck_html(report)}"
     opened = open_page(text)
     opened.locator("summary").first.wait_for()
@@ -542,20 +486,20 @@ def _deck_page(*tabs: tuple[str, str]) -> str:
 
 def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
     """In the console's sandboxed frame of 880 x 720, the answers are visible and scripts run."""
-    inner = _deck_page(("firstfault", deck_html(_report("rank"))), ("Input", "<p>1</p>"))
+    inner = _deck_page(("firstfault", deck_html(report_of_scene("rank"))), ("Input", "<p>1</p>"))
     escaped = inner.replace("&", "&amp;").replace('"', "&quot;")
     sandbox = "allow-scripts allow-downloads"
     frame = f'<iframe sandbox="{sandbox}" width="880" height="720" style="border:0" srcdoc="{escaped}"></iframe>'
     opened = open_page(f"<!doctype html><body style='margin:0'>{frame}", color_scheme="dark")
     framed = opened.frame_locator("iframe")
-    for selector in _ANSWERS:
+    for selector in _answers("rank"):
         box = framed.locator(selector).bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= _HEIGHT, selector
     opened.screenshot(path=SCREENSHOTS / "deck.png")
     assert framed.locator(".ff-cell").count() == 4
     framed.locator("nav a[href='#ff-evidence']").click()
-    assert framed.locator("#ff-evidence").evaluate("heading => heading.getBoundingClientRect().top") < _HEIGHT / 2
+    assert framed.locator("#ff-evidence").evaluate("heading => heading.getBoundingClientRect().top") < _HEIGHT
     found = Axe().run(opened, context={"include": [["iframe", ".firstfault"]]}).response["violations"]
     assert [(rule["id"], [node["html"][:160] for node in rule["nodes"][:3]]) for rule in found] == []
 
@@ -564,5 +508,5 @@ def test_the_deck_leaves_other_tabs_alone(open_page: Callable[..., Page]) -> Non
     """Another tab looks the same with our tab beside it and without."""
     other = f'<div id="other">{_OTHER_TAB}</div>'
     alone = open_page(_deck_page(("x", "<p>x</p>"), ("mine", other))).evaluate(_LOOKS)
-    beside = open_page(_deck_page(("firstfault", deck_html(_report("rank"))), ("mine", other))).evaluate(_LOOKS)
+    beside = open_page(_deck_page(("firstfault", deck_html(report_of_scene("rank"))), ("mine", other))).evaluate(_LOOKS)
     assert beside == alone

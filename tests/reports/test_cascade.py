@@ -324,12 +324,36 @@ def test_the_time_line_is_within_its_drawing() -> None:
         if timeline is None:
             continue
         places = [point.x for lane in timeline.lanes for point in lane.points]
+        places += [end for bar in timeline.bars for end in (bar.x, bar.x + bar.width)]
         places += [end for lane in timeline.lanes if lane.band for end in (lane.band.x, lane.band.x + lane.band.width)]
         assert min(places) >= 222
         assert max(places) <= timeline.text
-        assert max(len(lane.later) for lane in timeline.lanes) * _CHARACTER <= timeline.width - timeline.text
-        assert max(len(lane.label) for lane in timeline.lanes) * _CHARACTER <= min(places)
-        assert max(lane.y for lane in timeline.lanes) < timeline.height
+        later = max((len(lane.later) for lane in timeline.lanes), default=0)
+        assert later * _CHARACTER <= timeline.width - timeline.text
+        assert max((len(lane.label) for lane in timeline.lanes), default=0) * _CHARACTER <= min(places)
+        heights = [lane.y for lane in timeline.lanes] + [bar.y + bar.height for bar in timeline.bars]
+        assert max(heights) < timeline.height
+        assert min([lane.y for lane in timeline.lanes] + [bar.y for bar in timeline.bars]) > 0
+
+
+def test_a_histogram_counts_every_failure() -> None:
+    """Of more than 32 failures each is in one bar; the few are seen beside the many, and one clock has one scale."""
+    cascade = HARD_SCENES["ten-thousand-ranks"]().cascade
+    timeline = timeline_of(cascade)
+    assert timeline is not None
+    assert timeline.lanes == ()
+    counts = dict.fromkeys(State, 0)
+    for bar in timeline.bars:
+        counts[bar.state] += int(bar.name.split()[0])
+        assert bar.height >= 2
+    assert {state: count for state, count in counts.items() if count} == {
+        State.ROOT: 1,
+        State.VICTIM: cascade.count(State.VICTIM),
+        State.STOPPED: cascade.count(State.STOPPED),
+    }
+    root = next(bar for bar in timeline.bars if bar.state is State.ROOT)
+    assert root.x <= timeline.zero <= root.x + root.width
+    assert all(bar.x >= root.x for bar in timeline.bars), "no victim is before the root cause"
 
 
 def test_one_time_has_no_time_line() -> None:

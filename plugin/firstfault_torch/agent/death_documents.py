@@ -153,7 +153,7 @@ def about_death(  # noqa: PLR0913 - keywords
 
 
 def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:
-    who = f"rank {place.rank} (pid {death.pid})"
+    who = f"rank {place.rank}"
     if kept is not None:
         return FLYTE_CLASSES[ErrorClass.WORKER_FAILURE].code, kept.traceback
     if stopped and death.signal and death.signal not in _TEARDOWN_SIGNALS:

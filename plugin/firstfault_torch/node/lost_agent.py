@@ -22,7 +22,7 @@ def lost_agent(place: Place) -> WorkerError:
     return failure_record(
         ErrorClass.LOST_AGENT,
         place,
-        message=f"the agent died (pid {place.pid}) and left no report; its workers were terminated",
+        message="the agent died and left no report; its workers were terminated",
         writer=Writer.WORKER,
         subject=Subject.AGENT,
     )

@@ -13,7 +13,7 @@ from firstfault.model import FrameInfo
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
 
-__all__ = ["Stood", "Where", "where_it_stood"]
+__all__ = ["Stood", "Where", "readable_stack", "where_it_stood"]
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
@@ -23,6 +23,7 @@ _OURS = re.compile(
     r"(?:flytekitplugins/firstfault|firstfault|firstfault_torch)/|/flytekit/|torch/(?:distributed/elastic|multiprocessing)/"
 )
 _DEPTH = 12
+_FATAL = "Fatal Python error"
 
 
 class Stood(enum.Enum):
@@ -51,10 +52,43 @@ def where_it_stood(failure: WorkerError) -> Where:
     return Where(Stood.UNKNOWN)
 
 
+def readable_stack(dump: str) -> str:
+    """Return a dump of faulthandler as a person reads it: the thread that matters first, and no frames that started it.
+
+    That is the main thread, or the one that crashed. Of the others those are shown that run the program's own code.
+    Frames outside of the outermost one of that code are left out: torch elastic's, flytekit's, our own. A text that is
+    no such dump is returned as it is.
+    """
+    heads, parts = _THREAD.findall(dump), _THREAD.split(dump)[1:]
+    if not heads:
+        return dump
+    crashed = [index for index, head in enumerate(heads) if head.startswith("Current")] if _FATAL in dump else []
+    first = crashed[0] if crashed else len(heads) - 1
+    others = [index for index in range(len(heads)) if index != first]
+    own = [index for index in others if any(not is_library(frame.file) for frame in _frames(parts[index]))]
+    blocks = [_thread("thread that crashed" if crashed else "main thread", parts[first])]
+    blocks += [_thread("another thread", parts[index]) for index in own]
+    hidden = len(others) - len(own)
+    if hidden:
+        blocks.append(f"{hidden} more {'thread runs' if hidden == 1 else 'threads run'} only code of libraries")
+    said = dump[: dump.index(heads[0])].strip()
+    return "\n\n".join([*([said] if said else []), *blocks])
+
+
+def _thread(name: str, part: str) -> str:
+    frames = _frames(part)
+    outermost = max((index for index, frame in enumerate(frames) if not is_library(frame.file)), default=len(frames))
+    lines = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in frames[: outermost + 1]]
+    return "\n".join([f"{name} (innermost first):", *(lines or ["  no Python frame"])])
+
+
+def _frames(part: str) -> list[FrameInfo]:
+    return [FrameInfo(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(part)]
+
+
 def _where(text: str) -> Where:
     # faulthandler prints the main thread last, innermost frame first
-    parts = _THREAD.split(text)
-    frames = [FrameInfo(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(parts[-1])]
+    frames = _frames(_THREAD.split(text)[-1])
     if not frames:
         return Where(Stood.UNKNOWN)
     name = place_of(next((frame for frame in frames if not is_library(frame.file)), frames[0]))

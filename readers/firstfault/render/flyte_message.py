@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import own_frames, place_of
 from firstfault.model import Scope
 from firstfault.render.first_line import first_line
@@ -50,7 +51,7 @@ def flyte_message(report: Report) -> str:
 
 
 def fact_lines(report: Report) -> list[str]:
-    """Return the facts, one a line: what, retry, where, when, victims, nodes, what is not known, what to do.
+    """Return the facts, one a line: what, retry, where, when, what to do, what is not known, the job, victims, nodes.
 
     Control characters and line breaks in quoted documents are removed.
     """
@@ -65,10 +66,10 @@ def said(verdict: Verdict) -> str:
 
 
 def stack_lines(root: WorkerError) -> list[str]:
-    """Return the root cause's stack when it was stopped; empty if it has a traceback."""
+    """Return the root cause's stack when it was stopped, as a person reads it; empty if it has a traceback."""
     if root.exception is not None and root.exception.frames:
         return []
-    return _lines(_own_stack(root))
+    return _lines(readable_stack(_own_stack(root)))
 
 
 def _own_stack(root: WorkerError) -> str:
@@ -105,16 +106,18 @@ def _facts(report: Report) -> Iterator[str]:
     yield from (f"{fact.name}: {fact.value}" for fact in report.facts)
     if answers.code:
         yield f"code: {answers.code}"
+    if answers.steps:
+        yield f"next: {answers.steps[0].text}"
+    yield from _first_of("unknown", answers.unknown)
+    if report.change:
+        yield f"since the previous attempt: {report.change}"
+    if job := report.identity.parts(report.engine):
+        yield f"job: {'; '.join(job)}"
     yield from _victims(report)
     yield f"{report.engine.nodes} reported: {report.coverage}"
     if report.clocks:
         yield f"clocks: {report.clocks}"
     yield f"confidence: {verdict.confidence} (strategy {verdict.strategy})"
-    yield from _first_of("unknown", answers.unknown)
-    if answers.steps:
-        yield f"next: {answers.steps[0].text}"
-    if report.change:
-        yield f"since the previous attempt: {report.change}"
 
 
 def _victims(report: Report) -> Iterator[str]:

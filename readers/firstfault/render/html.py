@@ -15,24 +15,26 @@ from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.exceptions.tracebacks import chain, format_exception, runs
+from firstfault.exceptions.stack_position import readable_stack, where_it_stood
+from firstfault.exceptions.tracebacks import format_exception
 from firstfault.render.first_line import first_line
 from firstfault.render.flyte_message import log_lines, recovered_lines, said
 from firstfault.render.json_report import json_report
 from firstfault.render.markdown import markdown
+from firstfault.render.node_map import node_map
+from firstfault.render.traceback_view import folded_traceback
 from firstfault.report.headline import line_of
 from firstfault.report.timeline import timeline_of
-from firstfault.report.words import State, ranks_text, short_names
+from firstfault.report.words import State, ranks_text, short_names, shown_time
 from firstfault.strategies import who
 from firstfault.text import elide, printable, redact
-from firstfault.wire.verdict_json import format_timestamp
 
 if TYPE_CHECKING:
     import jinja2
 
-    from firstfault.exceptions.tracebacks import FrameRun
-    from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
+    from firstfault.model import DocumentRef, WorkerError
+    from firstfault.render.traceback_view import FoldedException
+    from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.report.cascade import NodeState, RankState
     from firstfault.report.data import Report
     from firstfault.report.groups import Group
@@ -47,6 +49,8 @@ _EXAMPLES = 8
 """Groups whose first failure is quoted."""
 _OTHERS = 16
 """Processes whose stacks or logs are shown."""
+_CHANGED = 12
+"""Attempts with a tab of their own; the newest."""
 _TEXT = 64_000
 _LOG_LINES = 200
 _RANKS = 120
@@ -108,13 +112,17 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters.update(ranks=ranks_text, time=format_timestamp, who=who, sentence=_sentence)
+    environment.filters.update(ranks=ranks_text, shown_time=_moment, who=who, sentence=_sentence)
     return environment
 
 
 def _shown(value: Any) -> Any:
     """Remove credentials, control characters and direction marks from a text; the template's own markup stays."""
     return _safe(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+
+
+def _moment(timestamp_ns: int | None) -> str:
+    return shown_time(timestamp_ns) if timestamp_ns is not None else ""
 
 
 def _sentence(text: str) -> str:
@@ -157,25 +165,15 @@ class _Document:
     """Number of the first evidence sentence that refers to it, from 1; 0: none does."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Folded:
-    """One exception of a chain, with its frames grouped by library."""
-
-    follows: str
-    exception: ExceptionInfo
-    runs: tuple[FrameRun | str, ...]
-    """Frames, or a sentence about omitted ones."""
-    members: tuple[str, ...]
-    message: str
-
-
 class _View:
     """What the template needs beyond the report: shortened lists, and the script's data."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self.title = first_line(report.verdict, report.decision)
+        self.identity = report.identity.parts(report.engine)
         self.timeline = timeline_of(report.cascade)
+        self.map = node_map(report.cascade)
         self.states = tuple(State)
         self.documents = _documents(report)
         self._short = short_names(node.name for node in report.cascade.nodes)
@@ -289,10 +287,12 @@ class _View:
     # --- what is quoted ------------------------------------------------------------------------------------------
 
     @property
-    def folded(self) -> list[_Folded]:
+    def folded(self) -> list[FoldedException]:
         """The root cause's exception with its causes, the deepest first."""
         root = self._report.verdict.root
-        return _folded(root.exception) if root is not None and root.exception is not None else []
+        if root is None or root.exception is None:
+            return []
+        return folded_traceback(root.exception, self._report.identity)
 
     @property
     def message(self) -> str:
@@ -320,13 +320,21 @@ class _View:
                 is_own = dump.rank == failure.rank
                 if key in dumps and not is_own:
                     continue
-                name = f"rank {dump.rank} (pid {dump.pid})" if dump.rank is not None else f"pid {dump.pid}"
+                name = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
                 note = f"{stood.stood.value}: {stood.frame}" if is_own and stood.frame else ""
                 is_root = is_own and failure is self._report.verdict.root
-                dumps[key] = _Quoted(name, elide(dump.text.strip(), _TEXT // 4), note, is_root)
+                text = elide(readable_stack(dump.text).strip(), _TEXT // 4)
+                dumps[key] = _Quoted(name, text, note, is_root)
             if len(dumps) >= _OTHERS:
                 break
         return list(dumps.values())[:_OTHERS]
+
+    def dumps(self) -> list[_Quoted]:
+        """Return the root cause's dump with all threads and frames."""
+        root = self._report.verdict.root
+        dumps = root.stack_dumps if root is not None else ()
+        own = [dump for dump in dumps if root is not None and dump.rank == root.rank]
+        return [_Quoted(f"rank {dump.rank}", elide(dump.text.strip(), _TEXT)) for dump in own[:1]]
 
     def logs(self) -> list[_Quoted]:
         """Return the last log lines of processes, the root cause first, then the suspects."""
@@ -344,6 +352,16 @@ class _View:
         suspects = [event.failure for event in self._report.cascade.events if event.state is State.SUSPECT]
         ordered = [*([root] if root is not None else []), *suspects, *failures]
         return list({id(failure): failure for failure in ordered}.values())
+
+    # --- attempts ------------------------------------------------------------------------------------------------
+
+    def attempts(self) -> list[tuple[AttemptSummary, str]]:
+        """Return the newest attempts, each with what changed since the one before it."""
+        shown = self._report.attempts[-_CHANGED:]
+        changes = dict(
+            zip((attempt.number for attempt in self._report.attempts[1:]), self._report.changes, strict=False)
+        )
+        return [(attempt, changes.get(attempt.number, "")) for attempt in shown]
 
     # --- lists ---------------------------------------------------------------------------------------------------
 
@@ -416,17 +434,3 @@ def _documents(report: Report) -> tuple[_Document, ...]:
         _Document(number, *by_name[name], line=line_of(by_name[name][1]), reason=reasons.get(name, 0))
         for number, name in enumerate(list(names)[: max(_ROWS, len(set(named)))], 1)
     )
-
-
-def _folded(exception: ExceptionInfo) -> list[_Folded]:
-    found = []
-    for link in chain(exception):
-        raised = link.exception
-        half = len(raised.frames) // 2
-        parts: list[FrameRun | str] = [*runs(raised.frames)]
-        if raised.frames_omitted:
-            gap = f"{raised.frames_omitted} frames left out"
-            parts = [*runs(raised.frames[:half]), gap, *runs(raised.frames[half:])]
-        members = tuple(elide(format_exception(member), _TEXT // 4) for member in raised.members)
-        found.append(_Folded(link.follows, raised, tuple(parts), members, elide(raised.message, _TEXT // 4)))
-    return found

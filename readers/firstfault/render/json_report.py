@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.remote_traceback import original_of
 from firstfault.exceptions.tracebacks import own_frames
-from firstfault.layout.paths import attempt_of
 from firstfault.render.first_line import first_line
 from firstfault.render.flyte_message import log_lines, stack_lines
 from firstfault.report.engine_words import PLAIN
@@ -63,8 +62,9 @@ def json_report(report: Report, longest: int | None = None) -> str:
         ],
         "changes": list(report.changes),
         "uri": report.uri or None,
-        "execution": _execution(report.uri),
-        "versions": dict(verdict.root.versions) if verdict.root is not None else {},
+        "execution": report.identity.execution or None,
+        "versions": dict(report.identity.versions),
+        "job": _job(report),
     }
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
@@ -110,12 +110,36 @@ def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, A
     }
 
 
+def _job(report: Report) -> dict[str, Any]:
+    identity = report.identity
+    return {
+        "task": identity.task or None,
+        "image": identity.image or None,
+        "started": format_timestamp(identity.started_ns),
+        "seconds": identity.seconds,
+        "ranks": identity.ranks,
+        "nodes": identity.nodes,
+        "gpu_model": identity.gpu_model or None,
+        "gpus": identity.gpus,
+        "source": identity.source_url or None,
+        "commit": identity.commit or None,
+    }
+
+
 def _kept(text: str, longest: int | None) -> str:
     return text if longest is None else elide(text, longest)
 
 
 def _frame(frame: FrameInfo) -> dict[str, Any]:
-    return {"file": frame.file, "line": frame.line, "function": frame.function, "source": frame.code or None}
+    return {
+        "file": frame.file,
+        "line": frame.line,
+        "function": frame.function,
+        "source": frame.code or None,
+        "context": list(frame.context),
+        "context_line": frame.context_line or None,
+        "marked": list(frame.marked) if frame.marked[1] else None,
+    }
 
 
 def _collective(progress: CollectiveProgress) -> dict[str, Any]:
@@ -134,10 +158,3 @@ def _by_state(report: Report) -> dict[str, list[int]]:
         if item.state is not State.ROOT:
             found.setdefault(item.state.slug, []).append(item.rank)
     return found
-
-
-def _execution(uri: str) -> str | None:
-    """Return the name of Flyte's execution, from an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
-    here = attempt_of(uri) if uri else None
-    parts = here[0].split("/") if here is not None else []
-    return parts[-3] if len(parts) > 3 and parts[-1] == "data" else None  # noqa: PLR2004 - the parts above

@@ -25,7 +25,7 @@ _ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[
 
 
 def markdown(report: Report) -> str:
-    """Return the report as Markdown: answers, failures, evidence, traceback, stack, log and facts.
+    """Return the report as Markdown, in the order of the page: answers, the job, traceback, log, failures, evidence.
 
     Quoted texts are escaped, or in code blocks that they cannot end.
     """
@@ -35,27 +35,27 @@ def markdown(report: Report) -> str:
 def _parts(report: Report) -> Iterator[str]:
     verdict, root = report.verdict, report.verdict.root
     yield from (f"## {_plain(report.answers.what)}", "", *_answers(report))
-    yield from _groups(report.cascade.groups)
-    if verdict.why:
-        yield from ("", "### Evidence", "", *(f"- {_plain(sentence)}" for sentence in verdict.why[:_GROUPS]))
+    if job := report.identity.parts(report.engine):
+        yield from ("", _plain("; ".join(job)))
+    if report.changes:
+        yield from ("", "### Attempts", "", *(f"- {_plain(change)}" for change in report.changes))
+    if root is not None and (stack := stack_lines(root)):
+        yield from ("", "### Where it stood", "", *_fenced("\n".join(stack[:_LINES])))
     if text := said(verdict):
         is_traceback = root is not None and root.exception is not None and root.exception.frames
         yield from ("", "### Traceback" if is_traceback else "### Message", "", *_fenced(elide(text, _TEXT)))
-    if root is not None and (stack := stack_lines(root)):
-        yield from ("", "### Where it stood", "", *_fenced("\n".join(stack[:_LINES])))
     if root is not None and (log := log_lines(root)):
         yield from ("", "### Last lines of its log", "", *_fenced("\n".join(log[-_LINES:])))
-    if report.changes:
-        yield from ("", "### Attempts", "", *(f"- {_plain(change)}" for change in report.changes))
+    yield from _groups(report.cascade.groups)
+    if report.followers:
+        yield from ("", f"Victims: {_plain(report.followers)}")
+    if verdict.why:
+        yield from ("", "### Evidence", "", *(f"- {_plain(sentence)}" for sentence in verdict.why[:_GROUPS]))
     if recovered := recovered_lines(report.job):
         title = "### Recovered from, by restarts within this attempt"
         yield from ("", title, "", *(f"- {_plain(line)}" for line in recovered))
     facts = [(fact.name, fact.value) for fact in report.facts]
-    facts += [
-        (f"{report.engine.nodes} reported", report.coverage),
-        ("clocks", report.clocks),
-        ("victims", report.followers),
-    ]
+    facts += [(f"{report.engine.nodes} reported", report.coverage), ("clocks", report.clocks)]
     facts += [("confidence", f"{verdict.confidence} (strategy {verdict.strategy})"), ("read from", report.uri)]
     yield from ("", "### Facts", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in facts if value))
 
@@ -66,8 +66,8 @@ def _answers(report: Report) -> Iterator[str]:
     yield f"- **Retried:** it {_plain(answers.fate)}. {_plain(answers.fate_reason)}"
     yield f"- **Kind:** {answers.fault_owner.value}; {_plain(answers.category)}"
     yield f"- **Look at next:** {_plain(answers.steps[0].text)}" if answers.steps else "- **Look at next:** the log"
-    unknown = "; ".join(answers.unknown[:_GROUPS]) or f"nothing ({report.engine.nodes} reported: {report.coverage})"
-    yield f"- **Not known:** {_plain(unknown)}"
+    if answers.unknown:
+        yield f"- **Not known:** {_plain('; '.join(answers.unknown[:_GROUPS]))}"
     commands = [printable(step.command) for step in answers.steps if step.command]
     if commands:
         yield from ("", *_fenced("\n".join(commands), "console"))

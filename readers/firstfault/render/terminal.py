@@ -8,13 +8,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import chain, own_frames, place_of, runs
 from firstfault.layout.paths import Layout
 from firstfault.model import Scope
 from firstfault.render.first_line import first_line
 from firstfault.render.flyte_message import fact_lines, log_lines, recovered_lines, said, stack_lines
 from firstfault.render.printer import Printer, encodable, one_row
-from firstfault.report.words import State, counted, ranks_text
+from firstfault.report.words import State, counted, duration, ranks_text
 from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ _ALL = "a pipe (| less) shows all"
 _SHOW = "firstfault show "
 _FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
 _STYLES = {State.ROOT: "bold red", State.SUSPECT: "yellow", State.UNCLEAR: "yellow"}
-_WITH_WHERE = ("host", "exit code", "pid", "time")
-_NANOSECONDS = re.compile(r"(?<=\.\d{3})\d{6}Z$")
+_WITH_WHERE = ("machine", "host", "exit code", "time")
+_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,15 @@ def _print(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> N
     printer.line(first_line(report.verdict, report.decision), style="bold")
     printer.gap()
     _print_answers(printer, report, room, verbose=verbose)
+    job = "; ".join(report.identity.parts(report.engine)) if verbose else _short_job(report)
+    printer.labelled("Job", [job] if job else [])
+    printer.labelled("Attempts", _few(report.changes, _CHANGES, verbose=verbose, last=True))
     printer.gap()
-    _print_code(printer, report, room, verbose=verbose)
+    if verbose:
+        _print_quoted(printer, report)
+        printer.gap()
+    else:
+        _print_code(printer, report, room)
     _print_groups(printer, report, room, verbose=verbose)
     printer.labelled("Victims", [report.followers] if report.followers else [])
     if not verbose:
@@ -114,7 +122,6 @@ def _print(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> N
     coverage = f"{report.coverage} {nodes}" if report.verdict.coverage.complete else f"{nodes}: {report.coverage}"
     more = "-v shows more" if not verbose and not printer.fits(_more(report)) else ""
     printer.labelled("Reported", ["; ".join(filter(None, [coverage, report.clocks, more]))])
-    printer.labelled("Attempts", _few(report.changes, _CHANGES, verbose=verbose, last=True))
     if verbose:
         _print_more(printer, report)
 
@@ -131,6 +138,28 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
     yield _fact("fate", answers.fate)
     yield from fact_lines(report)
     yield from (f"next: {one_row(step.command)}" for step in answers.steps if step.command)
+    if len(report.attempts) > 1:
+        yield from (_fact("attempt", _attempt_text(attempt)) for attempt in report.attempts)
+        yield from (_fact("changed", change) for change in report.changes)
+    quoted = list(_quoted(report, verbose=verbose))
+    for failure in quoted:
+        yield from _plain_block("where it stood:", stack_lines(failure), None if verbose else _PLAIN_STACK)
+    yield from ("", printable(said(verdict)))
+    for failure in quoted:
+        log = log_lines(failure)
+        yield from _plain_block("last lines of its log:", log if verbose else log[-_PLAIN_LOG:], None)
+    yield ""
+    yield from _plain_ranks(report, verbose=verbose)
+    if verbose:
+        yield from (_fact("recovered", line) for line in recovered_lines(report.job))
+    yield from _plain_evidence(report, verbose=verbose)
+    if verbose:
+        yield from (_fact(f"raw {fact.name}", fact.value) for fact in report.raw)
+    if report.uri:
+        yield from ("", f"documents: {one_row(Layout.of(report.uri).errors_uri())}")
+
+
+def _plain_ranks(report: Report, *, verbose: bool) -> Iterator[str]:
     groups = report.cascade.groups if verbose else report.cascade.groups[:_PLAIN_GROUPS]
     yield from (
         _fact("group", f"{_group_head(group, verbose=verbose)}: {group.line or group.what}") for group in groups
@@ -141,20 +170,6 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
         yield from (_fact(report.engine.node, _node_text(node)) for node in report.cascade.nodes)
         by_node = _ranks_by_node(report)
         yield from (_fact("ranks", f"{name or 'node not known'}: {text}") for name, text in by_node.items())
-    if len(report.attempts) > 1:
-        yield from (_fact("attempt", _attempt_text(attempt)) for attempt in report.attempts)
-        yield from (_fact("changed", change) for change in report.changes)
-    if verbose:
-        yield from (_fact("recovered", line) for line in recovered_lines(report.job))
-    yield ""
-    yield from _plain_evidence(report, verbose=verbose)
-    yield from ("", printable(said(verdict)))
-    for failure in _quoted(report, verbose=verbose):
-        yield from _plain_block("where it stood:", stack_lines(failure), None if verbose else _PLAIN_STACK)
-        log = log_lines(failure)
-        yield from _plain_block("last lines of its log:", log if verbose else log[-_PLAIN_LOG:], None)
-    if report.uri:
-        yield from ("", f"documents: {one_row(Layout.of(report.uri).errors_uri())}")
 
 
 def _plain_evidence(report: Report, *, verbose: bool) -> Iterator[str]:
@@ -202,7 +217,16 @@ def _print_answers(printer: Printer, report: Report, room: _Room, *, verbose: bo
             printer.command(step.command)
     if report.uri and not verbose and printer.fits(_more(report)):
         printer.beside(_more(report))
-    printer.labelled("Unknown", _few(answers.unknown, room.unknown, verbose=verbose) or ["nothing"])
+    printer.labelled("Unknown", _few(answers.unknown, room.unknown, verbose=verbose))
+
+
+def _short_job(report: Report) -> str:
+    """Return what ran in few words; the rest is the same for every attempt of it."""
+    job = report.identity
+    after = f"failed after {duration(int(job.seconds * _NS))}" if job.seconds is not None else ""
+    nodes = f"{counted(job.ranks, 'rank')} on {counted(job.nodes, report.engine.node)}" if job.nodes else ""
+    gpus = f"{job.gpus} {job.gpu_model}" if job.gpus else ""
+    return ", ".join(filter(None, [job.task or job.execution, nodes, gpus, after]))
 
 
 def _more(report: Report) -> str:
@@ -210,10 +234,8 @@ def _more(report: Report) -> str:
 
 
 def _known(report: Report) -> Iterator[str]:
-    """Yield host, exit code, pid and time in one line."""
+    """Yield machine, host, exit code and time in one line."""
     values = {fact.name: fact.value for fact in report.facts if fact.name in _WITH_WHERE}
-    if "time" in values:
-        values["time"] = _NANOSECONDS.sub("Z", values["time"])
     if values:
         yield ", ".join(f"{name} {value}" for name, value in values.items())
 
@@ -225,7 +247,7 @@ def _few(sentences: Sequence[str], limit: int, *, verbose: bool, last: bool = Fa
     return [*shown, f"and {len(sentences) - limit} more (-v)"]
 
 
-def _print_code(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> None:
+def _print_code(printer: Printer, report: Report, room: _Room) -> None:
     """Print the program's own frames; if the process raised nothing, its last log lines."""
     root = report.verdict.root
     if root is None:
@@ -233,8 +255,8 @@ def _print_code(printer: Printer, report: Report, room: _Room, *, verbose: bool)
     frames = own_frames(root.exception) if root.exception is not None else ()
     if frames:
         lines = [f"{place_of(frame)}: {frame.code}" if frame.code else place_of(frame) for frame in frames]
-        printer.labelled("Code", lines if verbose else [printer.short(line) for line in lines[-room.frames :]])
-    elif root.exception is None and not verbose:
+        printer.labelled("Code", [printer.short(line) for line in lines[-room.frames :]])
+    elif root.exception is None:
         printer.labelled("Log", [printer.short(line) for line in log_lines(root)[-_LOG_LINES:]])
 
 
@@ -267,19 +289,32 @@ def _group_head(group: Group, *, verbose: bool) -> str:
 # --- everything -----------------------------------------------------------------------------------------------------
 
 
+def _print_quoted(printer: Printer, report: Report) -> None:
+    """Print the traceback, or first the stack of a process that raised nothing, and its log."""
+    failures = list(_quoted(report, verbose=True))
+    root = report.verdict.root
+    if root is None or root.exception is None:
+        for failure in failures:
+            _print_stacks(printer, failure)
+    _print_traceback(printer, report)
+    for failure in failures:
+        if root is not None and root.exception is not None:
+            _print_stacks(printer, failure)
+        name = f"rank {failure.rank}" if failure.rank is not None else failure.node or "the root cause"
+        printer.section(f"Last lines of the log of {name}", _bounded(log_lines(failure)))
+
+
 def _print_more(printer: Printer, report: Report) -> None:
-    if len(report.attempts) > 1:
-        printer.section("Attempts side by side", [f"attempt {_attempt_text(attempt)}" for attempt in report.attempts])
-    printer.section("Recovered from, by restarts within this attempt", recovered_lines(report.job))
+    _print_nodes(printer, report)
     printer.section("Facts", fact_lines(report))
     evidence = [[sentence, *(f"  {name}" for name in names)] for sentence, names in report.verdict.reasons]
     printer.section("Evidence", itertools.chain.from_iterable(evidence))
-    _print_nodes(printer, report)
-    _print_traceback(printer, report)
-    for failure in _quoted(report, verbose=True):
-        _print_stacks_and_log(printer, failure)
+    if len(report.attempts) > 1:
+        printer.section("Attempts side by side", [f"attempt {_attempt_text(attempt)}" for attempt in report.attempts])
+    printer.section("Recovered from, by restarts within this attempt", recovered_lines(report.job))
     printer.section("What could not be read", report.verdict.coverage.notes)
     printer.section("Documents", [Layout.of(report.uri).errors_uri()] if report.uri else [])
+    printer.section("Raw values", [f"{fact.name}: {fact.value}" for fact in report.raw])
 
 
 def _print_nodes(printer: Printer, report: Report) -> None:
@@ -300,12 +335,10 @@ def _print_traceback(printer: Printer, report: Report) -> None:
         printer.section("What it said", _bounded(message.split("\n")))
 
 
-def _print_stacks_and_log(printer: Printer, failure: WorkerError) -> None:
-    name = f"rank {failure.rank}" if failure.rank is not None else failure.node or "the root cause"
+def _print_stacks(printer: Printer, failure: WorkerError) -> None:
     for dump in failure.stack_dumps:
-        of = f"rank {dump.rank}, pid {dump.pid}" if dump.rank is not None else f"pid {dump.pid}"
-        printer.section(f"Where it stood: {of}", _bounded(dump.text.strip("\n").split("\n")))
-    printer.section(f"Last lines of the log of {name}", _bounded(log_lines(failure)))
+        of = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
+        printer.section(f"Where it stood: {of}", _bounded(readable_stack(dump.text).strip("\n").split("\n")))
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.layout.paths import attempt_of
-from firstfault.model import Scope, Subject
+from firstfault.model import NodeSetup, Scope, Subject
 from firstfault.model.signal_meanings import explain_signal
 from firstfault.report.answers import answers_on
 from firstfault.report.attempt_changes import changes_between
@@ -16,7 +17,7 @@ from firstfault.report.cascade import cascade_of
 from firstfault.report.engine_words import FLYTE, EngineWords, engine_of
 from firstfault.report.events import later_text
 from firstfault.report.redaction import redacted
-from firstfault.report.words import State, counted, duration, size
+from firstfault.report.words import State, counted, duration, shown_time, size
 from firstfault.text import one_line
 from firstfault.wire.verdict_json import format_timestamp
 
@@ -30,10 +31,12 @@ if TYPE_CHECKING:
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.report.cascade import Cascade
 
-__all__ = ["Fact", "Report", "report_of", "with_attempts"]
+__all__ = ["Fact", "JobIdentity", "Report", "report_of", "with_attempts"]
 
 _FEW = 5
 _MS = 1_000_000
+_NS = 1_000_000_000
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,58 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """What ran, on what, and for how long. Empty, 0 or None: not known."""
+
+    task: str = ""
+    """Its full name."""
+    execution: str = ""
+    """Name of Flyte's execution."""
+    image: str = ""
+    started_ns: int | None = None
+    """When its first agent started, nanoseconds since the Unix epoch."""
+    seconds: float | None = None
+    """From then to the root cause, or to the last failure if the root cause has no time."""
+    ranks: int = 0
+    nodes: int = 0
+    gpu_model: str = ""
+    gpus: int = 0
+    """Of all nodes that say it."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """Of packages."""
+    source_url: str = ""
+    """Where its source code can be read: "https://github.com/org/repo/blob/<commit>"."""
+    source_root: str = ""
+    """The folder that this address stands for."""
+
+    @property
+    def commit(self) -> str:
+        """The commit of its source code; empty if the address names none."""
+        found = _COMMIT.search(self.source_url)
+        return found[0] if found else ""
+
+    def parts(self, engine: EngineWords) -> tuple[str, ...]:
+        """Return what is known, in the order in which a person asks for it."""
+        start = f"started {shown_time(self.started_ns)[:19]} UTC" if self.started_ns is not None else ""
+        after = f"failed after {duration(int(self.seconds * _NS))}" if self.seconds is not None else ""
+        size = (
+            counted(self.ranks, "rank") if self.ranks else "",
+            counted(self.nodes, engine.node) if self.nodes else "",
+        )
+        parts = (
+            self.task,
+            f"execution {self.execution}" if self.execution else "",
+            self.image,
+            f"commit {self.commit[:7]}" if self.commit else "",
+            ", ".join(filter(None, [start, after])),
+            " on ".join(filter(None, size)),
+            f"{counted(self.gpus, 'GPU')}: {self.gpu_model}" if self.gpus else "",
+            ", ".join(f"{name} {version}" for name, version in self.versions),
+        )
+        return tuple(filter(None, parts))
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What a report says."""
 
@@ -53,7 +108,10 @@ class Report:
     decision: Decision
     answers: Answers
     facts: tuple[Fact, ...]
-    """About the root cause: rank, host, exit code, pid, time, memory."""
+    """About the root cause: rank, pod, machine, exit code, time, memory."""
+    raw: tuple[Fact, ...]
+    """What few people need: process ids, exact times, digests."""
+    identity: JobIdentity
     cascade: Cascade
     followers: str
     """The victims and how much later they failed: "2 lost a peer, 5 stopped by their agents; ..."; empty: none."""
@@ -108,6 +166,8 @@ def report_of(  # noqa: PLR0913 - keywords
         decision=decision,
         answers=answers_on(job, verdict, decision, uri, logs or {}, ordered, number, cascade, engine),
         facts=tuple(_facts(verdict, cascade, engine)),
+        raw=tuple(_raw(verdict)),
+        identity=_identity(job, verdict, cascade, uri),
         cascade=cascade,
         followers=_followers(verdict, cascade, clocks),
         clocks=_clocks(cascade, clocks),
@@ -156,7 +216,8 @@ def _names(names: Sequence[str]) -> str:
 
 def _facts(verdict: Verdict, cascade: Cascade, engine: EngineWords) -> Iterator[Fact]:
     root = verdict.root
-    time = Fact("time", format_timestamp(verdict.timestamp_ns) or _no_time(verdict, cascade))
+    at = verdict.timestamp_ns
+    time = Fact("time", shown_time(at) if at is not None else _no_time(verdict, cascade))
     if root is None:
         if verdict.node:
             yield Fact(engine.node, verdict.node)
@@ -174,8 +235,22 @@ def _facts(verdict: Verdict, cascade: Cascade, engine: EngineWords) -> Iterator[
     if memory:
         yield Fact("memory", memory)
     yield from _few("last collective", [_collective(progress) for progress in root.collectives])
-    if root.versions:
-        yield Fact("versions", ", ".join(f"{name} {version}" for name, version in root.versions))
+
+
+def _raw(verdict: Verdict) -> Iterator[Fact]:
+    root = verdict.root
+    if verdict.timestamp_ns is not None:
+        yield Fact("time", format_timestamp(verdict.timestamp_ns) or "")
+    if root is not None:
+        found = (
+            ("pid", str(root.place.pid or "")),
+            ("address", root.place.ip),
+            ("boot id", root.boot_id),
+            ("round", str(root.place.round)),
+        )
+        yield from (Fact(name, value) for name, value in found if value)
+    yield from (Fact("fingerprint", verdict.fingerprint),) if verdict.fingerprint else ()
+    yield Fact("documents", str(verdict.document_count))
 
 
 def _no_time(verdict: Verdict, cascade: Cascade) -> str:
@@ -200,11 +275,8 @@ def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
 
 
 def _end_facts(root: WorkerError) -> Iterator[Fact]:
-    pid = root.place.pid or None
     if root.exit_code is not None:
-        yield Fact("exit code", _with(str(root.exit_code), "pid", pid))
-    elif pid is not None:
-        yield Fact("pid", str(pid))
+        yield Fact("exit code", str(root.exit_code))
     by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
     if by_agent is not None:
         yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.shown_reason}")
@@ -253,6 +325,42 @@ def _memory(root: WorkerError) -> Iterator[str]:
         yield f"limit {size(found.memory_limit_bytes or 0)}"
     if found.oom_kill is not None:
         yield f"oom_kill rose by {found.oom_kill}"
+
+
+# --- what ran -------------------------------------------------------------------------------------------------------
+
+
+def _identity(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) -> JobIdentity:
+    places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
+    started = [place.incarnation * _MS for place in places if place.incarnation]
+    started_ns = min(started, default=None)
+    times = [failure.timestamp_ns for failure in job.failures if failure.timestamp_ns is not None]
+    ended_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
+    took_ns = ended_ns - started_ns if started_ns is not None and ended_ns is not None else -1
+    setups = {entry.place.node: entry.setup for entry in job.roster if entry.setup != NodeSetup()}
+    first = next(iter(setups.values()), NodeSetup())
+    versions = verdict.root.versions if verdict.root is not None else ()
+    return JobIdentity(
+        task=first.task,
+        execution=_execution(uri),
+        image=first.image,
+        started_ns=started_ns,
+        seconds=took_ns / _NS if took_ns >= 0 else None,
+        ranks=max((place.world_size for place in places), default=0) or len({n for e in job.roster for n in e.ranks}),
+        nodes=verdict.coverage.expected or len(cascade.nodes),
+        gpu_model=next((setup.gpu_model for setup in setups.values() if setup.gpus), ""),
+        gpus=sum(setup.gpus for setup in setups.values()),
+        versions=versions or next((failure.versions for failure in job.failures if failure.versions), ()),
+        source_url=first.source_url,
+        source_root=first.source_root,
+    )
+
+
+def _execution(uri: str) -> str:
+    """Return the name of Flyte's execution, from an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
+    here = attempt_of(uri) if uri else None
+    parts = here[0].split("/") if here is not None else []
+    return parts[-3] if len(parts) > 3 and parts[-1] == "data" else ""  # noqa: PLR2004 - the parts above
 
 
 # --- the others -----------------------------------------------------------------------------------------------------

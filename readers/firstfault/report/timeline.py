@@ -16,13 +16,19 @@ if TYPE_CHECKING:
     from firstfault.report.cascade import Cascade
     from firstfault.report.events import Event
 
-__all__ = ["Band", "Lane", "Point", "Tick", "Timeline", "timeline_of"]
+__all__ = ["Band", "Bar", "Lane", "Point", "Tick", "Timeline", "timeline_of"]
 
 _MS = 1_000_000
 _EACH = 14
 """Up to so many failures have a lane each; of more, each group has one."""
 _LANES = 14
 _POINTS = 60
+_LINES_UP_TO = 32
+"""Of more failures a histogram is drawn."""
+_BARS = 48
+_BARS_HEIGHT = 150.0
+_LEAST = 2.0
+"""Height of what is few beside many."""
 _LABEL = 26
 _TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000)
 _LEFT, _RIGHT = 222.0, 622.0
@@ -75,14 +81,34 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class Bar:
+    """The failures of one state in one part of the scale."""
+
+    x: float
+    y: float
+    """The upper edge."""
+    width: float
+    height: float
+    state: State
+    name: str
+    """"12 victims, 32 ms to 40 ms"."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
-    """A drawing of `width` by `height` units."""
+    """A drawing of `width` by `height` units: lanes, or of many failures bars."""
 
     width: int
     height: int
     text: float
     """x of the lanes' times."""
     lanes: tuple[Lane, ...]
+    bars: tuple[Bar, ...]
+    """A histogram: each failure at its most likely time."""
+    most: int
+    """Failures in the highest bar."""
+    base: float
+    """y of the bars' feet."""
     ticks: tuple[Tick, ...]
     zero: float
     """x of the origin."""
@@ -105,6 +131,8 @@ def timeline_of(cascade: Cascade) -> Timeline | None:
     timed = [event for event in cascade.events if event.at_ns is not None]
     if len(timed) < 2:  # noqa: PLR2004 - a line needs two
         return None
+    if len(timed) > _LINES_UP_TO:
+        return _histogram(cascade, timed)
     rows = [[event] for event in timed] if len(timed) <= _EACH else _by_group(timed)
     shown = rows[:_LANES]
     low = min(min(_bounds(event)[0] for event in row) for row in shown)
@@ -116,11 +144,54 @@ def timeline_of(cascade: Cascade) -> Timeline | None:
         height=int(_TOP + len(lanes) * _LANE_HEIGHT + _BOTTOM),
         text=_TEXT,
         lanes=tuple(lanes),
+        bars=(),
+        most=0,
+        base=0.0,
         ticks=tuple(scale.ticks()),
         zero=scale.x(0),
         left_out=len(rows) - len(shown),
         untimed=len(cascade.events) - len(timed),
     )
+
+
+def _histogram(cascade: Cascade, timed: Sequence[Event]) -> Timeline:
+    """Return the drawing of many failures: how many of each state at each time, on the same scale."""
+    times = [event.at_ns or 0 for event in timed]
+    scale = _Scale(min(*times, 0), max(*times, _MS))
+    width = (_RIGHT - _LEFT) / _BARS
+    found: dict[int, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for event in timed:
+        index = min(int((scale.x(event.at_ns or 0) - _LEFT) / width), _BARS - 1)
+        found[index][event.state].append(event.at_ns or 0)
+    most = max(sum(map(len, states.values())) for states in found.values())
+    base = _TOP + _BARS_HEIGHT + len(State) * _LEAST
+    bars = []
+    for index, states in sorted(found.items()):
+        foot = base
+        for state in sorted(states, key=list(State).index):
+            at = states[state]
+            height = round(max(len(at) / most * _BARS_HEIGHT, _LEAST), 1)
+            foot = round(foot - height, 1)
+            when = _signed_range(min(at), max(at))
+            x = round(_LEFT + index * width, 1)
+            bars.append(Bar(x, foot, round(width - 1, 1), height, state, f"{len(at)} {state.value}, {when}"))
+    return Timeline(
+        width=_WIDTH,
+        height=int(base + _BOTTOM),
+        text=_TEXT,
+        lanes=(),
+        bars=tuple(bars),
+        most=most,
+        base=base,
+        ticks=tuple(scale.ticks()),
+        zero=scale.x(0),
+        left_out=0,
+        untimed=len(cascade.events) - len(timed),
+    )
+
+
+def _signed_range(low_ns: int, high_ns: int) -> str:
+    return _tick(low_ns) if low_ns == high_ns else f"{_tick(low_ns)} to {_tick(high_ns)}"
 
 
 class _Scale:

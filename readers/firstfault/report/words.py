@@ -7,6 +7,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from firstfault.model import CATEGORIES
+from firstfault.wire.verdict_json import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +26,7 @@ __all__ = [
     "fault_owner_of",
     "ranks_text",
     "short_names",
+    "shown_time",
     "size",
 ]
 
@@ -218,6 +220,12 @@ def duration(nanoseconds: int) -> str:
     if size_ns >= _MS:
         return f"{size_ns / _MS:.1f} ms"
     return f"{size_ns / _US:.0f} us"
+
+
+def shown_time(nanoseconds: int) -> str:
+    """Return a moment since the Unix epoch as people write it, to the millisecond: "2026-11-14 22:13:20.000 UTC"."""
+    text = format_timestamp(nanoseconds) or ""
+    return f"{text[:10]} {text[11:23]} UTC"
 
 
 def size(number: float) -> str:

@@ -75,6 +75,104 @@
     for (const part of opened) part.open = false;
   });
 
+  // --- attempts as tabs
+  const tablist = find(".ff-tabs");
+  if (tablist) {
+    const tabs = [...tablist.querySelectorAll("[role=tab]")];
+    const panelOf = (tab) => find(`#${tab.getAttribute("aria-controls")}`);
+    const choose = (chosen) => {
+      for (const tab of tabs) {
+        tab.setAttribute("aria-selected", String(tab === chosen));
+        tab.tabIndex = tab === chosen ? 0 : -1;
+        panelOf(tab).hidden = tab !== chosen;
+      }
+    };
+    for (const tab of tabs) {
+      panelOf(tab).setAttribute("role", "tabpanel");
+      tab.addEventListener("click", () => choose(tab));
+    }
+    tablist.addEventListener("keydown", (event) => {
+      const at = tabs.indexOf(document.activeElement);
+      const moves = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tabs.length - 1 };
+      if (at < 0 || !(event.key in moves)) return;
+      event.preventDefault();
+      const to = tabs[(moves[event.key] + tabs.length) % tabs.length];
+      choose(to);
+      to.focus();
+    });
+    tablist.hidden = false;
+    choose(tabs.find((tab) => tab.getAttribute("aria-selected") === "true") || tabs[tabs.length - 1]);
+  }
+
+  // --- search: errors, frames, stacks and logs that hold a text; matches are marked where the browser can
+  const most = 50;
+  const field = find("#ff-search");
+  const places = [...top.querySelectorAll("pre, .ff-frame, .ff-own > summary, .ff-evidence li, .ff-facts dd")]
+    .filter((part) => part.textContent.trim());
+  const nameOf = (part) => part.getAttribute("aria-label") || part.textContent.trim().slice(0, 60);
+  const sectionOf = (part) => (part.closest("section, .ff-part") || top).querySelector("h2");
+  const marked = (part, text, ranges) => {
+    const walker = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+      const lower = node.data.toLowerCase();
+      for (let at = lower.indexOf(text); at >= 0 && ranges.length < 500; at = lower.indexOf(text, at + text.length)) {
+        const range = new Range();
+        range.setStart(node, at);
+        range.setEnd(node, at + text.length);
+        ranges.push(range);
+      }
+    }
+  };
+  const search = () => {
+    const text = field.value.trim().toLowerCase();
+    const found = find("#ff-found");
+    const ranges = [];
+    found.replaceChildren();
+    let count = 0;
+    const add = (label, go) => {
+      count += 1;
+      if (count > most) return;
+      const item = make("li");
+      const button = make("button", "", label);
+      button.type = "button";
+      button.addEventListener("click", go);
+      item.append(button);
+      found.append(item);
+    };
+    if (text) {
+      for (const [number, , what, line] of data.groups) {
+        if (`${what} ${line}`.toLowerCase().includes(text)) {
+          add(`error ${number}: ${(line || what).slice(0, 80)}`, () => {
+            const row = find(`#ff-group-${number}`) || find("#ff-groups");
+            row.setAttribute("tabindex", "-1");
+            row.scrollIntoView();
+            row.focus({ preventScroll: true });
+          });
+        }
+      }
+      for (const part of places) {
+        if (!part.textContent.toLowerCase().includes(text)) continue;
+        marked(part, text, ranges);
+        add(`${sectionOf(part) ? `${sectionOf(part).textContent}: ` : ""}${nameOf(part)}`, () => {
+          for (let box = part; box; box = box.parentElement) if (box.tagName === "DETAILS") box.open = true;
+          part.scrollIntoView({ block: "center" });
+          if (!part.hasAttribute("tabindex") && part.tagName !== "SUMMARY") part.setAttribute("tabindex", "-1");
+          part.focus({ preventScroll: true });
+        });
+      }
+    }
+    if (window.CSS && CSS.highlights) {
+      CSS.highlights.delete("ff-hit");
+      if (ranges.length) CSS.highlights.set("ff-hit", new Highlight(...ranges));
+    }
+    found.hidden = !count;
+    find("#ff-hits").textContent = !text ? "" : count > most ? `${count} places, the first ${most} are listed` : `${count} ${count === 1 ? "place" : "places"}`;
+  };
+  if (field) {
+    find(".ff-search").hidden = false;
+    field.addEventListener("input", search);
+  }
+
   // --- pages; a button that leads nowhere keeps the focus
   const isOff = (button) => button.getAttribute("aria-disabled") === "true";
   const turnedBy = (pages, turn) => {
@@ -231,6 +329,26 @@
       start = isWhole() ? opening : 0;
       draw();
     };
+    const map = find("#ff-map");
+    if (map) {
+      const nodeAt = (event) => {
+        const box = map.getBoundingClientRect();
+        const cell = (box.width / map.viewBox.baseVal.width) * Number(map.dataset.cell);
+        const column = Math.floor((event.clientX - box.left) / cell);
+        return data.nodes[Math.floor((event.clientY - box.top) / cell) * Number(map.dataset.columns) + column];
+      };
+      map.addEventListener("mousemove", (event) => {
+        const node = nodeAt(event);
+        find("#ff-map-said").textContent = node ? node[0] : "";
+      });
+      // the field "part of its name" does the same with a keyboard
+      map.addEventListener("click", (event) => {
+        const node = nodeAt(event);
+        if (!node) return;
+        form.elements.node.value = node[0];
+        filter();
+      });
+    }
     form.elements.group.append(...data.groups.map(([number, , what]) => new Option(`${number}: ${cut(what, 40)}`, number)));
     find("#ff-nodes").append(...data.nodes.map(([name]) => new Option("", name)));
     form.hidden = false;

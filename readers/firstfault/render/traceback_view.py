@@ -1,0 +1,116 @@
+"""A traceback for a page: the program's own frames with the lines around, those of libraries folded."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from firstfault.exceptions.tracebacks import chain, format_exception, own_frames, runs
+from firstfault.text import elide
+
+if TYPE_CHECKING:
+    from firstfault.exceptions.tracebacks import FrameRun
+    from firstfault.model import ExceptionInfo, FrameInfo
+    from firstfault.report.data import JobIdentity
+
+__all__ = ["FoldedException", "folded_traceback"]
+
+_TEXT = 16_000
+_WEB = re.compile(r"https?://[\w.-]+(?::\d+)?(?:/[\w.~@+-]+)+")
+_PATH = re.compile(r"[^\x00-\x1f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One line of source code."""
+
+    number: int
+    before: str
+    marked: str
+    """The part that Python marks with carets."""
+    after: str
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """One frame of the program's own code, with the lines around."""
+
+    folder: str
+    name: str
+    """The file without its folders."""
+    line: int
+    function: str
+    code: str
+    lines: tuple[_Line, ...]
+    link: str
+    """Where the line can be read in its repository; empty: not known."""
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Consecutive frames: of a library, folded, or of the program."""
+
+    library: str
+    frames: tuple[_Frame, ...]
+    gap: str = ""
+    """A sentence about frames that were left out, instead of frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedException:
+    """One exception of a chain, with its frames grouped by library."""
+
+    follows: str
+    exception: ExceptionInfo
+    runs: tuple[_Run, ...]
+    members: tuple[str, ...]
+    message: str
+
+
+def folded_traceback(exception: ExceptionInfo, identity: JobIdentity) -> list[FoldedException]:
+    """Return an exception with its causes, the deepest first; frames link to the source code of `identity`."""
+    innermost = next(reversed(own_frames(exception)), None)
+    found = []
+    for link in chain(exception):
+        raised = link.exception
+        half = len(raised.frames) // 2
+        shown = [_run(run, identity, innermost) for run in runs(raised.frames)]
+        if raised.frames_omitted:
+            before = [_run(run, identity, innermost) for run in runs(raised.frames[:half])]
+            behind = [_run(run, identity, innermost) for run in runs(raised.frames[half:])]
+            shown = [*before, _Run("", (), f"{raised.frames_omitted} frames left out"), *behind]
+        members = tuple(elide(format_exception(member), _TEXT) for member in raised.members)
+        found.append(FoldedException(link.follows, raised, tuple(shown), members, elide(raised.message, _TEXT)))
+    return found
+
+
+def _run(run: FrameRun, identity: JobIdentity, innermost: FrameInfo | None) -> _Run:
+    return _Run(run.library, tuple(_frame(frame, identity, is_open=frame == innermost) for frame in run.frames))
+
+
+def _frame(frame: FrameInfo, identity: JobIdentity, *, is_open: bool) -> _Frame:
+    folder, slash, name = frame.file.rpartition("/")
+    lines = tuple(_line(frame, number, text) for number, text in enumerate(frame.context, frame.context_line))
+    link = _link(frame, identity)
+    return _Frame(folder + slash, name, frame.line, frame.function, frame.code, lines, link, is_open)
+
+
+def _line(frame: FrameInfo, number: int, text: str) -> _Line:
+    if number != frame.line:
+        return _Line(number, text, "", "", is_current=False)
+    indent = len(text) - len(text.lstrip())
+    since, until = (indent + column for column in frame.marked)
+    return _Line(number, text[:since], text[since:until], text[until:], is_current=True)
+
+
+def _link(frame: FrameInfo, identity: JobIdentity) -> str:
+    """Return the address of a frame's line; only an ordinary web address is ever one."""
+    root = identity.source_root.rstrip("/") + "/"
+    if not frame.file.startswith(root) or not _WEB.fullmatch(identity.source_url) or not _PATH.fullmatch(frame.file):
+        return ""
+    anchor = f"#lines-{frame.line}" if "bitbucket" in identity.source_url else f"#L{frame.line}"
+    return f"{identity.source_url}/{quote(frame.file.removeprefix(root))}{anchor}"

@@ -1,0 +1,161 @@
+"""The parts of the page in a real browser: their order, the traceback's lines, attempts, search, the map."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.render.html import page
+from firstfault.report.attempt_changes import AttemptSummary
+from tests.reports.pages import page_of, report_of_scene
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from playwright.sync_api import Page
+
+_PARTS = {
+    "rank": ["traceback", "ranks", "time", "groups", "evidence", "coverage", "documents", "raw"],
+    "hang": ["stacks", "traceback", "ranks", "time", "groups", "evidence", "coverage", "documents", "raw"],
+    "three-attempts": ["attempts", "traceback", "ranks", "time", "groups", "evidence", "coverage", "documents", "raw"],
+}
+
+
+@pytest.mark.parametrize("name", _PARTS)
+def test_parts_are_in_the_order_of_questions(name: str, open_page: Callable[..., Page]) -> None:
+    """The cause comes before the cascade, a hang's stack before its message; what few people need is folded."""
+    opened = open_page(page_of(name))
+    found = opened.evaluate("[...document.querySelectorAll('h2')].map(heading => heading.id.slice(3))")
+    assert found == _PARTS[name]
+    links = opened.evaluate("[...document.querySelectorAll('nav li > a')].map(link => link.hash.slice(4))")
+    assert links == found
+    folded = opened.evaluate("[...document.querySelectorAll('details.ff-part')].map(part => part.open)")
+    assert folded == [False] * 3
+
+
+def test_what_ran_is_in_one_line(open_page: Callable[..., Page]) -> None:
+    """Task, execution, image, commit, start, duration, size, GPUs and versions stand below the answers."""
+    parts = open_page(page_of("rank")).locator(".ff-identity span")
+    assert [part.inner_text() for part in parts.all()] == [
+        "workflows.train.fit",
+        "execution project-development-a7xk2m9qp4vd8wz3hj6t",
+        "registry.example.com/team/trainer:2026.11.3",
+        "commit 3f2c1e9",
+        "started 2023-11-14 22:00:00 UTC, failed after 13 min",
+        "4 ranks on 2 pods",
+        "4 GPUs: NVIDIA H100 80GB HBM3",
+        "flytekit 1.16.31, python 3.11.7, torch 2.13.0",
+    ]
+
+
+@pytest.mark.parametrize("name", ["rank", "hang", "host_oom", "external"])
+def test_no_raw_values_outside_of_their_part(name: str, open_page: Callable[..., Page]) -> None:
+    """Nanoseconds, process ids, boot ids and names of documents are seen in folded parts only."""
+    opened = open_page(page_of(name))
+    report = report_of_scene(name)
+    raw = opened.locator("details.ff-part").last
+    opened.evaluate("document.querySelectorAll('details:not(.ff-part)').forEach(part => { part.open = true; })")
+    seen = opened.locator("main").inner_text()
+    assert re.search(r"\.\d{9}|\bpid \d|boot-\d|[0-9a-f]{12}\.pb|\d:[0-9a-f]{12}", seen) is None
+    opened.locator("#ff-raw").click()
+    assert opened.evaluate("document.querySelectorAll('details.ff-part')[2].open")
+    if report.verdict.timestamp_ns is not None:
+        assert re.search(r"time:?\s*\S+\.\d{9}Z", raw.inner_text())
+
+
+def test_lines_around_each_own_frame(open_page: Callable[..., Page]) -> None:
+    """The innermost own frame is open with its lines and a link; the marked part is underlined."""
+    opened = open_page(page_of("rank"))
+    frames = opened.locator("details.ff-own")
+    assert [frame.get_attribute("open") is not None for frame in frames.all()] == [False, False, True]
+    innermost = frames.last
+    assert innermost.locator("summary").inner_text() == "/root/model.py:12 in forward"
+    assert innermost.locator("pre").inner_text().splitlines() == [
+        "10def forward(self, batch):",
+        "11    if batch.shape[1] != 4:",
+        "12 >        raise ValueError(shape)",
+        "13    return self.net(batch)",
+    ]
+    link = innermost.locator("a").get_attribute("href")
+    assert link == f"https://github.com/org/repo/blob/{'3f2c1e9a' * 5}/model.py#L12"
+    frames.nth(1).locator("summary").click()
+    assert frames.nth(1).locator("mark").inner_text() == "step(model, batch)"
+    assert opened.locator(".ff-library[open]").count() == 0
+
+
+@pytest.mark.parametrize(
+    "url", ["javascript:alert(1)//blob", 'https://a.com/x" onclick="alert(1)', "//a.com/blob", "https://a.com/b?c=d"]
+)
+def test_no_other_address_becomes_a_link(url: str, open_page: Callable[..., Page]) -> None:
+    """An address in a document that is no plain web address is not linked."""
+    report = report_of_scene("rank")
+    hostile = replace(report, identity=replace(report.identity, source_url=url))
+    opened = open_page(page(hostile))
+    assert opened.locator(".ff-own a").count() == 0
+
+
+def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
+    """Each attempt has a tab that says how it ended, and what changed; arrows move; one that succeeded is green."""
+    opened = open_page(page_of("three-attempts"))
+    tabs = opened.locator("[role=tab]")
+    assert [tab.inner_text() for tab in tabs.all()] == [
+        "attempt 0: user_code",
+        "attempt 1: could not be read: access denied",
+        "attempt 2: user_code",
+    ]
+    panels = opened.locator("[role=tabpanel]")
+    assert [panel.is_visible() for panel in panels.all()] == [True, False, False]
+    tabs.first.focus()
+    opened.keyboard.press("ArrowLeft")
+    assert [panel.is_visible() for panel in panels.all()] == [False, False, True]
+    assert opened.evaluate("document.activeElement.id") == "ff-tab-2"
+    assert "attempt 0 to 2:" in panels.last.inner_text()
+    plain = open_page(page_of("three-attempts"), java_script_enabled=False)
+    assert [panel.is_visible() for panel in plain.locator(".ff-attempt").all()] == [True] * 3
+    report = report_of_scene("three-attempts")
+    saved = replace(report, attempts=(*report.attempts[:2], AttemptSummary(2, note="succeeded")))
+    green = open_page(page(saved)).locator("#ff-tab-2")
+    assert green.inner_text() == "attempt 2: succeeded"
+    assert green.evaluate("tab => getComputedStyle(tab).backgroundColor") == "rgb(220, 242, 227)"
+
+
+def test_search_finds_errors_stacks_and_logs(open_page: Callable[..., Page]) -> None:
+    """A text is found in errors, frames and stacks, also in folded ones; a hit opens what it is in."""
+    opened = open_page(page_of("hang"))
+    opened.fill("#ff-search", "ALL_reduce")
+    assert opened.locator("#ff-hits").inner_text().endswith("places")
+    hits = opened.locator("#ff-found button")
+    stack = hits.filter(has_text="Where processes stood: rank 2")
+    stack.click()
+    assert opened.evaluate("document.activeElement.getAttribute('aria-label')") == "rank 2"
+    assert opened.evaluate("document.activeElement.closest('details').open")
+    assert opened.evaluate("CSS.highlights.get('ff-hit').size") > 0
+    opened.fill("#ff-search", "no such text")
+    assert (opened.locator("#ff-hits").inner_text(), hits.count()) == ("0 places", 0)
+    opened.fill("#ff-search", "")
+    assert opened.locator("#ff-hits").inner_text() == ""
+
+
+def test_search_among_ten_thousand_errors(open_page: Callable[..., Page]) -> None:
+    """Errors on later pages of the table are found too; a long list is cut, and says so."""
+    opened = open_page(page_of("ten-thousand-messages"))
+    opened.fill("#ff-search", "Error0")
+    assert opened.locator("#ff-hits").inner_text().endswith("places, the first 50 are listed")
+    assert opened.locator("#ff-found button").count() == 50
+
+
+def test_a_map_of_many_nodes(open_page: Callable[..., Page]) -> None:
+    """Each of 1,250 pods has a cell with the worst state of its ranks; a click shows its ranks alone."""
+    opened = open_page(page_of("ten-thousand-ranks"))
+    map_ = opened.locator("#ff-map")
+    drawn = map_.evaluate("map => [...map.querySelectorAll('path')].map(path => path.getAttribute('d')).join('')")
+    assert drawn.count("M") == 1250
+    assert map_.get_attribute("aria-label") == "One cell for each of 1250 pods: 1 root cause, 1249 victim"
+    map_.click(position={"x": 7, "y": 7 + 10 * 14})
+    assert opened.locator("[name=node]").input_value() == "a7xk2m9qp4vd8wz3hj6t-n0-0-worker-540"
+    assert opened.locator(".ff-cell").count() == 8
+    assert opened.locator(".ff-cell.ff-is-root").inner_text().split() == ["4321", "X"]
+    assert open_page(page_of("rank")).locator("#ff-map").count() == 0
