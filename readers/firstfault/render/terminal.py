@@ -307,14 +307,23 @@ def _print_quoted(printer: Printer, report: Report) -> None:
 def _print_more(printer: Printer, report: Report) -> None:
     _print_nodes(printer, report)
     printer.section("Facts", fact_lines(report))
-    evidence = [[sentence, *(f"  {name}" for name in names)] for sentence, names in report.verdict.reasons]
-    printer.section("Evidence", itertools.chain.from_iterable(evidence))
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(_sources(report)), 1)}
+    printer.section(
+        "Evidence",
+        [" ".join([sentence, *(f"[{numbers[name]}]" for name in names)]) for sentence, names in report.verdict.reasons],
+    )
     if len(report.attempts) > 1:
         printer.section("Attempts side by side", [f"attempt {_attempt_text(attempt)}" for attempt in report.attempts])
     printer.section("Recovered from, by restarts within this attempt", recovered_lines(report.job))
     printer.section("What could not be read", report.verdict.coverage.notes)
     printer.section("Documents", [Layout.of(report.uri).errors_uri()] if report.uri else [])
-    printer.section("Raw values", [f"{fact.name}: {fact.value}" for fact in report.raw])
+    raw = [f"{fact.name}: {fact.value}" for fact in report.raw]
+    printer.section("Raw values", [*raw, *(f"[{number}] {name}" for name, number in numbers.items())])
+
+
+def _sources(report: Report) -> Iterator[str]:
+    """Yield the names of the documents that the evidence refers to."""
+    return itertools.chain.from_iterable(names for _, names in report.verdict.reasons)
 
 
 def _print_nodes(printer: Printer, report: Report) -> None:
