@@ -37,7 +37,8 @@ status=0
 # Tests of a file stay in one process and share its fixtures: a browser, a training job. One process more than there are
 # cores: training jobs wait a lot.
 parallel=(-q -n "$(($(nproc) < 4 ? $(nproc) + 1 : 4))" --dist loadfile --no-loadscope-reorder --durations=30)
-"$root/build/wheel-venv/bin/python" -m pytest -p no:cacheprovider "${parallel[@]}" "$@" || status=$?
+"$root/build/wheel-venv/bin/python" -m pytest -p no:cacheprovider "${parallel[@]}" "$@" 2>"$work/stderr" || status=$?
+tail -n 100 "$work/stderr" >&2  # of a process that crashed: its stacks
 if [ -d build/screenshots ]; then
   rm -rf "$root/build/screenshots"
   cp -r build/screenshots "$root/build/"
