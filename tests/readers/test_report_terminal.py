@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _URI = "s3://bucket/metadata/f00/n0/data/0"
-_LABELS = ["What", "Where", "Retry", "Next", "Unknown", "Code", "Failed", "Victims", "Why", "Reported"]
+_LABELS = ["What", "Where", "Retry", "Next", "Job", "Code", "Failed", "Victims", "Why", "Reported"]
 _FRAMES = (
     FrameInfo("/job/train.py", 90, "main", "train(7)"),
     FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/module.py", 1, "_call", "return call()"),
@@ -97,7 +97,7 @@ def test_the_usual_case_is_one_screen() -> None:
     assert lines[0] == first_line(_usual().verdict, _usual().decision)
     assert [line.split()[0] for line in lines[1:] if line and not line.startswith(" ")] == _LABELS
     assert "Where    rank 3 (local_rank 1) on w-1, model.py:41 in step" in lines
-    assert "         host node-7, pid 99, time 2023-11-14T22:13:20.000Z" in lines
+    assert "         host node-7, time 2023-11-14 22:13:20.000 UTC" in lines
     assert "         kubectl logs w-1" in lines
     assert f"         firstfault show -v {_URI}" in lines
     assert "Code     train.py:90 in main: train(7)" in lines
@@ -208,12 +208,12 @@ def test_verbose_shows_everything() -> None:
         "  attempt 0: could not be read: refused, 3.2 s",
         "  attempt 1: KeyError, rank 3 on w-1: 'labels', no retry, 19.4 s",
         "  enforced by Flyte: yes",
-        "  rank 3 on w-1 raised an exception of its own",
+        "  rank 3 on w-1 raised an exception of its own [1]",
         "  w-1 (group rank 1)",
         "    s 2 stopped by its agent; X 3 root cause",
-        "Where it stood: rank 3, pid 99",
+        "Where it stood: rank 3",
         '  File "train.py", line 7 in step',
-        "Where it stood: rank 2, pid 98",
+        "Where it stood: rank 2",
         "Last lines of the log of rank 3",
         "  epoch 4",
         "  a file of another kind",
@@ -276,7 +276,7 @@ def test_the_suspects_stacks() -> None:
         run_strategy(get_strategy("evidence"), job), scope=Scope.UNDETERMINED, root=None, suspects=(Suspect("so", 0),)
     )
     report = report_of(job, verdict, decide(verdict))
-    assert "Where it stood: rank 0, pid 7\n  in recv\n" in _printed(report, verbose=True)
+    assert "Where it stood: rank 0\n  in recv\n" in _printed(report, verbose=True)
     assert "in recv" not in _printed(report)
 
 

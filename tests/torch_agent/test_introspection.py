@@ -268,7 +268,9 @@ def test_there_and_back(reported: list[threading.ExceptHookArgs], progress: Call
 
 def _facts(failure: ThreadFailure) -> tuple[object, ...]:
     exception = failure.exception
-    return (failure.thread, failure.timestamp_ns, exception.type, exception.message, exception.frames)
+    # the lines around a frame stay in the process
+    frames = [(frame.file, frame.line, frame.function, frame.code) for frame in exception.frames]
+    return (failure.thread, failure.timestamp_ns, exception.type, exception.message, frames)
 
 
 def test_no_answer() -> None:
