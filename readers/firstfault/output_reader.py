@@ -26,7 +26,7 @@ from firstfault.sync import run_sync
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from flyteidl.core.literals_pb2 import LiteralMap
 
@@ -264,7 +264,7 @@ class MultiErrorFileOutputReader:
         snapshot = await look(alone, self._layout, self._wish, judge)
         return judge(replace(snapshot, notes=(*snapshot.notes, note)))
 
-    async def follow(self, interval_seconds: float = 1.0) -> AsyncIterator[JobErrors]:
+    async def follow(self, interval_seconds: float = 1.0) -> AsyncGenerator[JobErrors, None]:
         """Yield the job of a running attempt at once and after each change, until all nodes are done.
 
         A pause is at least ten times as long as the last listing took, and at most a minute. Without a change only

@@ -334,7 +334,8 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         paid = "pays" if not is_spent else f"is used up (retries={context.retries or 0})"
         reason = f"{vote.reason}; the {budget}'s retry budget {paid}"
     else:
-        origin = root.origin if root is not None else Origin.USER
+        is_known = verdict.scope is not Scope.UNDETERMINED
+        origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
         reason = vote.reason if policy is not None else _reason_against(verdict)
     if _is_again(verdict, context) and _AGAIN not in reason:
         reason = f"{reason}; {_AGAIN}"

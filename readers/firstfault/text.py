@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["clean", "elide", "one_line", "printable", "redact", "sentence_of"]
+__all__ = ["clean", "clean_end", "elide", "one_line", "printable", "redact", "sentence_of"]
 
 _SECRETS = (
     # user:password@ in a URL
@@ -55,6 +55,15 @@ def clean(text: str, limit: int) -> str:
     text = elide(text, 4 * limit)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "")
     return elide(redact(text), limit)
+
+
+def clean_end(text: str, limit: int) -> str:
+    """As `clean`, but return the end of `text`: whole lines, if the last one is not longer than `limit`."""
+    text = clean(text[-4 * limit :], 4 * limit)
+    if len(text) <= limit:
+        return text
+    end = text[-limit:]
+    return end.partition("\n")[2] if text[-limit - 1] != "\n" and "\n" in end else end
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

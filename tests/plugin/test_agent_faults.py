@@ -16,7 +16,7 @@ import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.recorder import NodeFolder
-from tests.plugin.running import Running, await_exit, kill_all, running
+from tests.plugin.running import Ended, Running, await_exit, kill_all, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -214,6 +214,27 @@ def test_an_agent_is_terminated(start: Callable[..., Running], phase: str, numbe
     assert (ended.verdict["scope"], ended.verdict["category"]) == ("external", "preemption"), ended.verdict
     assert (ended.attempt["decision"]["retry"], ended.attempt["decision"]["origin"]) == (True, "SYSTEM")
     ended.flyte_saw_the_verdict()
+    if phase.startswith("training"):
+        assert "1 of 2 pods was terminated, which suggests a preemption, a drain or an eviction" in _unknown(ended)
+
+
+def _unknown(ended: Ended) -> str:
+    reader = MultiErrorFileOutputReader(str(ended.prefix))
+    conclusion = reader.conclude()
+    assert conclusion is not None
+    return "\n".join(reader.report(conclusion).answers.unknown)
+
+
+def test_all_agents_are_terminated(start: Callable[..., Running]) -> None:
+    """If all pods get SIGTERM at once, the report says that the whole job was ended, as by an abort or a time limit."""
+    run = start("forked", kind="hang", peers="sleep")
+    run.mark("fault")
+    agents = [run.mark(f"rank-{rank}")["agent"] for rank in range(2)]
+    for agent in agents:
+        os.kill(agent, signal.SIGTERM)
+    ended = run.end()
+    assert (ended.verdict["scope"], ended.verdict["category"]) == ("external", "preemption"), ended.verdict
+    assert "all 2 pods were terminated at once, as by an abort or a time limit" in _unknown(ended)
 
 
 @repeated

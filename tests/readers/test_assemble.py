@@ -16,6 +16,7 @@ from firstfault.model import (
     DocumentRef,
     ExceptionInfo,
     Kind,
+    LogTail,
     NodePresence,
     Phase,
     Receipt,
@@ -217,6 +218,38 @@ def test_evidence_that_only_a_later_document_has(name: str) -> None:
     other = make_error(3, writer=Writer.RECORDER, exception=None, exit_code=9, signal="SIGFPE", log_tail="other")
     (failure,) = _job(other, make_error(3), seen).failures
     assert getattr(failure, name) == _EVIDENCE[name]
+
+
+# --- the end of a log, from the roster ------------------------------------------------------------------------------
+
+
+def test_a_failure_gets_its_log_from_the_roster() -> None:
+    """The log that an agent put into its roster entry belongs to its worker's failure, also one of an earlier round."""
+    roster = (
+        make_presence(round=0, log_tails=(LogTail(3, "epoch 1"),)),
+        make_presence(round=1, log_tails=(LogTail(3, "epoch 2"), LogTail(4, "of another rank"))),
+    )
+    old, new = make_error(3, message="old", group_rank=0), make_error(3, message="new", group_rank=0, round=1)
+    job = _job(old, new, roster=roster)
+    assert [(failure.message, failure.log_tail) for failure in job.failures] == [("new", "epoch 2")]
+    assert [(failure.message, failure.log_tail) for failure in job.history] == [("old", "epoch 1")]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"log_tail": "its own"},
+        {"node": "worker-9"},
+        {"rank": 4},
+        {"incarnation": 8},
+        {"subject": Subject.AGENT},
+    ],
+)
+def test_a_log_of_the_roster_goes_nowhere_else(other: dict[str, Any]) -> None:
+    """A failure with a log keeps it; another node's, rank's, incarnation's or agent's failure gets none."""
+    roster = (make_presence(log_tails=(LogTail(3, "epoch 2"),)),)
+    job = _job(make_error(**{"rank": 3, "group_rank": 0, **other}), roster=roster)
+    assert [failure.log_tail for failure in job.failures] == [other.get("log_tail", "")]
 
 
 # --- one worker, heard while its exception was in flight ------------------------------------------------------------

@@ -87,6 +87,7 @@ def test_the_exit_codes_are_a_contract() -> None:
         "USAGE": 2,
         "NOTHING_FOUND": 3,
         "TIMEOUT": 4,
+        "UNREADABLE": 5,
         "ROOT_CAUSE": 10,
         "ROOT_CAUSE_RETRYABLE": 11,
         "INTERRUPTED": 130,
@@ -116,13 +117,33 @@ def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a 
     assert run("show", attempt.uri, *options).code == code
 
 
-def test_an_unreadable_document_is_a_root_cause_nobody_can_name(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """An attempt with an unreadable document alone has failed."""
-    attempt.put("outputs.pb", b"")
-    attempt.put("error.pb", b"")
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"<html>404</html>", "not readable: error.pb: error.pb is not an error document"),
+        (b"", "not readable: error.pb: error.pb is empty"),
+    ],
+)
+@pytest.mark.parametrize("command", [("show",), ("show", "--json"), ("watch", "--interval", "0.1", "--timeout", "1")])
+def test_an_unreadable_document_alone_is_no_root_cause(
+    attempt: Attempt, run: Callable[..., Ran], command: tuple[str, ...], data: bytes, said: str
+) -> None:
+    """An error.pb of another program has an exit code of its own, and one line says what it is and what to do."""
+    attempt.put("error.pb", data)
+    ran = run(*command, attempt.uri)
+    assert ran.code == EXIT.UNREADABLE
+    (line,) = (line for line in ran.err.splitlines() if "no root cause in" in line)
+    assert said in line
+    assert line.endswith("read the nodes' logs")
+    assert "ErrorFileBadFormat" in ran.out or "--json" not in command
+
+
+def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Callable[..., Ran]) -> None:
+    """A node that reported a failure whose documents are gone leaves no root cause either."""
+    attempt.join(make_presence())
     ran = run("show", attempt.uri)
-    assert ran.code == EXIT.ROOT_CAUSE
-    assert ran.out.startswith("undetermined no retry: ")
+    assert ran.code == EXIT.UNREADABLE
+    assert "a node reported a failure, but its error documents are missing; read the nodes' logs" in ran.err
 
 
 @pytest.mark.parametrize(

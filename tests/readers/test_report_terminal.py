@@ -164,7 +164,7 @@ def test_the_first_of_the_evidence() -> None:
     ("name", "has_room"),
     [
         ("recoverable-from-rank5-of8", False),
-        ("agent-killed-rank2-of4", True),
+        ("agent-killed-rank0-of4", True),
         ("disk-rank5-of8", False),
         ("terminate-rank0-of4", False),
     ],

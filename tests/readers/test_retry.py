@@ -397,12 +397,12 @@ def test_the_same_fault_on_all_ranks_is_the_reason() -> None:
 
 
 def test_undetermined_is_said_plainly() -> None:
-    """Without a known root cause there is no retry, and the reason says so."""
+    """Without a known root cause there is no retry, it is nobody's fault, and the reason says so."""
     decision = decide(undetermined(make_job(), "earliest"))
     assert decision == Decision(
         retry=False,
         kind=Kind.NON_RECOVERABLE,
-        origin=Origin.USER,
+        origin=Origin.UNKNOWN,
         enforced=True,
         reason="the root cause is undetermined",
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.text import clean, elide, one_line, printable, redact, sentence_of
+from firstfault.text import clean, clean_end, elide, one_line, printable, redact, sentence_of
 
 _ANY_TEXT = st.text(st.characters(exclude_categories=()))
 _FRAGMENTS = [
@@ -210,3 +210,20 @@ def test_one_line(text: str, limit: int, line: str) -> None:
 def test_the_sentence_of_a_message(message: str, sentence: str) -> None:
     """The first line of a message, without the code that flytekit puts before it."""
     assert sentence_of(message) == sentence
+
+
+@given(_ANY_TEXT, st.integers(1, 40))
+def test_the_end_of_a_text(text: str, limit: int) -> None:
+    """The end of a text is at most as long as asked, and is the end of the cleaned text."""
+    end = clean_end(text, limit)
+    assert len(end) <= limit
+    assert clean(text[-4 * limit :], 4 * limit).endswith(end)
+
+
+def test_the_end_of_a_text_is_whole_lines() -> None:
+    """A line that does not fit is left out, a single long line is cut, and credentials in the end are redacted."""
+    assert clean_end("one\ntwo\nthree", 10) == "two\nthree"
+    assert clean_end("one\ntwo\nthree", 9) == "two\nthree"
+    assert clean_end("one\ntwo\nthree", 8) == "three"
+    assert clean_end("x" * 50, 10) == "x" * 10
+    assert clean_end(f"{'x' * 5000}\npassword=hunter22", 40) == "password=***"

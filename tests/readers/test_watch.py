@@ -78,6 +78,7 @@ def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: 
         return await listed(self, folder)
 
     monkeypatch.setattr(FsspecStore, "list", look)
+    monkeypatch.setattr("firstfault.cli._watch._SEALING_S", 0.05)
 
     def watch(*steps: Callable[[], object], options: tuple[str, ...] = ("--interval", "0.005")) -> tuple[int, str, str]:
         ended = threading.Event()
@@ -108,7 +109,7 @@ def watching(attempt: Attempt, capsys: pytest.CaptureFixture[str], monkeypatch: 
 
 
 def test_an_answer_as_soon_as_it_is_known_and_corrected(attempt: Attempt, watching: Watch) -> None:
-    """The first document gives an answer at once; a later one corrects it."""
+    """The first document gives an answer at once, which is not decided; a later one corrects it."""
     code, out, err = watching(
         lambda: attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED)),
         lambda: attempt.write(later()),
@@ -116,9 +117,11 @@ def test_an_answer_as_soon_as_it_is_known_and_corrected(attempt: Attempt, watchi
         lambda: attempt.join(node(0), node(1)),
     )
     assert code == EXIT.ROOT_CAUSE
-    first, _, second = out.partition("ValueError rank 1")
-    assert "root cause: KeyError, rank 0" in first
-    assert "root cause: ValueError, rank 1 on w-1: bad batch" in second
+    first, second, *rest = out.splitlines()
+    assert first.startswith("not decided yet: KeyError rank 0")
+    assert second.startswith("not decided yet: ValueError rank 1")
+    assert rest[0].startswith("ValueError rank 1")
+    assert "root cause: ValueError, rank 1 on w-1: bad batch" in rest
     assert err.index("round 0 runs on 2 nodes") < err.index("corrected by later documents")
     assert err.index("corrected by") < err.index("every node has reported")
 
@@ -133,13 +136,14 @@ def test_an_answer_that_stays_is_said_once(attempt: Attempt, watching: Watch) ->
     )
     assert code == EXIT.ROOT_CAUSE_RETRYABLE
     assert out.count("root cause:") == 1
+    assert out.count("not decided yet:") == 1
     assert "1 of 2 nodes have reported" in err
     assert "2 of 2 nodes have reported" in err
     assert "corrected" not in err
 
 
 def test_json_is_one_line_for_each_answer(attempt: Attempt, watching: Watch) -> None:
-    """With --json each answer is an object on its own line."""
+    """With --json each answer is an object on its own line; all but the last say that they are not decided."""
     _, out, _ = watching(
         lambda: attempt.write(later()),
         lambda: attempt.write(root()),
@@ -147,7 +151,8 @@ def test_json_is_one_line_for_each_answer(attempt: Attempt, watching: Watch) -> 
         options=("--interval", "0.005", "--json"),
     )
     answers = [json.loads(line) for line in out.splitlines()]
-    assert [answer["verdict"]["ranks"] for answer in answers] == [[0], [1]]
+    assert [answer["verdict"]["ranks"] for answer in answers] == [[0], [1], [1]]
+    assert [answer.get("decided") for answer in answers] == [False, False, None]
 
 
 def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> None:
@@ -158,7 +163,8 @@ def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> No
         lambda: attempt.join(node(0, Phase.SUCCEEDED, round=1), node(1, Phase.SUCCEEDED, round=1)),
     )
     assert code == EXIT.OK
-    assert "root cause: ValueError" in out
+    assert "not decided yet: ValueError" in out
+    assert "root cause:" not in out
     assert err.index("recovered from") < err.index("without a failure")
 
 

@@ -23,6 +23,7 @@ from firstfault.model import (
     ExceptionInfo,
     FrameInfo,
     Kind,
+    LogTail,
     NodePresence,
     NodeSetup,
     Origin,
@@ -170,6 +171,7 @@ _PRESENCES = st.builds(
     timestamp_ns=st.none() | st.integers(1, 2**64 - 1),
     first_failure=st.none() | st.builds(CausedBy, st.none() | _SMALL, _TEXT, _TEXT),
     first_failure_reason=_TEXT,
+    log_tails=st.lists(st.builds(LogTail, _SMALL, _TEXT), max_size=3).map(tuple),
     setup=st.builds(NodeSetup, _TEXT, _TEXT, _TEXT, _SMALL, _TEXT, _TEXT),
 )
 
@@ -228,6 +230,7 @@ def test_every_field_is_tried() -> None:
         CollectiveProgress: set(),
         CausedBy: set(),
         Receipt: set(),
+        LogTail: set(),
         NodePresence: set(),
     }
     full = _full_error()
@@ -262,6 +265,7 @@ _FULL_PLACE = Place(
 )
 _FULL_RECEIPT = Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=5, withdrawn=True)
 _FULL_CAUSE = CausedBy(5, "worker-0", "e1.pb")
+_FULL_LOG = LogTail(5, "step 41")
 _FULL_SETUP = NodeSetup("train.fit", "trainer:1", "NVIDIA H100 80GB HBM3", 8, "https://a.com/blob/3f2c", "/root")
 _FULL_PRESENCE = NodePresence(
     Phase.FAILED,
@@ -271,6 +275,7 @@ _FULL_PRESENCE = NodePresence(
     9,
     _FULL_CAUSE,
     "rank 5 on worker-0 failed: SIGKILL",
+    (_FULL_LOG,),
     _FULL_SETUP,
 )
 
@@ -304,7 +309,7 @@ def _full_error() -> WorkerError:
 def _one_of(kind: type, error: WorkerError) -> Any:
     examples = [error, error.place, error.exception, *error.exception.frames, error.resources, *error.sent_signals]
     examples += [*error.stack_dumps, *error.thread_failures, *error.collectives, _COLLECTIVE, error.caused_by]
-    examples += [_FULL_PRESENCE, *_FULL_PRESENCE.receipts]
+    examples += [_FULL_PRESENCE, *_FULL_PRESENCE.receipts, _FULL_LOG]
     return next(example for example in examples if type(example) is kind)
 
 

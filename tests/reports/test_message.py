@@ -598,7 +598,7 @@ def test_one_document_without_rank_and_node() -> None:
     )
     answers = scenes.report_on(make_job(stock)).answers
     assert answers.where == "not known: its document names no rank and no node"
-    assert answers.fault_owner is FaultOwner.CODE
+    assert answers.fault_owner is FaultOwner.UNKNOWN
     assert answers.steps[0].text.startswith("read the text below: ")
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from firstfault.exceptions.printed_traceback import without_traceback
 from firstfault.layout.paths import ERRORS
-from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError
+from firstfault.model import DocumentRef, LogTail, NodePresence, Phase, Receipt, WorkerError
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.agent.death_documents import about_death, kept_exception
 from firstfault_torch.guard import bounded, guarded
@@ -81,6 +82,7 @@ class Reporter:
         self._pool: ThreadPoolExecutor | None = None
         self._entries: list[Future[Any]] = []
         self._documented: dict[int, Future[Any]] = {}
+        self._own_logs: dict[int, LogTail] = {}
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,7 @@ class Reporter:
         self.drain()
         self.report = NodeReport()
         self._documented = {}
+        self._own_logs = {}
         self._log_tails = None
         self.recording = replace(self.recording, round=number, group_world_size=nodes)
 
@@ -120,11 +123,12 @@ class Reporter:
     # --- roster -------------------------------------------------------------------------------------------------
 
     def announce(self, phase: Phase, ranks: tuple[int, ...], first: FirstFailure | None = None) -> None:
-        """Write a roster entry in the background; that of a failed node holds the receipts of its documents."""
-        receipts = tuple(self.report.receipts) if phase is Phase.FAILED else ()
-        presence = NodePresence(phase, self._place_of(None), ranks, receipts, time.time_ns())
+        """Write a roster entry in the background; a failed node's holds receipts and ends of logs."""
+        presence = NodePresence(phase, self._place_of(None), ranks, timestamp_ns=time.time_ns())
         if phase is Phase.FAILED:
-            presence = replace(presence, setup=setup_of_node(self.recording.identity))
+            logs = tuple(tail for _, tail in sorted(self._own_logs.items()))
+            setup = setup_of_node(self.recording.identity)
+            presence = replace(presence, receipts=tuple(self.report.receipts), log_tails=logs, setup=setup)
         if first is not None:
             presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
         path, data = as_entry(presence)
@@ -159,7 +163,7 @@ class Reporter:
             only_held: upload what the worker wrote itself, and write nothing.
         """
         if death.local_rank not in self._documented:
-            work = partial(self._own_documents, death) if only_held else partial(self._document, death, stop)
+            work = partial(self._held_documents, death) if only_held else partial(self._document, death, stop)
             self._documented[death.local_rank] = self._submit(work)
 
     def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
@@ -179,6 +183,8 @@ class Reporter:
         own = self._own_documents(death)
         ended = [failure for failure in own if not failure.in_flight]
         if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
+            if stop is None or not stop.ended(death):
+                self._keep_log(death, ended[-1])
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = stop is None or not stop.ended(death)
@@ -191,9 +197,26 @@ class Reporter:
                 kept=None if own else self._kept_by_torch(death),
                 resources=self._resources() if killed else None,
                 fatal_stack=self._fatal_stack(death.local_rank),
-                log_tail=self._log_tails.tail(death.local_rank) if self._log_tails is not None else "",
+                log_tail=self._log_of(death),
             )
         )
+
+    def _held_documents(self, death: Death) -> None:
+        """Upload what a worker wrote that torch takes for a success."""
+        own = self._own_documents(death)
+        if own:
+            self._keep_log(death, own[-1])
+
+    def _keep_log(self, death: Death, own: WorkerError) -> None:
+        """Keep the end of a worker's stderr for this node's roster entry: its own document cannot have it."""
+        rank, log = self._place_of(death.local_rank).rank, self._log_of(death)
+        if own.exception is not None:
+            log = without_traceback(log, own.exception)
+        if rank is not None and log:
+            self._own_logs[death.local_rank] = LogTail(rank, log)
+
+    def _log_of(self, death: Death) -> str:
+        return self._log_tails.tail(death.local_rank) if self._log_tails is not None else ""
 
     def _own_documents(self, death: Death) -> list[WorkerError]:
         """Return the failures that the worker wrote itself; upload those that it could not upload."""

@@ -270,7 +270,7 @@ class ResourceEvidence(_message.Message):
     def __init__(self, oom_kill: _Optional[int] = ..., memory_peak_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_used_bytes: _Optional[int] = ..., watermark_wall_ns: _Optional[int] = ...) -> None: ...
 
 class RosterEntry(_message.Message):
-    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts", "first_failure", "first_failure_reason", "setup")
+    __slots__ = ("schema_version", "phase", "place", "workers", "wall_time_ns", "receipts", "first_failure", "first_failure_reason", "log_tails", "setup")
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +279,7 @@ class RosterEntry(_message.Message):
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     FIRST_FAILURE_FIELD_NUMBER: _ClassVar[int]
     FIRST_FAILURE_REASON_FIELD_NUMBER: _ClassVar[int]
+    LOG_TAILS_FIELD_NUMBER: _ClassVar[int]
     SETUP_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     phase: Phase
@@ -288,8 +289,17 @@ class RosterEntry(_message.Message):
     receipts: _containers.RepeatedCompositeFieldContainer[DocumentReceipt]
     first_failure: CausedBy
     first_failure_reason: str
+    log_tails: _containers.RepeatedCompositeFieldContainer[LogTail]
     setup: NodeSetup
-    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ..., setup: _Optional[_Union[NodeSetup, _Mapping]] = ...) -> None: ...
+    def __init__(self, schema_version: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[RosterWorker, _Mapping]]] = ..., wall_time_ns: _Optional[int] = ..., receipts: _Optional[_Iterable[_Union[DocumentReceipt, _Mapping]]] = ..., first_failure: _Optional[_Union[CausedBy, _Mapping]] = ..., first_failure_reason: _Optional[str] = ..., log_tails: _Optional[_Iterable[_Union[LogTail, _Mapping]]] = ..., setup: _Optional[_Union[NodeSetup, _Mapping]] = ...) -> None: ...
+
+class LogTail(_message.Message):
+    __slots__ = ("global_rank", "text")
+    GLOBAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    global_rank: int
+    text: str
+    def __init__(self, global_rank: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class NodeSetup(_message.Message):
     __slots__ = ("task", "image", "gpu_model", "gpus", "source_url", "source_root")

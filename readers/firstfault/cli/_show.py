@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from firstfault.output_reader import MultiErrorFileOutputReader
     from firstfault.report import Report
 
-__all__ = ["show"]
+__all__ = ["print_attempt", "show"]
 
 _STDOUT = "-"
 _RUNS = Path(".firstfault", "runs")
@@ -62,7 +62,8 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
 
     \b
     Exit codes: 0 the attempt did not fail, 10 root cause, not to be retried,
-    11 root cause, retryable, 3 nothing found, 2 usage, 1 the tool failed.
+    11 root cause, retryable, 3 nothing found, 5 no readable document,
+    2 usage, 1 the tool failed.
 
     \b
     Examples:
@@ -91,12 +92,36 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     except ObjectNotFoundError as error:
         fail(str(error))
         return EXIT.NOTHING_FOUND
+    return print_attempt(read, uri, strategy, verbose=verbose, as_json=as_json, as_markdown=as_markdown, html=html)
+
+
+def print_attempt(  # noqa: PLR0913 - keywords
+    read: ReadAttempt,
+    uri: str,
+    strategy: str | None,
+    *,
+    verbose: bool = False,
+    as_json: bool = False,
+    as_markdown: bool = False,
+    html: str | None = None,
+) -> int:
+    """Print an attempt in the wanted forms; return the exit code.
+
+    Args:
+        read: the attempt.
+        uri: as the caller named it.
+        strategy: as the caller named it.
+        verbose: everything, instead of one screen.
+        as_json: one JSON object.
+        as_markdown: Markdown.
+        html: file of the page; None: none.
+    """
     if read.conclusion is None:
         return _nothing(read, as_json=as_json, quiet=html == _STDOUT)
     with_attempts = bool(html) or as_markdown or verbose or (not as_json and on_terminal()) or read.uri != uri
     report = _report(read, read.conclusion, strategy, with_attempts=with_attempts)
     if html:
-        _write_page(report, html, quiet=bool(on_stdout))
+        _write_page(report, html, quiet=html == _STDOUT or as_json or as_markdown)
     if as_json:
         from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
 
@@ -107,6 +132,8 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         echo(markdown(report).rstrip("\n"))
     elif not html:
         show_report(report, verbose=verbose)
+    if not read.conclusion.job.failures and not read.conclusion.job.seals:
+        return _unread(read)
     return EXIT.ROOT_CAUSE_RETRYABLE if read.conclusion.decision.retry else EXIT.ROOT_CAUSE
 
 
@@ -140,6 +167,15 @@ def _write_page(report: Report, file: str, *, quiet: bool) -> None:
         return
     write_file(file, page(report))
     click.echo(f"report: {file}", err=quiet)
+
+
+def _unread(read: ReadAttempt) -> int:
+    """Print that the attempt failed and no document tells why; return the exit code."""
+    coverage = read.job.coverage
+    found = "; ".join(coverage.notes) or "a node reported a failure, but its error documents are missing"
+    other = "another program wrote what is there, or its upload was cut off: " if coverage.unreadable else ""
+    fail(f"no root cause in {read.reader.errors_uri}: {found}; {other}read the nodes' logs")
+    return EXIT.UNREADABLE
 
 
 def _nothing(read: ReadAttempt, *, as_json: bool, quiet: bool) -> int:

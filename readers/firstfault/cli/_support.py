@@ -24,6 +24,7 @@ class EXIT(enum.IntEnum):
     USAGE = 2
     NOTHING_FOUND = 3
     TIMEOUT = 4
+    UNREADABLE = 5
     ROOT_CAUSE = 10
     ROOT_CAUSE_RETRYABLE = 11
     INTERRUPTED = 130

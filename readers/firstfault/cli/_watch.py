@@ -1,22 +1,31 @@
-"""``firstfault watch``: follows a running attempt."""
+"""``firstfault watch``: follows a running attempt, or a running task through its attempts."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from firstfault.cli._output import show_report
+from firstfault.cli._show import print_attempt
 from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from firstfault.attempts import ReadAttempt
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors
     from firstfault.output_reader import MultiErrorFileOutputReader
 
 __all__ = ["watch"]
+
+_SEALING_S = 5.0
+"""How long to wait for the pods' sealed verdict after the last report, and for a last report after the verdict."""
+_NEXT_LOOKS = 5
+"""Pauses between two looks for the next attempt, in those between two listings of this one."""
 
 
 @click.command()
@@ -32,15 +41,23 @@ __all__ = ["watch"]
     help="Shortest pause between two listings; longer where listing is slow.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after this long.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1) for each verdict.")
+@click.option("--follow", is_flag=True, help="Go on with the task's next attempts until the task has ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON objects (firstfault.verdict/v1), one a line.")
 @debug_option
 def watch(  # noqa: PLR0913, PLR0917 - click's options
-    uri: str, strategy: str | None, expected_nodes: int | None, interval: float, timeout: float | None, as_json: bool
+    uri: str,
+    strategy: str | None,
+    expected_nodes: int | None,
+    interval: float,
+    timeout: float | None,
+    follow: bool,
+    as_json: bool,
 ) -> int:
     """Follow a running attempt and print its root cause as soon as it is known.
 
-    URI is the attempt's output prefix or its errors/ folder. If later documents change the answer, the new answer is
-    printed too. The command ends when every node has reported, or at the timeout.
+    URI is the attempt's output prefix or its errors/ folder. While documents may still arrive, each new answer is one
+    line that says that it is not decided yet. When every node has reported, or at the timeout, the command prints what
+    show prints, and ends.
 
     \b
     Exit codes: those of show for the last answer; 0 also if the attempt recovered,
@@ -49,41 +66,142 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     \b
     Examples:
       firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
+      firstfault watch --follow s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault watch --timeout 3600 --json s3://bucket/metadata/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
-    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.attempts import read_attempt  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
 
-    reader = MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
-    progress = _Progress(reader, as_json=as_json)
-    click.echo(f"firstfault: watching {reader.errors_uri}", err=True)
-    try:
-        asyncio.run(asyncio.wait_for(_follow(reader, progress, interval), timeout))
-    except asyncio.TimeoutError:
+    def reader_of(uri: str) -> MultiErrorFileOutputReader:
+        return MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
+
+    deadline = time.monotonic() + timeout if timeout is not None else None
+    following: str | None = uri
+    code: int = EXIT.OK
+    while following is not None:
+        uri, following = following, _next_of(following) if follow else None
+        reader = reader_of(uri)
+        progress = _Progress(reader, as_json=as_json)
+        click.echo(f"firstfault: watching {reader.errors_uri}", err=True)
+        in_time = asyncio.run(_watched(progress, interval, reader_of(following) if following else None, deadline))
         if progress.last is None:
-            fail(f"no failure in {reader.errors_uri} within {timeout:g} s")
-            return EXIT.TIMEOUT
-    if progress.last is None:
-        return EXIT.OK
-    return EXIT.ROOT_CAUSE_RETRYABLE if progress.last.decision.retry else EXIT.ROOT_CAUSE
+            if not in_time:
+                fail(f"no failure in {reader.errors_uri} within {timeout:g} s")
+                return EXIT.TIMEOUT
+            code = EXIT.OK
+            following = following if progress.is_superseded else None
+            continue
+        read = read_attempt(uri, reader_of)
+        progress.note_end(read)
+        code = print_attempt(read, uri, strategy, as_json=as_json)
+        is_over = read.conclusion is None or not read.conclusion.decision.retry or read.conclusion.decision.is_spent
+        if not in_time or (is_over and not progress.is_superseded):
+            following = None
+    return code
 
 
-async def _follow(reader: MultiErrorFileOutputReader, progress: _Progress, interval: float) -> None:
-    async for job in reader.follow(interval):
-        progress.show(job)
+def _next_of(uri: str) -> str:
+    """Return the output prefix of the attempt after this one."""
+    from firstfault.errors import UsageError  # noqa: PLC0415 - as above
+    from firstfault.layout.paths import attempt_of  # noqa: PLC0415
+    from firstfault.store import join  # noqa: PLC0415
+
+    here = attempt_of(uri)
+    if here is None:
+        raise UsageError(f"--follow needs the output prefix of an attempt, which ends in its number; {uri!r} does not")
+    return join(here[0], str(here[1] + 1))
+
+
+async def _watched(
+    progress: _Progress, interval: float, successor: MultiErrorFileOutputReader | None, deadline: float | None
+) -> bool:
+    """Show each change of an attempt until it is decided or the next one has begun; return False at the deadline."""
+    left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+    try:
+        await asyncio.wait_for(_decided(progress, interval, successor), left)
+    except asyncio.TimeoutError:
+        return False
+    return True
+
+
+async def _decided(progress: _Progress, interval: float, successor: MultiErrorFileOutputReader | None) -> None:
+    begins = asyncio.ensure_future(_begun(successor, _NEXT_LOOKS * interval))
+    try:
+        while True:
+            async with contextlib.aclosing(progress.reader.follow(interval)) as jobs:
+                while (job := await _next(jobs, begins, _SEALING_S if progress.is_sealed else None)) is not None:
+                    progress.show(job)
+            # every node has reported: what is left is the verdict that one of them seals
+            ends = time.monotonic() + _SEALING_S
+            while progress.awaits_seal and not begins.done() and time.monotonic() < ends:
+                await asyncio.sleep(interval)
+                progress.show(await progress.reader.job_async())
+            if not progress.runs_again or begins.done():
+                return
+    finally:
+        progress.is_superseded = begins.done()
+        begins.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await begins
+
+
+async def _next(
+    jobs: AsyncIterator[JobErrors], begins: asyncio.Future[None], seconds: float | None
+) -> JobErrors | None:
+    """Return the next change; None if there is none within `seconds`, or if the next attempt has begun."""
+    change = asyncio.ensure_future(anext(jobs, None))
+    try:
+        awaited: set[asyncio.Future[Any]] = {change, begins}
+        await asyncio.wait(awaited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return change.result() if change.done() else None
+    finally:
+        if not change.done():
+            change.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await change
+
+
+async def _begun(reader: MultiErrorFileOutputReader | None, interval: float) -> None:
+    """Wait until an attempt has left anything; for ever if there is none to wait for."""
+    while True:
+        await asyncio.sleep(interval)
+        if reader is None:
+            continue
+        job = await reader.job_async()
+        if job.roster or job.failures or job.seals:
+            return
 
 
 class _Progress:
     """Prints what has changed since the previous listing."""
 
     def __init__(self, reader: MultiErrorFileOutputReader, *, as_json: bool) -> None:
+        self.reader = reader
         self.last: Conclusion | None = None
-        self._reader = reader
+        """The last answer; None: the attempt has not failed."""
+        self.is_superseded = False
+        """Whether the task's next attempt has begun."""
+        self.runs_again = False
+        """Whether the attempt has restarted after its failure, and runs."""
         self._as_json = as_json
         self._nodes = ""
 
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the pods have sealed their verdict."""
+        return self.last is not None and bool(self.last.job.seals)
+
+    @property
+    def awaits_seal(self) -> bool:
+        """Whether every node has reported a failure, and the pods' verdict is not there."""
+        return self.last is not None and not self.is_sealed
+
     def show(self, job: JobErrors) -> None:
         """Print what has changed."""
-        conclusion = self._reader.conclude_from(job)
+        from firstfault.model.roster import nodes_done  # noqa: PLC0415 - as above
+
+        conclusion = self.reader.conclude_from(job)
+        self.runs_again = conclusion is None and not nodes_done(job.roster, job.coverage.expected)
         if conclusion is None:
             if self.last is not None:
                 self._note("the job recovered from the failed round; still watching")
@@ -93,30 +211,41 @@ class _Progress:
                 self._print_nodes(job)
             self.last = None
             return
-        if self.last is None or _answer(self.last) != _answer(conclusion):
-            if self.last is not None:
+        before, self.last = self.last, conclusion
+        is_decided = job.settled and self.is_sealed
+        if not is_decided and (before is None or _answer(before) != _answer(conclusion)):
+            if before is not None:
                 self._note("corrected by later documents")
             self._print(conclusion)
-        self.last = conclusion
         self._print_nodes(job)
-        if job.settled:
+        if job.settled and (before is None or not before.job.settled):
             self._note("every node has reported")
 
-    def _print(self, conclusion: Conclusion) -> None:
-        from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
-
-        report = self._reader.report(conclusion)
-        if self._as_json:
-            click.echo(json_report(report))
+    def note_end(self, read: ReadAttempt) -> None:
+        """Say that the answer which follows is decided."""
+        if self.last is None or read.conclusion is None or _answer(self.last) == _answer(read.conclusion):
+            self._note("decided")
         else:
-            show_report(report)
+            self._note("decided, and corrected by later documents")
+
+    def _print(self, conclusion: Conclusion) -> None:
+        from firstfault.cli._output import echo  # noqa: PLC0415 - as above
+        from firstfault.render.first_line import first_line  # noqa: PLC0415
+        from firstfault.render.json_report import json_report  # noqa: PLC0415
+
+        report = self.reader.report(conclusion)
+        if self._as_json:
+            click.echo(json_report(report, decided=False))
+        else:
+            echo(f"not decided yet: {first_line(report.verdict, report.decision)}")
 
     def _print_nodes(self, job: JobErrors) -> None:
         from firstfault.report.words import counted  # noqa: PLC0415 - as above
 
         expected = job.coverage.expected
         nodes = counted(expected, "node") if expected else "? nodes"
-        reported = f"{job.coverage.reported} of {expected if expected is not None else '?'} nodes have reported"
+        of = "" if expected is not None and job.coverage.reported > expected else f" of {expected or '?'}"
+        reported = f"{job.coverage.reported}{of} nodes have reported"
         line = reported if self.last is not None else f"round {job.round} runs on {nodes}"
         if line != self._nodes:
             self._note(line)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import DUMP_SIGNAL, STUCK, TIMED_OUT, FailureClass
 from firstfault.evidence.inferred_root import InferredRoot
-from firstfault.evidence.progress import merged, progress_by_group, progress_in_text
+from firstfault.evidence.progress import merged, printed_by, progress_by_group, progress_in_text
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import Collective, Subject
 
@@ -105,7 +105,7 @@ def all_in_one_collective(classified: Sequence[ClassifiedFailure]) -> list[Infer
     for judged in classified:
         failure = judged.failure
         if judged.waited and failure.rank is not None:
-            found = progress_in_text(failure.log_tail or failure.message)
+            found = progress_in_text(printed_by(failure))
             works[failure.rank] = [(progress.group, work) for progress in found for work in progress.last]
     size = max((judged.failure.place.world_size for judged in classified), default=0)
     nodes = {judged.failure.node for judged in classified}

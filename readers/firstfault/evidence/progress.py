@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
 
-__all__ = ["Progress", "merged", "progress_by_group", "progress_in_text", "waited_ns"]
+__all__ = ["Progress", "merged", "printed_by", "progress_by_group", "progress_in_text", "waited_ns"]
 
 _COUNTS = Pattern(
     r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
@@ -54,9 +54,14 @@ def progress_in_text(text: str) -> tuple[CollectiveProgress, ...]:
     return tuple(counted.values())
 
 
+def printed_by(failure: WorkerError) -> str:
+    """Return the texts in which a watchdog's lines may be: the end of the log, then the message."""
+    return f"{failure.log_tail}\n{failure.message}"
+
+
 def waited_ns(failure: WorkerError) -> int:
     """Return how long a rank had waited in a collective when its watchdog gave up, nanoseconds; 0: not known."""
-    found = _RAN.search(failure.log_tail or failure.message)
+    found = _RAN.search(printed_by(failure))
     return int(found["ms"]) * 1_000_000 if found is not None else 0
 
 
@@ -71,7 +76,7 @@ def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progres
         if failure.rank is not None:
             for progress in failure.collectives:
                 recorded[progress.group][failure.rank] = progress
-            for progress in progress_in_text(failure.log_tail or failure.message):
+            for progress in progress_in_text(printed_by(failure)):
                 printed[progress.group][failure.rank] = progress
     known = {rank for members in recorded.values() for rank in members}
     for group, members in recorded.items():

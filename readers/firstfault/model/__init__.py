@@ -27,6 +27,7 @@ from firstfault.model.failure import (
 from firstfault.model.job import (
     Coverage,
     JobErrors,
+    LogTail,
     NodePresence,
     NodeSetup,
     Phase,
@@ -59,6 +60,7 @@ __all__ = [
     "FrameInfo",
     "JobErrors",
     "Kind",
+    "LogTail",
     "NodePresence",
     "NodeSetup",
     "Origin",

@@ -28,7 +28,7 @@ CATEGORIES: dict[str, str] = {
     "signal": "a process was killed by a signal that its agent did not send",
     "exit": "a process exited by itself without an exception",
     "stopped": "a process was stopped by its own agent",
-    "preemption": "the node was terminated: preemption, drain, time limit",
+    "preemption": "the node was terminated: preemption, drain, eviction, abort, time limit",
     "node_lost": "a node vanished",
     "platform": "the elastic agent itself failed",
     "infrastructure": "something outside of the agent and its workers failed",

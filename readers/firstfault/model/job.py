@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from firstfault.model.failure import CausedBy, Kind, Origin, Place, WorkerError
 
-__all__ = ["Coverage", "JobErrors", "NodePresence", "Phase", "Reads", "Receipt", "Seal", "Unopened"]
+__all__ = ["Coverage", "JobErrors", "LogTail", "NodePresence", "Phase", "Reads", "Receipt", "Seal", "Unopened"]
 
 
 class Phase(str, enum.Enum):
@@ -31,6 +31,14 @@ class Receipt:
     rank: int | None = None
     withdrawn: bool = False
     """The user's code handled the exception after all: readers ignore the document."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """The end of a worker's stderr, as its agent read it."""
+
+    rank: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class NodePresence:
     """In an entry of phase failed: the failure that ended the round, as far as the agent knows."""
     first_failure_reason: str = ""
     """The same as text: "rank 3 on worker-1 failed: ValueError"."""
+    log_tails: tuple[LogTail, ...] = ()
+    """In an entry of phase failed: of the workers that failed by themselves, without their own tracebacks."""
     setup: NodeSetup = NodeSetup()
     """In an entry of phase failed."""
 

@@ -27,7 +27,7 @@ from firstfault.model import (
 from firstfault.model.roster import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from firstfault.model import ExceptionInfo, Place, Unopened
 
@@ -104,10 +104,11 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
         (item for item in snapshot.unreadable if item.round is None or item.round >= round_),
         key=lambda item: (item.name, item.reason),
     )
-    failures = _in_order(_merged(current))
+    logs = _logs(snapshot.roster)
+    failures = _in_order(_with_logs(_merged(current), logs))
     return JobErrors(
         failures=failures,
-        history=_in_order(_merged(history)),
+        history=_in_order(_with_logs(_merged(history), logs)),
         roster=roster,
         seals=tuple(sorted(snapshot.seals, key=lambda seal: (-seal.count, seal.name))),
         coverage=_coverage(snapshot, failures, _without_receipts(roster, withdrawn), unreadable, expected_nodes),
@@ -309,6 +310,18 @@ def _holds(later: ExceptionInfo, earlier: ExceptionInfo) -> bool:
 
 def _added_fields(merged: WorkerError, other: WorkerError) -> dict[str, Any]:
     return {name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING}
+
+
+def _logs(roster: Iterable[NodePresence]) -> dict[tuple[object, ...], str]:
+    """Return the ends of the workers' logs that their agents put into the roster, by node, round, life and rank."""
+    return {(*_incarnation(entry.place), tail.rank): tail.text for entry in roster for tail in entry.log_tails}
+
+
+def _with_logs(failures: Iterable[WorkerError], logs: Mapping[tuple[object, ...], str]) -> Iterable[WorkerError]:
+    """Return the failures; those of workers that have no log get the one in their node's roster entry."""
+    for failure in failures:
+        log = logs.get((*_incarnation(failure.place), failure.rank), "") if failure.subject is Subject.WORKER else ""
+        yield replace(failure, log_tail=log) if log and not failure.log_tail else failure
 
 
 _CLOCK = ("timestamp_ns", "monotonic_ns", "boot_id", "upload_delay_ns")

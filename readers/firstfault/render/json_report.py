@@ -25,17 +25,19 @@ _FRAMES = 50
 _LINES = 200
 
 
-def json_report(report: Report, longest: int | None = None) -> str:
+def json_report(report: Report, longest: int | None = None, *, decided: bool = True) -> str:
     """Return a report as one line, an object of the schema ``firstfault.verdict/v1`` (docs/schemas).
 
     Args:
         report: the report.
         longest: characters that are kept of each message; None: all.
+        decided: False for a preliminary answer on a running attempt, which then says so.
     """
     answers = report.answers
     verdict = replace(report.verdict, message=_kept(report.verdict.message, longest))
     document = {
         "schema": SCHEMA,
+        **({} if decided else {"decided": False}),
         "verdict": verdict_to_dict(verdict),
         "decision": decision_to_dict(report.decision),
         "first_line": first_line(verdict, report.decision),

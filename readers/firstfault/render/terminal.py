@@ -119,7 +119,7 @@ def _print(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> N
     if not verbose:
         printer.labelled("Why", report.verdict.why[: room.why])
     nodes = report.engine.nodes
-    coverage = f"{report.coverage} {nodes}" if report.verdict.coverage.complete else f"{nodes}: {report.coverage}"
+    coverage = f"{report.coverage} {nodes}" if "," not in report.coverage else f"{nodes}: {report.coverage}"
     more = "-v shows more" if not verbose and not printer.fits(_more(report)) else ""
     printer.labelled("Reported", ["; ".join(filter(None, [coverage, report.clocks, more]))])
     if verbose:

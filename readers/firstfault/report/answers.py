@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.remote_traceback import original_of, what_failed, with_remote
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import first_member, own_frames, place_of
-from firstfault.model import Scope, Subject
+from firstfault.model import Origin, Scope, Subject
 from firstfault.report.headline import described, headline_parts
 from firstfault.report.words import (
     UNDETERMINED_ADVICE,
@@ -38,6 +38,8 @@ _LINE = 200
 _NOWHERE = "not known: its document names no rank and no node"
 _RANKS = 60
 """Characters."""
+_AT_ONCE_NS = 10_000_000_000
+"""Kubernetes terminates the pods of a deleted job within seconds; their clocks may differ too."""
 _WITH_EVENTS = {"node_lost", "preemption", "host_oom", "infrastructure"}
 """Categories whose cause the platform's events show better than the log."""
 _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
@@ -90,7 +92,7 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
     code, source = _code(job, verdict)
     return Answers(
         what=_what(verdict),
-        fault_owner=_fault_owner(job, verdict),
+        fault_owner=_fault_owner(verdict),
         category=about_category(verdict.category),
         where=_NOWHERE if _is_alone(job, verdict) else _where(verdict),
         code=code,
@@ -102,9 +104,12 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
     )
 
 
-def _fault_owner(job: JobErrors, verdict: Verdict) -> FaultOwner:
-    if verdict.scope is Scope.UNDETERMINED and not _is_alone(job, verdict):
+def _fault_owner(verdict: Verdict) -> FaultOwner:
+    if verdict.scope is Scope.UNDETERMINED:
         return FaultOwner.UNKNOWN
+    root = verdict.root
+    if root is not None and root.recoverable and root.origin is not Origin.SYSTEM:
+        return FaultOwner.TRANSIENT
     return fault_owner_of(verdict.category)
 
 
@@ -259,7 +264,7 @@ def _unknown(job: JobErrors, verdict: Verdict, cascade: Cascade, engine: EngineW
     missing = [item.rank for item in cascade.ranks if item.state is State.UNREPORTED]
     if missing:
         yield f"what happened to {_ranks_named(missing)}: no report"
-    yield from _unknown_of_root(verdict)
+    yield from _unknown_of_root(job, verdict, engine)
     unclear = {event.failure.node for event in cascade.events if event.bounds is None and event.at_ns is not None}
     if unclear:
         yield f"the order of failures on {counted(len(unclear), engine.node)}: clocks could not be compared"
@@ -281,7 +286,7 @@ def _ranks_named(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(list(ranks), _RANKS)}"
 
 
-def _unknown_of_root(verdict: Verdict) -> Iterator[str]:
+def _unknown_of_root(job: JobErrors, verdict: Verdict, engine: EngineWords) -> Iterator[str]:
     """Yield what is not known about this kind of fault, even if the root cause is certain."""
     if verdict.scope is Scope.UNDETERMINED:
         return
@@ -292,9 +297,28 @@ def _unknown_of_root(verdict: Verdict) -> Iterator[str]:
     if verdict.category == "node_lost":
         yield "why the node or its agent is gone: it left no report"
     if verdict.category == "preemption":
-        yield "why it was terminated: a preemption, a drain, a time limit, or a person"
+        yield _why_terminated(job, engine)
     if verdict.root is not None:
         yield from _unknown_of_exit(verdict.root)
+
+
+def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
+    """Return what may have terminated a node, by how many of the job's nodes were terminated, and when.
+
+    From inside, an abort, a time limit, a drain and an eviction are the same signal.
+    """
+    agents = [item for item in job.failures if item.subject is Subject.AGENT and item.category == "preemption"]
+    count, expected = len({(item.node, item.place.group_rank) for item in agents}), job.coverage.expected
+    times = [item.timestamp_ns for item in agents]
+    known = [time for time in times if time is not None]
+    if expected is None or expected == 1 or not count:
+        return "why it was terminated: a preemption, a drain, an eviction, an abort, or a time limit"
+    if count < expected:
+        one = f"{count} of {expected} {engine.nodes} {'was' if count == 1 else 'were'} terminated"
+        return f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an abort"
+    if len(known) == len(times) and max(known) - min(known) <= _AT_ONCE_NS:
+        return f"who ended the job: all {count} {engine.nodes} were terminated at once, as by an abort or a time limit"
+    return f"who ended the job: all {count} {engine.nodes} were terminated, but not at once"
 
 
 def _unknown_of_exit(root: WorkerError) -> Iterator[str]:

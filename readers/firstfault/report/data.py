@@ -171,7 +171,7 @@ def report_of(  # noqa: PLR0913 - keywords
         cascade=cascade,
         followers=_followers(verdict, cascade, clocks),
         clocks=_clocks(cascade, clocks),
-        coverage=_coverage(verdict),
+        coverage=_coverage(verdict, cascade),
         attempts=ordered,
         changes=changes_between(ordered),
         change=_change(ordered, number),
@@ -425,11 +425,20 @@ def _clocks(cascade: Cascade, clocks: Clocks) -> str:
     return "; ".join(said)
 
 
-def _coverage(verdict: Verdict) -> str:
+def _coverage(verdict: Verdict, cascade: Cascade) -> str:
+    """Return how many nodes reported; with what is missing, a comma follows the numbers."""
     coverage = verdict.coverage
     expected = coverage.expected if coverage.expected is not None else "an unknown number"
     text = f"{coverage.reported} of {expected}"
+    if coverage.expected is not None and coverage.reported > coverage.expected:
+        text = f"{coverage.reported}, more than the {coverage.expected} that were expected"
     parts = [] if coverage.complete else ["incomplete"]
+    silent = sum(node.state is State.UNREPORTED for node in cascade.nodes)
+    if silent and coverage.expected is not None and coverage.reported + silent > coverage.expected:
+        parts.append(f"{silent} more joined and sent no report")
+    missing = cascade.count(State.UNREPORTED)
+    if missing and coverage.expected is not None and coverage.reported >= coverage.expected:
+        parts.append(f"{counted(missing, 'rank')} sent no report")
     if coverage.unreadable:
         parts.append(f"{counted(coverage.unreadable, 'document')} could not be read")
     if not verdict.settled:

@@ -309,7 +309,7 @@ def _undetermined(job: JobErrors, diagnosis: Diagnosis, suspects: Iterable[Suspe
     hint = "; suspects: " + ", ".join(item.name for item in suspects[:3]) if suspects else ""
     return replace(
         undetermined(job, NAME),
-        code="USER:Undetermined",
+        code="Undetermined",
         category="hang" if any(judged.waited for judged in classified) else "unknown",
         headline=one_line(f"undetermined: no rank shows a fault of its own{hint}", 160),
         message=first.message,

@@ -14,6 +14,7 @@ from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
     Kind,
+    LogTail,
     NodePresence,
     NodeSetup,
     Origin,
@@ -28,7 +29,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.text import clean
+from firstfault.text import clean, clean_end
 from firstfault.wire.exceptions import (
     MAX_LINE,
     MAX_NAMES,
@@ -65,6 +66,10 @@ MAX_DOCUMENT_BYTES = 2 * 1024 * 1024
 _MAX_MESSAGE = 64 * 1024
 """Characters of ContainerError.message; flyteadmin keeps 100 KB."""
 _MAX_LOG_TAIL = 32 * 1024
+_MAX_ENTRYS_LOG = 2 * 1024
+"""Characters of one worker's log in a roster entry."""
+_MAX_LOGS = 8
+"""Workers whose log is in a roster entry."""
 _MAX_DUMP = 64 * 1024
 _MAX_DUMPS = 64
 _MAX_ALL_DUMPS = 1024 * 1024
@@ -283,6 +288,10 @@ def encode_presence(presence: NodePresence) -> bytes:
             for receipt in presence.receipts
         ],
         first_failure_reason=clean(presence.first_failure_reason, MAX_LINE),
+        log_tails=[
+            pb.LogTail(global_rank=_count_to_pb(tail.rank), text=clean_end(tail.text, _MAX_ENTRYS_LOG))
+            for tail in presence.log_tails[:_MAX_LOGS]
+        ],
         setup=_setup_to_pb(presence.setup) if presence.setup != NodeSetup() else None,
     )
     if presence.first_failure is not None:
@@ -321,6 +330,7 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
         timestamp_ns=entry.wall_time_ns or None,
         first_failure=_caused_by_from_pb(entry.first_failure) if entry.HasField("first_failure") else None,
         first_failure_reason=entry.first_failure_reason,
+        log_tails=tuple(LogTail(tail.global_rank, tail.text) for tail in entry.log_tails[:_MAX_LOGS]),
         setup=_setup_from_pb(entry.setup),
     )
 

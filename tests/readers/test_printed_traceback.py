@@ -1,0 +1,77 @@
+"""The exception that a process raised, left out of what it printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from firstfault.exceptions.printed_traceback import without_traceback
+from firstfault.model import ExceptionInfo
+
+_PROGRAMS = {
+    "plain": ("raise ValueError('bad\\nsample')", ExceptionInfo("ValueError", "bad\nsample")),
+    "with a note": (
+        "error = KeyError('x')\nif hasattr(error, 'add_note'): error.add_note('look here')\nraise error",
+        ExceptionInfo("KeyError", "'x'", notes=("look here",)),
+    ),
+    "caused by another": (
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('bad') from error",
+        ExceptionInfo("ValueError", "bad", causes=(ExceptionInfo("ZeroDivisionError", "division by zero"),)),
+    ),
+    "while handling another": (
+        "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise ValueError('bad')",
+        ExceptionInfo("ValueError", "bad", causes=(ExceptionInfo("ZeroDivisionError", "division by zero"),)),
+    ),
+    "of a module": (
+        "import subprocess\nraise subprocess.SubprocessError('gone')",
+        ExceptionInfo("subprocess.SubprocessError", "gone"),
+    ),
+}
+
+
+def _printed(program: str) -> str:
+    around = "import sys, atexit\nprint('epoch 3', file=sys.stderr)\natexit.register(sys.stderr.write, 'bye\\n')\n"
+    done = subprocess.run([sys.executable, "-c", around + program], capture_output=True, text=True, check=False)
+    assert "Traceback (most recent call last):" in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank3]: "])
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_the_traceback_of_the_exception_is_left_out(name: str, prefix: str) -> None:
+    """Of what a process prints, the lines before and after its traceback stay, also where torch names the rank."""
+    program, exception = _PROGRAMS[name]
+    printed = "\n".join(prefix + line for line in _printed(program).splitlines())
+    kept = without_traceback(printed, exception)
+    assert kept.splitlines() == [f"{prefix}epoch 3", f"{prefix}bye"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+def test_a_group_is_left_out() -> None:
+    """The traceback of an exception group is left out with those of its members."""
+    program = "raise ExceptionGroup('two', [ValueError('one'), KeyError('other')])"
+    members = (ExceptionInfo("ValueError", "one"), ExceptionInfo("KeyError", "'other'"))
+    group = ExceptionInfo("ExceptionGroup", "two (2 sub-exceptions)", members=members)
+    assert without_traceback(_printed(program), group).splitlines() == ["epoch 3", "bye"]
+
+
+def test_a_traceback_whose_beginning_is_lost() -> None:
+    """A text that begins in the middle of the traceback keeps only what follows it."""
+    printed = _printed("def step():\n    raise ValueError('bad')\nstep()")
+    cut = printed[printed.index('  File "<string>"') :]
+    assert without_traceback(cut, ExceptionInfo("ValueError", "bad")) == "bye"
+
+
+def test_the_traceback_of_another_exception_stays() -> None:
+    """A process that logs one exception and raises another keeps the logged one in its log."""
+    program = (
+        "import traceback\ntry:\n    open('/no/such/shard')\nexcept OSError:\n    traceback.print_exc()\n"
+        "raise ValueError('bad')"
+    )
+    kept = without_traceback(_printed(program), ExceptionInfo("ValueError", "bad"))
+    assert "FileNotFoundError" in kept
+    assert "ValueError" not in kept
+    assert kept.splitlines()[0] == "epoch 3"
+    assert kept.splitlines()[-1] == "bye"

@@ -1,0 +1,140 @@
+"""No form of a report contradicts another, itself, or claims more than is known."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from firstfault.model import Kind, Origin, Phase, Scope, Subject, Writer
+from firstfault.render.first_line import first_line
+from firstfault.render.html import page
+from firstfault.render.json_report import json_report
+from firstfault.render.terminal import terminal_text
+from firstfault.report import flyte_message, markdown
+from firstfault.report.attempt_changes import AttemptSummary
+from firstfault.report.words import FaultOwner, State
+from firstfault.strategies import undetermined
+from firstfault.testing import make_error, make_job, make_presence
+from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, report_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.report import Report
+
+_SCENES = {**SCOPE_SCENES, **CATEGORY_SCENES, **HARD_SCENES}
+_NOBODYS = {FaultOwner.UNKNOWN, FaultOwner.TRANSIENT}
+_OWNERS = [owner.value for owner in FaultOwner if owner not in _NOBODYS]
+_FORMS: dict[str, Callable[[Report], str]] = {
+    "terminal": terminal_text,
+    "verbose": lambda report: terminal_text(report, verbose=True),
+    "markdown": markdown,
+    "page": page,
+    "json": json_report,
+    "message": flyte_message,
+    "first line": lambda report: first_line(report.verdict, report.decision),
+}
+
+
+def _nobodys_fault(report: Report) -> None:
+    texts = {name: form(report) for name, form in _FORMS.items()}
+    for name, text in texts.items():
+        assert [(name, owner) for owner in _OWNERS if owner in text] == []
+    assert not re.search(r'class="[^"]*ff-owner-(code|infrastructure|either)', texts["page"])
+    assert json.loads(texts["json"])["fault"] in {owner.value for owner in _NOBODYS}
+
+
+# --- whose fault ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", _SCENES)
+def test_an_undetermined_failure_is_nobodys_fault(name: str) -> None:
+    """Of any scene whose root cause is not known, no form says that code or infrastructure is at fault."""
+    report = _SCENES[name]()
+    if report.verdict.scope is not Scope.UNDETERMINED:
+        report = report_on(report.job, verdict=undetermined(report.job, "evidence"))
+    _nobodys_fault(report)
+    assert report.decision.origin is Origin.UNKNOWN
+
+
+@pytest.mark.parametrize("category", ["recoverable", "user_code", "data"])
+def test_a_recoverable_error_is_nobodys_fault(category: str) -> None:
+    """An error that its code raised as recoverable, and whose retry succeeded, is no failure of the code."""
+    raised = make_error(3, kind=Kind.RECOVERABLE, origin=Origin.USER, category=category)
+    first = report_on(make_job(raised))
+    attempts = (AttemptSummary(0, first.verdict, first.decision), AttemptSummary(1, note="succeeded"))
+    report = replace(report_on(make_job(raised), attempts=attempts), number=0)
+    assert report.answers.fault_owner is FaultOwner.TRANSIENT
+    _nobodys_fault(report)
+
+
+# --- how many reported ----------------------------------------------------------------------------------------------
+
+_PHASES = [(), (Phase.JOINED,), (Phase.JOINED, Phase.FAILED), (Phase.JOINED, Phase.SUCCEEDED), (Phase.FAILED,)]
+
+
+@st.composite
+def _jobs(draw: st.DrawFn) -> Report:
+    """Return a report on nodes of which any may be silent, any rank may lack a document, and any number is expected."""
+    each = draw(st.integers(1, 3))
+    size = draw(st.integers(0, 5))
+    failures, roster = [make_error(0, node="w-0", group_rank=0, group_world_size=size)], []
+    for node in range(draw(st.integers(1, 4))):
+        ranks = tuple(range(node * each, (node + 1) * each))
+        place = {"node": f"w-{node}", "group_rank": node}
+        roster += [make_presence(phase, nodes=size, ranks=ranks, **place) for phase in draw(st.sampled_from(_PHASES))]
+        documented = draw(st.sets(st.sampled_from(ranks)))
+        failures += [make_error(rank, at_ms=rank, **place) for rank in sorted(documented - {0})]
+    if draw(st.booleans()):
+        failures[0] = replace(failures[0], place=replace(failures[0].place, world_size=draw(st.integers(1, 12))))
+    job = make_job(*failures, roster=tuple(roster))
+    expected = draw(st.none() | st.integers(1, 5))
+    if expected is not None:
+        job = replace(job, coverage=replace(job.coverage, expected=expected))
+    return report_on(replace(job, settled=draw(st.booleans())))
+
+
+@given(_jobs())
+def test_a_count_is_never_contradicted(report: Report) -> None:
+    """A plain "2 of 2" means that every known node and rank has reported, and no count is over."""
+    found = re.match(r"(\d+) of (\d+)(,|$)", report.coverage)
+    assert found is None or int(found[1]) <= int(found[2])
+    silent = [item for item in (*report.cascade.ranks, *report.cascade.nodes) if item.state is State.UNREPORTED]
+    missing = [sentence for sentence in report.answers.unknown if "no report" in sentence]
+    if "," not in report.coverage:
+        assert found is not None
+        assert found[1] == found[2]
+        assert not silent
+        assert not missing
+    for text, form in itertools.product([report.coverage], ("terminal", "message")):
+        assert text in _FORMS[form](report)
+
+
+# --- who ended it from outside --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terminated_ms", "nodes", "said"),
+    [
+        ((0.0,), 1, "why it was terminated: a preemption, a drain, an eviction, an abort, or a time limit"),
+        ((0.0, 500.0), 2, "who ended the job: all 2 pods were terminated at once, as by an abort or a time limit"),
+        ((0.0, 60_000.0), 2, "who ended the job: all 2 pods were terminated, but not at once"),
+        ((0.0, 500.0), 3, "2 of 3 pods were terminated, which suggests a preemption, a drain or an eviction"),
+    ],
+)
+def test_what_terminated_the_pods_is_not_claimed(terminated_ms: tuple[float, ...], nodes: int, said: str) -> None:
+    """How many pods were terminated, and when, is all that the report builds on."""
+    agent = {"exception": None, "signal": "SIGTERM", "category": "preemption", "subject": Subject.AGENT}
+    agent |= {"writer": Writer.AGENT, "kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM, "group_world_size": nodes}
+    failures = [
+        make_error(None, at_ms=at_ms, node=f"w-{node}", group_rank=node, **agent)
+        for node, at_ms in enumerate(terminated_ms)
+    ]
+    assert any(said in sentence for sentence in report_on(make_job(*failures)).answers.unknown)
