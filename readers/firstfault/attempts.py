@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from firstfault.errors import FirstFaultError
 from firstfault.layout.paths import OUTPUTS, attempt_of
 from firstfault.model import Scope
-from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.output_reader import MultiErrorFileOutputReader, failed
+from firstfault.reading.fetch import snapshot_of_document
+from firstfault.reading.torchrun import snapshot_of_torchrun
 from firstfault.report.attempt_changes import AttemptSummary, summary_of
 from firstfault.report.words import counted
 from firstfault.store import is_remote, join, open_store
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors
 
-__all__ = ["ReadAttempt", "logs_of_run", "read_attempt", "sibling_attempts"]
+__all__ = ["ReadAttempt", "logs_of_run", "read_attempt", "read_document", "sibling_attempts"]
 
 _AROUND = 10
 """The most other attempts to read: the nearest earlier ones, then later ones."""
@@ -67,6 +69,8 @@ class ReadAttempt:
 def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
     """Read an attempt; if `uri` is the folder of all attempts, the last one that failed, else the last one.
 
+    A local folder in which no attempt is found may be the log folder of a torchrun without firstfault.
+
     Args:
         uri: of an output prefix, an errors/ folder, a document, or the folder of all attempts of a task.
         reader_of: makes the reader of a URI.
@@ -88,7 +92,35 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
             continue  # its pods may never have started
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
-    return found or here
+    return found or _torchrun(uri, reader_of) or here
+
+
+def _torchrun(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:
+    """Return what torchrun left in its log folder; None if `uri` is none."""
+    snapshot = None if is_remote(uri) else snapshot_of_torchrun(Path(uri.removeprefix("file://")))
+    if snapshot is None:
+        return None
+    job = reader_of(uri).job_of(snapshot)
+    # a report names no output prefix: there is none
+    here = "" if failed(job) else uri
+    reader = reader_of(here)
+    return ReadAttempt(here, reader, job, reader.conclude_from(job), succeeded=False)
+
+
+def read_document(data: bytes, name: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:
+    """Read one error document that is in no storage.
+
+    Args:
+        data: its bytes.
+        name: says in errors where they are from.
+        reader_of: makes the reader of a URI.
+
+    Raises:
+        BadDocumentError: it is not valid.
+    """
+    reader = reader_of("")
+    job = reader.job_of(snapshot_of_document(data, name))
+    return ReadAttempt("", reader, job, reader.conclude_from(job), succeeded=False)
 
 
 def _read_one(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt:

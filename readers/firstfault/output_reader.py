@@ -249,6 +249,10 @@ class MultiErrorFileOutputReader:
                 raise
             return await self._job_of_copies(f"only the documents at hand were read; {error}")
 
+    def job_of(self, snapshot: Snapshot) -> JobErrors:
+        """As `job`, from what has been read already."""
+        return self._job_of(settled=True)(snapshot)
+
     def job_of_copies(self, note: str) -> JobErrors:
         """Return the job that the copies alone make, without a request.
 

@@ -17,7 +17,9 @@ import pytest
 
 from firstfault import decide, errors, retry
 from firstfault.cli import EXIT
+from firstfault.cli._ls import _attempt_json, _group_json
 from firstfault.cli._main import group
+from firstfault.failed_attempts import FailedAttempt, FaultGroup
 from firstfault.layout import keys
 from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault.model.signal_meanings import SIGNALS
@@ -146,7 +148,7 @@ def test_every_exit_code_is_documented() -> None:
     assert {int(code): cells[0] for code, cells in rows.items()} == {code.value: code.name for code in EXIT}
 
 
-@pytest.mark.parametrize("name", ["show", "run"])
+@pytest.mark.parametrize("name", ["ls", "show", "run"])
 def test_every_option_is_documented(name: str) -> None:
     """A command's section has exactly its options."""
     command = group.get_command(click.Context(group), name)
@@ -162,6 +164,13 @@ def test_every_field_of_the_verdict_contract_is_documented() -> None:
     documented = {field for cell in _table("docs/cli.md", "Field of verdict") for field in cell.split(", ")}
     assert documented == set(verdict_to_dict(verdict))
     assert set(_table("docs/cli.md", "Field of decision")) == set(decision_to_dict(decide(verdict)))
+
+
+def test_every_field_of_a_listed_attempt_is_documented() -> None:
+    """The table of firstfault.ls/v1 has exactly the fields that are written."""
+    attempt = FailedAttempt("s3://bucket/f3a9/n0/data/0", None)
+    written = {*_attempt_json(attempt), *_group_json(FaultGroup("", 1, 1, None, attempt), "pod")}
+    assert {name for cell in _table("docs/cli.md", "Field of ls") for name in cell.split(", ")} == written
 
 
 def test_every_retry_policy_is_documented() -> None:

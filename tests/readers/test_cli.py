@@ -160,9 +160,9 @@ def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Callable[...
         (("Watch", "out"), "unknown command 'Watch'; did you mean 'watch'?"),
         (
             ("frobnicate",),
-            "unknown command 'frobnicate'; commands are classify, run, show and watch (see 'firstfault --help')",
+            "unknown command 'frobnicate'; commands are classify, help, ls, run, show and watch (see 'firstfault",
         ),
-        ((), "missing command; commands are classify, run, show and watch (see 'firstfault --help')"),
+        ((), "missing command; commands are classify, help, ls, run, show and watch (see 'firstfault --help')"),
         (("--debug",), "missing command"),
         (("show", "out", "--json", "--markdown"), "--json and --markdown write to stdout; choose one"),
         (("show", "out", "--markdown", "--html", "-"), "--markdown and --html - write to stdout; choose one"),
@@ -571,7 +571,7 @@ def _examples(text: str) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("command", ["", "show", "watch", "classify", "run"])
+@pytest.mark.parametrize("command", ["", "ls", "show", "watch", "classify", "run"])
 def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """The help of the group and of each command has examples that the parser accepts."""
     if command == "run":
@@ -591,7 +591,7 @@ def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPa
 
 def test_no_line_of_help_is_folded(run: Callable[..., Ran]) -> None:
     """The help keeps the lines of exit codes and examples, without click's marks."""
-    for command in ("show", "watch", "classify", "run"):
+    for command in ("ls", "show", "watch", "classify", "run"):
         text = run(command, "--help").out
         assert "\\b" not in text
         assert "\b" not in text

@@ -1,18 +1,26 @@
 """The flytekit task plugin: distributed PyTorch training whose errors name the worker that caused them.
 
 It replaces ``flytekitplugins.kfpytorch``, with more fields. It may import flytekit, `firstfault_torch`, `firstfault`.
+Names are loaded when first used, so that `firstfault run --help` does not wait for flytekit.
 """
 
-from flytekitplugins.firstfault.config import (
-    CleanPodPolicy,
-    Elastic,
-    Master,
-    PyTorch,
-    RestartPolicy,
-    RunPolicy,
-    Worker,
-)
-from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from firstfault.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from flytekitplugins.firstfault.config import (
+        CleanPodPolicy,
+        Elastic,
+        Master,
+        PyTorch,
+        RestartPolicy,
+        RunPolicy,
+        Worker,
+    )
+    from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
 
 __all__ = [
     "CleanPodPolicy",
@@ -25,3 +33,6 @@ __all__ = [
     "RunPolicy",
     "Worker",
 ]
+
+# all from `task`: it registers the task types with flytekit
+__getattr__, __dir__ = lazy_names(__name__, {"flytekitplugins.firstfault.task": __all__})

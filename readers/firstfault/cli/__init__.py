@@ -2,6 +2,14 @@
 
 from firstfault.cli._main import main
 from firstfault.cli._output import show_report, write_file
-from firstfault.cli._support import EXIT, debug_option
+from firstfault.cli._support import EXIT, complete_files, complete_strategies, debug_option
 
-__all__ = ["EXIT", "debug_option", "main", "show_report", "write_file"]
+__all__ = [
+    "EXIT",
+    "complete_files",
+    "complete_strategies",
+    "debug_option",
+    "main",
+    "show_report",
+    "write_file",
+]

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import click
 
 from firstfault.cli._classify import classify
+from firstfault.cli._help import help_
+from firstfault.cli._ls import ls
 from firstfault.cli._show import show
-from firstfault.cli._support import EXIT, debug_option, debugging, fail
+from firstfault.cli._support import EXIT, debug_option, debugging, fail, missing_package
 from firstfault.cli._watch import watch
 from firstfault.errors import FirstFaultError
 
@@ -68,9 +70,7 @@ def _loaded(point: EntryPoint) -> click.Command:
     try:
         command: click.Command = point.load()
     except ImportError as error:
-        missing = getattr(error, "name", None) or str(error)
-        how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
-        return _unavailable(point.name, f"`firstfault {point.name}` needs {missing}, which is not installed; {how}")
+        return _unavailable(point.name, missing_package(f"`firstfault {point.name}`", error))
     return command
 
 
@@ -102,6 +102,7 @@ def group(context: click.Context) -> None:
     Examples:
       firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault show --html report.html .firstfault/runs/f3a9/0
+      firstfault ls --since 7d s3://bucket/metadata/propeller
       firstfault run train.py train --nodes 2
       firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
@@ -111,6 +112,8 @@ def group(context: click.Context) -> None:
 
 
 group.add_command(classify)
+group.add_command(help_)
+group.add_command(ls)
 group.add_command(show)
 group.add_command(watch)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from firstfault.cli._output import check_file, echo, on_terminal, show_report, write_file
-from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
+from firstfault.cli._schemes import resolved
+from firstfault.cli._support import EXIT, complete_files, complete_strategies, debug_option, fail, uri_argument
+from firstfault.errors import BadDocumentError
 
 if TYPE_CHECKING:
     from firstfault.attempts import ReadAttempt
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["print_attempt", "show"]
 
-_STDOUT = "-"
+_STDIN = _STDOUT = "-"
 _RUNS = Path(".firstfault", "runs")
 """Where `firstfault run` leaves its runs, unless it is told otherwise."""
 
@@ -34,7 +37,11 @@ def _html(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.command()
 @uri_argument(required=False)
 @click.option("--last", is_flag=True, help="Show the newest run below .firstfault/runs, instead of a URI.")
-@click.option("--strategy", help="Strategy that finds the root cause; default: that of the job.")
+@click.option(
+    "--strategy",
+    shell_complete=complete_strategies,
+    help="Strategy that finds the root cause; default: that of the job.",
+)
 @click.option(
     "--expected-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes that should have reported."
 )
@@ -42,7 +49,13 @@ def _html(context: click.Context, parameter: click.Parameter, value: str | None)
 @click.option("-v", "--verbose", is_flag=True, help="Show all that is known instead of one screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
-@click.option("--html", metavar="FILE", callback=_html, help="Write a self-contained HTML file; - is stdout.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    callback=_html,
+    shell_complete=complete_files,
+    help="Write a self-contained HTML file; - is stdout.",
+)
 @debug_option
 def show(  # noqa: PLR0913, PLR0917 - click's options
     uri: str | None,
@@ -57,8 +70,9 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
 ) -> int:
     """Show the root cause of a failed attempt.
 
-    URI is the attempt's output prefix, its errors/ folder or a single document: a path, or s3://, gs://, abfs://.
-    For the folder of all attempts of a task, the last one that failed is shown.
+    URI is the attempt's output prefix, its errors/ folder or a single document: a path, or s3://, gs://, abfs://;
+    - reads a document from stdin. For the folder of all attempts of a task, the last one that failed is shown.
+    It may also be the log folder of a torchrun, or flyte://project/domain/execution (and /node, /attempt).
 
     \b
     Exit codes: 0 the attempt did not fail, 10 root cause, not to be retried,
@@ -68,7 +82,9 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     \b
     Examples:
       firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
+      firstfault show flyte://flytesnacks/development/f3a9
       firstfault show --last
+      aws s3 cp s3://bucket/metadata/f3a9/n0/data/0/error.pb - | firstfault show -
       firstfault show -v .firstfault/runs/f3a9 | less
       firstfault show --html report.html s3://bucket/metadata/f3a9/n0/data/0
       firstfault show --markdown .firstfault/runs/f3a9/0 > issue.md
@@ -78,7 +94,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]
     if len(on_stdout) > 1:
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
-    from firstfault.attempts import read_attempt  # noqa: PLC0415 - `--help` needs none of these
+    from firstfault.attempts import read_attempt, read_document  # noqa: PLC0415 - `--help` needs none of these
     from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
 
@@ -88,7 +104,11 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
         return MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes, fresh=fresh)
 
     try:
-        read = read_attempt(uri, reader_of)
+        if uri == _STDIN:
+            read = read_document(_stdin(), "stdin", reader_of)
+        else:
+            uri = resolved(uri)
+            read = read_attempt(uri, reader_of)
     except ObjectNotFoundError as error:
         fail(str(error))
         return EXIT.NOTHING_FOUND
@@ -135,6 +155,20 @@ def print_attempt(  # noqa: PLR0913 - keywords
     if not read.conclusion.job.failures and not read.conclusion.job.seals:
         return _unread(read)
     return EXIT.ROOT_CAUSE_RETRYABLE if read.conclusion.decision.retry else EXIT.ROOT_CAUSE
+
+
+def _stdin() -> bytes:
+    """Return the bytes of the document on stdin."""
+    from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
+
+    if sys.stdin is None or sys.stdin.isatty():
+        raise click.UsageError("stdin is no document; pipe one into it: firstfault show - < error.pb")
+    data = sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1)
+    if not data:
+        raise BadDocumentError("stdin is empty; did the command before the pipe fail?")
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise BadDocumentError(f"stdin has more than {MAX_DOCUMENT_BYTES} bytes; an error document has less")
+    return data
 
 
 def _uri(uri: str | None, *, last: bool) -> str:

@@ -13,7 +13,18 @@ from firstfault.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["EXIT", "debug_option", "debugging", "fail", "uri_argument"]
+    from click.shell_completion import CompletionItem
+
+__all__ = [
+    "EXIT",
+    "complete_files",
+    "complete_strategies",
+    "debug_option",
+    "debugging",
+    "fail",
+    "missing_package",
+    "uri_argument",
+]
 
 
 class EXIT(enum.IntEnum):
@@ -48,6 +59,22 @@ def debug_option(command: Any) -> Any:
     )(command)
 
 
+def complete_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Let the shell complete the names of files, also for what may be a URI."""
+    from click.shell_completion import CompletionItem  # noqa: PLC0415 - only a shell that completes needs it
+
+    del context, parameter
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_strategies(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the strategies whose names begin so; installed packages may add some."""
+    from firstfault.strategies import strategy_names  # noqa: PLC0415 - as above
+
+    del context, parameter
+    return [name for name in strategy_names() if name.startswith(incomplete)]
+
+
 def _not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
     if value is not None and not value.strip():
         raise click.UsageError(f"{parameter.human_readable_name} is empty; name the attempt's output prefix", context)
@@ -56,7 +83,14 @@ def _not_empty(context: click.Context, parameter: click.Parameter, value: str | 
 
 def uri_argument(*, required: bool = True) -> Callable[[Any], Any]:
     """Return a decorator that gives a command the argument ``URI``. It must not be empty, as an unset variable is."""
-    return click.argument("uri", required=required, callback=_not_empty)
+    return click.argument("uri", required=required, callback=_not_empty, shell_complete=complete_files)
+
+
+def missing_package(what: str, error: ImportError) -> str:
+    """Return a sentence that says what `what` needs, and how to install it."""
+    missing = getattr(error, "name", None) or str(error)
+    how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
+    return f"{what} needs {missing}, which is not installed; {how}"
 
 
 def debugging() -> bool:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from firstfault.cli._schemes import resolved
 from firstfault.cli._show import print_attempt
-from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
+from firstfault.cli._support import EXIT, complete_strategies, debug_option, fail, uri_argument
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -30,7 +31,11 @@ _NEXT_LOOKS = 5
 
 @click.command()
 @uri_argument()
-@click.option("--strategy", help="Strategy that finds the root cause; default: that of the job.")
+@click.option(
+    "--strategy",
+    shell_complete=complete_strategies,
+    help="Strategy that finds the root cause; default: that of the job.",
+)
 @click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes that should report.")
 @click.option(
     "--interval",
@@ -76,7 +81,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
         return MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
 
     deadline = time.monotonic() + timeout if timeout is not None else None
-    following: str | None = uri
+    following: str | None = resolved(uri)
     code: int = EXIT.OK
     while following is not None:
         uri, following = following, _next_of(following) if follow else None

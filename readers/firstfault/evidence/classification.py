@@ -131,6 +131,8 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return _of_exception(failure, failure.exception, gone)
     if failure.signal or failure.exit_code is not None:
         return _of_exit(failure, gone)
+    if failure.is_silent and failure.writer is not Writer.STOCK:
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "ended, and nothing says why")
     return _of_text(failure)
 
 

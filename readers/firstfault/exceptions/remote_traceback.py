@@ -15,7 +15,7 @@ from firstfault.model import ExceptionInfo, FrameInfo
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
 
-__all__ = ["REMOTE", "original_of", "what_failed", "with_remote"]
+__all__ = ["REMOTE", "exceptions_in", "original_of", "what_failed", "with_remote"]
 
 REMOTE = "remote"
 """The relation of an exception to the one that was raised for it in this process."""
@@ -51,6 +51,16 @@ def original_of(exception: ExceptionInfo) -> ExceptionInfo:
     """Return the exception of the other process; `exception` itself if it tells of none."""
     remote = [cause for cause in with_remote(exception).causes if cause.relation == REMOTE]
     return remote[-1] if remote else exception
+
+
+def exceptions_in(text: str, *, whole: bool) -> tuple[ExceptionInfo, ...]:
+    """Return the exceptions of a traceback in a text, nearest first; empty if there is none.
+
+    Args:
+        text: ends with a traceback.
+        whole: it is a traceback and nothing else, so all that follows its last frame is the exception's message.
+    """
+    return _parsed(text, _NESTED, whole=whole)[1]
 
 
 def what_failed(failure: WorkerError) -> str:

@@ -15,6 +15,7 @@ __all__ = [
     "attempt_of",
     "bundle_name",
     "bundle_path",
+    "execution_of",
     "is_bundle",
     "is_error_file",
     "is_stock_error_file",
@@ -105,3 +106,10 @@ def attempt_of(uri: str) -> tuple[str, int] | None:
     if name == "firstfault":
         folder, name = split_name(folder)
     return (folder, int(name)) if name.isdecimal() and str(int(name)) == name else None
+
+
+def execution_of(uri: str) -> str | None:
+    """Return the name of Flyte's execution, from an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
+    here = attempt_of(uri) if uri else None
+    parts = here[0].split("/") if here is not None else []
+    return parts[-3] if len(parts) > 3 and parts[-1] == "data" else None  # noqa: PLR2004 - the parts above

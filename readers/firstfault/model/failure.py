@@ -315,6 +315,11 @@ class WorkerError:
         return bool(self.sent_signals) and self.exception is None
 
     @property
+    def is_silent(self) -> bool:
+        """True if nothing says how the process ended: no exception, signal, exit code or message."""
+        return self.exception is None and not self.signal and self.exit_code is None and not self.message
+
+    @property
     def what(self) -> str:
         """The failure in one or two words: the exception's short name, the signal or the exit code."""
         if self.exception is not None:

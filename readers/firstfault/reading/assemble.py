@@ -243,7 +243,8 @@ def _identity(document: WorkerError) -> tuple[object, ...]:
         place.round,
         place.incarnation,
         document.rank,
-        place.pid if document.rank is None else None,
+        # a launcher's own files have no pid
+        (place.pid or place.local_rank) if document.rank is None else None,
     )
 
 

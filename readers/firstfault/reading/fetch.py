@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from firstfault.reading.key_table import KeyTable
     from firstfault.store import ObjectInfo, ReadableStore
 
-__all__ = ["list_all", "look", "read_document", "read_listed", "read_roster"]
+__all__ = ["list_all", "look", "read_document", "read_listed", "read_roster", "snapshot_of_document"]
 
 logger = logging.getLogger(__name__)
 
@@ -357,6 +357,15 @@ async def read_document(
         if item is None:
             raise
         return Unreadable(name, str(error))
+
+
+def snapshot_of_document(data: bytes, name: str) -> Snapshot:
+    """Return what one document says.
+
+    Raises:
+        BadDocumentError: it is not valid.
+    """
+    return _sorted_out([decode(data, DocumentRef(name, size=len(data)))])
 
 
 async def _copies(store: ReadableStore, layout: Layout, listing: Listing) -> dict[str, bytes]:

@@ -50,7 +50,12 @@ _MEANINGS_OF_GENERIC = {
 }
 _GENERIC = {"Exception", "RuntimeError", "OSError", "ClientError", "HTTPError", "error", "gaierror"}
 """Names of exceptions that say nothing by themselves."""
-_NAMES = {"FlyteRecoverableException": "recoverable", "RecoverableError": "recoverable", "AgentLost": "agent lost"}
+_NAMES = {
+    "FlyteRecoverableException": "recoverable",
+    "RecoverableError": "recoverable",
+    "AgentLost": "agent lost",
+    "NoErrorFile": "no error file",
+}
 """Plainer words for some names."""
 _CUDA = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)")
 """What the first words of the line say already."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
-from firstfault.layout.paths import attempt_of
+from firstfault.layout.paths import attempt_of, execution_of
 from firstfault.model import NodeSetup, Scope, Subject
 from firstfault.model.signal_meanings import explain_signal
 from firstfault.report.answers import answers_on
@@ -342,7 +342,7 @@ def _identity(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) -> J
     versions = verdict.root.versions if verdict.root is not None else ()
     return JobIdentity(
         task=first.task,
-        execution=_execution(uri),
+        execution=execution_of(uri) or "",
         image=first.image,
         started_ns=started_ns,
         seconds=took_ns / _NS if took_ns >= 0 else None,
@@ -354,13 +354,6 @@ def _identity(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) -> J
         source_url=first.source_url,
         source_root=first.source_root,
     )
-
-
-def _execution(uri: str) -> str:
-    """Return the name of Flyte's execution, from an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
-    here = attempt_of(uri) if uri else None
-    parts = here[0].split("/") if here is not None else []
-    return parts[-3] if len(parts) > 3 and parts[-1] == "data" else ""  # noqa: PLR2004 - the parts above
 
 
 # --- the others -----------------------------------------------------------------------------------------------------

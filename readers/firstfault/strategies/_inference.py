@@ -127,7 +127,7 @@ def _remaining(
     """Return the only possible root cause: one failure, or the failures of several ranks with the same fault."""
     prints = {judged.failure.fingerprint for judged in unclear}
     if (len(unclear) == 1 and not unclear[0].waited) or (
-        len(prints) == 1 and prints != {""} and not any(item.waited for item in unclear)
+        len(prints) == 1 and prints != {""} and not any(item.waited or item.failure.is_silent for item in unclear)
     ):
         return sorted(unclear, key=lambda item: (item.failure.timestamp_ns or 1 << 62, item.failure.rank or 0))
     if unclear and all(item.failure.writer is Writer.STOCK for item in classified):

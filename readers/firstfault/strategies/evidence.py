@@ -115,6 +115,7 @@ def _roots(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
 def _is_unclear_exit(judged: ClassifiedFailure) -> bool:
     failure = judged.failure
     is_exit = failure.exception is None and failure.subject is Subject.WORKER and not failure.stopped_by_agent
+    is_exit = is_exit and not failure.is_silent
     return judged.failure_class is FailureClass.UNCLEAR and is_exit and not judged.waited
 
 

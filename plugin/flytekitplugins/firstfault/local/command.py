@@ -1,8 +1,12 @@
-"""The command ``firstfault run``: its options, its output and its exit codes."""
+"""The command ``firstfault run``: its options, its output and its exit codes.
+
+Its help must not wait for flytekit: what runs a task is imported when it runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import signal
 import sys
@@ -12,20 +16,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from firstfault.cli import EXIT, debug_option, show_report, write_file
-from firstfault.report import report_of
-from firstfault.report.attempt_changes import AttemptSummary, summary_of
-from firstfault.wire.verdict_json import decision_to_dict, format_timestamp, verdict_to_dict
-from firstfault_torch.guard import guarded
-from flytekitplugins.firstfault.local.pods import STOP_SIGNALS
-from flytekitplugins.firstfault.local.runner import Attempt, Running, RunResult, RunSettings, run_task, shown
+from firstfault.cli import EXIT, complete_files, complete_strategies, debug_option, show_report, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from firstfault.report import Report
+    from firstfault.report.attempt_changes import AttemptSummary
+    from flytekitplugins.firstfault.local.runner import Attempt, Running, RunResult
 
 __all__ = ["run"]
+
+for _package in ("flytekit", "torch", "cloudpickle"):
+    if importlib.util.find_spec(_package) is None:
+        raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)
 
 SCHEMA = "firstfault.run/v1"
 
@@ -46,7 +50,14 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
 @click.argument("task")
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of pods; overrides the task's nnodes.")
 @click.option("--inputs", metavar="JSON", help="""The task's inputs as an object, '{"epochs": 3}'.""")
-@click.option("--store", default=".firstfault/runs", show_default=True, metavar="URI", help="Where outputs go.")
+@click.option(
+    "--store",
+    default=".firstfault/runs",
+    show_default=True,
+    metavar="URI",
+    shell_complete=complete_files,
+    help="Where outputs go.",
+)
 @click.option(
     "--env",
     "environment",
@@ -64,7 +75,12 @@ def _environment(context: click.Context, parameter: click.Parameter, values: tup
     metavar="R",
     help="Retries on the system's budget, for example after a lost node.",
 )
-@click.option("--strategy", metavar="S", help="How the root cause is found; overrides the task's.")
+@click.option(
+    "--strategy",
+    metavar="S",
+    shell_complete=complete_strategies,
+    help="How the root cause is found; overrides the task's.",
+)
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Limit of an attempt.")
 @click.option("--json", "as_json", is_flag=True, help="End stdout with one JSON line (firstfault.run/v1).")
 @debug_option
@@ -86,6 +102,8 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
       firstfault run examples/ddp.py train --store s3://bucket/runs --timeout 600
       firstfault run examples/ddp.py train --env NCCL_DEBUG=INFO --json
     """  # noqa: D301 - click keeps the line breaks after it
+    from flytekitplugins.firstfault.local.runner import RunSettings, run_task, shown  # noqa: PLC0415 - as above
+
     settings = RunSettings(timeout_seconds=timeout, **options)
     with _interruptible(), _progress() as (tell, look):
         result = run_task(settings, tell, look)
@@ -116,6 +134,7 @@ def _exit_code(result: RunResult) -> EXIT:
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the pods as Ctrl-C does."""
+    from flytekitplugins.firstfault.local.pods import STOP_SIGNALS  # noqa: PLC0415 - as above
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -151,6 +170,9 @@ def _progress() -> Iterator[tuple[_Tell, _Look]]:
 
 def _report(result: RunResult, attempt: Attempt) -> Report | None:
     """Return the report on an attempt, with all attempts side by side; None if the attempt has no error document."""
+    from firstfault.report import report_of  # noqa: PLC0415 - as above
+    from flytekitplugins.firstfault.local.runner import shown  # noqa: PLC0415 - as above
+
     conclusion = attempt.conclusion
     if conclusion is None:
         return None
@@ -165,6 +187,8 @@ def _report(result: RunResult, attempt: Attempt) -> Report | None:
 
 
 def _summary(attempt: Attempt) -> AttemptSummary:
+    from firstfault.report.attempt_changes import AttemptSummary, summary_of  # noqa: PLC0415 - as above
+
     conclusion = attempt.conclusion
     if conclusion is None:
         note = "succeeded" if attempt.status == "succeeded" else f"{attempt.status}, without an error document"
@@ -179,6 +203,8 @@ def _write_report(result: RunResult) -> Path | None:
     report = _report(result, failed[-1]) if failed else None
     if report is None:
         return None
+    from firstfault_torch.guard import guarded  # noqa: PLC0415 - as above
+
     # a failure here must not hide the run's result
     with guarded("writing the report", through=(KeyboardInterrupt, SystemExit)):
         from firstfault.render.html import page  # noqa: PLC0415 - only a failed run needs it
@@ -191,6 +217,8 @@ def _write_report(result: RunResult) -> Path | None:
 
 
 def _print_attempt(result: RunResult, attempt: Attempt) -> None:
+    from flytekitplugins.firstfault.local.runner import shown  # noqa: PLC0415 - as above
+
     click.echo(f"attempt {attempt.number}: {attempt.status} after {attempt.total_seconds:.1f} s")
     report = _report(result, attempt)
     if report is not None:
@@ -215,6 +243,12 @@ def _to_dict(result: RunResult, report: Path | None) -> dict[str, Any]:
 
 
 def _attempt_to_dict(attempt: Attempt) -> dict[str, Any]:
+    from firstfault.wire.verdict_json import (  # noqa: PLC0415 - as above
+        decision_to_dict,
+        format_timestamp,
+        verdict_to_dict,
+    )
+
     conclusion, seen = attempt.conclusion, attempt.seen
     return {
         "attempt": attempt.number,

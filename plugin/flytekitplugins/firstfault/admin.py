@@ -1,0 +1,186 @@
+"""Finds an attempt's output prefix by asking flyteadmin: ``flyte://project/domain/execution/node/attempt``."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from flyteidl.admin import common_pb2, execution_pb2, node_execution_pb2, task_execution_pb2
+from flyteidl.core import execution_pb2 as core
+from flyteidl.core.identifier_pb2 import NodeExecutionIdentifier, WorkflowExecutionIdentifier
+from flytekit.clients.raw import RawSynchronousFlyteClient
+from flytekit.configuration import PlatformConfig, get_config_file
+from flytekit.configuration.internal import Platform
+from flytekit.exceptions.base import FlyteException
+from flytekit.exceptions.user import FlyteEntityNotExistException
+
+from firstfault.errors import FirstFaultError, ObjectNotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from flyteidl.admin.node_execution_pb2 import NodeExecution
+    from flyteidl.admin.task_execution_pb2 import TaskExecution
+
+__all__ = ["output_prefix"]
+
+T = TypeVar("T")
+
+_SECONDS = 10.0
+"""How long flyteadmin may take for all answers together."""
+_PAGE = 100
+_DEEPEST = 8
+"""Subworkflows, dynamic tasks and launch plans within each other."""
+_FORM = "flyte://project/domain/execution, then /node and /attempt if you want another than the one that failed"
+
+
+def output_prefix(uri: str) -> str:
+    """Return the output prefix of an attempt that flyteadmin knows.
+
+    Without an attempt it is the last one that failed, without a node the first node that failed.
+
+    Raises:
+        UsageError: `uri` has another form, or flytekit is not configured.
+        ObjectNotFoundError: there is no such execution, no failed node, or no such attempt.
+        FirstFaultError: flyteadmin refused, or did not answer within 10 s.
+    """
+    parts = uri.partition("://")[2].strip("/").split("/")
+    if not 3 <= len(parts) <= 5 or not all(parts) or not (len(parts) < 5 or parts[4].isdecimal()):  # noqa: PLR2004
+        raise UsageError(f"{uri!r} names no execution of Flyte; write {_FORM}")
+    config_file = get_config_file(None)
+    if Platform.URL.read(config_file) is None:
+        raise UsageError(
+            f"flytekit is not configured, so {uri!r} cannot be looked up; set FLYTE_PLATFORM_URL, or FLYTECTL_CONFIG, "
+            "or write ~/.flyte/config.yaml"
+        )
+    config = PlatformConfig.auto(config_file)
+    project, domain, name, *rest = parts
+    execution = WorkflowExecutionIdentifier(project=project, domain=domain, name=name)
+
+    def ask() -> str:
+        admin = _Admin(RawSynchronousFlyteClient(config))
+        return admin.output_prefix(uri, execution, rest[0] if rest else "", int(rest[1]) if rest[1:] else None)
+
+    return _within(_SECONDS, ask, config.endpoint)
+
+
+def _within(seconds: float, ask: Callable[[], T], endpoint: str) -> T:
+    """Return what `ask` returns. It runs in a thread: flytekit's retries and logins have no limit of their own."""
+    found: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(ask())
+        except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="flyteadmin", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if found:
+        return found[0]
+    if not failed:
+        raise FirstFaultError(f"flyteadmin at {endpoint} did not answer within {seconds:g} s; is the endpoint right?")
+    if isinstance(failed[0], FirstFaultError):
+        raise failed[0]
+    cause = failed[0].__cause__ or failed[0]
+    said = getattr(cause, "details", lambda: "")() or str(cause) or type(cause).__name__
+    kind = type(failed[0]).__name__ if isinstance(failed[0], FlyteException) else type(cause).__name__
+    raise FirstFaultError(f"flyteadmin at {endpoint} gave no answer ({kind}): {said}") from failed[0]
+
+
+class _Admin:
+    """The calls to flyteadmin."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def output_prefix(self, uri: str, execution: WorkflowExecutionIdentifier, node: str, attempt: int | None) -> str:
+        """Return the output prefix; see the function of the same name."""
+        try:
+            found = self._client.get_execution(execution_pb2.WorkflowExecutionGetRequest(id=execution))
+        except FlyteEntityNotExistException as error:
+            raise ObjectNotFoundError(f"flyteadmin knows no execution {uri!r}; {_FORM}") from error
+        if node:
+            where = NodeExecutionIdentifier(node_id=node, execution_id=execution)
+            return self._of_node(uri, where, attempt)
+        failed = self._failed_node(execution)
+        if failed is None:
+            phase = core.WorkflowExecution.Phase.Name(found.closure.phase)
+            raise ObjectNotFoundError(f"no node of {uri!r} failed with a task; its phase is {phase}; name a node")
+        return self._of_node(uri, failed, attempt)
+
+    def _failed_node(
+        self, execution: WorkflowExecutionIdentifier, parent: str = "", depth: int = 0
+    ) -> NodeExecutionIdentifier | None:
+        """Return the first node that failed and ran a task, in the order of their failures."""
+        failed = [node for node in self._nodes(execution, parent) if node.closure.phase in _FAILED]
+        for node in sorted(failed, key=lambda node: node.closure.updated_at.ToNanoseconds()):
+            launched = node.closure.workflow_node_metadata.executionId
+            deeper = None
+            if node.metadata.is_parent_node and depth < _DEEPEST:
+                deeper = self._failed_node(node.id.execution_id, node.id.node_id, depth + 1)
+            elif launched.name and depth < _DEEPEST:
+                deeper = self._failed_node(launched, "", depth + 1)
+            if deeper is not None:
+                return deeper
+            if not launched.name and next(self._tasks(node.id), None) is not None:
+                identifier: NodeExecutionIdentifier = node.id
+                return identifier
+        return None
+
+    def _of_node(self, uri: str, node: NodeExecutionIdentifier, attempt: int | None) -> str:
+        """Return the output prefix of an attempt of a node; by default the last one that failed, else the last one."""
+        tasks = [task for task in self._tasks(node) if attempt in {None, task.id.retry_attempt}]
+        if not tasks:
+            which = "has run no task" if attempt is None else f"has no attempt {attempt}"
+            raise ObjectNotFoundError(f"node {node.node_id!r} of {uri!r} {which}")
+        task = max(tasks, key=lambda task: (task.closure.phase in _FAILED_TASK, task.id.retry_attempt))
+        prefix = _prefix_of(task)
+        if not prefix:
+            raise ObjectNotFoundError(
+                f"flyteadmin does not say where node {node.node_id!r} of {uri!r} writes its outputs"
+            )
+        return prefix
+
+    def _nodes(self, execution: WorkflowExecutionIdentifier, parent: str) -> Iterator[NodeExecution]:
+        token = ""
+        while True:
+            request = node_execution_pb2.NodeExecutionListRequest(
+                workflow_execution_id=execution, limit=_PAGE, token=token, unique_parent_id=parent
+            )
+            page = self._client.list_node_executions_paginated(request)
+            yield from page.node_executions
+            token = page.token
+            if not token:
+                return
+
+    def _tasks(self, node: NodeExecutionIdentifier) -> Iterator[TaskExecution]:
+        token = ""
+        while True:
+            request = task_execution_pb2.TaskExecutionListRequest(
+                node_execution_id=node,
+                limit=_PAGE,
+                token=token,
+                sort_by=common_pb2.Sort(key="created_at", direction=common_pb2.Sort.ASCENDING),
+            )
+            page = self._client.list_task_executions_paginated(request)
+            yield from page.task_executions
+            token = page.token
+            if not token:
+                return
+
+
+_FAILED = {core.NodeExecution.FAILED, core.NodeExecution.FAILING, core.NodeExecution.TIMED_OUT}
+_FAILED_TASK = {core.TaskExecution.FAILED, core.TaskExecution.ABORTED}
+
+
+def _prefix_of(task: TaskExecution) -> str:
+    """Return a task execution's output prefix; empty if nothing tells it."""
+    for uri in (task.closure.error.error_uri, task.closure.output_uri):
+        if uri:
+            return str(uri.rpartition("/")[0] if uri.endswith(".pb") else uri.rstrip("/"))
+    # Flyte puts the attempts beside the node's inputs
+    folder = task.input_uri.rpartition("/")[0]
+    return f"{folder}/{task.id.retry_attempt}" if folder else ""

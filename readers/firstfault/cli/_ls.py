@@ -1,0 +1,133 @@
+"""``firstfault ls``: lists failed attempts, and counts what they have in common."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from firstfault.cli._output import echo
+from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
+
+if TYPE_CHECKING:
+    from firstfault.failed_attempts import FailedAttempt, FaultGroup
+
+__all__ = ["ls"]
+
+_SCHEMA = "firstfault.ls/v1"
+_SINCE = re.compile(r"(?P<number>\d{1,6})(?P<unit>[mhdw])")
+_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_NANO = 1_000_000_000
+_GROUPS = ("fingerprint", "category", "pod", "machine")
+
+
+def _since(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Return the moment that a duration ago names, nanoseconds since the Unix epoch."""
+    del context, parameter
+    if value is None:
+        return None
+    match = _SINCE.fullmatch(value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no duration; write 30m, 12h, 7d or 2w")
+    return time.time_ns() - int(match["number"]) * _SECONDS[match["unit"]] * _NANO
+
+
+@click.command()
+@uri_argument()
+@click.option(
+    "--since", callback=_since, metavar="DURATION", help="Only attempts that failed in the last 30m, 12h, 7d."
+)
+@click.option("--group", "by", type=click.Choice(_GROUPS), help="Count the attempts that have this in common.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.ls/v1) on each line.")
+@debug_option
+def ls(uri: str, since: int | None, by: str | None, as_json: bool) -> int:
+    """List the failed attempts below a folder, newest first.
+
+    URI is a folder with many executions, such as Flyte's metadata prefix or .firstfault/runs. Attempts that succeeded
+    are not listed. With --group the group that cost the most rank-hours comes first.
+
+    \b
+    Exit codes: 0 listed, 3 there is no attempt below the folder, 2 usage, 1 the tool failed.
+
+    \b
+    Examples:
+      firstfault ls --since 7d s3://bucket/metadata/propeller
+      firstfault ls --since 7d --group fingerprint s3://bucket/metadata/propeller
+      firstfault ls --json .firstfault/runs | jq .first_line
+    """  # noqa: D301 - click's mark of lines to keep
+    from firstfault.failed_attempts import failed_attempts, grouped  # noqa: PLC0415 - `--help` needs none of it
+
+    attempts, count = failed_attempts(uri, since_ns=since, with_machines=by == "machine")
+    if not count:
+        fail(f"there is no attempt below {uri}; name a folder of executions, such as Flyte's metadata prefix")
+        return EXIT.NOTHING_FOUND
+    if not attempts:
+        fail(f"none of the {count} attempts below {uri} failed{'' if since is None else ' in this time'}")
+    for attempt in attempts:
+        if by is None:
+            _print(_attempt_json(attempt) if as_json else _attempt_text(attempt))
+        elif attempt.note:
+            fail(_attempt_text(attempt))
+    for group in grouped(attempts, by) if by is not None else ():
+        _print(_group_json(group, by) if as_json else _group_text(group))
+    return EXIT.OK
+
+
+def _print(line: str | dict[str, Any]) -> None:
+    echo(line if isinstance(line, str) else json.dumps({"schema": _SCHEMA, **line}))
+
+
+def _when(time_ns: int | None) -> str:
+    """Return a moment to the second, with the width of one."""
+    from firstfault.wire.verdict_json import format_timestamp  # noqa: PLC0415 - as above
+
+    text = format_timestamp(time_ns)
+    return f"{text[:19]}Z" if text is not None else f"{'-':20}"
+
+
+def _attempt_text(attempt: FailedAttempt) -> str:
+    said = f"could not be read: {attempt.note}" if attempt.note else attempt.line
+    return f"{_when(attempt.time_ns)}  {attempt.uri}  {said}"
+
+
+def _group_text(group: FaultGroup) -> str:
+    from firstfault.report.words import counted  # noqa: PLC0415 - as above
+
+    hours = "?" if group.rank_hours is None else f"{group.rank_hours:.1f}"
+    return (
+        f"{hours} rank-hours  {counted(group.attempts, 'attempt')}  {counted(group.executions, 'execution')}  "
+        f"{group.key or 'unknown'}  last {_when(group.last.time_ns)}: {group.last.line}"
+    )
+
+
+def _attempt_json(attempt: FailedAttempt) -> dict[str, Any]:
+    from firstfault.wire.verdict_json import format_timestamp  # noqa: PLC0415 - as above
+
+    return {
+        "uri": attempt.uri,
+        "execution": attempt.execution,
+        "time": format_timestamp(attempt.time_ns),
+        "first_line": attempt.line or None,
+        "fingerprint": attempt.fingerprint or None,
+        "category": attempt.category or None,
+        "pod": attempt.pod or None,
+        "machine": attempt.machine or None,
+        "ranks": attempt.ranks or None,
+        "rank_hours": attempt.rank_hours,
+        "retry": attempt.retry,
+        "error": attempt.note or None,
+    }
+
+
+def _group_json(group: FaultGroup, by: str | None) -> dict[str, Any]:
+    return {
+        "group": by,
+        "key": group.key or None,
+        "attempts": group.attempts,
+        "executions": group.executions,
+        "rank_hours": group.rank_hours,
+        "last": _attempt_json(group.last),
+    }

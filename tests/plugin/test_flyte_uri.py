@@ -1,0 +1,245 @@
+"""``firstfault show flyte://...``: asks a real gRPC server that answers as flyteadmin does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+from flyteidl.admin import execution_pb2, node_execution_pb2, task_execution_pb2
+from flyteidl.core import execution_pb2 as core
+from flyteidl.core.identifier_pb2 import NodeExecutionIdentifier, TaskExecutionIdentifier, WorkflowExecutionIdentifier
+from flyteidl.service import admin_pb2_grpc
+
+from firstfault.cli import EXIT
+from firstfault.testing import make_error
+from firstfault.wire.documents import encode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_N, _T = core.NodeExecution, core.TaskExecution
+
+
+@dataclass
+class Task:
+    """One attempt of a node."""
+
+    node: str
+    attempt: int
+    phase: int = _T.FAILED
+    error_uri: str = ""
+    output_uri: str = ""
+    input_uri: str = ""
+    execution: str = "f3a9"
+
+
+@dataclass
+class Node:
+    """A node of an execution."""
+
+    name: str
+    phase: int = _N.FAILED
+    seconds: int = 0
+    parent: str = ""
+    is_parent: bool = False
+    launched: str = ""
+    execution: str = "f3a9"
+
+
+@dataclass
+class Admin(admin_pb2_grpc.AdminServiceServicer):
+    """The calls of flyteadmin that the command uses, with pages of one entry."""
+
+    nodes: list[Node] = field(default_factory=list)
+    tasks: list[Task] = field(default_factory=list)
+    endpoint: str = ""
+
+    def GetExecution(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - gRPC's name
+        """Return the execution, if any node is of it."""
+        if request.id.name not in {node.execution for node in self.nodes}:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"missing entity of type EXECUTION {request.id.name}")
+        closure = execution_pb2.ExecutionClosure(phase=core.WorkflowExecution.SUCCEEDED)
+        return execution_pb2.Execution(id=request.id, closure=closure)
+
+    def ListNodeExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802 - as above
+        """Return one node of the execution, or of a parent node."""
+        asked = (request.workflow_execution_id.name, request.unique_parent_id)
+        found, token = self._page([node for node in self.nodes if (node.execution, node.parent) == asked], request)
+        return node_execution_pb2.NodeExecutionList(node_executions=map(_node_pb, found), token=token)
+
+    def ListTaskExecutions(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: ARG002, N802 - as above
+        """Return one attempt of a node."""
+        asked = (request.node_execution_id.execution_id.name, request.node_execution_id.node_id)
+        found, token = self._page([task for task in self.tasks if (task.execution, task.node) == asked], request)
+        return task_execution_pb2.TaskExecutionList(task_executions=map(_task_pb, found), token=token)
+
+    @staticmethod
+    def _page(items: list[Any], request: Any) -> tuple[list[Any], str]:
+        start = int(request.token or 0)
+        return items[start : start + 1], str(start + 1) if start + 1 < len(items) else ""
+
+
+def _execution_pb(name: str) -> WorkflowExecutionIdentifier:
+    return WorkflowExecutionIdentifier(project="flytesnacks", domain="development", name=name)
+
+
+def _node_pb(node: Node) -> node_execution_pb2.NodeExecution:
+    closure = node_execution_pb2.NodeExecutionClosure(phase=node.phase)
+    closure.updated_at.seconds = node.seconds
+    if node.launched:
+        closure.workflow_node_metadata.executionId.CopyFrom(_execution_pb(node.launched))
+    return node_execution_pb2.NodeExecution(
+        id=NodeExecutionIdentifier(node_id=node.name, execution_id=_execution_pb(node.execution)),
+        closure=closure,
+        metadata=node_execution_pb2.NodeExecutionMetaData(is_parent_node=node.is_parent),
+    )
+
+
+def _task_pb(task: Task) -> task_execution_pb2.TaskExecution:
+    closure = task_execution_pb2.TaskExecutionClosure(phase=task.phase)
+    if task.output_uri:
+        closure.output_uri = task.output_uri
+    elif task.error_uri:
+        closure.error.error_uri = task.error_uri
+    node = NodeExecutionIdentifier(node_id=task.node, execution_id=_execution_pb(task.execution))
+    return task_execution_pb2.TaskExecution(
+        id=TaskExecutionIdentifier(node_execution_id=node, retry_attempt=task.attempt),
+        closure=closure,
+        input_uri=task.input_uri,
+    )
+
+
+@pytest.fixture
+def admin() -> Iterator[Admin]:
+    """Serve an admin on the loopback."""
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    servicer = Admin()
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, server)
+    servicer.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield servicer
+    server.stop(0).wait()
+
+
+def _show(uri: str, endpoint: str, *options: str, command: str = "show") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "FLYTE_PLATFORM_URL": endpoint, "FLYTE_PLATFORM_INSECURE": "true"}
+    program = [sys.executable, "-m", "firstfault", command, uri, *options]
+    return subprocess.run(program, capture_output=True, text=True, timeout=100, check=False, env=environment)
+
+
+def _attempt(folder: Path, rank: int) -> str:
+    """Write an attempt in which `rank` failed; return the URI of its error file, which need not exist."""
+    errors = folder / "firstfault" / "errors"
+    errors.mkdir(parents=True)
+    (errors / "one.pb").write_bytes(encode(make_error(rank)))
+    return f"{folder}/error.pb"
+
+
+def test_the_node_that_failed_first(admin: Admin, tmp_path: Path) -> None:
+    """An execution's URI shows the last failed attempt of the first failed node; node and attempt choose another."""
+    admin.nodes = [
+        Node("start-node", _N.SUCCEEDED),
+        Node("n2", seconds=30),
+        Node("n1", seconds=20),
+        Node("n0", _N.SUCCEEDED, 10),
+    ]
+    admin.tasks = [
+        Task("n1", 0, error_uri=_attempt(tmp_path / "n1" / "data" / "0", 10)),
+        Task("n1", 1, error_uri=_attempt(tmp_path / "n1" / "data" / "1", 11)),
+        Task("n2", 0, error_uri=_attempt(tmp_path / "n2" / "data" / "0", 20)),
+    ]
+    uri = "flyte://flytesnacks/development/f3a9"
+    for below, rank, attempt in (("", 11, "n1/data/1"), ("/n2", 20, "n2/data/0"), ("/n1/0", 10, "n1/data/0")):
+        ran = _show(uri + below, admin.endpoint)
+        assert ran.returncode == EXIT.ROOT_CAUSE, ran.stderr
+        assert f"rank {rank}" in ran.stdout.splitlines()[0]
+        assert ran.stderr == f"firstfault: {uri}{below} is {tmp_path}/{attempt}\n"
+
+
+def test_nodes_within_nodes(admin: Admin, tmp_path: Path) -> None:
+    """A failed subworkflow leads to its failed node, a failed launch plan to the execution that it launched."""
+    admin.nodes = [
+        Node("n0", is_parent=True),
+        Node("n0-0-n0", _N.SUCCEEDED, parent="n0"),
+        Node("n0-0-n1", parent="n0", launched="f4b0"),
+        Node("dn0", execution="f4b0"),
+    ]
+    admin.tasks = [Task("dn0", 0, error_uri=_attempt(tmp_path / "dn0" / "0", 7), execution="f4b0")]
+    ran = _show("flyte://flytesnacks/development/f3a9", admin.endpoint)
+    assert ran.returncode == EXIT.ROOT_CAUSE, ran.stderr
+    assert "rank 7" in ran.stdout.splitlines()[0]
+
+
+def test_an_attempt_without_an_error_file(admin: Admin, tmp_path: Path) -> None:
+    """If admin has no URI of an error, the attempt lies beside the node's inputs; outputs tell the prefix too."""
+    _attempt(tmp_path / "n0" / "data" / "0", 3)
+    (tmp_path / "n0" / "data" / "1").mkdir()
+    (tmp_path / "n0" / "data" / "1" / "outputs.pb").write_bytes(b"")
+    admin.nodes = [Node("n0")]
+    admin.tasks = [
+        Task("n0", 0, _T.ABORTED, input_uri=f"{tmp_path}/n0/data/inputs.pb"),
+        Task("n0", 1, _T.SUCCEEDED, output_uri=f"{tmp_path}/n0/data/1/outputs.pb"),
+    ]
+    uri = "flyte://flytesnacks/development/f3a9/n0"
+    ran = _show(uri, admin.endpoint)
+    assert (ran.returncode, "rank 3" in ran.stdout) == (EXIT.ROOT_CAUSE, True), ran.stderr
+    assert _show(f"{uri}/1", admin.endpoint).stdout == "no error: the attempt has outputs\n"
+
+
+@pytest.mark.parametrize(
+    ("below", "code", "said"),
+    [
+        ("f000", EXIT.NOTHING_FOUND, "flyteadmin knows no execution 'flyte://flytesnacks/development/f000'"),
+        ("f3a9", EXIT.NOTHING_FOUND, "its phase is SUCCEEDED; name a node"),
+        ("f3a9/n0/5", EXIT.NOTHING_FOUND, "has no attempt 5"),
+        ("f3a9/n7", EXIT.NOTHING_FOUND, "has run no task"),
+        ("f3a9/n0", EXIT.NOTHING_FOUND, "does not say where node 'n0'"),
+        ("", EXIT.USAGE, "names no execution of Flyte; write flyte://project/domain/execution"),
+        ("f3a9/n0/last", EXIT.USAGE, "names no execution of Flyte"),
+    ],
+)
+def test_what_admin_does_not_know(admin: Admin, below: str, code: EXIT, said: str) -> None:
+    """A wrong URI, and an execution, node or attempt that does not exist, is one line with its exit code."""
+    admin.nodes = [Node("n0", _N.SUCCEEDED)]
+    admin.tasks = [Task("n0", 0, _T.SUCCEEDED)]
+    ran = _show(f"flyte://flytesnacks/development/{below}", admin.endpoint)
+    (line,) = ran.stderr.splitlines()
+    assert (ran.returncode, ran.stdout) == (code, "")
+    assert said in line
+
+
+def test_admin_does_not_answer(admin: Admin) -> None:
+    """A server that never answers is given up after 10 s, one that is not there at once, each in one line."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        ran = _show("flyte://flytesnacks/development/f3a9", endpoint)
+        assert time.monotonic() - began < 40
+    assert ran.returncode == EXIT.TOOL_FAILED
+    assert ran.stderr == (f"firstfault: flyteadmin at {endpoint} did not answer within 10 s; is the endpoint right?\n")
+    ran = _show("flyte://flytesnacks/development/f3a9", endpoint)
+    (line,) = ran.stderr.splitlines()
+    assert ran.returncode == EXIT.TOOL_FAILED
+    assert f"flyteadmin at {endpoint} gave no answer" in line
+
+
+def test_flytekit_is_not_configured(tmp_path: Path) -> None:
+    """Without flytekit's settings one line says which to make; watch takes the same URIs."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("FLYTE", "_F_"))}
+    environment["HOME"] = str(tmp_path)
+    for command in ("show", "watch"):
+        program = [sys.executable, "-m", "firstfault", command, "flyte://flytesnacks/development/f3a9"]
+        ran = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False, env=environment)
+        (line,) = ran.stderr.splitlines()
+        assert ran.returncode == EXIT.USAGE
+        assert "flytekit is not configured" in line
+        assert "FLYTE_PLATFORM_URL" in line

@@ -1,0 +1,136 @@
+"""``firstfault help``, the completion of the shells, and how much the help imports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.cli import EXIT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_LAZY = ("flytekit", "torch", "numpy", "rich", "jinja2", "firstfault.strategies", "firstfault.output_reader")
+
+
+def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "firstfault", *arguments]
+    environment = {**os.environ, **environment}
+    return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+@pytest.mark.parametrize("command", ["", "show", "ls", "help"])
+def test_help_is_that_of_the_option(command: str) -> None:
+    """`firstfault help COMMAND` prints what `firstfault COMMAND --help` prints."""
+    names = [command] if command else []
+    ran = _run("help", *names)
+    assert (ran.returncode, ran.stdout) == (EXIT.OK, _run(*names, "--help").stdout)
+
+
+def test_help_on_an_unknown_command() -> None:
+    """A misspelt command has exit code 2 and a suggestion."""
+    ran = _run("help", "shwo")
+    assert (ran.returncode, ran.stderr) == (EXIT.USAGE, "firstfault: unknown command 'shwo'; did you mean 'show'?\n")
+
+
+@pytest.mark.parametrize("command", ["", "show", "ls", "watch", "classify", "help", "run"])
+def test_help_imports_little(command: str) -> None:
+    """The help of the group and of every command imports neither flytekit nor torch, nor what reads and judges."""
+    if command == "run":
+        pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
+    code = (
+        "import sys\nfrom firstfault.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        f"print([name for name in {_LAZY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    program = [sys.executable, "-c", code, *([command] if command else []), "--help"]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert (ran.stderr, ran.stdout.startswith("Usage: firstfault")) == ("[]\n", True)
+
+
+@pytest.mark.timing
+def test_the_help_of_run_is_fast() -> None:
+    """The help of `firstfault run` takes less than half a second, the best of ten."""
+    pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
+    taken = []
+    for _ in range(10):
+        began = time.perf_counter()
+        assert _run("run", "--help").returncode == 0
+        taken.append(time.perf_counter() - began)
+    assert min(taken) < 0.5, taken
+
+
+# --- completion -----------------------------------------------------------------------------------------------------
+
+
+def _completed(words: str) -> list[str]:
+    """Return what the command answers to a shell that completes the last word of a line."""
+    count = str(len(words.split()) - 1)
+    ran = _run(_FIRSTFAULT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=count)
+    assert ran.stderr == ""
+    return ran.stdout.splitlines()
+
+
+def test_commands_are_completed() -> None:
+    """Commands are completed, also for `firstfault help`."""
+    assert _completed("firstfault sh") == ["plain,show"]
+    assert _completed("firstfault help wa") == ["plain,watch"]
+
+
+@pytest.mark.parametrize("command", ["show", "watch", "run"])
+def test_strategies_are_completed(command: str, tmp_path: Path) -> None:
+    """--strategy completes built-in strategies and those of installed packages."""
+    if command == "run":
+        pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
+    package = tmp_path / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
+    (package / "entry_points.txt").write_text("[firstfault.strategies]\nearlybird = theirs:find\n", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    words = f"firstfault {command} --strategy ea"
+    ran = _run(_FIRSTFAULT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD="3", PYTHONPATH=path)
+    assert ran.stdout.splitlines() == ["plain,earliest", "plain,earlybird"]
+
+
+def test_files_are_completed() -> None:
+    """URIs and files are left to the shell, which completes names of files."""
+    assert _completed("firstfault show .fir") == ["file,.fir"]
+    assert _completed("firstfault ls .fir") == ["file,.fir"]
+    assert _completed("firstfault show --html rep") == ["file,rep"]
+
+
+@pytest.mark.parametrize(
+    ("shell", "test"),
+    [
+        ("bash", 'COMP_WORDS=(firstfault sh); COMP_CWORD=1; _firstfault_completion firstfault; echo "${COMPREPLY[@]}"'),
+        ("zsh", "whence -w _firstfault_completion"),
+        ("fish", "complete -C 'firstfault sh'"),
+    ],
+)
+def test_the_line_for_each_shell(shell: str, test: str, tmp_path: Path) -> None:
+    """The documented line works in each shell that is installed."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    program = tmp_path / "firstfault"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m firstfault "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    line = f'eval "$(_FIRSTFAULT_COMPLETE={shell}_source firstfault)"'
+    if shell == "zsh":
+        line = f"autoload -Uz compinit && compinit -D; {line}"
+    if shell == "fish":
+        line = "_FIRSTFAULT_COMPLETE=fish_source firstfault | source"
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(
+        [shell, "-c", f"{line}\n{test}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PATH": path},
+    )
+    assert ran.stdout.startswith(("show", "_firstfault_completion: function")), ran.stderr

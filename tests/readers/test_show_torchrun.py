@@ -1,0 +1,247 @@
+"""``firstfault show`` on the log folder of a real torchrun, which ran without firstfault."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.cli import EXIT
+from firstfault.reading.torchrun import snapshot_of_torchrun
+from firstfault.testing import make_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from conftest import Attempt
+
+pytest.importorskip("torch", reason="the folders are torchrun's")
+
+_TRAINING = """
+import os, signal, sys
+import torch, torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+def main(fault):
+    if fault == "early" and os.environ["RANK"] == "1":
+        raise ValueError("bad batch 7")
+    dist.init_process_group("gloo")
+    for step in range(4):
+        dist.all_reduce(torch.ones(2))
+        if step == 2 and dist.get_rank() == 1:
+            if fault == "SIGKILL":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if fault == "SIGSEGV":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            if fault != "none":
+                try:
+                    {}["labels"]
+                except KeyError as error:
+                    raise ValueError("bad batch 7") from error
+    dist.destroy_process_group()
+
+fault, recorded = sys.argv[1:]
+(record(main) if recorded == "recorded" else main)(fault)
+"""
+
+
+def _torchrun(folder: Path, *options: str, fault: str, recorded: str = "recorded") -> subprocess.Popen[bytes]:
+    script = folder / "train.py"
+    folder.mkdir(exist_ok=True)
+    script.write_text(_TRAINING, encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--log-dir", str(folder / "logs"), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, str(script), fault, recorded],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    )
+
+
+def _ran(folder: Path, *options: str, **how: str) -> Path:
+    with _torchrun(folder, "--standalone", "--nproc-per-node=2", *options, **how) as process:
+        process.wait(150)
+    return folder / "logs"
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that runs two workers with a fault once, and returns their log folder."""
+    made: dict[Any, Path] = {}
+
+    def run(*options: str, **how: str) -> Path:
+        key = (options, *sorted(how.items()))
+        if key not in made:
+            made[key] = _ran(tmp_path_factory.mktemp("torchrun"), *options, **how)
+        return made[key]
+
+    return run
+
+
+def _show(folder: Path) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "firstfault", "show", "--json", str(folder)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.stderr == "", ran.stderr
+    return ran.returncode, json.loads(ran.stdout)
+
+
+@pytest.mark.jobs
+def test_an_exception(logs: Callable[..., Path]) -> None:
+    """The rank that raised is the root cause, with its traceback, its cause and its time in whole seconds."""
+    code, found = _show(logs(fault="raise"))
+    root = found["root"]
+    assert code == EXIT.ROOT_CAUSE
+    assert (found["verdict"]["ranks"], root["type"], root["message"]) == ([1], "ValueError", "bad batch 7")
+    assert (root["function"], root["source"]) == ("main", 'raise ValueError("bad batch 7") from error')
+    assert "KeyError: 'labels'" in found["verdict"]["message"]
+    assert root["time"].endswith(".000000000Z")
+    assert found["verdict"]["victims"]["count"] == 1
+    notes = found["verdict"]["coverage"]["notes"]
+    assert "torchrun's log folder has times in whole seconds, and neither exit codes nor signals" in notes
+    assert "ranks are local ranks: the folder does not tell the global ones" in notes
+    assert found["uri"] is None
+
+
+@pytest.mark.jobs
+def test_a_killed_worker(logs: Callable[..., Path]) -> None:
+    """A worker that left nothing is the root cause, with low confidence, if the others only lost their peer."""
+    code, found = _show(logs(fault="SIGKILL"))
+    assert code == EXIT.ROOT_CAUSE
+    assert found["first_line"].startswith("no error file rank 1 ")
+    assert (found["verdict"]["ranks"], found["verdict"]["confidence"]) == ([1], "low")
+    assert "a worker that was killed, or stopped by torchrun, leaves no error.json" in found["unknown"]
+
+
+@pytest.mark.jobs
+def test_the_logs_tell_more(logs: Callable[..., Path]) -> None:
+    """With redirected logs a crash has its signal, and torch's prefix tells the global ranks."""
+    _, found = _show(logs("-r", "3", fault="SIGSEGV"))
+    assert (found["verdict"]["ranks"], found["root"]["signal"]) == ([1], "SIGSEGV")
+    assert "Fatal Python error: Segmentation fault" in found["root"]["log"]
+    assert not [note for note in found["verdict"]["coverage"]["notes"] if note.startswith("ranks are local")]
+
+
+@pytest.mark.jobs
+def test_a_script_that_records_nothing(logs: Callable[..., Path]) -> None:
+    """Without error.json the traceback at the end of stderr tells the exception and its cause."""
+    _, found = _show(logs("-r", "3", fault="raise", recorded="plain"))
+    assert (found["verdict"]["ranks"], found["root"]["type"]) == ([1], "ValueError")
+    assert "KeyError: 'labels'" in found["verdict"]["message"]
+    assert found["root"]["time"] is None
+
+
+@pytest.mark.jobs
+def test_the_last_attempt_counts(tmp_path: Path) -> None:
+    """After a restart only the last attempt of a node is read."""
+    folder = _ran(tmp_path, "--max-restarts=1", fault="early")
+    (run,) = folder.iterdir()
+    assert {path.name for path in run.iterdir()} == {"attempt_0", "attempt_1"}
+    for path in (folder, run, run / "attempt_1"):
+        _, found = _show(path)
+        assert (found["verdict"]["ranks"], found["root"]["restarts"]) == ([1], 1)
+    _, found = _show(run / "attempt_0" / "1")
+    assert (found["verdict"]["ranks"], found["root"]["message"]) == ([1], "bad batch 7")
+
+
+@pytest.mark.jobs
+def test_two_nodes_in_one_folder(tmp_path: Path) -> None:
+    """The folders of the nodes of one run are read together; an earlier run with the same id is not."""
+    common = ["--rdzv-backend=c10d", "--rdzv-id=job"]
+    with _torchrun(tmp_path, *common, "--rdzv-endpoint=127.0.0.1:0", "--nproc-per-node=2", fault="SIGKILL") as process:
+        process.wait(150)
+    old = tmp_path / "logs"
+    for path in [*old.rglob("*"), old]:
+        os.utime(path, (1_000_000, 1_000_000))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = [*common, "--nnodes=2", "--nproc-per-node=1", "-r", "3"]
+    options.append(f"--rdzv-endpoint=127.0.0.1:{port}")
+    nodes = [_torchrun(tmp_path, *options, fault="raise") for _ in range(2)]
+    for node in nodes:
+        node.wait(150)
+    _, found = _show(tmp_path / "logs")
+    assert (found["verdict"]["ranks"], found["root"]["local_rank"], found["verdict"]["victims"]["count"]) == ([1], 0, 1)
+    assert "2 folders of the run 'job' are taken for its nodes" in found["verdict"]["coverage"]["notes"]
+
+
+@pytest.mark.jobs
+def test_a_run_without_a_failure(logs: Callable[..., Path]) -> None:
+    """A run whose workers left no error has exit code 3 and a line that says what is missing."""
+    command = [sys.executable, "-m", "firstfault", "show", str(logs("-r", "3", fault="none"))]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout) == (EXIT.NOTHING_FOUND, "")
+    assert "no worker left an error.json, and no stderr.log ends with a traceback" in ran.stderr
+
+
+@pytest.mark.jobs
+def test_an_error_file_of_another_format(tmp_path: Path, logs: Callable[..., Path]) -> None:
+    """A damaged error.json is named, and the others are still read."""
+    folder = tmp_path / "logs"
+    shutil.copytree(logs(fault="raise"), folder)
+    (path,) = folder.glob("*/attempt_0/0/error.json")
+    path.write_text("[1", encoding="utf-8")
+    _, found = _show(folder)
+    assert (found["verdict"]["ranks"], found["verdict"]["coverage"]["unreadable"]) == ([1], 1)
+    assert any("no error.json of torchrun" in note for note in found["verdict"]["coverage"]["notes"])
+
+
+def test_torchruns_own_error_file(tmp_path: Path) -> None:
+    """The file that torchrun writes for its own parent has the exit code of the worker."""
+    said = {"message": "SignalException: got 15", "errorCode": 143, "extraInfo": {"timestamp": "1700000000"}}
+    (tmp_path / "error.json").write_text(json.dumps({"message": said}), encoding="utf-8")
+    _, found = _show(tmp_path)
+    assert (found["root"]["exit_code"], found["root"]["rank"]) == (143, None)
+    assert found["root"]["time"] == "2023-11-14T22:13:20.000000000Z"
+
+
+def test_the_random_end_of_a_folders_name(tmp_path: Path) -> None:
+    """The random characters behind the run's id may contain an underscore; unknown ranks stay unknown."""
+    for name in ("job_hbse3iwq", "job_nt_bgjvv", "other_5xk2n1aa"):
+        rank = tmp_path / name / "attempt_0" / "0"
+        rank.mkdir(parents=True)
+        (rank / "error.json").write_text('{"message": "ValueError: boom"}', encoding="utf-8")
+    for path in (tmp_path / "other_5xk2n1aa").rglob("*"):
+        os.utime(path, (1_000_000, 1_000_000))
+    snapshot = snapshot_of_torchrun(tmp_path)
+    assert snapshot is not None
+    places = [(document.node, document.rank, document.place.local_rank) for document in snapshot.documents]
+    assert places == [("job_hbse3iwq", None, 0), ("job_nt_bgjvv", None, 0)]
+
+
+def test_other_folders_are_no_log_folders(tmp_path: Path, attempt: Attempt) -> None:
+    """Output prefixes, folders of attempts, and folders that only look alike are not taken for torchrun's."""
+    attempt.write(make_error())
+    (tmp_path / "runs" / "0" / "firstfault" / "errors").mkdir(parents=True)
+    (tmp_path / "alike" / "attempt_0" / "logs").mkdir(parents=True)
+    (tmp_path / "kfp" / "attempt-0" / "0").mkdir(parents=True)
+    for folder in (attempt.folder, tmp_path / "runs", tmp_path / "alike", tmp_path / "kfp", tmp_path / "missing"):
+        assert snapshot_of_torchrun(folder) is None
+
+
+def test_a_prefix_beside_log_folders(tmp_path: Path, attempt: Attempt) -> None:
+    """An attempt's own documents count, although torchrun's log folder lies in the same place."""
+    attempt.write(make_error(5))
+    rank = attempt.folder / "none_abc" / "attempt_0" / "0"
+    rank.mkdir(parents=True)
+    (rank / "error.json").write_text('{"message": "boom"}', encoding="utf-8")
+    assert _show(attempt.folder)[1]["verdict"]["ranks"] == [5]
+
+
+def test_a_traceback_that_ended_nothing(tmp_path: Path) -> None:
+    """A traceback that a program printed before it went on is no failure, only one at the end of its log is."""
+    rank = tmp_path / "none_abc" / "attempt_0" / "0"
+    rank.mkdir(parents=True)
+    raised = 'Traceback (most recent call last):\n  File "t.py", line 1, in f\n    g()\nOSError: no space\n'
+    for text, count in ((raised + "retrying\n", 0), ("retrying\n" + raised, 1)):
+        (rank / "stderr.log").write_text(text, encoding="utf-8")
+        snapshot = snapshot_of_torchrun(tmp_path)
+        assert snapshot is not None
+        assert [document.what for document in snapshot.documents] == ["OSError"] * count

@@ -1,0 +1,272 @@
+"""``firstfault ls`` on a real S3 server and in a folder: what is listed, what it costs, and what is grouped."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.conclude import conclude
+from firstfault.failed_attempts import failed_attempts, grouped
+from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout.paths import ERRORS, ROSTER
+from firstfault.model import Phase, Seal
+from firstfault.render.first_line import first_line
+from firstfault.store import open_store
+from firstfault.testing import make_error, make_job, make_presence
+from firstfault.wire.documents import encode, encode_presence, encode_seal
+from firstfault.wire.verdict_json import to_json
+from tests.benchmarks.latency_proxy import latency_proxy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from firstfault.model import WorkerError
+    from firstfault.store import Store
+    from tests.s3_server import S3
+
+_NOW_MS = 1_800_000_000_000
+_HOUR_MS = 3_600_000
+
+
+def _error(number: int = 0, **fields: Any) -> WorkerError:
+    """Return the root cause of attempt `number`, an hour after its agents started."""
+    kind = ("ValueError", "KeyError")[number % 2]
+    place = {"node": f"f{number:03x}-n0-0-worker-1", "machine": f"host-{number % 3}", "incarnation": _NOW_MS}
+    error = make_error(1, **{"exception": kind, **place, **fields})
+    return replace(error, timestamp_ns=(_NOW_MS + _HOUR_MS + number) * 1_000_000)
+
+
+def _sealed(error: WorkerError) -> dict[str, bytes]:
+    """Return the files of an attempt that ended as a task of firstfault does, by path below its output prefix."""
+    victim = make_error(
+        0, node=error.node, exception="RuntimeError", message="Connection closed by peer [10.0.0.7]:4242"
+    )
+    conclusion = conclude(make_job(error, victim))
+    assert conclusion is not None
+    verdict, decision = conclusion.verdict, conclusion.decision
+    seal = Seal(
+        name="",
+        digest=verdict.digest,
+        count=2,
+        strategy=verdict.strategy,
+        json=to_json(verdict, decision),
+        timestamp_ns=error.timestamp_ns or 0,
+        node=error.node,
+        code=verdict.code,
+        message=f"{first_line(verdict, decision)}\n\nmore",
+        kind=decision.kind,
+        origin=decision.origin,
+        fault_timestamp_ns=verdict.timestamp_ns,
+        worker=error.node,
+    )
+    entry = make_presence(Phase.FAILED, node=error.node, incarnation=_NOW_MS)
+    return {
+        "error.pb": encode_seal(seal),
+        f"{ERRORS}/{error_key_for(error)}": encode(error),
+        f"{ERRORS}/{error_key_for(victim)}": encode(victim),
+        f"{ROSTER}/{roster_key_for(entry)}": encode_presence(entry),
+    }
+
+
+def _put(uri: str, files: dict[str, bytes]) -> None:
+    async def put_all() -> None:
+        async with open_store(uri) as store:
+            left = iter(files.items())
+
+            async def work(store: Store) -> None:
+                for path, data in left:
+                    await store.put(path, data)
+
+            await asyncio.gather(*(work(store) for _ in range(48)))
+
+    asyncio.run(put_all())
+
+
+@dataclass(frozen=True)
+class Many:
+    """A metadata prefix with executions that failed."""
+
+    uri: str
+    count: int
+
+
+@pytest.fixture(scope="module")
+def many(s3: S3) -> Many:
+    """Write 1,000 failed executions as Flyte lays them out, each of which failed once and then succeeded."""
+    count, uri = 1000, s3.uri("many")
+    template = [_sealed(_error(number)) for number in range(6)]
+    files = {}
+    for number in range(count):
+        name = f"flytesnacks-development-f{number * 2654435761 % 2**32:08x}"
+        for path, data in template[number % 6].items():
+            files[f"propeller/{name}/n0/data/0/{path}"] = data
+        files[f"propeller/{name}/n0/data/1/outputs.pb"] = b""
+        files[f"propeller/{name}/n0/data/inputs.pb"] = b""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment().items():
+            patch.setenv(name, value)
+        _put(uri, files)
+    return Many(f"{uri}/propeller", count)
+
+
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+def test_the_requests_of_a_thousand_attempts(
+    many: Many, s3_environ: S3, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    """A thousand failed attempts cost one GET each, and a listing whose pages are requested at the same time."""
+    with latency_proxy(s3_environ.endpoint, 20) as proxy:
+        monkeypatch.setenv("FLYTE_AWS_ENDPOINT", proxy.endpoint)
+        monkeypatch.setenv("FIRSTFAULT_STORAGE_CLIENT", client)
+        began = time.monotonic()
+        attempts, found = failed_attempts(many.uri)
+        seconds = time.monotonic() - began
+        asked = proxy.requests()
+    print(f"{client}: {len(attempts)} attempts in {seconds:.1f} s, {asked}")
+    assert (len(attempts), found) == (many.count, 2 * many.count)
+    assert asked.pop("GET") == many.count
+    # 6,000 names are 6 pages, and each of the parts may end with one that is not full
+    assert asked.pop("LIST") <= 6 + 19
+    assert not sum(asked.values())
+
+
+def test_machines_cost_one_more_get(many: Many, s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is in the root cause's document, which costs a second GET."""
+    with latency_proxy(s3_environ.endpoint, 0) as proxy:
+        monkeypatch.setenv("FLYTE_AWS_ENDPOINT", proxy.endpoint)
+        attempts, _ = failed_attempts(many.uri, with_machines=True)
+        assert proxy.requests()["GET"] <= 2 * many.count
+    groups = grouped(attempts, "machine")
+    assert {group.key for group in groups} == {"host-0", "host-1", "host-2"}
+    assert sum(group.executions for group in groups) == many.count
+
+
+def test_what_is_listed(store_uri: str) -> None:
+    """Newest first, with the first line of each report; an attempt that succeeded is left out."""
+    _put(
+        store_uri,
+        {f"f3a{number}/n0/data/0/{path}": data for number in range(3) for path, data in _sealed(_error(number)).items()}
+        | {"f3a9/n0/data/0/outputs.pb": b"", "f3a9/n0/data/0/firstfault/roster/r.pb": b""},
+    )
+    attempts, found = failed_attempts(store_uri)
+    assert found == 4
+    assert [attempt.execution for attempt in attempts] == ["f3a2", "f3a1", "f3a0"]
+    assert attempts[0].uri == f"{store_uri}/f3a2/n0/data/0"
+    assert attempts[0].line == "ValueError rank 1 worker-1 no retry: boom"
+    assert (attempts[0].pod, attempts[0].ranks, attempts[0].retry) == ("worker-1", 2, False)
+    assert attempts[0].rank_hours == pytest.approx(2, abs=0.01)
+
+
+def test_attempts_without_a_seal(store_uri: str) -> None:
+    """Documents without a seal, and Flyte's own error files, are judged as show does."""
+    stock = make_error(None, exception=None, message="Trace: the loss is NaN", code="USER:Unknown")
+    error = _error(4)
+    _put(store_uri, {"a/0/error.pb": encode(stock), f"b/0/{ERRORS}/{error_key_for(error)}": encode(error)})
+    attempts, _ = failed_attempts(store_uri)
+    lines = {attempt.execution: attempt.line for attempt in attempts}
+    assert lines["b"].startswith("ValueError rank 1 worker-1 no retry")
+    assert "the loss is NaN" in lines["a"]
+
+
+def test_an_attempt_that_cannot_be_read(store_uri: str) -> None:
+    """An attempt that cannot be read has a line that says why, and the others are listed."""
+    _put(store_uri, {"a/0/error.pb": b"garbage", **{f"b/0/{path}": data for path, data in _sealed(_error()).items()}})
+    attempts, _ = failed_attempts(store_uri)
+    notes = {attempt.execution: attempt.note for attempt in attempts}
+    assert notes["b"] == ""
+    assert "error.pb" in notes["a"]
+    assert [group.attempts for group in grouped(attempts, "category")] == [1]
+
+
+def test_groups_by_cost() -> None:
+    """The group with the most rank-hours is first, then the one with the most attempts; unknown hours are no hours."""
+    from firstfault.failed_attempts import FailedAttempt  # noqa: PLC0415 - this test alone makes some by hand
+
+    def attempt(execution: str, category: str, hours: float | None) -> FailedAttempt:
+        return FailedAttempt(f"s3://b/{execution}/n0/data/0", 1, "line", category=category, rank_hours=hours)
+
+    attempts = [
+        attempt("one", "data", None),
+        attempt("one", "data", None),
+        attempt("two", "hang", 40.0),
+        attempt("three", "auth", 1.5),
+        attempt("four", "auth", None),
+    ]
+    found = [(g.key, g.attempts, g.executions, g.rank_hours) for g in grouped(attempts, "category")]
+    assert found == [("hang", 1, 1, 40.0), ("auth", 2, 2, 1.5), ("data", 2, 1, None)]
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def _ls(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-m", "firstfault", "ls", *arguments]
+    return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False, env=dict(os.environ))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> str:
+    """Write three failed local runs, of which the first is two days old, and one that cannot be read."""
+    folder = tmp_path / "runs"
+    for number in range(3):
+        _put(str(folder / f"run{number}" / "0"), _sealed(_error(number)))
+    _put(str(folder / "bad" / "0"), {"error.pb": b""})
+    old = time.time() - 2 * 86_400
+    for path in (folder / "run0").rglob("*"):
+        os.utime(path, (old, old))
+    return str(folder)
+
+
+def test_lines(runs: str) -> None:
+    """Each attempt is one line: time, URI, first line; --since leaves out older ones."""
+    ran = _ls(runs)
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert len(lines) == 4
+    assert any(
+        line == f"2027-01-15T09:00:00Z  {runs}/run1/0  KeyError rank 1 worker-1 no retry: boom" for line in lines
+    ), lines
+    assert any("bad/0  could not be read: " in line for line in lines)
+    assert len(_ls(runs, "--since", "1d").stdout.splitlines()) == 3
+
+
+def test_json_lines(runs: str) -> None:
+    """With --json each line is an object with the documented fields."""
+    found = [json.loads(line) for line in _ls(runs, "--json").stdout.splitlines()]
+    assert {row["schema"] for row in found} == {"firstfault.ls/v1"}
+    assert [row["execution"] for row in found if row["error"] is None] == ["run2", "run1", "run0"]
+    (bad,) = [row for row in found if row["error"]]
+    assert bad["first_line"] is None
+    (hot, *_) = [json.loads(line) for line in _ls(runs, "--json", "--group", "category").stdout.splitlines()]
+    assert (hot["group"], hot["key"], hot["attempts"], hot["executions"]) == ("category", "user_code", 3, 3)
+    assert hot["last"]["execution"] == "run2"
+
+
+def test_group_lines(runs: str) -> None:
+    """A group is one line with what it cost; attempts that cannot be read are named on stderr."""
+    ran = _ls(runs, "--group", "machine")
+    assert sorted(line.split("  ")[:4] for line in ran.stdout.splitlines()) == [
+        ["2.0 rank-hours", "1 attempt", "1 execution", f"host-{number}"] for number in range(3)
+    ]
+    assert "bad/0 could not be read: " in ran.stderr
+
+
+def test_nothing_to_list(tmp_path: Path) -> None:
+    """No attempt has exit code 3, no failed one has 0, a wrong duration has 2; each says so in one line."""
+    _put(str(tmp_path / "good" / "run" / "0"), {"outputs.pb": b""})
+    for arguments, code, said in (
+        ((str(tmp_path / "empty"),), 3, "there is no attempt below"),
+        ((str(tmp_path / "good"),), 0, "none of the 1 attempts below"),
+        ((str(tmp_path), "--since", "soon"), 2, "'soon' is no duration; write 30m, 12h, 7d or 2w"),
+    ):
+        ran = _ls(*arguments)
+        (line,) = ran.stderr.splitlines()
+        assert (ran.returncode, ran.stdout) == (code, "")
+        assert said in line
