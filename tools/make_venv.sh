@@ -14,6 +14,10 @@ fi
 
 made_for=$(cat "$stamp" 2>/dev/null || echo "$PWD")
 rm -f "$stamp"
+if [ ! -d "$venv" ]; then
+  echo "making $venv: downloads PyTorch and the test tools; takes about 1.5 GB of disk with PyTorch's CPU build," \
+    "several GB more with CUDA's (see CONTRIBUTING.md)"
+fi
 # .venv is incomplete, or was copied with its folder, and then its paths point to the other folder.
 if [ "$made_for" != "$PWD" ] || ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
   tools/quietly.sh "making $venv with $("$python" --version)" "$python" -m venv --clear "$venv"
@@ -25,5 +29,5 @@ tools/quietly.sh "updating pip" "${pip[@]}" --upgrade 'pip>=25.1' # the first wi
 # torch alone first: otherwise pip may download several candidates of some gigabytes each
 tools/quietly.sh "installing torch" "${pip[@]}" -c constraints.txt torch
 tools/quietly.sh "installing firstfault and what its tests need" \
-  "${pip[@]}" -c constraints.txt -e '.[elastic,s3]' --group dev
+  "${pip[@]}" -c constraints.txt -e '.[elastic,otel,s3]' --group dev
 echo "$PWD" >"$stamp"

@@ -15,4 +15,4 @@ rm "$venv/.made-for"
 grep -rIlZ --exclude-dir=__pycache__ "$root/.venv" "$venv/bin" "$venv/pyvenv.cfg" |
   xargs -0 sed -i "s|$root/\.venv|$venv|g"
 "${pip[@]}" uninstall --yes firstfault
-"${pip[@]}" install -c "$root/constraints.txt" "$1[elastic,s3]"
+"${pip[@]}" install -c "$root/constraints.txt" "$1[elastic,otel,s3]"

@@ -117,5 +117,5 @@ def _verdict_of_seal(seal: Seal, job: JobErrors) -> Verdict:
         )
         verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(as_flyte_reads,)))
     note = "no error documents were read; this is the pods' sealed verdict"
-    notes = (*verdict.coverage.notes, *job.coverage.notes, note)
-    return replace(verdict, coverage=replace(verdict.coverage, notes=notes, complete=False))
+    notes = dict.fromkeys((*verdict.coverage.notes, *job.coverage.notes, note))
+    return replace(verdict, coverage=replace(verdict.coverage, notes=tuple(notes), complete=False))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import json
 import re
 import sys
 import sysconfig
@@ -18,20 +19,24 @@ import pytest
 from firstfault import decide, errors, retry
 from firstfault.cli import EXIT
 from firstfault.cli._ls import _attempt_json, _group_json
-from firstfault.cli._main import group
+from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.failed_attempts import FailedAttempt, FaultGroup
 from firstfault.layout import keys
 from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault.model.signal_meanings import SIGNALS
+from firstfault.render.json_report import json_report
 from firstfault.report import verdict_to_dict
 from firstfault.report.words import State
 from firstfault.strategies import get_strategy, run_strategy, unregister_strategy
-from firstfault.strategies._registry import _BUILT_IN
+from firstfault.strategies._registry import _BUILT_IN, ENTRY_POINT_GROUP
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 from firstfault.wire.verdict_json import decision_to_dict
 from firstfault_proto.v1 import errors_pb2
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
+from firstfault_torch.verdict.notifiers import GROUP
+from firstfault_torch.verdict.otel import attributes_of
+from tests.reports.scenes import SCOPE_SCENES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(path.relative_to(ROOT).as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -265,3 +270,24 @@ class TestTheStrategyOnThePage(_DEFINED["TestLowestRank"]):
 def test_the_strategy_on_the_page_is_registered() -> None:
     """The page's code registers its strategy by its name."""
     assert _REGISTERED is _DEFINED["lowest_rank"]
+
+
+def test_the_promise_names_every_entry_point() -> None:
+    """The table of what may change has the groups of entry points that the code looks up."""
+    rows = _table("docs/platform.md", "What")
+    (named,) = [what for what in rows if what.startswith("entry points")]
+    assert named == f"entry points {GROUP}, .{ENTRY_POINT_GROUP.split('.')[1]}, .{COMMANDS_GROUP.split('.')[1]}"
+
+
+def test_the_fields_to_chart_exist() -> None:
+    """Each question of the table names a field of the JSON, and an attribute of the log record."""
+    report = SCOPE_SCENES["rank"]()
+    data = json.loads(json_report(report))
+    attributes = attributes_of(report, data)
+    for fields, names in _table("docs/platform.md", "Question").values():
+        for path in fields.removesuffix(" is undetermined").split(", "):
+            found: Any = data
+            for part in path.split("."):
+                assert part in found, path
+                found = found[part]
+        assert all(name in {*attributes, "firstfault.gpu"} for name in names.split(", "))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,13 +17,16 @@ from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
+from firstfault_torch.verdict.notifiers import WEBHOOK_VARIABLE
 from flytekitplugins.firstfault import PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.task import VerdictSealedError
+from tests.http_receiver import receiving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from firstfault.model import NodePresence
     from tests.prefix import Prefix
 
 CONFIG = PyTorch(worker=Worker(replicas=1), settle_seconds=0.2, increase_shared_mem=False)
@@ -55,6 +59,12 @@ def _raiser(error: BaseException) -> Callable[[], None]:
         raise error
 
     return fail
+
+
+def _write_roster(prefix: Prefix, entry: NodePresence) -> None:
+    folder = prefix.folder / "firstfault" / "roster"
+    folder.mkdir(parents=True)
+    (folder / roster_key_for(entry)).write_bytes(encode_presence(entry))
 
 
 def test_success(prefix: Prefix) -> None:
@@ -95,18 +105,28 @@ def test_a_victim(prefix: Prefix) -> None:
     """A pod that failed because of the master names the master."""
     root = make_error(0, node="job-master-0", at_ms=0, message="the root", group_rank=0, group_world_size=2)
     done = make_presence(Phase.FAILED, node="job-master-0", group_rank=0, nodes=2)
-    for folder, name, data in (
-        ("errors", error_key_for(root), encode(root)),
-        ("roster", roster_key_for(done), encode_presence(done)),
-    ):
-        (prefix.folder / "firstfault" / folder).mkdir(parents=True, exist_ok=True)
-        (prefix.folder / "firstfault" / folder / name).write_bytes(data)
+    prefix.errors.mkdir(parents=True)
+    (prefix.errors / error_key_for(root)).write_bytes(encode(root))
+    _write_roster(prefix, done)
     with pytest.raises(VerdictSealedError) as caught:
         _execute(_raiser(RuntimeError("Connection closed by peer")))
     sealed = ErrorDocument.FromString(caught.value.published.document).error
     assert sealed.worker == "job-master-0"
     assert "the root" in sealed.message
     assert "pods reported: 2 of 2" in sealed.message
+
+
+@pytest.mark.parametrize("master", [Phase.JOINED, Phase.SUCCEEDED, Phase.FAILED])
+def test_one_of_the_failed_pods_notifies(prefix: Prefix, master: Phase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of the failed pods sends the verdict to the webhook, after it has been published; the others do not."""
+    _write_roster(prefix, make_presence(master, node="job-master-0", group_rank=0, nodes=2))
+    with receiving() as webhook:
+        monkeypatch.setenv(WEBHOOK_VARIABLE, webhook.url)
+        with pytest.raises(VerdictSealedError):
+            _execute(_raiser(ValueError("bad batch")))
+    assert (prefix.folder / "error.pb").exists()
+    events = [json.loads(request.body) for request in webhook.received]
+    assert [event["data"]["root"]["message"] for event in events] == (["bad batch"] if master != Phase.FAILED else [])
 
 
 @pytest.mark.parametrize("code", [3, "a text", ["a", "list"]])

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
+from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor import FieldDescriptor
 
 import firstfault_proto
+from firstfault.wire.documents import SCHEMA_VERSION
 from firstfault_proto.v1 import errors_pb2 as pb
 
 _PROTO = Path(firstfault_proto.__file__).parent / "v1" / "errors.proto"
@@ -37,6 +39,8 @@ _EVIDENCE = bytes.fromhex(
     "534572726f72aa021b0a0a64656661756c745f70671209616c6c72656475636518292028b2020e08001203772d301a0565312e7062"
 )
 """Parts of a failure beside the exception."""
+_FIELDS = Path(__file__).with_name("fields.txt")
+"""Each line: the schema version that added it, and a field or an enum's value."""
 _WITHDRAWN = bytes.fromhex("0a0565312e70623001")
 """A receipt that withdraws a document."""
 
@@ -62,6 +66,32 @@ def test_the_code_is_that_of_the_proto_file() -> None:
         for name, kind in pb.DESCRIPTOR.enum_types_by_name.items()
     }
     assert generated == _declared()
+
+
+def _wire_format() -> list[str]:
+    """Return a line for each field and each value of an enum: its name, number, and how it is written."""
+    file = descriptor_pb2.FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
+    kinds, labels = descriptor_pb2.FieldDescriptorProto.Type, descriptor_pb2.FieldDescriptorProto.Label
+    lines = [f"{enum.name}.{value.name} = {value.number}" for enum in file.enum_type for value in enum.value]
+    messages = [("", message) for message in file.message_type]
+    messages += [(f"{outer.name}.", inner) for outer in file.message_type for inner in outer.nested_type]
+    for prefix, message in messages:
+        for field in message.field:
+            label = "optional" if field.proto3_optional else labels.Name(field.label)[6:].lower()
+            label = "" if label == "optional" and not field.proto3_optional else f" {label}"
+            kind = field.type_name.lstrip(".") or kinds.Name(field.type)[5:].lower()
+            lines.append(f"{prefix}{message.name}.{field.name} = {field.number}{label} {kind}")
+    return lines
+
+
+def test_no_field_and_no_value_ever_changes() -> None:
+    """The wire format is the list of all versions: a line is never changed or removed.
+
+    A new one is added with the next schema version, and raises `SCHEMA_VERSION`.
+    """
+    lines = [line.split(" ", 1) for line in _FIELDS.read_text().splitlines()]
+    assert sorted(text for _, text in lines) == sorted(_wire_format())
+    assert max(int(version) for version, _ in lines) == SCHEMA_VERSION
 
 
 def test_every_enum_starts_with_unspecified() -> None:

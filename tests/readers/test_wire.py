@@ -218,7 +218,7 @@ def test_a_seal_comes_back() -> None:
 def test_every_field_is_tried() -> None:
     """The round trip covers every field of the model."""
     drawn = {
-        WorkerError: {"documents"},
+        WorkerError: {"documents", "newer"},
         Place: set(),
         ExceptionInfo: set(),
         FrameInfo: set(),
@@ -231,7 +231,7 @@ def test_every_field_is_tried() -> None:
         CausedBy: set(),
         Receipt: set(),
         LogTail: set(),
-        NodePresence: set(),
+        NodePresence: {"newer"},
     }
     full = _full_error()
     for kind, exempt in drawn.items():
@@ -472,14 +472,14 @@ def test_fields_of_a_newer_schema_are_tolerated() -> None:
     newer += bytes([0xFA, 0x3F, 4]) + b"news"  # field 1023, a string
     failure = bytes([0x98, 0x7D, 1])  # field 2003 of the failure, a number
     newer += bytes([0xCA, 0x3E, len(failure)]) + failure  # field 1001 once more: protobuf merges the two
-    assert decode(newer, _REF) == replace(_full_error(), documents=(_REF,))
+    assert decode(newer, _REF) == replace(_full_error(), documents=(_REF,), newer=True)
     assert len(UnknownFieldSet(pb.WorkerErrorDocument.FromString(newer))) == 1
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"writer": 9}, {"writer": Writer.STOCK}),
+        ({"writer": 9}, {"writer": Writer.RECORDER}),
         ({"subject": 9}, {"subject": Subject.WORKER}),
         ({"category": "of_the_future"}, {"category": "of_the_future"}),
     ],

@@ -6,7 +6,6 @@ import json
 import logging
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from firstfault_torch.options import Options
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
 from firstfault_torch.verdict import notifiers
 from firstfault_torch.verdict.notifiers import WEBHOOK_VARIABLE, notify
+from tests.http_receiver import Receiver, receiving
 from tests.recordings import concluded, sealed
 from tests.reports.scenes import SCOPE_SCENES, URI
 
@@ -34,46 +34,18 @@ if TYPE_CHECKING:
 PATH = "T0/B0/not-for-the-log"
 
 
-class Webhook:
-    """A server that keeps what it is sent."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-        self.types: list[str] = []
-        self.status = 200
-        self.goes_on = threading.Event()
-        self.goes_on.set()
-        webhook = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                webhook.events.append(json.loads(body))
-                webhook.types.append(self.headers["Content-Type"])
-                webhook.goes_on.wait(30)
-                self.send_response(webhook.status)
-                self.send_header("Location", f"/{PATH}/elsewhere")
-                self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                """Print nothing."""
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/{PATH}"
-
-
 @pytest.fixture
-def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Webhook]:
+def webhook(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """Run a server, and name it in the environment."""
-    found = Webhook()
-    monkeypatch.setenv(WEBHOOK_VARIABLE, found.url)
-    thread = threading.Thread(target=found.server.serve_forever)
-    thread.start()
-    yield found
-    found.goes_on.set()
-    found.server.shutdown()
-    thread.join()
-    found.server.server_close()
+    with receiving() as found:
+        found.location = f"/{PATH}/elsewhere"
+        monkeypatch.setenv(WEBHOOK_VARIABLE, f"{found.url}/{PATH}")
+        yield found
+
+
+def events_at(webhook: Receiver) -> list[dict[str, Any]]:
+    """Return the events that a server was sent."""
+    return [json.loads(request.body) for request in webhook.received]
 
 
 @pytest.fixture
@@ -87,19 +59,20 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return install
 
 
-def test_a_webhook_gets_the_report_as_an_event(webhook: Webhook) -> None:
+def test_a_webhook_gets_the_report_as_an_event(webhook: Receiver) -> None:
     """It is a CloudEvents 1.0 event with the JSON of the report; the same verdict has the same id."""
     report = SCOPE_SCENES["rank"]()
     notify(report)
     notify(report)
-    event, again = webhook.events
-    assert webhook.types == ["application/cloudevents+json"] * 2
+    event, again = events_at(webhook)
+    types = [request.headers["Content-Type"] for request in webhook.received]
+    assert types == ["application/cloudevents+json"] * 2
     assert (event["specversion"], event["type"], event["source"]) == ("1.0", "firstfault.verdict.v1", URI)
     assert event["subject"] == "project-development-a7xk2m9qp4vd8wz3hj6t"
     assert event["data"]["first_line"] == first_line(report.verdict, report.decision)
     assert event["id"] == again["id"]
     notify(SCOPE_SCENES["ranks"]())
-    assert webhook.events[2]["id"] != event["id"]
+    assert events_at(webhook)[2]["id"] != event["id"]
 
 
 def test_installed_notifiers_are_called_once_each(installed: Callable[..., None]) -> None:
@@ -131,7 +104,7 @@ def test_a_notifier_that_fails(
 
 
 def test_a_webhook_that_does_not_answer(
-    webhook: Webhook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    webhook: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It delays the end of the pod by a limit."""
     monkeypatch.setattr(notifiers, "_LONGEST_S", 0.5)
@@ -148,11 +121,11 @@ def test_a_webhook_that_does_not_answer(
     "url", ["{url}", "ftp://127.0.0.1/{secret}", "http://127.0.0.1:x/{secret}", "http://[::{secret}"]
 )
 def test_a_webhook_that_refuses(
-    webhook: Webhook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str, status: int
+    webhook: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, url: str, status: int
 ) -> None:
     """An error, or a redirect that would lose the event, is one warning without the URL: it may hold a credential."""
     webhook.status = status
-    monkeypatch.setenv(WEBHOOK_VARIABLE, url.format(url=webhook.url, secret=PATH))
+    monkeypatch.setenv(WEBHOOK_VARIABLE, url.format(url=f"{webhook.url}/{PATH}", secret=PATH))
     with caplog.at_level(logging.WARNING):
         notify(SCOPE_SCENES["rank"]())
     (record,) = caplog.records
@@ -160,14 +133,22 @@ def test_a_webhook_that_refuses(
     assert PATH not in record.getMessage()
 
 
-def test_without_notifiers_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No thread is started."""
-    monkeypatch.delenv(WEBHOOK_VARIABLE, raising=False)
-    monkeypatch.setattr(threading, "Thread", None)
+def test_a_slow_lookup_of_installed_notifiers(
+    webhook: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A disk that does not answer delays the end of the pod by a limit, and the webhook is called all the same."""
+    goes_on = threading.Event()
+    monkeypatch.setattr(notifiers, "_LONGEST_S", 0.5)
+    monkeypatch.setattr(notifiers, "entry_points", lambda group: [] if goes_on.wait(30) else [group])
+    began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
+    assert time.monotonic() - began < 2
+    goes_on.set()
+    assert len(events_at(webhook)) == 1
+    assert "installed notifiers are not called: they were not found within 0.5 s" in caplog.text
 
 
-def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Webhook) -> None:
+def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> None:
     """When the event arrives, the verdict is in the storage, and no other node waits for it."""
     own = make_error(0, node="worker-0", message="no labels")
     receipt = record_error(own, prefix.recording(), None, 30)
@@ -181,7 +162,7 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Webhook) -> N
         document = conclude(Reports(report.copies))
         assert document is not None
         settled.append(publish())
-        assert not webhook.events
+        assert not webhook.received
         return SettledDocument(document, durable=True)
 
     failure: Any = SimpleNamespace(
@@ -191,11 +172,11 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Webhook) -> N
     ended = run._failed(failure, engine, Options(settle_seconds=0.1), threading.Event())
     assert ended.verdict is not None
     assert settled == [True]
-    (event,) = webhook.events
+    (event,) = events_at(webhook)
     assert event["data"]["root"]["message"] == "no labels"
 
 
-def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Webhook) -> None:
+def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) -> None:
     """Each verdict is told by the node that reached it."""
     own = make_error(0, node="worker-0", message="no labels")
     conclusion = concluded(prefix.recording(), [own])
@@ -209,4 +190,4 @@ def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Webhook) -
     )
     engine = PlainEngine(str(prefix.folder.parent), 0, "worker-1")
     assert run._failed(failure, engine, Options(), threading.Event()).verdict is not None
-    assert not webhook.events
+    assert not webhook.received

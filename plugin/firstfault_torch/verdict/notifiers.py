@@ -1,4 +1,4 @@
-"""Tells others about a verdict when it has been published: a webhook, and notifiers that other packages install.
+"""Tells others about a verdict when it has been published: a webhook, OpenTelemetry, and notifiers of other packages.
 
 A notifier is a callable with one argument, the `firstfault.report.Report`, in the entry-point group
 ``firstfault.notifiers``. The node that concludes calls each once, after the verdict is in the storage.
@@ -19,7 +19,8 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from firstfault.render.json_report import json_report
-from firstfault_torch.guard import caught, guarded, logger
+from firstfault_torch.guard import bounded, caught, guarded, logger
+from firstfault_torch.verdict.otel import is_wanted, send_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,17 +42,32 @@ _TEXT = 100_000
 def notify(report: Report) -> None:
     """Call all notifiers at the same time; wait for them at most 3 s. A notifier that fails is a warning."""
     deadline = time.monotonic() + _LONGEST_S
-    begun = []
-    for name, call in _notifiers():
-        ended = threading.Event()
-        with guarded(f"starting the notifier {name}"):
-            threading.Thread(
-                target=_run, args=(name, partial(call, report), ended), name="firstfault-notify", daemon=True
-            ).start()
-            begun.append((name, ended))
+    begun = [_begun(name, partial(call, report)) for name, call in _built_in()]
+    # the lookup reads the metadata of every installed package, from a disk that may be slow
+    found = bounded(lambda: list(entry_points(group=GROUP)), _LONGEST_S, "looking for installed notifiers")
+    if found is None:
+        logger.warning("installed notifiers are not called: they were not found within %g s", _LONGEST_S)
+    begun += [_begun(point.name, partial(_loaded, point, report)) for point in found or ()]
     for name, ended in begun:
         if not ended.wait(max(deadline - time.monotonic(), 0)):
             logger.warning("the notifier %s has not ended within %g s; it is not waited for", name, _LONGEST_S)
+
+
+def _built_in() -> Iterator[tuple[str, Callable[[Report], object]]]:
+    if os.environ.get(WEBHOOK_VARIABLE):
+        yield "webhook", partial(_post, os.environ[WEBHOOK_VARIABLE])
+    if is_wanted():
+        yield "otel", partial(send_record, seconds=_LONGEST_S)
+
+
+def _begun(name: str, call: Callable[[], object]) -> tuple[str, threading.Event]:
+    """Begin a call in a thread of its own; return its name, and what is set when it has ended or could not begin."""
+    ended = threading.Event()
+    with guarded(f"starting the notifier {name}"):
+        threading.Thread(target=_run, args=(name, call, ended), name="firstfault-notify", daemon=True).start()
+        return name, ended
+    ended.set()
+    return name, ended
 
 
 def _run(name: str, call: Callable[[], object], ended: threading.Event) -> None:
@@ -59,14 +75,6 @@ def _run(name: str, call: Callable[[], object], ended: threading.Event) -> None:
     if error is not None:
         logger.warning("the notifier %s failed (%s: %s)", name, type(error).__name__, error)
     ended.set()
-
-
-def _notifiers() -> Iterator[tuple[str, Callable[[Report], object]]]:
-    if os.environ.get(WEBHOOK_VARIABLE):
-        yield "webhook", partial(_post, os.environ[WEBHOOK_VARIABLE])
-    with guarded("looking for notifiers"):
-        for found in entry_points(group=GROUP):
-            yield found.name, partial(_loaded, found)
 
 
 def _loaded(found: Any, report: Report) -> None:

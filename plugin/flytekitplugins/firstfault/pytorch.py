@@ -18,6 +18,7 @@ from firstfault_torch.node.document_writer import as_entry, document_path, put_o
 from firstfault_torch.node.node_setup import setup_of_node
 from firstfault_torch.run import recording_of
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
+from firstfault_torch.verdict.notifiers import notify
 from firstfault_torch.verdict.previous import leave_verdict
 from firstfault_torch.verdict.seal import seal_verdict
 from firstfault_torch.worker.exception_document import describe_and_record
@@ -57,6 +58,9 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
         with guarded("concluding on the failure"):
             verdict = _conclude(error, task, engine, recording, place)
             verdict = engine.publish(verdict)
+        if verdict is not None:
+            with guarded("notifying others"):
+                _tell(verdict)
         if verdict is not None and engine.published is not None and isinstance(error, Exception):
             raise verdict_error(verdict, engine.published) from error
         raise
@@ -81,6 +85,15 @@ def _conclude(
         leave_verdict(recording, verdict.document)
     logger.error("%s", verdict.seal.message)
     return verdict
+
+
+def _tell(verdict: SealedVerdict) -> None:
+    """Notify others, if this is the one of the failed pods that does."""
+    from flytekitplugins.firstfault.deck.write import is_elected  # noqa: PLC0415 - only a failure needs it
+
+    report = verdict.report
+    if report is not None and is_elected(verdict.recording, report.job, (Phase.FAILED,)):
+        notify(report)
 
 
 def _announce(

@@ -127,12 +127,17 @@ def _explained(error: click.ClickException) -> str:
     return f"{text} (see '{context.command_path} --help')"
 
 
+_CLIENTS = ("aiobotocore", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "google", "s3fs", "stamina")
+"""Loggers of the storages' clients: the one line of an error says what they would."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with one of `EXIT`."""
     if sys.stdout is None:  # closed: the caller wants the exit code alone
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("stamina").setLevel(logging.ERROR)
+    for client in _CLIENTS:
+        logging.getLogger(client).setLevel(logging.CRITICAL)
     try:
         code = group.main(args=arguments, prog_name="firstfault", standalone_mode=False)
     except click.ClickException as error:

@@ -293,6 +293,8 @@ class WorkerError:
     """One for each process group."""
     caused_by: CausedBy | None = None
     """The peer's failure for which the agent stopped this worker; None: there was none."""
+    newer: bool = False
+    """Whether a later version of the format wrote it; what this version does not know was left out."""
 
     @property
     def rank(self) -> int | None:

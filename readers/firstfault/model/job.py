@@ -75,6 +75,8 @@ class NodePresence:
     """In an entry of phase failed: of the workers that failed by themselves, without their own tracebacks."""
     setup: NodeSetup = NodeSetup()
     """In an entry of phase failed."""
+    newer: bool = False
+    """See `WorkerError.newer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Seal:
     origin: Origin
     fault_timestamp_ns: int | None
     worker: str
+    newer: bool = False
+    """See `WorkerError.newer`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -399,6 +399,7 @@ def _coverage(
     notes += _first_few(_receipt_notes(snapshot, roster), "more documents were lost")
     notes += _silent_nodes_notes(silent)
     notes += _unopened_notes(snapshot, failures)
+    notes += _newer_notes(snapshot)
     lost = any(not receipt.durable for entry in roster for receipt in entry.receipts)
     return Coverage(
         expected=expected,
@@ -463,6 +464,14 @@ def _unopened_notes(snapshot: Snapshot, failures: Sequence[WorkerError]) -> list
     if snapshot.unopened_history:
         notes.append(f"{snapshot.unopened_history} documents of earlier rounds were not opened")
     return notes
+
+
+def _newer_notes(snapshot: Snapshot) -> list[str]:
+    """Return the note about files of a newer version; what they share with this one is read, so nothing is missing."""
+    files: list[WorkerError | Seal | NodePresence] = [*snapshot.documents, *snapshot.seals, *snapshot.roster]
+    newer = sum(item.newer for item in files)
+    how = "this version leaves out what it does not know; the version of the pods reads all"
+    return [f"a newer version of firstfault wrote {newer} of the files; {how}"] if newer else []
 
 
 def _silent_nodes_notes(silent: Sequence[NodeKey]) -> list[str]:

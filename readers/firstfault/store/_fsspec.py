@@ -24,7 +24,7 @@ from firstfault.errors import (
 from firstfault.store._api import ObjectInfo, Page
 from firstfault.store._listing import PAGE, PART, by_name, first_page, nanoseconds
 from firstfault.store._retry import ATTEMPTS, retried
-from firstfault.store._settings import no_credentials, storage_options
+from firstfault.store._settings import no_credentials, other_region, storage_options
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ T = TypeVar("T")
 
 _WRITE_TIMEOUT_S = 20.0
 """Longest attempt to write a document, seconds; as long as a read may take."""
+_FIRST_ANSWER_S = 5.0
+"""Longest wait for a storage's first answer, seconds: Google's and Azure's clients try for up to a minute."""
 _NANO = 1_000_000_000
 
 
@@ -56,6 +58,7 @@ class FsspecStore:
         self._attempts = attempts
         self._fs: Any = None
         self._root = ""
+        self._answered = False
 
     @property
     def uri(self) -> str:
@@ -136,11 +139,33 @@ class FsspecStore:
     async def _entries(self, call: str, folder: str) -> Sequence[ObjectInfo]:
         """Return the files that fsspec's `call` (ls, find) lists; none if the folder does not exist."""
         path = self._path(folder)
+        if isinstance(self._fs, AsyncFileSystem) and not self._answered:
+            await self._await_answer(path)
         try:
             found = await self._retried("list", path, lambda: self._call(call, path, detail=True))
         except ObjectNotFoundError:
             return []
         return _objects(found.values() if isinstance(found, dict) else found, path)
+
+    async def _await_answer(self, path: str) -> None:
+        """Send a small request before a listing, whose own time has no limit.
+
+        Raises:
+            StoreUnavailableError: the storage does not answer.
+        """
+        ask = self._retried("list", path, lambda: self._call("info", join(path, "error.pb")))
+        try:
+            await asyncio.wait_for(ask, _FIRST_ANSWER_S)
+        except asyncio.TimeoutError as error:
+            where = f"cannot list {self._named(path)}"
+            raise StoreUnavailableError(
+                f"{where}: no answer within {_FIRST_ANSWER_S:g} s; check the network and the endpoint"
+            ) from error
+        except StoreUnavailableError:
+            raise
+        except StoreError:
+            pass  # an answer: the listing itself will tell
+        self._answered = True
 
     async def _s3_page(self, folder: str, *, after: str = "", token: str = "", delimiter: str = "") -> tuple[Page, str]:
         """Return one page of S3's listing and its continuation token; s3fs itself always fetches all pages."""
@@ -221,6 +246,9 @@ class FsspecStore:
         """Return the `StoreError` for an error of fsspec, botocore or aiohttp; any other error as it is."""
         where = f"cannot {verb} {self._named(full)}"
         name = type(error).__name__
+        region = _region_of(error)
+        if region is not None:
+            return StoreError(f"{where}: {other_region(region)}")
         if _no_bucket(error):
             return StoreError(f"{where}: {_line(error)}; check the bucket's name")
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
@@ -248,7 +276,7 @@ class FsspecStore:
         return join(self._root, relative) if relative else self._root
 
     def _named(self, full: str) -> str:
-        return full if self._protocol == "file" else f"{self._protocol}://{full.lstrip('/')}"
+        return full if self._protocol == "file" or "://" in full else f"{self._protocol}://{full.lstrip('/')}"
 
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
@@ -285,6 +313,18 @@ _TRANSIENT_NAMES = {
 }
 
 _BUSY = {errno.EBUSY, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EAGAIN}
+
+
+_OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
+
+
+def _region_of(error: Exception) -> str | None:
+    """Return the bucket's region, if S3 says that it is another one; empty if S3 does not name it."""
+    response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+    if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in _OTHER_REGION:
+        return None
+    headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    return str(headers.get("x-amz-bucket-region") or response["Error"].get("Region") or "")
 
 
 def _no_bucket(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from firstfault.store._api import ObjectInfo, Page
 from firstfault.store._listing import PAGE, by_name, first_page, nanoseconds
 from firstfault.store._obstore_settings import NoCredentialsError, client_for
 from firstfault.store._retry import ATTEMPTS, retried
-from firstfault.store._settings import no_credentials
+from firstfault.store._settings import no_credentials, other_region
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ _ASKED_THE_CLOUD = "performing token request"
 """In obstore's error where a machine of a cloud would have been asked for credentials, and none answers."""
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
+_REGION = re.compile(r"<Region>([\w-]+)</Region>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _REFUSED = {401, 403}
 _NOT_FOUND = 404
@@ -239,6 +240,8 @@ class ObstoreStore:
             return StoreError(f"{where}: {detail}; check the bucket's name")
         if isinstance(error, FileNotFoundError) or (number == _NOT_FOUND and verb != "write"):
             return ObjectNotFoundError(f"{where}: there is no such object")
+        if code == "AuthorizationHeaderMalformed" and _REGION.search(text):
+            return StoreError(f"{where}: {other_region(_first(_REGION, text))}")
         if number in _REDIRECT or "redirect" in text:
             return _RedirectError(f"{where}: {detail}")
         if number in _REFUSED or type(error).__name__ in {"PermissionDeniedError", "UnauthenticatedError"}:
@@ -255,8 +258,11 @@ class ObstoreStore:
 
 
 def _has_no_cloud(text: str) -> bool:
-    """Whether nothing is there that gives credentials; a server that answers or is slow may give them later."""
-    return _ASKED_THE_CLOUD in text and not _first(_STATUS, text) and "timed out" not in text.lower()
+    """Whether nothing is there that gives credentials; a server that fails or is slow may give them later."""
+    if _ASKED_THE_CLOUD not in text or "timed out" in text.lower():
+        return False
+    status = _first(_STATUS, text)
+    return not status or int(status) in {*_REFUSED, _NOT_FOUND}
 
 
 def _objects(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo]:

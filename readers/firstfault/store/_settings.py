@@ -10,7 +10,7 @@ from firstfault.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["CONNECT_TIMEOUT_S", "READ_TIMEOUT_S", "no_credentials", "storage_options"]
+__all__ = ["CONNECT_TIMEOUT_S", "READ_TIMEOUT_S", "no_credentials", "other_region", "storage_options"]
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 20
@@ -40,6 +40,12 @@ _AZURE = {
 def no_credentials(protocol: str) -> str:
     """Return what to say where a client finds no credentials."""
     return f"no credentials; {_WHAT_TO_SET.get(protocol, _AMAZON)}"
+
+
+def other_region(region: str) -> str:
+    """Return what to say where a bucket is in another region than the client's."""
+    where = f"the bucket is in the region {region}" if region else "the bucket is in another region"
+    return f"{where}; set AWS_DEFAULT_REGION={region or '<its region>'}"
 
 
 def storage_options(protocol: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -61,6 +61,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
+"""Rises by one with each release that adds to the messages."""
 MAX_DOCUMENT_BYTES = 2 * 1024 * 1024
 """Largest document that a reader accepts; Flyte's own limit."""
 _MAX_MESSAGE = 64 * 1024
@@ -95,7 +96,7 @@ _MAX_SECONDS = 253_402_300_799
 """The last second of the year 9999, the end of google.protobuf.Timestamp."""
 
 _WRITERS = {Writer.WORKER: pb.WRITER_WORKER, Writer.AGENT: pb.WRITER_AGENT, Writer.RECORDER: pb.WRITER_RECORDER}
-_WRITERS_BACK = {number: writer for writer, number in _WRITERS.items()}
+_WRITERS_BACK = {pb.WRITER_UNSPECIFIED: Writer.STOCK, **{number: writer for writer, number in _WRITERS.items()}}
 _SUBJECTS = {Subject.WORKER: pb.SUBJECT_WORKER, Subject.AGENT: pb.SUBJECT_AGENT}
 _SUBJECTS_BACK = {number: subject for subject, number in _SUBJECTS.items()}
 _PHASES = {Phase.JOINED: pb.PHASE_JOINED, Phase.FAILED: pb.PHASE_FAILED, Phase.SUCCEEDED: pb.PHASE_SUCCEEDED}
@@ -197,7 +198,8 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         timestamp_ns=timestamp_ns,
         worker=error.worker,
         place=_place_from_pb(failure.place) if ours else Place(node=error.worker),
-        writer=_WRITERS_BACK.get(failure.writer, Writer.STOCK) if ours else Writer.STOCK,
+        # a writer that a later version added has the least authority of ours
+        writer=_WRITERS_BACK.get(failure.writer, Writer.RECORDER) if ours else Writer.STOCK,
         subject=_SUBJECTS_BACK.get(failure.subject, Subject.WORKER),
         exception=exception_from_pb(failure.exception, budget) if failure.HasField("exception") else None,
         exit_code=failure.exit_code if failure.HasField("exit_code") else None,
@@ -217,6 +219,7 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         thread_failures=threads_from_pb(failure.thread_failures, budget),
         collectives=interned(tuple(map(_collective_from_pb, failure.collectives[:MAX_NAMES]))),
         caused_by=_caused_by_from_pb(failure.caused_by) if failure.HasField("caused_by") else None,
+        newer=failure.schema_version > SCHEMA_VERSION,
     )
 
 
@@ -259,6 +262,7 @@ def _seal_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Seal:
         origin=_origin_from_pb(error.origin),
         fault_timestamp_ns=_timestamp_from_pb(error),
         worker=error.worker,
+        newer=verdict.schema_version > SCHEMA_VERSION,
     )
 
 
@@ -332,6 +336,7 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
         first_failure_reason=entry.first_failure_reason,
         log_tails=tuple(LogTail(tail.global_rank, tail.text) for tail in entry.log_tails[:_MAX_LOGS]),
         setup=_setup_from_pb(entry.setup),
+        newer=entry.schema_version > SCHEMA_VERSION,
     )
 
 

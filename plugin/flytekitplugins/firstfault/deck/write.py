@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors, NodePresence, Place
     from firstfault.report import Report
     from firstfault.report.attempt_changes import AttemptSummary
+    from firstfault_torch.context import Recording
     from firstfault_torch.verdict.seal import SealedVerdict
 
-__all__ = ["TAB", "elected", "leave_deck"]
+__all__ = ["TAB", "elected", "is_elected", "leave_deck"]
 
 TAB = "firstfault"
 """Name of the report's tab."""
@@ -66,8 +67,7 @@ def leave_deck(
     if verdict.report is None:
         return False  # the pod that concluded for all has written it
     with guarded("publishing the deck"):
-        place = elected(verdict.report.job, staying) if not verdict.for_all else None
-        if place is not None and (place.node, place.incarnation) != (recording.identity.node, recording.incarnation):
+        if not verdict.for_all and not is_elected(recording, verdict.report.job, staying):
             wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, _WRITING_S)
             bounded(wait, _WRITING_S, "waiting for the deck", give_up)
             return False
@@ -75,6 +75,12 @@ def leave_deck(
         write = partial(contextvars.copy_context().run, _write, verdict, verdict.report, task_name)
         return bounded(write, _WRITING_S, "writing the deck", give_up) is None
     return True
+
+
+def is_elected(recording: Recording, job: JobErrors, staying: Collection[Phase] = _ENDED) -> bool:
+    """Whether this node is the elected one, or there is none."""
+    place = elected(job, staying)
+    return place is None or (place.node, place.incarnation) == (recording.identity.node, recording.incarnation)
 
 
 def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None:

@@ -1,0 +1,115 @@
+"""Sends a verdict as one OpenTelemetry log record, with the exporter that the extra ``otel`` brings."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from firstfault.exceptions.tracebacks import format_exception
+from firstfault.render.json_report import json_report
+from firstfault.text import elide
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from firstfault.report import Report
+
+__all__ = ["attributes_of", "is_wanted", "send_record"]
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_TEXT = 100_000
+"""Characters of a message or a traceback that are sent."""
+_NAME = "firstfault"
+_EVENT = "firstfault.verdict"
+
+
+def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether OpenTelemetry's variables name an endpoint for logs, and do not switch it off."""
+    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or environment.get("OTEL_LOGS_EXPORTER") == "none"
+    return not off and any(map(environment.get, _ENDPOINTS))
+
+
+def send_record(report: Report, seconds: float) -> None:
+    """Send a report's record; do nothing if the extra ``otel`` is not installed.
+
+    It goes through an exporter of its own: the providers of the process stay as they are.
+
+    Args:
+        report: on the verdict.
+        seconds: how long the exporter may try.
+
+    Raises:
+        ValueError: the variables ask for gRPC.
+        OSError: the endpoint did not take the record.
+    """
+    protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "")
+    try:
+        from opentelemetry._logs import LogRecord, SeverityNumber  # noqa: PLC0415 - only a failure needs it
+        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter  # noqa: PLC0415
+        from opentelemetry.sdk._logs import ReadableLogRecord  # noqa: PLC0415
+        from opentelemetry.sdk._logs.export import LogRecordExportResult  # noqa: PLC0415
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource  # noqa: PLC0415
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return
+    if protocol == "grpc":
+        raise ValueError(
+            f"firstfault sends http/protobuf, not grpc; set {_PROTOCOLS[0]}=http/protobuf, and {_ENDPOINTS[0]} to the "
+            "collector's URL for HTTP, such as http://collector:4318/v1/logs"
+        )
+    data = json.loads(json_report(report, _TEXT))
+    record = LogRecord(
+        timestamp=report.verdict.timestamp_ns,
+        observed_timestamp=time.time_ns(),
+        severity_number=SeverityNumber.ERROR,
+        severity_text="ERROR",
+        body=data["first_line"],
+        attributes=attributes_of(report, data),
+        event_name=_EVENT,
+    )
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
+    resource = Resource({"service.name": _NAME}).merge(OTELResourceDetector().detect())
+    exporter = OTLPLogExporter(timeout=seconds)
+    sent = exporter.export([ReadableLogRecord(record, resource, InstrumentationScope(_NAME))])
+    if sent is not LogRecordExportResult.SUCCESS:
+        raise OSError("the OTLP endpoint did not take the record")
+
+
+def attributes_of(report: Report, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record's attributes, without those that are not known.
+
+    Args:
+        report: on the verdict.
+        data: its JSON.
+    """
+    verdict, root, exception = report.verdict, data["root"] or {}, ""
+    if report.verdict.root is not None and report.verdict.root.exception is not None:
+        exception = elide(format_exception(report.verdict.root.exception), _TEXT)
+    found = {
+        "exception.type": root.get("type"),
+        "exception.message": root.get("message"),
+        "exception.stacktrace": exception,
+        # of the process that failed; the resource is the process that sends
+        "k8s.pod.name": root.get("pod"),
+        "k8s.namespace.name": verdict.root.place.namespace if verdict.root is not None else None,
+        "k8s.node.name": root.get("machine") if root.get("pod") else None,
+        "host.name": root.get("machine") or root.get("host"),
+        "firstfault.category": verdict.category,
+        "firstfault.code": verdict.code,
+        "firstfault.scope": verdict.scope.value,
+        "firstfault.confidence": verdict.confidence,
+        "firstfault.rank": root.get("rank"),
+        "firstfault.pod": root.get("pod") or verdict.node,
+        "firstfault.machine": root.get("machine"),
+        "firstfault.gpu": root.get("gpu"),
+        "firstfault.retry": report.decision.retry,
+        "firstfault.fingerprint": verdict.fingerprint,
+        "firstfault.digest": verdict.digest,
+        "firstfault.attempt": data["attempt"],
+        "firstfault.execution": data["execution"],
+        "firstfault.uri": data["uri"],
+    }
+    return {name: value for name, value in found.items() if value not in {None, ""}}

@@ -1,0 +1,5 @@
+ÑÁı±†48@HRdefault_roleZ"f12fb3fb8a25c418dbff-n0-0-worker-1btraining-hostj	127.0.0.1p€~zlocal-developmentÇflyteä
+gpu-node-8"")ÿ©™ãÍ2v
+ke1-99999-1795400966421361723-0000002-0000001-cdd7124f6531-1795400940263-8ddf0faa5dc1435e84a30f0061f3797b.pbàÈ∞(2v
+ke1-99999-1795400966456299403-0000002-0000001-cdd7124f6531-1795400940263-4afad1cf88ad46cdb05ee130a4a7ab1a.pbÒê†(2v
+ke1-99999-1795400966543629078-0000003-0000001-803a13835c85-1795400940263-165ff375d1694ed19e3ec5e4c307b85a.pbú•á(:&"f12fb3fb8a25c418dbff-n0-0-worker-0B<rank 1 on f12fb3fb8a25c418dbff-n0-0-worker-0 failed: SIGKILL
