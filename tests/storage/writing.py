@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 
@@ -64,5 +63,3 @@ async def main(folder: str, plans: list[str]) -> None:
 
 if __name__ == "__main__":
     asyncio.run(main(sys.argv[1], sys.argv[2].split(",")))
-    # the storage client's threads may outlive the interpreter's shutdown and abort the process
-    os._exit(0)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
+import sys
+import threading
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from firstfault.errors import (
@@ -46,6 +50,8 @@ _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 _REDIRECT = {301, 307, 308}
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
+_THREADS_S = 1.0
+_LOOK_S = 0.01
 _first_pid: list[int] = []
 """Id of the process that made the first request: obstore's threads do not survive a fork."""
 
@@ -210,7 +216,9 @@ class ObstoreStore:
         """Return the result of `call`; that of `instead` if the bucket is in another region."""
         if not self._open:
             raise RuntimeError("the store is closed; use it inside `async with`")
-        _first_pid[:] = _first_pid or [os.getpid()]
+        if not _first_pid:
+            _first_pid.append(os.getpid())
+            atexit.register(_await_threads, frozenset(sys._current_frames()))  # noqa: SLF001 - all threads
         if self._fallback is None:
             try:
                 return await retried(call, lambda error: self._typed(error, verb, path), self._attempts)
@@ -255,6 +263,23 @@ class ObstoreStore:
 
     def _named(self, path: str) -> str:
         return join(self._uri, path) if path else self._uri
+
+
+def _await_threads(before: frozenset[int]) -> None:
+    """Wait at the process's end until obstore's threads have handed over their results.
+
+    They take Python's lock for it. A thread that wants it when the interpreter has begun to end aborts the process
+    (SIGABRT), as Python ends such a thread in a way that Rust does not allow.
+
+    Args:
+        before: threads that were there before the first request; they are not waited for.
+    """
+    deadline = time.monotonic() + _THREADS_S
+    while time.monotonic() < deadline:
+        time.sleep(_LOOK_S)  # lets them have the lock
+        known = before | {thread.ident for thread in threading.enumerate()}
+        if not sys._current_frames().keys() - known:  # noqa: SLF001 - only this lists threads of other languages
+            break
 
 
 def _has_no_cloud(text: str) -> bool:
