@@ -274,30 +274,41 @@ def _lost_node() -> Report:
     return report_on(job, context=RetryContext(pods_alive=False))
 
 
+def _told_to_go(node: int, at_ms: float) -> WorkerError:
+    return make_error(
+        None,
+        node=_NODES[node],
+        at_ms=at_ms,
+        exception=None,
+        category="preemption",
+        subject=Subject.AGENT,
+        writer=Writer.AGENT,
+        group_rank=node,
+        code="SYSTEM:Preemption",
+        message=f"{_NODES[node]} was terminated (SIGTERM)",
+        kind=Kind.RECOVERABLE,
+        origin=Origin.SYSTEM,
+        boot_id=f"boot-{node}",
+        monotonic_ns=10**12 + int(at_ms * _MS),
+        **_HERE,
+    )
+
+
 def _terminated() -> Report:
     job = job_of(
-        make_error(
-            None,
-            node=_NODES[1],
-            exception=None,
-            category="preemption",
-            subject=Subject.AGENT,
-            writer=Writer.AGENT,
-            group_rank=1,
-            code="SYSTEM:Preemption",
-            message=f"{_NODES[1]} was terminated (SIGTERM)",
-            kind=Kind.RECOVERABLE,
-            origin=Origin.SYSTEM,
-            boot_id="boot-1",
-            monotonic_ns=10**12,
-            **_HERE,
-        ),
+        _told_to_go(1, 0),
         stopped(0, 700, f"the agent of {_NODES[1]} failed: {TOLD_TO_GO_BY} SIGTERM"),
         stopped(1, 702, f"the agent of {_NODES[1]} failed: {TOLD_TO_GO_BY} SIGTERM"),
         stopped(2, 40, TOLD_TO_GO),
         stopped(3, 41, TOLD_TO_GO),
     )
     return report_on(job)
+
+
+def _all_terminated() -> Report:
+    return report_on(
+        job_of(_told_to_go(0, 90), _told_to_go(1, 0), *(stopped(rank, 100.0 + rank, TOLD_TO_GO) for rank in range(4)))
+    )
 
 
 def _deadlock() -> Report:
@@ -469,6 +480,7 @@ HARD_SCENES: dict[str, Callable[[], Report]] = {
     "long-names": _long_names,
     "no-times": _no_times,
     "three-attempts": _three_attempts,
+    "all-terminated": _all_terminated,
     "hostile": _hostile,
     "ten-thousand-ranks": ten_thousand_ranks,
 }

@@ -75,6 +75,14 @@ def test_a_recoverable_error_is_nobodys_fault(category: str) -> None:
     _nobodys_fault(report)
 
 
+def test_a_job_that_was_ended_from_outside_is_nobodys_fault() -> None:
+    """If all pods were terminated at once, a person may have aborted the job: no form blames a pod or code."""
+    report = HARD_SCENES["all-terminated"]()
+    assert report.answers.where.startswith("all 2 pods, the first ")
+    assert "all 2 pods were terminated at once, as by an abort or a time limit" in report.answers.unknown[-1]
+    _nobodys_fault(report)
+
+
 # --- how many reported ----------------------------------------------------------------------------------------------
 
 _PHASES = [(), (Phase.JOINED,), (Phase.JOINED, Phase.FAILED), (Phase.JOINED, Phase.SUCCEEDED), (Phase.FAILED,)]

@@ -92,9 +92,9 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
     code, source = _code(job, verdict)
     return Answers(
         what=_what(verdict),
-        fault_owner=_fault_owner(verdict),
+        fault_owner=_fault_owner(job, verdict),
         category=about_category(verdict.category),
-        where=_NOWHERE if _is_alone(job, verdict) else _where(verdict),
+        where=_NOWHERE if _is_alone(job, verdict) else _where(job, verdict, engine),
         code=code,
         source=source,
         fate=_fate(decision, number, attempts, engine),
@@ -104,8 +104,9 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
     )
 
 
-def _fault_owner(verdict: Verdict) -> FaultOwner:
-    if verdict.scope is Scope.UNDETERMINED:
+def _fault_owner(job: JobErrors, verdict: Verdict) -> FaultOwner:
+    # a person may have aborted a job whose nodes were all terminated
+    if verdict.scope is Scope.UNDETERMINED or (verdict.category == "preemption" and _terminated(job).are_all):
         return FaultOwner.UNKNOWN
     root = verdict.root
     if root is not None and root.recoverable and root.origin is not Origin.SYSTEM:
@@ -150,7 +151,9 @@ def _is_alone(job: JobErrors, verdict: Verdict) -> bool:
     return verdict.scope is Scope.UNDETERMINED and len(job.failures) == 1 and verdict.node is None
 
 
-def _where(verdict: Verdict) -> str:
+def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
+    if verdict.category == "preemption" and (terminated := _terminated(job)).are_all:
+        return f"all {terminated.count} {engine.nodes}, the first {verdict.node}"
     if verdict.scope is Scope.UNDETERMINED:
         suspects = [suspect.name for suspect in verdict.suspects]
         more = f" and {len(suspects) - _FEW} more" if len(suspects) > _FEW else ""
@@ -302,23 +305,42 @@ def _unknown_of_root(job: JobErrors, verdict: Verdict, engine: EngineWords) -> I
         yield from _unknown_of_exit(verdict.root)
 
 
+@dataclass(frozen=True, slots=True)
+class _Terminated:
+    """How many of a job's nodes were terminated from outside."""
+
+    count: int
+    expected: int | None
+    at_once: bool
+
+    @property
+    def are_all(self) -> bool:
+        return self.count > 1 and self.count == self.expected
+
+
+def _terminated(job: JobErrors) -> _Terminated:
+    agents = [item for item in job.failures if item.subject is Subject.AGENT and item.category == "preemption"]
+    times = [item.timestamp_ns for item in agents]
+    known = [time for time in times if time is not None]
+    at_once = bool(known) and len(known) == len(times) and max(known) - min(known) <= _AT_ONCE_NS
+    return _Terminated(len({(item.node, item.place.group_rank) for item in agents}), job.coverage.expected, at_once)
+
+
 def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
     """Return what may have terminated a node, by how many of the job's nodes were terminated, and when.
 
     From inside, an abort, a time limit, a drain and an eviction are the same signal.
     """
-    agents = [item for item in job.failures if item.subject is Subject.AGENT and item.category == "preemption"]
-    count, expected = len({(item.node, item.place.group_rank) for item in agents}), job.coverage.expected
-    times = [item.timestamp_ns for item in agents]
-    known = [time for time in times if time is not None]
-    if expected is None or expected == 1 or not count:
+    found = _terminated(job)
+    if found.are_all:
+        when = "at once, as by an abort or a time limit" if found.at_once else "but not at once"
+        return (
+            f"who ended the job: all {found.count} {engine.nodes} were terminated{' ' if found.at_once else ', '}{when}"
+        )
+    if found.expected is None or found.expected == 1 or not found.count:
         return "why it was terminated: a preemption, a drain, an eviction, an abort, or a time limit"
-    if count < expected:
-        one = f"{count} of {expected} {engine.nodes} {'was' if count == 1 else 'were'} terminated"
-        return f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an abort"
-    if len(known) == len(times) and max(known) - min(known) <= _AT_ONCE_NS:
-        return f"who ended the job: all {count} {engine.nodes} were terminated at once, as by an abort or a time limit"
-    return f"who ended the job: all {count} {engine.nodes} were terminated, but not at once"
+    one = f"{found.count} of {found.expected} {engine.nodes} {'was' if found.count == 1 else 'were'} terminated"
+    return f"why it was terminated: {one}, which suggests a preemption, a drain or an eviction, not an abort"
 
 
 def _unknown_of_exit(root: WorkerError) -> Iterator[str]:
