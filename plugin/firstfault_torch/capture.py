@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from firstfault.exceptions.remote_traceback import original_of
 from firstfault.exceptions.tracebacks import is_library
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault_torch.guard import caught
@@ -39,7 +40,8 @@ _OWN_FOLDERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}flytekitplugins{os
 
 def capture(error: BaseException) -> ExceptionInfo:
     """Return `error` as data: type, message, frames, notes, causes and members."""
-    return _capture(error, depth=0)
+    found = _capture(error, depth=0)
+    return caught(lambda: _with_text_frames(found))[0] or found
 
 
 def before_exit(error: BaseException) -> BaseException:
@@ -128,16 +130,35 @@ def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
 
 def _frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
     code, line = entry.tb_frame.f_code, entry.tb_lineno or 0
-    file = code.co_filename
-    lines = caught(lambda: linecache.getlines(file))[0] or []  # loaders are third-party code
+    lines = _lines(code.co_filename)
     source = lines[line - 1].rstrip() if 0 < line <= len(lines) else ""
-    bare = FrameInfo(file, line, code.co_name, source.strip())
+    bare = FrameInfo(code.co_filename, line, code.co_name, source.strip())
     if not source or not with_context:
         return bare
-    first = max(line - 1 - _AROUND, 0)
-    around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first : line + _AROUND])).split("\n")
-    marked = caught(lambda: _marked(entry, source))[0] or (0, 0)
-    return replace(bare, context=tuple(around), context_line=first + 1, marked=marked)
+    return replace(_with_context(bare, lines), marked=caught(lambda: _marked(entry, source))[0] or (0, 0))
+
+
+def _lines(file: str) -> list[str]:
+    return caught(lambda: linecache.getlines(file))[0] or []  # loaders are third-party code
+
+
+def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:
+    first = max(frame.line - 1 - _AROUND, 0)
+    around = textwrap.dedent("\n".join(text.rstrip() for text in lines[first : frame.line + _AROUND])).split("\n")
+    return replace(frame, context=tuple(around), context_line=first + 1)
+
+
+def _with_text_frames(exception: ExceptionInfo) -> ExceptionInfo:
+    """Return an exception with the lines around the frames that its text names, if another process raised it."""
+    original = original_of(exception)
+    if original is exception:
+        return exception
+    own = [frame for frame in original.frames if not is_library(frame.file)][-_WITH_CONTEXT:]
+    known = [(frame, _lines(frame.file)) for frame in own]
+    return replace(
+        exception,
+        text_frames=tuple(_with_context(frame, lines) for frame, lines in known if 0 < frame.line <= len(lines)),
+    )
 
 
 def _marked(entry: TracebackType, source: str) -> tuple[int, int]:

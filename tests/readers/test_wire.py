@@ -85,6 +85,7 @@ def _exceptions(depth: int) -> st.SearchStrategy[ExceptionInfo]:
         relation=st.sampled_from(["", "cause", "context"]),
         frames_omitted=_SMALL,
         members=inner,
+        text_frames=st.lists(_FRAMES, max_size=2).map(tuple),
     )
 
 
@@ -283,7 +284,9 @@ _FULL_PRESENCE = NodePresence(
 def _full_error() -> WorkerError:
     inner = ExceptionInfo("OSError", "disk", relation="cause")
     frame = FrameInfo("train.py", 7, "train", "step()", ("for batch in data:", "    step()"), 6, (0, 4))
-    outer = ExceptionInfo("ValueError", "boom", ("Exception",), (frame,), ("note",), (inner,), "context", 3, (inner,))
+    outer = ExceptionInfo(
+        "ValueError", "boom", ("Exception",), (frame,), ("note",), (inner,), "context", 3, (inner,), (frame,)
+    )
     return make_error(
         place=_FULL_PLACE,
         exception=outer,

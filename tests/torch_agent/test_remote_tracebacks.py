@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstfault.exceptions.remote_traceback import REMOTE, original_of, with_remote
-from firstfault.exceptions.tracebacks import chain, format_exception
-from firstfault.model import ExceptionInfo
+from firstfault.exceptions.tracebacks import chain, format_exception, own_frames
+from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import report_of
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
+from firstfault.wire.documents import decode, encode
 from firstfault_torch.capture import capture
 from tests.torch_agent.remote_failures import WAYS
 
@@ -66,6 +67,13 @@ def test_ways_in_which_programs_raise_again(name: str) -> None:
     assert f"{kind}: {text}" in shown
     assert "The traceback above is in the text of the following exception:" in shown
     assert links[-1].exception.type == exception.type
+    innermost = own_frames(exception)[-1]
+    line = innermost.context[innermost.line - innermost.context_line]
+    assert line.strip() == innermost.code
+    read = decode(encode(make_error(3, exception=exception, message=exception.message)), DocumentRef("e1.pb"))
+    assert isinstance(read, WorkerError)
+    assert read.exception is not None
+    assert own_frames(read.exception)[-1] == innermost
 
 
 @pytest.mark.parametrize(
@@ -78,6 +86,8 @@ def test_other_texts(text: str, kind: str, message: str, place: int) -> None:
     assert (original.type, original.message) == (kind, message)
     assert original.frames[-1].line == place
     assert original.frames[-1].code
+    marked = [frame.code[slice(*frame.marked)] for frame in original.frames if frame.marked[1]]
+    assert marked == (["step(batch)"] if text is RAY else [])
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class Place(_message.Message):
     def __init__(self, attempt: _Optional[int] = ..., round: _Optional[int] = ..., incarnation: _Optional[int] = ..., restart_count: _Optional[int] = ..., global_rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., group_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., group_world_size: _Optional[int] = ..., role: _Optional[str] = ..., node: _Optional[str] = ..., host: _Optional[str] = ..., ip: _Optional[str] = ..., pid: _Optional[int] = ..., namespace: _Optional[str] = ..., engine: _Optional[str] = ..., machine: _Optional[str] = ..., gpu: _Optional[str] = ...) -> None: ...
 
 class ExceptionRecord(_message.Message):
-    __slots__ = ("type", "bases", "message", "frames", "notes", "causes", "relation", "frames_omitted", "members")
+    __slots__ = ("type", "bases", "message", "frames", "notes", "causes", "relation", "frames_omitted", "members", "text_frames")
     TYPE_FIELD_NUMBER: _ClassVar[int]
     BASES_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +154,7 @@ class ExceptionRecord(_message.Message):
     RELATION_FIELD_NUMBER: _ClassVar[int]
     FRAMES_OMITTED_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FRAMES_FIELD_NUMBER: _ClassVar[int]
     type: str
     bases: _containers.RepeatedScalarFieldContainer[str]
     message: str
@@ -163,7 +164,8 @@ class ExceptionRecord(_message.Message):
     relation: str
     frames_omitted: int
     members: _containers.RepeatedCompositeFieldContainer[ExceptionRecord]
-    def __init__(self, type: _Optional[str] = ..., bases: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., causes: _Optional[_Iterable[_Union[ExceptionRecord, _Mapping]]] = ..., relation: _Optional[str] = ..., frames_omitted: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ExceptionRecord, _Mapping]]] = ...) -> None: ...
+    text_frames: _containers.RepeatedCompositeFieldContainer[Frame]
+    def __init__(self, type: _Optional[str] = ..., bases: _Optional[_Iterable[str]] = ..., message: _Optional[str] = ..., frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ..., notes: _Optional[_Iterable[str]] = ..., causes: _Optional[_Iterable[_Union[ExceptionRecord, _Mapping]]] = ..., relation: _Optional[str] = ..., frames_omitted: _Optional[int] = ..., members: _Optional[_Iterable[_Union[ExceptionRecord, _Mapping]]] = ..., text_frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
     __slots__ = ("file", "line", "function", "code", "context", "context_line", "marked_from", "marked_to")

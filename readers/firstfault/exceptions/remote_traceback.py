@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from firstfault.model import ExceptionInfo, FrameInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from firstfault.model import WorkerError
 
 __all__ = ["REMOTE", "exceptions_in", "original_of", "what_failed", "with_remote"]
@@ -77,14 +79,30 @@ def with_remote(exception: ExceptionInfo) -> ExceptionInfo:
     one with the traceback of its own cause in its text.
     """
     head, found = _parsed(exception.message, _NESTED)
+    found = _with_lines(found, exception)
     if found and not any(_is_same(found[0], cause) for cause in exception.causes):
         return replace(exception, message=head, causes=(*found, *exception.causes))
     nearest = exception.causes[0] if exception.causes else None
     if nearest is not None and nearest.type.endswith(_OF_POOLS):
-        _, found = _parsed(nearest.message, _NESTED, whole=True)
+        found = _with_lines(_parsed(nearest.message, _NESTED, whole=True)[1], exception)
         if found:
             return replace(exception, causes=(*found, *exception.causes[1:]))
     return exception
+
+
+def _with_lines(found: tuple[ExceptionInfo, ...], exception: ExceptionInfo) -> tuple[ExceptionInfo, ...]:
+    """Return exceptions of a text with the lines around their frames, as far as they were recorded."""
+    known = {(frame.file, frame.line): frame for frame in exception.text_frames}
+    if not known:
+        return found
+    return tuple(replace(one, frames=tuple(_lines_of(frame, known) for frame in one.frames)) for one in found)
+
+
+def _lines_of(frame: FrameInfo, known: Mapping[tuple[str, int], FrameInfo]) -> FrameInfo:
+    recorded = known.get((frame.file, frame.line))
+    if recorded is None:
+        return frame
+    return replace(frame, context=recorded.context, context_line=recorded.context_line)
 
 
 def _is_same(one: ExceptionInfo, other: ExceptionInfo) -> bool:
@@ -128,6 +146,7 @@ def _block(body: str, indent: int) -> ExceptionInfo | None:
     """Return the exception of one traceback; None if it has no frame, or does not end as tracebacks do."""
     frames: list[FrameInfo] = []
     lines = body.split("\n")
+    margin = 0
     is_code = is_cut = False  # whether a line is the code of the frame before it, or may lack its beginning
     for index, whole in enumerate(lines):
         line = whole[indent:] if whole[:indent].isspace() else whole
@@ -136,7 +155,10 @@ def _block(body: str, indent: int) -> ExceptionInfo | None:
             frames[_MAX_FRAMES - 1 :] = []  # the innermost one counts
             frames.append(FrameInfo(match["file"], int(match["line"]), match["function"] or ""))
         elif is_code and line.startswith((" ", "\t")):
-            frames[-1] = replace(frames[-1], code=line.strip())
+            frames[-1], margin = replace(frames[-1], code=line.strip()), len(line) - len(line.lstrip())
+        elif frames and frames[-1].code and line.strip() and not line.strip(" ~^") and line.startswith(" "):
+            marked = (len(line) - len(line.lstrip()) - margin, len(line.rstrip()) - margin)
+            frames[-1] = replace(frames[-1], marked=marked)
         elif line.strip() and not line.startswith((" ", "\t")) and not is_cut and frames and not _LEFT_OUT.match(line):
             return _raised(line, lines[index + 1 :], tuple(frames))
         is_code, is_cut = match is not None, _LEFT_OUT.match(line) is not None

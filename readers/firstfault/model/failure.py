@@ -97,6 +97,8 @@ class ExceptionInfo:
     frames_omitted: int = 0
     members: tuple[ExceptionInfo, ...] = ()
     """Members of an exception group."""
+    text_frames: tuple[FrameInfo, ...] = ()
+    """The program's own frames in a traceback that is part of a message, with the lines around them."""
 
 
 @dataclass(frozen=True, slots=True)

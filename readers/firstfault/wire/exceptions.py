@@ -66,6 +66,7 @@ def exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> pb.ExceptionRec
         relation=clean(exception.relation, MAX_LINE),
         frames_omitted=omitted,
         members=[exception_to_pb(member, depth + 1) for member in exception.members[:deeper]],
+        text_frames=list(map(_frame_to_pb, exception.text_frames[:_MAX_FRAMES])),
     )
 
 
@@ -123,6 +124,7 @@ def exception_from_pb(record: pb.ExceptionRecord, budget: Budget, depth: int = 1
         relation=record.relation,
         frames_omitted=omitted,
         members=members,
+        text_frames=interned(tuple(map(_frame_from_pb, record.text_frames[:_MAX_FRAMES]))),
     )
 
 
