@@ -135,11 +135,14 @@ def _frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:
     bare = FrameInfo(code.co_filename, line, code.co_name, source.strip())
     if not source or not with_context:
         return bare
-    return replace(_with_context(bare, lines), marked=caught(lambda: _marked(entry, source))[0] or (0, 0))
+    full = caught(lambda: replace(_with_context(bare, lines), marked=_marked(entry, source)))[0]
+    return full or bare
 
 
 def _lines(file: str) -> list[str]:
-    return caught(lambda: linecache.getlines(file))[0] or []  # loaders are third-party code
+    """Return a file's lines; loaders are third-party code, and may give something else."""
+    lines = caught(lambda: linecache.getlines(file))[0] or []
+    return lines if all(isinstance(line, str) for line in lines) else []
 
 
 def _with_context(frame: FrameInfo, lines: list[str]) -> FrameInfo:

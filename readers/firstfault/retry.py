@@ -319,7 +319,28 @@ _TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
 _RAISES = re.compile(r"\b(?:raise|assert|throw)\b")
 _CRASHES = {"SIGABRT", "SIGSEGV", "SIGBUS"}
 """Signals of a process that crashes on a driver's error."""
-_UNDETERMINED = "the root cause is undetermined"
+_UNKNOWN = "the cause is not known; if nothing in the code explains it, run the task once more by hand"
+_ONLY_A_TEXT = "only a text says so, which is no proof; where a retry helps, the code can raise a recoverable error"
+_AGAINST = {
+    "user_code": "the same code would probably fail again",
+    "exit": "the same code would probably end again",
+    "gpu_kernel": "the same code would probably fail again",
+    "input": "the same inputs would fail again",
+    "config": "the same configuration would fail again",
+    "data": "the same data would probably fail again",
+    "numerics": "the same training would probably diverge again",
+    "checkpoint": "the same checkpoint would fail again",
+    "cuda_oom": "it would need the same memory again",
+    "host_oom": "it would need the same memory again",
+    "disk_full": "it would need the same space again",
+    "auth": "the same credentials would be refused again",
+    "signal": _UNKNOWN,
+    "hang": _UNKNOWN,
+    "collective": _UNKNOWN,
+    "stopped": _UNKNOWN,
+    "unknown": _UNKNOWN,
+}
+"""Why there is no retry, by category."""
 
 
 def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None) -> Decision:
@@ -329,10 +350,13 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     vote = as_policy(policy if policy is not None else default_policy())(verdict, context)
     if vote.retry:
         origin = vote.origin or Origin.USER
-        budget = "system" if origin is Origin.SYSTEM else "user"
-        is_spent = origin is not Origin.SYSTEM and context.retries_left == 0
-        paid = "pays" if not is_spent else f"is used up (retries={context.retries or 0})"
-        reason = f"{vote.reason}; the {budget}'s retry budget {paid}"
+        if origin is Origin.SYSTEM:
+            paid = "it uses up none of the task's retries"
+        elif context.retries_left == 0:
+            paid = f"all retries are used up (retries={context.retries or 0})"
+        else:
+            paid = "it uses up one of the task's retries"
+        reason = f"{vote.reason}; {paid}"
     else:
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
@@ -351,8 +375,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
 
 def _reason_against(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
-        return _UNDETERMINED
+        return _UNKNOWN
     if _is_everywhere(verdict):
         return f"{_EVERYWHERE}; a retry would meet it again"
-    meaning = CATEGORIES.get(verdict.category, verdict.category)
-    return f"nothing suggests that a retry would help ({verdict.category}: {meaning})"
+    return _AGAINST.get(verdict.category, _ONLY_A_TEXT)

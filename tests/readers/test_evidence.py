@@ -316,7 +316,7 @@ def _broadcast() -> list[WorkerError]:
     [
         (
             _hang(),
-            "no rank shows a fault of its own",
+            "no rank raised an error of its own",
             {"worker-0-0.pb", "worker-0-1.pb", "worker-1-2.pb", "worker-1-3.pb"},
         ),
         (
@@ -359,8 +359,11 @@ def test_a_rank_that_waited_is_not_named_by_elimination() -> None:
 
 def test_what_is_counted_is_named_in_the_right_number() -> None:
     """One other is one, several are several."""
-    assert "1 other was stopped, or names a peer that was gone" in evidence(done(own(3), victim(0))).why
-    assert "2 others were stopped, or name a peer that was gone" in evidence(done(own(3), victim(0), victim(1))).why
+    assert "1 other failed because of it: stopped, or without its peer" in evidence(done(own(3), victim(0))).why
+    assert (
+        "2 others failed because of it: stopped, or without its peer"
+        in evidence(done(own(3), victim(0), victim(1))).why
+    )
 
 
 def test_the_same_hang_has_the_same_fingerprint() -> None:

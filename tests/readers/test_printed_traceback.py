@@ -75,3 +75,17 @@ def test_the_traceback_of_another_exception_stays() -> None:
     assert "ValueError" not in kept
     assert kept.splitlines()[0] == "epoch 3"
     assert kept.splitlines()[-1] == "bye"
+
+
+def test_another_exception_of_the_same_type_stays() -> None:
+    """A traceback that the program logged before stays, although its exception has the same type."""
+    logged = 'Traceback (most recent call last):\n  File "a.py", line 3, in read\nValueError: shard 3 is corrupt'
+    raised = 'Traceback (most recent call last):\n  File "a.py", line 9, in train\nValueError: no shard left'
+    log = f"step 10\n{logged}\nstep 11\n{raised}"
+    assert without_traceback(log, ExceptionInfo("ValueError", "no shard left")) == f"step 10\n{logged}\nstep 11"
+
+
+def test_indented_lines_are_no_traceback() -> None:
+    """A text that begins with indented lines of the program itself is kept."""
+    log = "   step 10 loss 3\n   step 11 loss 2\nValueError: batch skipped\nstep 12"
+    assert without_traceback(log, ExceptionInfo("ValueError", "batch skipped")) == log.lstrip("\n")

@@ -98,7 +98,7 @@ def test_a_handful_tells_what_all_would() -> None:
     assert verdict.coverage.complete
     assert (verdict.coverage.expected, verdict.coverage.reported) == (75, 75)
     assert f"{documents} of {MANY} documents were opened; the others are alike by their names" in verdict.coverage.notes
-    assert "599 others were stopped, or name a peer that was gone" in verdict.why
+    assert "599 others failed because of it: stopped, or without its peer" in verdict.why
 
 
 def test_a_small_attempt_is_read_whole() -> None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
 
 _URI = "s3://bucket/metadata/f00/n0/data/0"
-_LABELS = ["What", "Where", "Retry", "Next", "Job", "Code", "Failed", "Victims", "Why", "Reported"]
+_LABELS = ["What", "Where", "Retry", "Next", "Unknown", "Job", "Code", "Failed", "Victims", "Why", "Reported"]
 _FRAMES = (
     FrameInfo("/job/train.py", 90, "main", "train(7)"),
     FrameInfo("/venv/lib/python3.11/site-packages/torch/nn/module.py", 1, "_call", "return call()"),
@@ -164,7 +164,7 @@ def test_the_first_of_the_evidence() -> None:
     ("name", "has_room"),
     [
         ("recoverable-from-rank5-of8", False),
-        ("agent-killed-rank0-of4", True),
+        ("agent-killed-rank0-of4", False),
         ("disk-rank5-of8", False),
         ("terminate-rank0-of4", False),
     ],
@@ -207,7 +207,6 @@ def test_verbose_shows_everything() -> None:
     for line in (
         "  attempt 0: could not be read: refused, 3.2 s",
         "  attempt 1: KeyError, rank 3 on w-1: 'labels', no retry, 19.4 s",
-        "  enforced by Flyte: yes",
         "  rank 3 on w-1 raised an exception of its own [1]",
         "  w-1 (group rank 1)",
         "    s 2 stopped by its agent; X 3 root cause",
@@ -557,7 +556,6 @@ def test_plain_lines() -> None:
         "what: KeyError: 'labels'",
         "where: rank 3 (local_rank 1) on w-1",
         "root cause: KeyError, rank 3 on w-1: 'labels'",
-        "enforced by Flyte: yes",
         "category: user_code",
         "rank: 3 (local_rank 1)",
         "host: node-7",

@@ -140,7 +140,7 @@ def test_a_plain_function_may_choose_the_budget() -> None:
     """A function that returns a Vote chooses reason and budget."""
     decision = decide(_verdict(), _yes)
     assert (decision.retry, decision.origin) == (True, Origin.SYSTEM)
-    assert decision.reason == "yes; the system's retry budget pays"
+    assert decision.reason == "yes; it uses up none of the task's retries"
 
 
 def test_a_plain_function_sees_verdict_and_context() -> None:
@@ -277,24 +277,24 @@ def test_the_default(changes: dict[str, Any], retry: bool, origin: Origin) -> No
     [
         (
             {"kind": Kind.RECOVERABLE, "exception": "flytekit.FlyteRecoverableException"},
-            "FlyteRecoverableException was raised as recoverable; the user's retry budget pays",
+            "FlyteRecoverableException was raised as recoverable; it uses up one of the task's retries",
         ),
-        ({"category": "node_lost"}, "node_lost: a node vanished; the system's retry budget pays"),
+        ({"category": "node_lost"}, "node_lost: it disappeared without a word; it uses up none of the task's retries"),
         (
             {**_STOCK, "kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM},
-            "Flyte's entrypoint reported a recoverable system error; the system's retry budget pays",
+            "Flyte's entrypoint reported a recoverable system error; it uses up none of the task's retries",
         ),
         (
             {"kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM, "writer": Writer.AGENT},
-            "the agent reported a recoverable system error; the system's retry budget pays",
+            "the agent reported a recoverable system error; it uses up none of the task's retries",
         ),
         (
             {"category": "data"},
-            "nothing suggests that a retry would help (data: malformed or missing training data)",
+            "the same data would probably fail again",
         ),
         (
             {"category": "of_the_future"},
-            "nothing suggests that a retry would help (of_the_future: of_the_future)",
+            "only a text says so, which is no proof; where a retry helps, the code can raise a recoverable error",
         ),
     ],
 )
@@ -404,7 +404,7 @@ def test_undetermined_is_said_plainly() -> None:
         kind=Kind.NON_RECOVERABLE,
         origin=Origin.UNKNOWN,
         enforced=True,
-        reason="the root cause is undetermined",
+        reason="the cause is not known; if nothing in the code explains it, run the task once more by hand",
     )
 
 
@@ -442,10 +442,10 @@ def test_without_living_pods_it_is_advice(alive: bool) -> None:
 @pytest.mark.parametrize(
     ("left", "origin", "spent", "paid"),
     [
-        (0, Origin.USER, True, "the user's retry budget is used up (retries=2)"),
-        (1, Origin.USER, False, "the user's retry budget pays"),
-        (None, Origin.USER, False, "the user's retry budget pays"),
-        (0, Origin.SYSTEM, False, "the system's retry budget pays"),
+        (0, Origin.USER, True, "all retries are used up (retries=2)"),
+        (1, Origin.USER, False, "it uses up one of the task's retries"),
+        (None, Origin.USER, False, "it uses up one of the task's retries"),
+        (0, Origin.SYSTEM, False, "it uses up none of the task's retries"),
     ],
 )
 def test_a_budget_that_is_used_up(left: int | None, origin: Origin, spent: bool, paid: str) -> None:

@@ -284,15 +284,15 @@ def test_how_a_process_is_named(changes: dict[str, Any], name: str) -> None:
         ({"exception": "torch.cuda.OutOfMemoryError"}, "OutOfMemoryError, rank 3 on w-1: boom"),
         (
             {"exception": None, "signal": "SIGKILL", "exit_code": -9},
-            "SIGKILL, rank 3 on w-1: killed by SIGKILL; OOM kills could not be counted",
+            "SIGKILL, rank 3 on w-1: killed, sender unknown, OOM kills could not be counted",
         ),
         (
             {"exception": None, "signal": "SIGKILL", "resources": Resources(oom_kill=0)},
-            "SIGKILL, rank 3 on w-1: killed by SIGKILL; no OOM kill was counted",
+            "SIGKILL, rank 3 on w-1: killed, sender unknown, no OOM kill counted",
         ),
         (
             {"exception": None, "signal": "SIGKILL", "resources": Resources(oom_kill=1)},
-            "SIGKILL, rank 3 on w-1: killed by the kernel's OOM killer (oom_kill +1)",
+            "SIGKILL, rank 3 on w-1: killed by the kernel's OOM killer",
         ),
         (
             {"exception": None, "signal": "SIGSEGV"},

@@ -180,7 +180,7 @@ def job_of(
     roster = []
     for node, phase in enumerate(done):
         here = {"node": _NODES[node], "group_rank": node, "nodes": len(done), "namespace": _HERE["namespace"]}
-        here["incarnation"] = _HERE["incarnation"]
+        here |= {"incarnation": _HERE["incarnation"], "machine": f"gpu-node-{node + 7}"}
         ranks = (2 * node, 2 * node + 1)
         receipts = tuple(
             Receipt(ref.name, durable=True, fault_to_durable_ns=14 * _MS, rank=failure.rank)
@@ -289,6 +289,7 @@ def _told_to_go(node: int, at_ms: float) -> WorkerError:
         kind=Kind.RECOVERABLE,
         origin=Origin.SYSTEM,
         boot_id=f"boot-{node}",
+        machine=f"gpu-node-{node + 7}",
         monotonic_ns=10**12 + int(at_ms * _MS),
         **_HERE,
     )
@@ -313,9 +314,9 @@ def _all_terminated() -> Report:
 
 def _deadlock() -> Report:
     timeout = "Timed out waiting 60000ms for recv operation to complete"
-    return report_on(
-        job_of(*(process(rank, 2.0 * rank, raised("RuntimeError", timeout), category="user_code") for rank in range(4)))
-    )
+    frames = (*_OWN, FrameInfo(f"{_PACKAGES}/torch/distributed/distributed_c10d.py", 2810, "all_reduce", "work.wait()"))
+    error = raised("RuntimeError", timeout, frames=frames)
+    return report_on(job_of(*(process(rank, 2.0 * rank, error, category="user_code") for rank in range(4))))
 
 
 _MEMORY = Resources(1, int(15.9 * _GIB), 16 * _GIB, int(15.2 * _GIB), START_NS)

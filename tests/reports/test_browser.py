@@ -281,7 +281,7 @@ def test_a_lost_node_is_what_the_grid_opens_at(open_page: Callable[..., Page]) -
     for scripts in (True, False):
         opened = open_page(page_of("lost-node"), java_script_enabled=scripts)
         assert opened.locator("#ff-grid tr", has_text="worker-37").locator(".ff-cell").first.inner_text()[:3] == "296"
-        assert "root cause: pod a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37" in opened.locator(".ff-legend").inner_text()
+        assert "root cause: pod a7xk2m9qp4vd8wz3hj6t-n0-0-worker-37" in opened.locator(".ff-legend").first.inner_text()
     assert open_page(page_of("lost-node")).locator(".ff-cell[tabindex='0']").inner_text().split()[0] == "296"
 
 

@@ -11,7 +11,8 @@ from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import Phase, Scope, SentSignal, Subject, Suspect, Unopened, Victims, Writer
 from firstfault.model.signal_meanings import explain_signal
-from firstfault.report import report_of
+from firstfault.render.node_map import node_map
+from firstfault.report import flyte_message, report_of
 from firstfault.report.attempt_changes import AttemptSummary, changes_between, summary_of
 from firstfault.report.cascade import cascade_of
 from firstfault.report.events import Event
@@ -20,7 +21,7 @@ from firstfault.report.words import State, duration, ranks_text, short_names
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
-from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, URI
+from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, URI, report_on
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict
@@ -334,6 +335,36 @@ def test_the_time_line_is_within_its_drawing() -> None:
         heights = [lane.y for lane in timeline.lanes] + [bar.y + bar.height for bar in timeline.bars]
         assert max(heights) < timeline.height
         assert min([lane.y for lane in timeline.lanes] + [bar.y for bar in timeline.bars]) > 0
+
+
+def test_a_damaged_start_is_no_start() -> None:
+    """An incarnation that is no time, or of a clock that was not set, neither breaks a report nor begins the job."""
+    for incarnation in (2**63, 31_000, 2**43):
+        entry = make_presence(incarnation=incarnation)
+        report = report_on(make_job(make_error(3, incarnation=incarnation), roster=(entry,)))
+        assert report.identity.started_ns is None
+        assert report.identity.seconds is None
+        assert "started" not in flyte_message(report)
+
+
+@pytest.mark.parametrize("size", [17, 2_000])
+def test_the_map_has_the_worst_state_of_each_node(size: int) -> None:
+    """A node whose agent failed, that is silent, or whose ranks are not known, is never drawn as finished."""
+    failures = [make_error(None, node=f"w-{n}", group_rank=n, subject=Subject.AGENT, at_ms=n) for n in range(size - 1)]
+    roster = tuple(make_presence(node=f"w-{n}", group_rank=n, nodes=size) for n in range(size - 1))
+    silent = make_presence(Phase.JOINED, node=f"w-{size - 1}", group_rank=size - 1, nodes=size)
+    drawn = node_map(report_on(make_job(*failures, roster=(*roster, silent))).cascade)
+    assert drawn is not None
+    states = {cells.state for cells in drawn.cells}
+    assert State.FINISHED not in states
+    assert sum(cells.path.count("M") for cells in drawn.cells) == size
+
+
+def test_a_histogram_of_a_hang_has_no_bar_for_its_root() -> None:
+    """Of a rank that hung only the moment of its stop is known, which is no time of the root cause."""
+    timeline = timeline_of(replace(HARD_SCENES["ten-thousand-ranks"]().cascade, from_root=False))
+    assert timeline is not None
+    assert State.ROOT not in timeline.states
 
 
 def test_a_histogram_counts_every_failure() -> None:

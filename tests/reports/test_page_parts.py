@@ -10,12 +10,17 @@ import pytest
 
 from firstfault.render.html import page
 from firstfault.report.attempt_changes import AttemptSummary
+from firstfault.report.data import with_attempts
+from firstfault.testing import make_error, make_job
 from tests.reports.pages import page_of, report_of_scene
+from tests.reports.scenes import report_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from playwright.sync_api import Page
+
+    from firstfault.report import Report
 
 _PARTS = {
     "rank": ["traceback", "ranks", "time", "groups", "evidence", "coverage", "documents", "raw"],
@@ -120,6 +125,46 @@ def test_attempts_are_tabs(open_page: Callable[..., Page]) -> None:
     green = open_page(page(saved)).locator("#ff-tab-2")
     assert green.inner_text() == "attempt 2: succeeded"
     assert green.evaluate("tab => getComputedStyle(tab).backgroundColor") == "rgb(220, 242, 227)"
+
+
+def test_the_tab_of_this_report_is_always_there(open_page: Callable[..., Page]) -> None:
+    """Of many attempts the newest have tabs, and this report's own; the others are counted, with what changed."""
+    report = _report_of_many(3, 40)
+    opened = open_page(page(report))
+    tabs = opened.locator("[role=tab]")
+    assert tabs.count() == 13
+    assert opened.locator("[role=tab][aria-selected=true]").inner_text() == "attempt 3: user_code"
+    assert opened.locator("summary", has_text="27 more attempts").count() == 1
+
+
+def _report_of_many(number: int, count: int) -> Report:
+    report = report_of_scene("rank")
+    attempts = [AttemptSummary(each, report.verdict, report.decision) for each in range(count)]
+    return with_attempts(replace(report, number=number), attempts)
+
+
+def test_a_search_among_letters_that_grow(open_page: Callable[..., Page]) -> None:
+    """A letter whose small form is longer does not end the search."""
+    report = _report_of_text("\u0130" * 6 + " error in shard 3")
+    opened = open_page(page(report))
+    opened.fill("#ff-search", "shard 3")
+    assert opened.locator("#ff-found button").count() >= 1
+
+
+def _report_of_text(text: str) -> Report:
+    return report_on(make_job(make_error(3, message=text, exception="ValueError")))
+
+
+def test_a_hit_leads_to_its_place(open_page: Callable[..., Page]) -> None:
+    """An error on a later page of the table, and a text in another attempt's tab, are shown when they are chosen."""
+    opened = open_page(page_of("ten-thousand-messages"))
+    opened.fill("#ff-search", "Error09876")
+    opened.locator("#ff-found button").first.click()
+    assert opened.evaluate("document.activeElement.id") == "ff-group-9877"
+    attempts = open_page(page_of("three-attempts"))
+    attempts.fill("#ff-search", "access denied")
+    attempts.locator("#ff-found button").first.click()
+    assert attempts.locator("#ff-attempt-1").is_visible()
 
 
 def test_search_finds_errors_stacks_and_logs(open_page: Callable[..., Page]) -> None:

@@ -26,6 +26,8 @@ _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _ORIGIN = re.compile(r'^\[remote "origin"\][^\[]*', re.MULTILINE)
 _URL = re.compile(r"^\s*url\s*=\s*(\S+)", re.MULTILINE)
+_FOLDERS = {"github.": "blob", "gitlab.": "-/blob", "bitbucket.": "src"}
+"""Where a commit's files are, on the sites whose addresses are known."""
 _SSH = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+):(?!/)(?P<path>.+)")
 """git@github.com:org/repo.git"""
 
@@ -90,8 +92,8 @@ def _address(git: Path) -> str:
     if not web or _COMMIT.fullmatch(commit) is None:
         return ""
     host = urlsplit(web).netloc
-    folder = "-/blob" if "gitlab" in host else "src" if "bitbucket" in host else "blob"
-    return f"{web}/{folder}/{commit}"
+    folder = next((folder for name, folder in _FOLDERS.items() if name in host), "")
+    return f"{web}/{folder}/{commit}" if folder else ""
 
 
 def _commit_of(ref: str, git: Path, common: Path) -> str:

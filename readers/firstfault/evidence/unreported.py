@@ -159,7 +159,7 @@ def nodes_without_report(job: JobErrors, accusations: Accusations, *, waited: bo
         if node not in done:
             named = f", and {names_it(votes)}" if votes else ""
             category = "node_lost" if votes or not waited else "unknown"
-            why = f"it joined the round and sent no report{named}"
+            why = f"it had started and sent no report{named}"
             found.append(InferredRoot(why, 1 + bool(votes), None, node, None, category))
         elif votes * 2 > accusations.nodes.total() and not _has_receipts_of_ranks(job, node):
             why = f"its documents are missing, and {names_it(votes)}"

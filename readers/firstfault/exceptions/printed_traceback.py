@@ -18,7 +18,8 @@ __all__ = ["without_traceback"]
 _RANK = re.compile(r"^(?:\[rank\d+\]:\s?)+")
 """What torch puts before each line of a traceback."""
 _BEGINS = re.compile(r"^\s*(?:\+ Exception Group )?Traceback \(most recent call last\):")
-_RAISED = re.compile(r"^(?:\s*\| )?(?P<type>[A-Za-z_][\w.]*)(?::\s.*)?$")
+_RAISED = re.compile(r"^(?:\s*\| )?(?P<type>[A-Za-z_][\w.]*)(?::\s(?P<text>.*))?$")
+_FRAME = re.compile(r'^\s+File "[^"]+", line \d+')
 _BETWEEN = re.compile(r"^(?:The above exception was the direct cause|During handling of the above exception)")
 
 
@@ -32,12 +33,13 @@ def without_traceback(text: str, exception: ExceptionInfo) -> str:
     bare = [_RANK.sub("", line) for line in lines]
     chain = list(_chain(exception))
     names = {_short(link.type) for link in chain}
+    first = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
     said = {line.strip() for link in chain for line in (*link.message.splitlines(), *link.notes)} | {""}
     kept: list[str] = []
     at = 0
     while at < len(lines):
-        end, raised = _block(bare, at)
-        if raised & names:
+        end, raised, texts = _block(bare, at)
+        if raised & names and texts & first:
             rest = itertools.takewhile(lambda line: line.strip() in said or _BETWEEN.match(line), bare[end:])
             at = end + sum(1 for _ in rest)
         else:
@@ -46,18 +48,21 @@ def without_traceback(text: str, exception: ExceptionInfo) -> str:
     return "\n".join(kept).strip("\n")
 
 
-def _block(lines: Sequence[str], begin: int) -> tuple[int, set[str]]:
-    """Return where the traceback that begins at a line ends, and the names of its exceptions; none if it is none."""
+def _block(lines: Sequence[str], begin: int) -> tuple[int, set[str], set[str]]:
+    """Return where the traceback that begins at a line ends, its exceptions' names and texts; none if it is none."""
     is_cut = begin == 0 and lines[0][:1].isspace()
     if not is_cut and not _BEGINS.match(lines[begin]):
-        return begin, set()
+        return begin, set(), set()
     end = begin + 1
     while end < len(lines) and (lines[end][:1].isspace() or not lines[end].strip()):
         end += 1
     is_group = "Exception Group" in lines[begin]
     end = end if is_group else min(end + 1, len(lines))
+    if is_cut and not any(_FRAME.match(line) for line in lines[begin:end]):
+        return begin, set(), set()
     found = [_RAISED.match(line) for line in (lines[begin:end] if is_group else lines[end - 1 : end])]
-    return end, {_short(match["type"]) for match in found if match is not None}
+    known = [match for match in found if match is not None]
+    return end, {_short(match["type"]) for match in known}, {match["text"] or "" for match in known}
 
 
 def _short(name: str) -> str:

@@ -16,7 +16,7 @@ SIGNALS: dict[str, str] = {
     "SIGHUP": "terminated because its terminal or session was closed",
     "SIGILL": "crashed in native code (an instruction that this processor does not have)",
     "SIGINT": "interrupted, as by Ctrl-C",
-    "SIGKILL": "killed by SIGKILL",
+    "SIGKILL": "killed, sender unknown",
     "SIGPIPE": "wrote to a pipe or socket whose reader was gone",
     "SIGQUIT": "terminated by a request to quit with a core dump",
     "SIGSEGV": "crashed in native code (invalid memory access)",
@@ -44,9 +44,9 @@ def explain_signal(signal: str, resources: Resources) -> str:
     if signal != "SIGKILL":
         return SIGNALS.get(signal, "")
     if resources.oom_kill:
-        return f"killed by the kernel's OOM killer (oom_kill +{resources.oom_kill})"
-    counted = "no OOM kill was counted" if resources.oom_kill == 0 else "OOM kills could not be counted"
-    return f"{SIGNALS[signal]}; {counted}"
+        return "killed by the kernel's OOM killer"
+    counted = "no OOM kill counted" if resources.oom_kill == 0 else "OOM kills could not be counted"
+    return f"{SIGNALS[signal]}, {counted}"
 
 
 def explain_end(failure: WorkerError) -> str:

@@ -9,12 +9,12 @@ from firstfault.exceptions.remote_traceback import original_of, what_failed
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import first_member
 from firstfault.model import Scope
-from firstfault.report.headline import described, headline_parts
-from firstfault.report.words import ranks_text, size
+from firstfault.report.headline import described, headline_parts, memory_text
+from firstfault.report.words import ranks_text
 from firstfault.text import one_line, printable, sentence_of
 
 if TYPE_CHECKING:
-    from firstfault.model import Decision, Resources, Verdict
+    from firstfault.model import Decision, Verdict
 
 __all__ = ["first_line", "short_pod"]
 
@@ -59,7 +59,6 @@ _NAMES = {
 """Plainer words for some names."""
 _CUDA = re.compile(r"^(?:CUDA error: |(?:CUDA|HIP) out of memory\. )(?=.)")
 """What the first words of the line say already."""
-_NEAR_THE_LIMIT = 0.9
 
 
 def first_line(verdict: Verdict, decision: Decision) -> str:
@@ -111,7 +110,7 @@ def _detail(verdict: Verdict) -> str:
     if root is None or verdict.scope is Scope.UNDETERMINED:
         return text
     if verdict.category == "host_oom" and root.signal == "SIGKILL":
-        return _memory(root.resources)
+        return memory_text(root.resources)
     if verdict.category == "hang" and (stood := where_it_stood(root).frame):
         return f"at {stood}"
     if root.exception is not None and name == what_failed(root):
@@ -119,18 +118,9 @@ def _detail(verdict: Verdict) -> str:
         said = described(leaf) if leaf is not None else sentence_of(original_of(root.exception).message)
         return _CUDA.sub("", said) if verdict.category in _MEANINGS else said
     text = text.removeprefix(f"{verdict.node} was ").removeprefix(f"{verdict.node} ")
+    if root.signal == "SIGKILL":
+        text = text.removeprefix("killed, ")
     return text.removeprefix("terminated ").strip("()") if verdict.category == "preemption" else text
-
-
-def _memory(found: Resources) -> str:
-    """Return what the kernel's OOM killer was after: "15.9 of 16.0 GiB"."""
-    peak, limit = found.memory_peak_bytes or found.memory_used_bytes, found.memory_limit_bytes
-    if peak is None or limit is None:
-        return "by the kernel's OOM killer"
-    used, most = size(peak), size(limit)
-    number, _, unit = used.partition(" ")
-    text = f"{number} of {most}" if most.endswith(f" {unit}") else f"{used} of {most}"
-    return text if peak >= _NEAR_THE_LIMIT * limit else f"its machine had no memory left; it used {text}"
 
 
 def _fit_node(node: str, room: int) -> str:

@@ -6,6 +6,7 @@ line, and Flyte cuts a long text in its middle.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.stack_position import readable_stack
@@ -42,12 +43,13 @@ def flyte_message(report: Report) -> str:
     verdict, root = report.verdict, report.verdict.root
     line = first_line(verdict, report.decision)
     tail = ["", *_last(report), "", line]
-    facts = [line, "", *(_bounded(fact) for fact in fact_lines(report)), *_own_code(root)]
-    room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *tail]) - 2
+    facts = [line, "", *(_bounded(fact) for fact in _shown(_answers(report))), *_own_code(root)]
+    details = ["", *(_bounded(fact) for fact in _shown(_details(report)))]
+    room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *details, *tail]) - 2
     blocks = [elide(_ascii(block), max(room // 3, 200)) for block in _blocks(verdict)]
     room -= sum(len(block) + 2 for block in blocks)
     body = elide(printable(_ascii(said(verdict))), max(room, 200))
-    return elide("\n".join([*facts, "", body, *_apart(blocks), *tail]), _MESSAGE)
+    return elide("\n".join([*facts, "", body, *_apart(blocks), *details, *tail]), _MESSAGE)
 
 
 def fact_lines(report: Report) -> list[str]:
@@ -55,7 +57,11 @@ def fact_lines(report: Report) -> list[str]:
 
     Control characters and line breaks in quoted documents are removed.
     """
-    return [printable(line).replace("\n", " ").replace("\t", " ") for line in _facts(report)]
+    return _shown(itertools.chain(_answers(report), _details(report)))
+
+
+def _shown(lines: Iterable[str]) -> list[str]:
+    return [printable(line).replace("\n", " ").replace("\t", " ") for line in lines]
 
 
 def said(verdict: Verdict) -> str:
@@ -93,14 +99,13 @@ def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def _facts(report: Report) -> Iterator[str]:
+def _answers(report: Report) -> Iterator[str]:
     verdict, decision, answers = report.verdict, report.decision, report.answers
     yield f"root cause: {verdict.headline}"
-    fate = "yes, but the retry budget is used up;" if decision.is_spent else "yes," if decision.retry else "no,"
-    yield f"retry: {fate} {decision.reason}"
-    yield ": ".join(report.engine.enforced(decision))
+    yield f"retry: {'no' if decision.is_spent or not decision.retry else 'yes'}, {decision.reason}"
+    if not decision.enforced or not report.engine.enforcer:
+        yield ": ".join(report.engine.enforced(decision))
     yield f"fault: {answers.fault_owner.value}"
-    yield f"category: {verdict.category}"
     if verdict.node and not any(fact.name == report.engine.node for fact in report.facts):
         yield f"{report.engine.node}: {verdict.node}"
     yield from (f"{fact.name}: {fact.value}" for fact in report.facts)
@@ -111,12 +116,18 @@ def _facts(report: Report) -> Iterator[str]:
     yield from _first_of("unknown", answers.unknown)
     if report.change:
         yield f"since the previous attempt: {report.change}"
+
+
+def _details(report: Report) -> Iterator[str]:
+    """Yield what fewer people need: the job, victims, coverage, category, confidence."""
+    verdict = report.verdict
     if job := report.identity.parts(report.engine):
         yield f"job: {'; '.join(job)}"
     yield from _victims(report)
     yield f"{report.engine.nodes} reported: {report.coverage}"
     if report.clocks:
         yield f"clocks: {report.clocks}"
+    yield f"category: {verdict.category}"
     yield f"confidence: {verdict.confidence} (strategy {verdict.strategy})"
 
 

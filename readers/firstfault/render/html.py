@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.stack_position import readable_stack, where_it_stood
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.render.first_line import first_line
+from firstfault.render.first_line import first_line, short_pod
 from firstfault.render.flyte_message import log_lines, recovered_lines, said
 from firstfault.render.json_report import json_report
 from firstfault.render.markdown import markdown
@@ -172,6 +172,10 @@ class _View:
         self._report = report
         self.title = first_line(report.verdict, report.decision)
         self.identity = report.identity.parts(report.engine)
+        name = report.verdict.node or ""
+        short = short_pod(name)
+        self.where = report.answers.where.replace(name, short) if name else report.answers.where
+        self.full_name = name if short != name and name in report.answers.where else ""
         self.timeline = timeline_of(report.cascade)
         self.map = node_map(report.cascade)
         self.states = tuple(State)
@@ -307,6 +311,8 @@ class _View:
                 continue
             failure = group.first.failure
             text = format_exception(failure.exception) if failure.exception is not None else failure.message
+            if not text.strip():
+                continue
             found.append((group.number, _Quoted(who(failure), elide(text.strip(), _TEXT // 4))))
         return found[:_EXAMPLES]
 
@@ -357,7 +363,9 @@ class _View:
 
     def attempts(self) -> list[tuple[AttemptSummary, str]]:
         """Return the newest attempts, each with what changed since the one before it."""
-        shown = self._report.attempts[-_CHANGED:]
+        shown = [*self._report.attempts[-_CHANGED:]]
+        own = [attempt for attempt in self._report.attempts if attempt.number == self._report.number]
+        shown = [*(attempt for attempt in own if attempt not in shown), *shown]
         changes = dict(
             zip((attempt.number for attempt in self._report.attempts[1:]), self._report.changes, strict=False)
         )

@@ -66,7 +66,7 @@ def node_map(cascade: Cascade) -> NodeMap | None:
     worst = _worst_states(cascade)
     places: dict[State, list[tuple[int, int]]] = {}
     for index, node in enumerate(nodes):
-        state = worst.get(node.name, State.FINISHED)
+        state = worst.get(node.name) or node.state or State.UNCLEAR
         places.setdefault(state, []).append((index % columns * size, index // columns * size))
     cells = tuple(_cells(state, places[state], size) for state in State if state in places)
     return NodeMap(
@@ -86,7 +86,11 @@ def _worst_states(cascade: Cascade) -> dict[str, State]:
         before = found.get(item.node)
         if before is None or _ORDER.index(item.state) < _ORDER.index(before):
             found[item.node] = item.state
-    return found | {node.name: node.state for node in cascade.nodes if node.state in {State.ROOT, State.SUSPECT}}
+    for event in cascade.events:  # of agents, and of files that name no rank
+        if event.failure.rank is None and event.failure.node not in found:
+            found[event.failure.node] = event.state
+    own = {State.ROOT, State.SUSPECT, State.UNREPORTED}
+    return found | {node.name: node.state for node in cascade.nodes if node.state in own}
 
 
 def _cells(state: State, places: list[tuple[int, int]], size: int) -> Cells:

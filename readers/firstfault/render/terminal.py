@@ -106,7 +106,7 @@ def _print(printer: Printer, report: Report, room: _Room, *, verbose: bool) -> N
     printer.gap()
     _print_answers(printer, report, room, verbose=verbose)
     job = "; ".join(report.identity.parts(report.engine)) if verbose else _short_job(report)
-    printer.labelled("Job", [job] if job else [])
+    printer.labelled("Job", [job] if job and not (room.is_least and not verbose) else [])
     printer.labelled("Attempts", _few(report.changes, _CHANGES, verbose=verbose, last=True))
     printer.gap()
     if verbose:

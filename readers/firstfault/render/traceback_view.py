@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -47,7 +47,7 @@ class _Frame:
     lines: tuple[_Line, ...]
     link: str
     """Where the line can be read in its repository; empty: not known."""
-    is_open: bool
+    is_open: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +74,51 @@ class FoldedException:
 def folded_traceback(exception: ExceptionInfo, identity: JobIdentity) -> list[FoldedException]:
     """Return an exception with its causes, the deepest first; frames link to the source code of `identity`."""
     innermost = next(reversed(own_frames(exception)), None)
+    links = chain(exception)
+    # in a recursion many frames are equal: the last one is the innermost
+    opened = max((number for number, link in enumerate(links) if innermost in link.exception.frames), default=-1)
     found = []
-    for link in chain(exception):
+    for number, link in enumerate(links):
         raised = link.exception
-        half = len(raised.frames) // 2
-        shown = [_run(run, identity, innermost) for run in runs(raised.frames)]
+        own = innermost if number == opened else None
+        half = len(raised.frames) // 2 if raised.frames_omitted else 0
+        shown = [_run(run, identity) for run in runs(raised.frames[:half])]
         if raised.frames_omitted:
-            before = [_run(run, identity, innermost) for run in runs(raised.frames[:half])]
-            behind = [_run(run, identity, innermost) for run in runs(raised.frames[half:])]
-            shown = [*before, _Run("", (), f"{raised.frames_omitted} frames left out"), *behind]
+            shown.append(_Run("", (), f"{raised.frames_omitted} frames left out"))
+        shown += [_run(run, identity) for run in runs(raised.frames[half:])]
         members = tuple(elide(format_exception(member), _TEXT) for member in raised.members)
-        found.append(FoldedException(link.follows, raised, tuple(shown), members, elide(raised.message, _TEXT)))
+        message = elide(raised.message, _TEXT)
+        found.append(FoldedException(link.follows, raised, tuple(_with_open(shown, own)), members, message))
     return found
 
 
-def _run(run: FrameRun, identity: JobIdentity, innermost: FrameInfo | None) -> _Run:
-    return _Run(run.library, tuple(_frame(frame, identity, is_open=frame == innermost) for frame in run.frames))
+def _with_open(shown: list[_Run], innermost: FrameInfo | None) -> list[_Run]:
+    """Return the runs with the last frame at the innermost own place open."""
+    for index, run in reversed(list(enumerate(shown))):
+        for place, frame in reversed(list(enumerate(run.frames))):
+            if innermost is not None and (frame.folder + frame.name, frame.line) == (innermost.file, innermost.line):
+                frames = (*run.frames[:place], replace(frame, is_open=True), *run.frames[place + 1 :])
+                return [*shown[:index], replace(run, frames=frames), *shown[index + 1 :]]
+    return shown
 
 
-def _frame(frame: FrameInfo, identity: JobIdentity, *, is_open: bool) -> _Frame:
+def _run(run: FrameRun, identity: JobIdentity) -> _Run:
+    return _Run(run.library, tuple(_frame(frame, identity) for frame in run.frames))
+
+
+def _frame(frame: FrameInfo, identity: JobIdentity) -> _Frame:
     folder, slash, name = frame.file.rpartition("/")
     lines = tuple(_line(frame, number, text) for number, text in enumerate(frame.context, frame.context_line))
     link = _link(frame, identity)
-    return _Frame(folder + slash, name, frame.line, frame.function, frame.code, lines, link, is_open)
+    return _Frame(folder + slash, name, frame.line, frame.function, frame.code, lines, link)
 
 
 def _line(frame: FrameInfo, number: int, text: str) -> _Line:
     if number != frame.line:
         return _Line(number, text, "", "", is_current=False)
     indent = len(text) - len(text.lstrip())
-    since, until = (indent + column for column in frame.marked)
+    is_marked = 0 <= frame.marked[0] < frame.marked[1] <= len(text) - indent
+    since, until = (indent + column for column in frame.marked) if is_marked else (len(text), len(text))
     return _Line(number, text[:since], text[since:until], text[until:], is_current=True)
 
 

@@ -10,7 +10,7 @@ from firstfault.exceptions.remote_traceback import original_of, what_failed, wit
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import first_member, own_frames, place_of
 from firstfault.model import Origin, Scope, Subject
-from firstfault.report.headline import described, headline_parts
+from firstfault.report.headline import described, headline_parts, memory_text
 from firstfault.report.words import (
     UNDETERMINED_ADVICE,
     FaultOwner,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from firstfault.report.cascade import Cascade
     from firstfault.report.engine_words import EngineWords
 
-__all__ = ["Answers", "Step", "answers_on"]
+__all__ = ["Answers", "Step", "answers_on", "machine_of"]
 
 _FEW = 5
 _LINE = 200
@@ -40,6 +40,10 @@ _RANKS = 60
 """Characters."""
 _AT_ONCE_NS = 10_000_000_000
 """Kubernetes terminates the pods of a deleted job within seconds; their clocks may differ too."""
+_LOGS = 4
+"""Nodes whose logs are named if the root cause is not known."""
+_OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
+"""Categories whose cause may be the machine."""
 _WITH_EVENTS = {"node_lost", "preemption", "host_oom", "infrastructure"}
 """Categories whose cause the platform's events show better than the log."""
 _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
@@ -122,6 +126,10 @@ def _what(verdict: Verdict) -> str:
         return verdict.headline
     root = verdict.root
     name, text = headline_parts(verdict)
+    if verdict.category == "host_oom" and root is not None and root.signal == "SIGKILL":
+        return f"OOM-killed: {memory_text(root.resources)}"
+    if verdict.category == "hang" and len(verdict.ranks) == 1:
+        text = text.replace("it was", f"rank {verdict.ranks[0]} was", 1) if text.startswith("it was") else text
     if root is not None and root.exception is not None and name == what_failed(root):
         text = one_line(_deeper(root) or text, _LINE)
     return f"{name}: {text}" if text else name
@@ -161,11 +169,13 @@ def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
             return f"one of: {', '.join(suspects[:_FEW])}{more}"
         return f"on {verdict.node}, rank not known" if verdict.node else "no rank stands out"
     on = f" on {verdict.node}" if verdict.node else ""
+    if (machine := machine_of(job, verdict)) and len(verdict.ranks) <= 1:
+        on += f" ({machine})"
     if len(verdict.ranks) > 1:
         return f"{len(verdict.ranks)} ranks ({ranks_text(verdict.ranks, 60)}), the first{on}"
     if not verdict.ranks:
         is_agent = verdict.root is not None and verdict.root.subject is Subject.AGENT
-        return f"the agent{on}" if is_agent and verdict.scope is not Scope.EXTERNAL else verdict.node or "not known"
+        return f"the agent{on}" if is_agent and verdict.scope is not Scope.EXTERNAL else on[4:] or "not known"
     local = verdict.root.place.local_rank if verdict.root is not None else None
     return f"rank {verdict.ranks[0]}{'' if local is None else f' (local_rank {local})'}{on}"
 
@@ -205,13 +215,17 @@ def _steps(  # noqa: PLR0913, PLR0917 - what the answers are made of
 ) -> Iterator[Step]:
     advice = _advice(job, verdict, code, engine)
     yield Step(f"{advice}{'' if advice.endswith(' at') else ':'} {code}" if code else advice)
-    node, namespace = _node(job, verdict), _namespace(job, verdict)
-    if node in logs:
-        yield Step(engine.log, f"less {shlex.quote(logs[node])}")
-    elif log := engine.log_command(node, namespace):
-        if verdict.category in _WITH_EVENTS:
-            yield Step(engine.events, engine.events_command(node, namespace))
-        yield Step(engine.log, log)
+    namespace = _namespace(job, verdict)
+    machine = machine_of(job, verdict) if verdict.category in _OF_MACHINES else ""
+    if machine and (command := engine.machine_command(machine)):
+        yield Step("its machine's events", command)
+    for node in _nodes(job, verdict):
+        if node in logs:
+            yield Step(engine.log, f"less {shlex.quote(logs[node])}")
+        elif log := engine.log_command(node, namespace):
+            if verdict.category in _WITH_EVENTS:
+                yield Step(engine.events, engine.events_command(node, namespace))
+            yield Step(engine.log, log)
     if uri:
         yield Step("more", f"firstfault show {shlex.quote(uri)}")
 
@@ -231,12 +245,20 @@ def _advice(job: JobErrors, verdict: Verdict, code: str, engine: EngineWords) ->
     return advice_on(verdict.category, engine)
 
 
-def _node(job: JobErrors, verdict: Verdict) -> str:
-    """Return the node to look at: the root cause's, else the first suspect's, else the first that failed."""
+def _nodes(job: JobErrors, verdict: Verdict) -> list[str]:
+    """Return the nodes to look at: the root cause's, else the suspects', else those that failed; a few."""
     if verdict.node:
-        return verdict.node
-    named = [suspect.node for suspect in verdict.suspects] + [failure.node for failure in job.failures]
-    return next((node for node in named if node), "")
+        return [verdict.node]
+    named = [suspect.node for suspect in verdict.suspects] or [failure.node for failure in job.failures]
+    return [node for node in dict.fromkeys(named) if node][:_LOGS]
+
+
+def machine_of(job: JobErrors, verdict: Verdict) -> str:
+    """Return the machine of the verdict's node, from its process or from any entry of that node; empty: not known."""
+    if verdict.root is not None and verdict.root.place.machine:
+        return verdict.root.place.machine
+    places = [entry.place for entry in job.roster] + [failure.place for failure in job.failures]
+    return next((place.machine for place in places if place.node == verdict.node and place.machine), "")
 
 
 def _namespace(job: JobErrors, verdict: Verdict) -> str:
@@ -297,6 +319,8 @@ def _unknown_of_root(job: JobErrors, verdict: Verdict, engine: EngineWords) -> I
         yield "when the hang began: no process recorded it"
     elif verdict.timestamp_ns is None:
         yield "when the root cause happened: no time was recorded"
+    if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not machine_of(job, verdict):
+        yield f"on which machine {verdict.node} ran: its {engine.node} has no NODE_NAME"
     if verdict.category == "node_lost":
         yield "why the node or its agent is gone: it left no report"
     if verdict.category == "preemption":

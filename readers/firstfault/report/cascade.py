@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from firstfault.report.events import Event
     from firstfault.report.groups import Group
 
-__all__ = ["Cascade", "NodeState", "RankState", "cascade_of"]
+__all__ = ["Cascade", "NodeState", "RankState", "cascade_of", "world_size"]
 
 _LARGEST_WORLD = 100_000
 """A document with a larger world size is damaged."""
@@ -172,7 +172,7 @@ def _ranks(job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Se
             line=line_of(failure),
         )
     finished = {rank for entry in job.roster if entry.phase is Phase.SUCCEEDED for rank in entry.ranks}
-    for rank in {*places, *range(_world_size(job))} - set(known):
+    for rank in {*places, *range(world_size(job))} - set(known):
         state = State.FINISHED if rank in finished else State.UNREPORTED
         # their group is made of exactly these ranks
         number = next((group.number for group in groups if group.state is state and not group.opened), None)
@@ -205,7 +205,7 @@ def _places(roster: Iterable[NodePresence]) -> dict[int, tuple[str, int | None]]
     return {rank: (entry.place.node, index) for entry in roster for index, rank in enumerate(sorted(entry.ranks))}
 
 
-def _world_size(job: JobErrors) -> int:
+def world_size(job: JobErrors) -> int:
     """Return the world size that the documents state; 0 if they do not, or if it is not plausible."""
     stated = max((failure.place.world_size for failure in job.failures), default=0)
     return stated if stated <= _LARGEST_WORLD else 0
@@ -237,7 +237,7 @@ def _nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
             shown_text(next((item.first_failure_reason for item in said if item.first_failure_reason), "")),
         )
         if (name or f"group rank {group_rank}") in unreported:
-            state, note = State.UNREPORTED, "it joined the round and sent no report"
+            state, note = State.UNREPORTED, "it had started and sent no report"
         if name and name in suspects:
             state = State.SUSPECT
         if name and name == root:

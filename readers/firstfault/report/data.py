@@ -11,9 +11,9 @@ from firstfault.evidence.diagnosis import diagnose
 from firstfault.layout.paths import attempt_of, execution_of
 from firstfault.model import NodeSetup, Scope, Subject
 from firstfault.model.signal_meanings import explain_signal
-from firstfault.report.answers import answers_on
+from firstfault.report.answers import answers_on, machine_of
 from firstfault.report.attempt_changes import changes_between
-from firstfault.report.cascade import cascade_of
+from firstfault.report.cascade import cascade_of, world_size
 from firstfault.report.engine_words import FLYTE, EngineWords, engine_of
 from firstfault.report.events import later_text
 from firstfault.report.redaction import redacted
@@ -36,6 +36,10 @@ __all__ = ["Fact", "JobIdentity", "Report", "report_of", "with_attempts"]
 _FEW = 5
 _MS = 1_000_000
 _NS = 1_000_000_000
+_FIRST_NS = 1_577_836_800 * _NS
+"""The year 2020: no job started before."""
+_LONGEST_NS = 4_102_444_800 * _NS
+"""The year 2100."""
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
@@ -64,7 +68,9 @@ class JobIdentity:
     nodes: int = 0
     gpu_model: str = ""
     gpus: int = 0
-    """Of all nodes that say it."""
+    """Of the nodes that say it."""
+    all_gpus: bool = False
+    """Whether every node says it."""
     versions: tuple[tuple[str, str], ...] = ()
     """Of packages."""
     source_url: str = ""
@@ -93,10 +99,14 @@ class JobIdentity:
             f"commit {self.commit[:7]}" if self.commit else "",
             ", ".join(filter(None, [start, after])),
             " on ".join(filter(None, size)),
-            f"{counted(self.gpus, 'GPU')}: {self.gpu_model}" if self.gpus else "",
+            self._shown_gpus(),
             ", ".join(f"{name} {version}" for name, version in self.versions),
         )
         return tuple(filter(None, parts))
+
+    def _shown_gpus(self) -> str:
+        number = counted(self.gpus, "GPU") if self.gpus and self.all_gpus else ""
+        return ": ".join(filter(None, [number, self.gpu_model]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +175,7 @@ def report_of(  # noqa: PLR0913 - keywords
         verdict=verdict,
         decision=decision,
         answers=answers_on(job, verdict, decision, uri, logs or {}, ordered, number, cascade, engine),
-        facts=tuple(_facts(verdict, cascade, engine)),
+        facts=tuple(_facts(verdict, cascade, engine, machine_of(job, verdict))),
         raw=tuple(_raw(verdict)),
         identity=_identity(job, verdict, cascade, uri),
         cascade=cascade,
@@ -214,13 +224,15 @@ def _names(names: Sequence[str]) -> str:
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def _facts(verdict: Verdict, cascade: Cascade, engine: EngineWords) -> Iterator[Fact]:
+def _facts(verdict: Verdict, cascade: Cascade, engine: EngineWords, machine: str) -> Iterator[Fact]:
     root = verdict.root
     at = verdict.timestamp_ns
     time = Fact("time", shown_time(at) if at is not None else _no_time(verdict, cascade))
     if root is None:
         if verdict.node:
             yield Fact(engine.node, verdict.node)
+        if machine:
+            yield Fact("machine", machine)
         yield time
         return
     yield from _place_facts(root, engine)
@@ -266,16 +278,16 @@ def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
         yield Fact("rank", _with(str(place.rank), "local_rank", place.local_rank))
     if root.node:
         yield Fact(engine.node, root.node)
-    if place.host and place.host != root.node:
-        yield Fact("host", place.host)
-    if place.machine and place.machine not in {root.node, place.host}:
+    if place.machine and place.machine != root.node:
         yield Fact("machine", place.machine)
+    elif place.host and place.host != root.node:
+        yield Fact("host", place.host)
     if place.gpu:
         yield Fact("gpu", place.gpu)
 
 
 def _end_facts(root: WorkerError) -> Iterator[Fact]:
-    if root.exit_code is not None:
+    if root.exit_code is not None and not root.stopped_by_agent:
         yield Fact("exit code", str(root.exit_code))
     by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
     if by_agent is not None:
@@ -324,7 +336,7 @@ def _memory(root: WorkerError) -> Iterator[str]:
     elif found.memory_peak_bytes is None and limit:
         yield f"limit {size(found.memory_limit_bytes or 0)}"
     if found.oom_kill is not None:
-        yield f"oom_kill rose by {found.oom_kill}"
+        yield f"{counted(found.oom_kill, 'OOM kill')} counted" if found.oom_kill else "no OOM kill counted"
 
 
 # --- what ran -------------------------------------------------------------------------------------------------------
@@ -332,10 +344,12 @@ def _memory(root: WorkerError) -> Iterator[str]:
 
 def _identity(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) -> JobIdentity:
     places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
-    started = [place.incarnation * _MS for place in places if place.incarnation]
-    started_ns = min(started, default=None)
     times = [failure.timestamp_ns for failure in job.failures if failure.timestamp_ns is not None]
     ended_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
+    # a clock that was not set yet, or a damaged entry, is no start
+    longest = _LONGEST_NS if ended_ns is None else min(ended_ns, _LONGEST_NS)
+    started = [start for place in places if _FIRST_NS < (start := place.incarnation * _MS) <= longest]
+    started_ns = min(started, default=None)
     took_ns = ended_ns - started_ns if started_ns is not None and ended_ns is not None else -1
     setups = {entry.place.node: entry.setup for entry in job.roster if entry.setup != NodeSetup()}
     first = next(iter(setups.values()), NodeSetup())
@@ -346,10 +360,11 @@ def _identity(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) -> J
         image=first.image,
         started_ns=started_ns,
         seconds=took_ns / _NS if took_ns >= 0 else None,
-        ranks=max((place.world_size for place in places), default=0) or len({n for e in job.roster for n in e.ranks}),
+        ranks=world_size(job) or len({rank for entry in job.roster for rank in entry.ranks}),
         nodes=verdict.coverage.expected or len(cascade.nodes),
         gpu_model=next((setup.gpu_model for setup in setups.values() if setup.gpus), ""),
         gpus=sum(setup.gpus for setup in setups.values()),
+        all_gpus=len(setups) == verdict.coverage.expected,
         versions=versions or next((failure.versions for failure in job.failures if failure.versions), ()),
         source_url=first.source_url,
         source_root=first.source_root,

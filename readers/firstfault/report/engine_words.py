@@ -52,7 +52,12 @@ class EngineWords:
 
     def events_command(self, node: str, namespace: str) -> str:
         """Return a shell command that prints a node's events; empty if there is none."""
-        return self._kubectl("describe pod", node, namespace)
+        command = self._kubectl("get events", node, namespace)
+        return command.replace(f" {node}", f" --field-selector involvedObject.name={node}", 1)
+
+    def machine_command(self, machine: str) -> str:
+        """Return a shell command that prints what the cluster knows of a machine; empty if there is none."""
+        return self._kubectl("describe node", machine, "")
 
     def log_command(self, node: str, namespace: str) -> str:
         """Return a shell command that prints a node's log; empty if there is none."""

@@ -8,15 +8,17 @@ from firstfault.exceptions.remote_traceback import original_of, what_failed
 from firstfault.model import Subject
 from firstfault.model.failure import shown_text
 from firstfault.model.signal_meanings import explain_end
+from firstfault.report.words import size
 from firstfault.text import one_line, sentence_of
 
 if TYPE_CHECKING:
-    from firstfault.model import ExceptionInfo, Verdict, WorkerError
+    from firstfault.model import ExceptionInfo, Resources, Verdict, WorkerError
 
-__all__ = ["described", "headline_parts", "line_of"]
+__all__ = ["described", "headline_parts", "line_of", "memory_text"]
 
 _LINE = 200
 _LONG = 400
+_NEAR_THE_LIMIT = 0.9
 
 
 def headline_parts(verdict: Verdict) -> tuple[str, str]:
@@ -56,3 +58,14 @@ def line_of(failure: WorkerError) -> str:
     # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``
     _, found, tail = failure.message.rpartition("\nMessage:")
     return one_line(tail if found else failure.message, _LINE) or failure.code
+
+
+def memory_text(found: Resources) -> str:
+    """Return what the kernel's OOM killer was after: "15.9 of 16.0 GiB"."""
+    peak, limit = found.memory_peak_bytes or found.memory_used_bytes, found.memory_limit_bytes
+    if peak is None or limit is None:
+        return "by the kernel's OOM killer"
+    used, most = size(peak), size(limit)
+    number, _, unit = used.partition(" ")
+    text = f"{number} of {most}" if most.endswith(f" {unit}") else f"{used} of {most}"
+    return text if peak >= _NEAR_THE_LIMIT * limit else f"its machine had no memory left; it used {text}"

@@ -118,6 +118,11 @@ class Timeline:
     """Number of failures without a recorded time."""
 
     @property
+    def states(self) -> tuple[State, ...]:
+        """The states that have a bar."""
+        return tuple(state for state in State if any(bar.state is state for bar in self.bars))
+
+    @property
     def is_unsure(self) -> bool:
         """Whether a clock could not be compared with the others."""
         return any(not point.is_sure for lane in self.lanes for point in lane.points)
@@ -156,6 +161,8 @@ def timeline_of(cascade: Cascade) -> Timeline | None:
 
 def _histogram(cascade: Cascade, timed: Sequence[Event]) -> Timeline:
     """Return the drawing of many failures: how many of each state at each time, on the same scale."""
+    # of a rank that hung only its stop has a time, which says nothing
+    timed = [event for event in timed if cascade.from_root or event.state is not State.ROOT]
     times = [event.at_ns or 0 for event in timed]
     scale = _Scale(min(*times, 0), max(*times, _MS))
     width = (_RIGHT - _LEFT) / _BARS

@@ -93,12 +93,11 @@ _INFRASTRUCTURE = {
     "external_service",
     "rendezvous",
     "preemption",
-    "node_lost",
     "platform",
     "infrastructure",
 }
-_EITHER = {"host_oom", "disk_full", "signal", "hang"}
-"""Memory, disk, native code and waiting depend on the code and on what the platform gives it."""
+_EITHER = {"host_oom", "disk_full", "signal", "hang", "node_lost"}
+"""Memory, disk, native code and waiting depend on the code and on what the platform gives it. So does a lost pod."""
 
 CATEGORY_ADVICE: dict[str, str] = {
     "recoverable": "see what the code waited for when it asked for another attempt",
@@ -124,7 +123,7 @@ CATEGORY_ADVICE: dict[str, str] = {
     "exit": "read the last lines of {log}: something called exit",
     "stopped": "find the failure for which its agent stopped it",
     "preemption": "see in {events} why it was terminated; continue from a checkpoint",
-    "node_lost": "see in {events} why it is gone: eviction, reboot, out of memory",
+    "node_lost": "see in {events} why it is gone: eviction, out of memory, a reboot of the machine",
     "platform": "read the agent's log; the error is torch elastic's or firstfault's own",
     "infrastructure": "read {events} and {log}",
     "unknown": "read {log}",

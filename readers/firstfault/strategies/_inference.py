@@ -11,6 +11,7 @@ from firstfault.evidence.classification import ClassifiedFailure, FailureClass
 from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind
 from firstfault.evidence.unreported import broadcast_root, lost_documents, nodes_without_report, terminated_nodes
 from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.remote_traceback import original_of, what_failed
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Reason, Scope, Subject, Suspect, Verdict, Writer
 from firstfault.strategies._reasons import (
@@ -23,7 +24,7 @@ from firstfault.strategies._reasons import (
     with_category,
 )
 from firstfault.strategies._verdict import listed, sources_of, undetermined, verdict_for, victims_of, who
-from firstfault.text import one_line
+from firstfault.text import one_line, redact, sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -174,7 +175,7 @@ def _inferred_verdict(job: JobErrors, inferred: InferredRoot, classified: Sequen
     waited = sum(judged.waited for judged in classified) + sum(map(len, map(job.unopened_like, waiting)))
     why = [
         Reason(f"{_name(inferred)}: {inferred.why}", _witnesses(inferred, classified)),
-        Reason("no rank shows a fault of its own", first_few(classified)),
+        Reason("no rank raised an error of its own", first_few(classified)),
     ]
     if waited:
         waiters = (judged for judged in classified if judged.waited)
@@ -284,6 +285,20 @@ def _accused(job: JobErrors, accusations: Accusations) -> list[Suspect]:
     return found + [Suspect(names_it(count), None, node) for node, count in names]
 
 
+def _alike(job: JobErrors) -> str:
+    """Return what all ranks said, if they said one thing: "all 4 ranks: RuntimeError: Timed out"; else nothing."""
+    ranks = {failure.rank for failure in job.failures if failure.rank is not None}
+    world = max((failure.place.world_size for failure in job.failures), default=0)
+    if len(ranks) < 2 or job.unopened or len({failure.fingerprint for failure in job.failures}) > 1:  # noqa: PLR2004
+        return ""
+    first = job.failures[0]
+    if first.exception is None or not first.fingerprint:
+        return ""
+    which = f"all {len(ranks)} ranks" if len(ranks) == world else f"{len(ranks)} ranks"
+    said = redact(sentence_of(original_of(first.exception).message))
+    return f"{which}: {what_failed(first)}: {said}".rstrip(": ")
+
+
 def _undetermined(job: JobErrors, diagnosis: Diagnosis, suspects: Iterable[Suspect]) -> Verdict:
     classified, suspects = diagnosis.classified, tuple(suspects)
     first = min(
@@ -311,7 +326,7 @@ def _undetermined(job: JobErrors, diagnosis: Diagnosis, suspects: Iterable[Suspe
         undetermined(job, NAME),
         code="Undetermined",
         category="hang" if any(judged.waited for judged in classified) else "unknown",
-        headline=one_line(f"undetermined: no rank shows a fault of its own{hint}", 160),
+        headline=one_line(f"undetermined: {_alike(job) or 'no rank shows a fault of its own'}{hint}", 160),
         message=first.message,
         why=tuple(reason.text for reason in why),
         sources=sources_of(why),

@@ -173,7 +173,7 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     """One line: what, who, and the first line of its message."""
     subject = f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)
     text = _sentence(root)
-    what = what_failed(root)
+    what = "terminated" if category_of(root) == "preemption" else what_failed(root)
     headline = f"{what}, {subject}" + (f": {text}" if text and text != what else "")
     # redacted before it is cut: a credential without its end is not recognised
     return one_line(redact(headline), _HEADLINE)

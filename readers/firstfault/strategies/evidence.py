@@ -288,9 +288,9 @@ def _about_victims(classified: Sequence[ClassifiedFailure], job: JobErrors) -> l
     said = []
     texts = {
         FailureClass.CONSEQUENCE: (
-            "other was stopped, or names",
-            "others were stopped, or name",
-            " a peer that was gone",
+            "other failed",
+            "others failed",
+            " because of it: stopped, or without its peer",
         ),
         FailureClass.UNCLEAR: ("other", "others", " may be cause or consequence"),
     }

@@ -352,6 +352,9 @@ def _setup_to_pb(setup: NodeSetup) -> pb.NodeSetup:
 
 
 def _setup_from_pb(setup: pb.NodeSetup) -> NodeSetup:
+    texts = (setup.task, setup.image, setup.gpu_model, setup.source_url, setup.source_root)
+    if any(len(text) > MAX_LINE for text in texts):
+        return NodeSetup()  # no version of ours wrote it
     return interned(
         NodeSetup(setup.task, setup.image, setup.gpu_model, setup.gpus, setup.source_url, setup.source_root)
     )

@@ -71,15 +71,17 @@ def exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> pb.ExceptionRec
 
 
 def _frame_to_pb(frame: FrameInfo) -> pb.Frame:
+    code = clean(frame.code, MAX_LINE)
+    marked = frame.marked if code == frame.code else (0, 0)  # what is redacted moves what is marked
     return pb.Frame(
         file=clean(frame.file, MAX_LINE),
         line=max(frame.line, 0),
         function=clean(frame.function, MAX_LINE),
-        code=clean(frame.code, MAX_LINE),
+        code=code,
         context=[clean(line, MAX_LINE) for line in frame.context[:_MAX_CONTEXT]],
         context_line=max(frame.context_line, 0),
-        marked_from=max(frame.marked[0], 0),
-        marked_to=max(frame.marked[1], 0),
+        marked_from=max(marked[0], 0),
+        marked_to=max(marked[1], 0),
     )
 
 

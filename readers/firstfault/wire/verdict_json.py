@@ -22,6 +22,8 @@ __all__ = [
 
 SCHEMA = "firstfault.verdict/v1"
 _NANO = 1_000_000_000
+_MAX_NS = 253_402_300_799 * 1_000_000_000
+"""The last second of the year 9999."""
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What a text of another kind raises."""
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
@@ -108,8 +110,8 @@ def decision_from_json(text: str) -> Decision | None:
 
 
 def format_timestamp(timestamp_ns: int | None) -> str | None:
-    """Return RFC 3339 in UTC with nine decimals; None for None."""
-    if timestamp_ns is None:
+    """Return RFC 3339 in UTC with nine decimals; None for None, and for a time that no calendar has."""
+    if timestamp_ns is None or not 0 <= timestamp_ns <= _MAX_NS:
         return None
     seconds, nanos = divmod(timestamp_ns, _NANO)
     moment = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=seconds)

@@ -105,16 +105,18 @@
   }
 
   // --- search: errors, frames, stacks and logs that hold a text; matches are marked where the browser can
+  let showGroup = () => {};
   const most = 50;
   const field = find("#ff-search");
-  const places = [...top.querySelectorAll("pre, .ff-frame, .ff-own > summary, .ff-evidence li, .ff-facts dd")]
+  const places = [...top.querySelectorAll("pre, .ff-frame, .ff-own > summary, section[aria-labelledby=ff-evidence] li, .ff-facts dd")]
     .filter((part) => part.textContent.trim());
   const nameOf = (part) => part.getAttribute("aria-label") || part.textContent.trim().slice(0, 60);
   const sectionOf = (part) => (part.closest("section, .ff-part") || top).querySelector("h2");
   const marked = (part, text, ranges) => {
     const walker = document.createTreeWalker(part, NodeFilter.SHOW_TEXT);
     for (let node = walker.nextNode(); node; node = walker.nextNode()) {
-      const lower = node.data.toLowerCase();
+      const small = node.data.toLowerCase();
+      const lower = small.length === node.data.length ? small : node.data; // of some letters the small form is longer
       for (let at = lower.indexOf(text); at >= 0 && ranges.length < 500; at = lower.indexOf(text, at + text.length)) {
         const range = new Range();
         range.setStart(node, at);
@@ -143,6 +145,7 @@
       for (const [number, , what, line] of data.groups) {
         if (`${what} ${line}`.toLowerCase().includes(text)) {
           add(`error ${number}: ${(line || what).slice(0, 80)}`, () => {
+            showGroup(number);
             const row = find(`#ff-group-${number}`) || find("#ff-groups");
             row.setAttribute("tabindex", "-1");
             row.scrollIntoView();
@@ -155,6 +158,8 @@
         marked(part, text, ranges);
         add(`${sectionOf(part) ? `${sectionOf(part).textContent}: ` : ""}${nameOf(part)}`, () => {
           for (let box = part; box; box = box.parentElement) if (box.tagName === "DETAILS") box.open = true;
+          const panel = part.closest(".ff-attempt");
+          if (panel && panel.hidden) find(`[aria-controls="${panel.id}"]`).click();
           part.scrollIntoView({ block: "center" });
           if (!part.hasAttribute("tabindex") && part.tagName !== "SUMMARY") part.setAttribute("tabindex", "-1");
           part.focus({ preventScroll: true });
@@ -386,6 +391,10 @@
       paging.querySelector("span").textContent = `errors ${start + 1} to ${end} of ${data.groups.length}`;
     };
     paging.hidden = false;
+    showGroup = (number) => {
+      start = Math.floor(data.groups.findIndex((group) => group[0] === number) / data.rows) * data.rows;
+      draw();
+    };
     turnedBy(paging, (by) => {
       start += by * data.rows;
       draw();
