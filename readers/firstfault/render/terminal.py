@@ -50,7 +50,7 @@ _ALL = "a pipe (| less) shows all"
 _SHOW = "firstfault show "
 _FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
 _STYLES = {State.ROOT: "bold red", State.SUSPECT: "yellow", State.UNCLEAR: "yellow"}
-_WITH_WHERE = ("machine", "host", "exit code", "time")
+_WITH_WHERE = ("host", "exit code", "time")
 _NS = 1_000_000_000
 
 
@@ -234,7 +234,7 @@ def _more(report: Report) -> str:
 
 
 def _known(report: Report) -> Iterator[str]:
-    """Yield machine, host, exit code and time in one line."""
+    """Yield host, exit code and time in one line; the machine stands beside the rank."""
     values = {fact.name: fact.value for fact in report.facts if fact.name in _WITH_WHERE}
     if values:
         yield ", ".join(f"{name} {value}" for name, value in values.items())
