@@ -193,6 +193,58 @@ def test_an_error_file_of_another_format(tmp_path: Path, logs: Callable[..., Pat
     assert any("no error.json of torchrun" in note for note in found["verdict"]["coverage"]["notes"])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"message": {"message": "boom", "extraInfo": "text"}}',
+        '{"message": {"message": "boom", "extraInfo": {"timestamp": "99999999999999"}}}',
+        '{"message": {"message": "boom", "extraInfo": {"timestamp": "' + "9" * 3000 + '"}}}',
+        "[" * 200_000,
+    ],
+    ids=["extraInfo", "14 digits", "3,000 digits", "deep"],
+)
+def test_an_error_file_with_odd_values(tmp_path: Path, text: str) -> None:
+    """An error.json with values that torchrun never writes is named, and the other worker is still read."""
+    for rank, said in enumerate((text, '{"message": "ValueError: boom"}')):
+        folder = tmp_path / "none_hbse3iwq" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "error.json").write_text(said, encoding="utf-8")
+    _, found = _show(tmp_path)
+    assert (found["root"]["message"], found["verdict"]["coverage"]["unreadable"]) == ("boom", 1)
+    assert any("attempt_0/0/error.json: no error.json of torchrun: " in note for note in found["unknown"])
+
+
+def test_files_that_are_no_files(tmp_path: Path) -> None:
+    """A dangling symlink and a FIFO in place of a log do not stop the reader."""
+    rank = tmp_path / "none_hbse3iwq" / "attempt_0" / "0"
+    rank.mkdir(parents=True)
+    (rank / "error.json").write_text('{"message": "ValueError: boom"}', encoding="utf-8")
+    (rank / "stdout.log").symlink_to(tmp_path / "missing")
+    os.mkfifo(rank / "stderr.log")
+    assert _show(tmp_path)[1]["root"]["message"] == "boom"
+
+
+def test_the_crash_of_a_child(tmp_path: Path) -> None:
+    """A worker's own traceback counts, not the crash of its DataLoader's process above it."""
+    rank = tmp_path / "none_hbse3iwq" / "attempt_0" / "0"
+    rank.mkdir(parents=True)
+    lines = (
+        "Fatal Python error: Segmentation fault",
+        "",
+        "Current thread 0x00007f (most recent call first):",
+        '  File "/job/data.py", line 3 in __getitem__',
+        "[rank0]: Traceback (most recent call last):",
+        '[rank0]:   File "/job/train.py", line 9, in main',
+        "[rank0]:     for batch in loader:",
+        "[rank0]: RuntimeError: DataLoader worker (pid 77) is killed by signal: Segmentation fault.",
+    )
+    for text, what in (("\n".join(lines), "RuntimeError"), ("\n".join(lines[:4]), "SIGSEGV")):
+        (rank / "stderr.log").write_text(f"{text}\n", encoding="utf-8")
+        snapshot = snapshot_of_torchrun(tmp_path)
+        assert snapshot is not None
+        assert [document.what for document in snapshot.documents] == [what]
+
+
 def test_torchruns_own_error_file(tmp_path: Path) -> None:
     """The file that torchrun writes for its own parent has the exit code of the worker."""
     said = {"message": "SignalException: got 15", "errorCode": 143, "extraInfo": {"timestamp": "1700000000"}}

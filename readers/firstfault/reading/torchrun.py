@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.remote_traceback import exceptions_in
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Origin, Place, WorkerError, Writer
 from firstfault.reading.assemble import Snapshot, Unreadable
-from firstfault.text import clean
+from firstfault.text import clean, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +28,8 @@ _MAX_ERROR_BYTES = 2 * 1024 * 1024
 _MAX_TEXT = 64 * 1024
 _LOG_BYTES = 32 * 1024
 _SECOND_NS = 1_000_000_000
+_LAST_SECOND = 253_402_300_799
+"""Of the year 9999."""
 _RANDOM = len("_hbse3iwq")
 _APART_S = 3.0
 """Folders of one run begin at most so much after another one ended: torchrun itself takes longer to start again."""
@@ -153,9 +156,11 @@ def _of_last_run(nodes: Sequence[_Node]) -> list[_Node]:
 
 def _span(node: _Node) -> tuple[float, float]:
     """Return when a node's folder was first and last written, seconds."""
-    paths = [path for _, worker in node.workers for path in (worker.parent, worker, *worker.iterdir())]
-    times = [path.stat().st_mtime for path in paths]
-    return min(times), max(times)
+    times = []
+    for _, worker in node.workers:
+        with suppress(OSError):  # a run that goes on may remove files
+            times += [path.lstat().st_mtime for path in (worker.parent, worker, *worker.iterdir())]
+    return min(times, default=0.0), max(times, default=0.0)
 
 
 # --- workers --------------------------------------------------------------------------------------------------------
@@ -181,18 +186,20 @@ def _read(node: _Node, local_rank: int | None, folder: Path) -> WorkerError | Un
         return _by_log(silent, stderr)
     try:
         return _by_error_file(silent, _message_of(path), document)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return Unreadable(document.name, f"no error.json of torchrun: {error}")
 
 
 def _by_log(silent: WorkerError, stderr: str) -> WorkerError:
     """Return a failure without an ``error.json``, with what the end of its stderr tells."""
-    fatal = list(_FATAL.finditer(stderr))
-    if fatal:
-        signal = _SIGNALS[fatal[-1][1]]
-        return replace(silent, code=f"USER:{signal}", message=fatal[-1][0], signal=signal, writer=Writer.WORKER)
     raised, text = _raised_in(stderr)
-    return silent if raised is None else _raising(silent, raised, text)
+    if raised is not None:
+        return _raising(silent, raised, text)  # a crash in the log is that of a child, such as a DataLoader's worker
+    fatal = list(_FATAL.finditer(stderr))
+    if not fatal:
+        return silent
+    signal = _SIGNALS[fatal[-1][1]]
+    return replace(silent, code=f"USER:{signal}", message=fatal[-1][0], signal=signal, writer=Writer.WORKER)
 
 
 def _raised_in(stderr: str) -> tuple[ExceptionInfo | None, str]:
@@ -211,6 +218,8 @@ def _raised_in(stderr: str) -> tuple[ExceptionInfo | None, str]:
 
 def _by_error_file(silent: WorkerError, said: dict[str, Any], document: DocumentRef) -> WorkerError:
     text, extra = str(said["message"]), said.get("extraInfo") or {}
+    if not isinstance(extra, dict):
+        raise TypeError("extraInfo is no object")
     stack = str(extra.get("py_callstack") or "")
     type_, _, message = text.partition(": ")
     raised = _exception(stack) or ExceptionInfo(type_, message)
@@ -218,10 +227,16 @@ def _by_error_file(silent: WorkerError, said: dict[str, Any], document: Document
     code = said.get("errorCode")
     return replace(
         _raising(silent, raised, stack or text),
-        timestamp_ns=int(seconds) * _SECOND_NS if seconds.isdecimal() else None,
+        timestamp_ns=_time_ns(seconds) if seconds.isdecimal() else None,
         exit_code=code if isinstance(code, int) and code > 0 else None,
         documents=(document,),
     )
+
+
+def _time_ns(seconds: str) -> int:
+    if int(seconds) > _LAST_SECOND:
+        raise ValueError(f"the timestamp {one_line(seconds, 30)} is later than the year 9999")
+    return int(seconds) * _SECOND_NS
 
 
 def _raising(silent: WorkerError, raised: ExceptionInfo, text: str) -> WorkerError:
@@ -257,6 +272,8 @@ def _own(frames: Iterable[Any]) -> Iterable[Any]:
 
 def _tail(path: Path) -> str:
     try:
+        if not path.is_file():
+            return ""  # a FIFO would wait for a writer
         with path.open("rb") as stream:
             stream.seek(max(path.stat().st_size - _LOG_BYTES, 0))
             return stream.read().decode("utf-8", "replace")
