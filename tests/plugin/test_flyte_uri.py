@@ -205,6 +205,7 @@ def test_an_attempt_without_an_error_file(admin: Admin, tmp_path: Path) -> None:
         ("f3a9/n0", EXIT.NOTHING_FOUND, "does not say where node 'n0'"),
         ("", EXIT.USAGE, "names no execution of Flyte; write flyte://project/domain/execution"),
         ("f3a9/n0/last", EXIT.USAGE, "names no execution of Flyte"),
+        pytest.param(f"f3a9/n0/{'9' * 5000}", EXIT.USAGE, "names no execution of Flyte", id="5,000 digits"),
     ],
 )
 def test_what_admin_does_not_know(admin: Admin, below: str, code: EXIT, said: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,6 +30,7 @@ T = TypeVar("T")
 _SECONDS = 10.0
 """How long flyteadmin may take for all answers together."""
 _PAGE = 100
+_ATTEMPT = re.compile(r"[0-9]{1,9}")
 _DEEPEST = 8
 """Subworkflows, dynamic tasks and launch plans within each other."""
 _FORM = "flyte://project/domain/execution, then /node and /attempt if you want another than the one that failed"
@@ -45,7 +47,7 @@ def output_prefix(uri: str) -> str:
         FirstFaultError: flyteadmin refused, or did not answer within 10 s.
     """
     parts = uri.partition("://")[2].strip("/").split("/")
-    if not 3 <= len(parts) <= 5 or not all(parts) or not (len(parts) < 5 or parts[4].isdecimal()):  # noqa: PLR2004
+    if not 3 <= len(parts) <= 5 or not all(parts) or not (len(parts) < 5 or _ATTEMPT.fullmatch(parts[4])):  # noqa: PLR2004
         raise UsageError(f"{uri!r} names no execution of Flyte; write {_FORM}")
     config_file = get_config_file(None)
     if Platform.URL.read(config_file) is None:
