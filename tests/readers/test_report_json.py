@@ -42,7 +42,7 @@ _VERDICT_KEYS = [
     "documents",
 ]
 _TEXT = st.text(st.sampled_from(string.printable + "\u00e9\u2192\U0001f525\x00\x1b\u2028"), max_size=30)
-_COUNT = st.integers(0, 2**40)
+_COUNT = st.integers(0, 2**32)
 _LAST_NS = 253_402_300_800 * 10**9 - 1
 _VERDICTS = st.builds(
     Verdict,
@@ -100,6 +100,18 @@ def test_numbers_that_are_none() -> None:
         broken = re.sub(rf'"{name}":(null|\d+)', f'"{name}":1e999', whole)
         assert broken != whole
         assert None in {verdict_from_json(broken), decision_from_json(broken)}
+
+
+@pytest.mark.parametrize("number", [-1, 2**32 + 1, 10**400, 1.5], ids=["-1", "2**32 + 1", "10**400", "1.5"])
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("victims", "count"), ("documents", "count"), ("coverage", "expected"), ("coverage", "reported"), ("ranks", 0)],
+)
+def test_numbers_that_no_job_has(part: str, name: str | int, number: float) -> None:
+    """A verdict with a count or a rank that no job has is not ours."""
+    document = json.loads(to_json(_VERDICT, _DECISION))
+    document["verdict"][part][name] = number
+    assert verdict_from_json(json.dumps(document)) is None
 
 
 def test_the_contract() -> None:

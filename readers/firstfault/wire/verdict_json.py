@@ -24,6 +24,7 @@ SCHEMA = "firstfault.verdict/v1"
 _NANO = 1_000_000_000
 _MAX_NS = 253_402_300_799 * 1_000_000_000
 """The last second of the year 9999."""
+_MAX_COUNT = 2**32
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What a text of another kind raises."""
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
@@ -142,7 +143,7 @@ def _verdict_from_dict(data: dict[str, Any]) -> Verdict:
     coverage, victims, documents = data["coverage"], data["victims"], data["documents"]
     return Verdict(
         scope=Scope(data["scope"]),
-        ranks=tuple(map(int, data["ranks"])),
+        ranks=tuple(map(_count, data["ranks"])),
         node=None if data["node"] is None else _text(data["node"]),
         code=_text(data["code"]),
         category=_text(data["category"]),
@@ -153,22 +154,34 @@ def _verdict_from_dict(data: dict[str, Any]) -> Verdict:
         strategy=_text(data["strategy"]),
         confidence=_text(data["confidence"]),
         why=tuple(map(_text, data["why"])),
-        suspects=tuple(Suspect(item["why"], item.get("rank"), item.get("node")) for item in data["suspects"]),
+        suspects=tuple(_suspect_from_dict(item) for item in data["suspects"]),
         victims=Victims(
-            count=int(victims["count"]),
-            by_rank=tuple((int(rank), _text(line)) for rank, line in victims["ranks"].items()),
+            count=_count(victims["count"]),
+            by_rank=tuple((_count(int(rank)), _text(line)) for rank, line in victims["ranks"].items()),
         ),
         coverage=Coverage(
-            expected=coverage["expected"],
-            reported=coverage["reported"],
-            unreadable=coverage["unreadable"],
+            expected=None if coverage["expected"] is None else _count(coverage["expected"]),
+            reported=_count(coverage["reported"]),
+            unreadable=_count(coverage["unreadable"]),
             complete=coverage["complete"],
             notes=tuple(map(_text, coverage.get("notes", ()))),
         ),
         settled=data["settled"],
         digest=_text(documents["digest"]),
-        document_count=int(documents["count"]),
+        document_count=_count(documents["count"]),
     )
+
+
+def _suspect_from_dict(item: dict[str, Any]) -> Suspect:
+    rank = item.get("rank")
+    return Suspect(item["why"], None if rank is None else _count(rank), item.get("node"))
+
+
+def _count(value: object) -> int:
+    """Return `value` if it is a number of ranks or documents, or a rank."""
+    if not isinstance(value, int) or not 0 <= value <= _MAX_COUNT:
+        raise ValueError("expected a whole number from 0 to 2**32")
+    return value
 
 
 def _text(value: object) -> str:
