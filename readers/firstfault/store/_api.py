@@ -71,9 +71,9 @@ class ReadableStore(Protocol):
         ...
 
     async def page(self, folder: str = "", *, after: str = "") -> Page:
-        """Return at most 1,000 objects in or below `folder` whose names sort after `after`.
+        """Return the objects in or below `folder` whose names sort after `after`.
 
-        Sends one request if `pages_in_order`.
+        If `pages_in_order`, at most 1,000, with one request; else all of them.
 
         Args:
             folder: relative.

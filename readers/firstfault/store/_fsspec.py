@@ -22,7 +22,7 @@ from firstfault.errors import (
     UsageError,
 )
 from firstfault.store._api import ObjectInfo, Page
-from firstfault.store._listing import PAGE, PART, by_name, first_page, nanoseconds
+from firstfault.store._listing import PAGE, PART, by_name, nanoseconds, only_page
 from firstfault.store._retry import ATTEMPTS, retried
 from firstfault.store._settings import no_credentials, other_region, storage_options
 from firstfault.store._uri import join, protocol_of
@@ -132,7 +132,7 @@ class FsspecStore:
     async def page(self, folder: str = "", *, after: str = "") -> Page:
         """See `Store.page`."""
         if not self.pages_in_order:
-            return first_page(await self._entries("find", folder), after)
+            return only_page(await self._entries("find", folder), after)
         page, _ = await self._s3_page(folder, after=after)
         return page
 

@@ -10,7 +10,7 @@ from firstfault.store._api import ObjectInfo, Page
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["PAGE", "PART", "by_name", "first_page", "nanoseconds"]
+__all__ = ["PAGE", "PART", "by_name", "nanoseconds", "only_page"]
 
 PAGE = 1000
 """The most objects in one LIST answer of S3 and GCS."""
@@ -25,10 +25,9 @@ def by_name(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
     return sorted(objects, key=lambda item: item.name)
 
 
-def first_page(objects: Iterable[ObjectInfo], after: str) -> Page:
-    """Return the first page behind the name `after`, from a complete listing."""
-    left = by_name(item for item in objects if item.name > after)
-    return Page(tuple(left[:PAGE]), len(left) > PAGE)
+def only_page(objects: Iterable[ObjectInfo], after: str) -> Page:
+    """Return all objects of a complete listing behind the name `after` as one page: another would list them again."""
+    return Page(tuple(by_name(item for item in objects if item.name > after)), more=False)
 
 
 def nanoseconds(moment: dt.datetime) -> int:

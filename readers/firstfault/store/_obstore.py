@@ -18,7 +18,7 @@ from firstfault.errors import (
     StoreUnavailableError,
 )
 from firstfault.store._api import ObjectInfo, Page
-from firstfault.store._listing import PAGE, by_name, first_page, nanoseconds
+from firstfault.store._listing import PAGE, by_name, nanoseconds, only_page
 from firstfault.store._obstore_settings import NoCredentialsError, client_for
 from firstfault.store._retry import ATTEMPTS, retried
 from firstfault.store._settings import no_credentials, other_region
@@ -140,7 +140,7 @@ class ObstoreStore:
     async def page(self, folder: str = "", *, after: str = "") -> Page:
         """See `Store.page`."""
         if not self.pages_in_order:
-            return first_page(await self._everything(folder), after)
+            return only_page(await self._everything(folder), after)
         return await self._request(
             "list",
             folder,
