@@ -83,7 +83,7 @@ def failed(job: JobErrors) -> bool:
 
 def strategy_of(seals: Sequence[Seal]) -> AggregationStrategy:
     """Return the strategy that the pods sealed with, if it can be loaded here; else the default one."""
-    for seal in sorted(seals, key=lambda seal: (-seal.count, seal.name)):
+    for seal in sorted(seals, key=lambda seal: seal.order):
         try:
             return get_strategy(seal.strategy)
         except FirstFaultError:

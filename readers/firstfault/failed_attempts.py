@@ -158,19 +158,18 @@ class _Reader:
         uri = join(self._store.uri, found.path)
         try:
             return await self._read(uri, found)
-        except FirstFaultError as error:
-            return FailedAttempt(uri, found.changed_ns, note=one_line(str(error), _LINE))
+        except Exception as error:  # noqa: BLE001 - one attempt must not hide the others
+            why = str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"
+            return FailedAttempt(uri, found.changed_ns, note=one_line(why, _LINE))
 
     async def _read(self, uri: str, found: FoundAttempt) -> FailedAttempt | None:
-        stock: list[WorkerError | Unreadable] = []
-        for item in sorted(found.error_files, key=lambda item: item.name)[:_ERROR_FILES]:
-            read = await read_document(self._store, item.name, item)
-            if not isinstance(read, Seal):
-                stock.append(read)
-                continue
-            verdict, decision = verdict_from_json(read.json), decision_from_json(read.json)
+        files = sorted(found.error_files, key=lambda item: item.name)[:_ERROR_FILES]
+        read = [await read_document(self._store, item.name, item) for item in files]
+        stock = [item for item in read if not isinstance(item, Seal)]
+        for seal in sorted((item for item in read if isinstance(item, Seal)), key=lambda seal: seal.order):
+            verdict, decision = verdict_from_json(seal.json), decision_from_json(seal.json)
             if verdict is not None and decision is not None:
-                line = one_line(read.message, _LINE)
+                line = one_line(seal.message, _LINE)
                 return await self._with_machine(_summary(uri, found, verdict, decision, line), found, verdict)
         reader = MultiErrorFileOutputReader(uri)
         if found.documents or found.started_ns is not None or len(stock) < len(found.error_files):

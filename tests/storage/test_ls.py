@@ -12,20 +12,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from firstfault.conclude import conclude
 from firstfault.failed_attempts import failed_attempts, grouped
 from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.layout.paths import ERRORS, ROSTER
-from firstfault.model import Phase, Seal
+from firstfault.model import DocumentRef, Phase, Seal
 from firstfault.render.first_line import first_line
 from firstfault.store import open_store
 from firstfault.testing import make_error, make_job, make_presence
-from firstfault.wire.documents import encode, encode_presence, encode_seal
+from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
 from firstfault.wire.verdict_json import to_json
 from tests.benchmarks.latency_proxy import latency_proxy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from firstfault.model import WorkerError
@@ -74,6 +76,16 @@ def _sealed(error: WorkerError) -> dict[str, bytes]:
         f"{ERRORS}/{error_key_for(victim)}": encode(victim),
         f"{ROSTER}/{roster_key_for(entry)}": encode_presence(entry),
     }
+
+
+def _resealed(error: WorkerError, change: Callable[[dict[str, Any]], None], **fields: Any) -> dict[str, bytes]:
+    """Return the files of `_sealed` with a changed verdict, and with other fields of the seal."""
+    files = _sealed(error)
+    seal = decode(files["error.pb"], DocumentRef("error.pb", ""))
+    assert isinstance(seal, Seal)
+    document = json.loads(seal.json)
+    change(document["verdict"])
+    return {**files, "error.pb": encode_seal(replace(seal, json=json.dumps(document), **fields))}
 
 
 def _put(uri: str, files: dict[str, bytes]) -> None:
@@ -185,6 +197,81 @@ def test_an_attempt_that_cannot_be_read(store_uri: str) -> None:
     assert [group.attempts for group in grouped(attempts, "category")] == [1]
 
 
+@pytest.mark.parametrize("count", [-100, 10**400], ids=["negative", "401 digits"])
+def test_a_seal_with_odd_numbers(tmp_path: Path, count: int) -> None:
+    """A sealed verdict with an impossible count is not used, and the attempt's documents are read instead."""
+
+    def change(verdict: dict[str, Any]) -> None:
+        verdict["victims"]["count"] = count
+
+    _put(str(tmp_path / "a" / "0"), _resealed(_error(), change))
+    _put(str(tmp_path / "b" / "0"), _sealed(_error()))
+    attempts, _ = failed_attempts(str(tmp_path))
+    assert [(attempt.line, attempt.ranks) for attempt in attempts] == 2 * [
+        ("ValueError rank 1 worker-1 no retry: boom", 2)
+    ]
+
+
+def test_an_attempt_that_raises(tmp_path: Path) -> None:
+    """An error that is none of firstfault's also becomes the attempt's note; a name that is no UTF-8 raises one."""
+    _put(str(tmp_path / "b" / "0"), _sealed(_error()))
+    bad = tmp_path / "a" / "0" / ERRORS
+    bad.mkdir(parents=True)
+    (bad / os.fsdecode(b"\xff.pb")).write_bytes(encode(_error()))
+    notes = {attempt.execution: attempt.note for attempt in failed_attempts(str(tmp_path))[0]}
+    assert notes["a"].startswith("UnicodeEncodeError: ")
+    assert notes["b"] == ""
+
+
+def test_the_seal_of_the_most_documents(tmp_path: Path) -> None:
+    """Of several sealed verdicts the one from the most documents counts, as in show, whatever the names."""
+
+    def change(verdict: dict[str, Any]) -> None:
+        verdict["category"] = "network"
+
+    files = _sealed(_error())
+    early = _resealed(_error(), change, count=1)["error.pb"]
+    _put(str(tmp_path / "0"), {"error-1.pb": early, "error-2.pb": files["error.pb"]})
+    ((attempt,), _) = failed_attempts(str(tmp_path))
+    assert attempt.category == "user_code"
+
+
+def test_errors_beat_outputs(tmp_path: Path) -> None:
+    """An attempt with documents and outputs failed, as in show, unless a later round recovered."""
+    error = _error()
+    files = {f"{ERRORS}/{error_key_for(error)}": encode(error), "outputs.pb": b""}
+    later = make_presence(Phase.SUCCEEDED, node=error.node, round=1, incarnation=_NOW_MS)
+    _put(str(tmp_path / "failed" / "0"), files)
+    _put(
+        str(tmp_path / "recovered" / "0"),
+        {**files, f"{ROSTER}/{roster_key_for(later)}": encode_presence(later)},
+    )
+    attempts, found = failed_attempts(str(tmp_path))
+    assert found == 2
+    assert [(attempt.execution, attempt.line) for attempt in attempts] == [
+        ("failed", "ValueError rank 1 worker-1 no retry: boom")
+    ]
+
+
+def test_a_folder_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store whose every listing is complete is asked for one, however many files there are."""
+    for number in range(1_100):
+        folder = tmp_path / f"f{number:04d}" / "n0" / "data" / "0"
+        folder.mkdir(parents=True)
+        (folder / "inputs.pb").touch()
+        (folder / "outputs.pb").touch()
+    listings: list[str] = []
+    find = LocalFileSystem.find
+
+    def counted(self: LocalFileSystem, path: str, **options: Any) -> Any:
+        listings.append(path)
+        return find(self, path, **options)
+
+    monkeypatch.setattr(LocalFileSystem, "find", counted)
+    assert failed_attempts(str(tmp_path)) == ([], 1_100)
+    assert len(listings) == 1
+
+
 def test_groups_by_cost() -> None:
     """The group with the most rank-hours is first, then the one with the most attempts; unknown hours are no hours."""
     from firstfault.failed_attempts import FailedAttempt  # noqa: PLC0415 - this test alone makes some by hand
@@ -256,6 +343,19 @@ def test_group_lines(runs: str) -> None:
         ["2.0 rank-hours", "1 attempt", "1 execution", f"host-{number}"] for number in range(3)
     ]
     assert "bad/0 could not be read: " in ran.stderr
+
+
+def test_one_line_each(tmp_path: Path) -> None:
+    """A category and a folder's name with newlines and escape sequences stay within their line."""
+
+    def change(verdict: dict[str, Any]) -> None:
+        verdict["category"] = "\x1b[31mnetwork\n2026 no attempt"
+
+    _put(str(tmp_path / "a\nb" / "0"), _resealed(_error(), change))
+    (line,) = _ls(str(tmp_path), "--group", "category").stdout.splitlines()
+    assert "  network  last " in line
+    (line,) = _ls(str(tmp_path)).stdout.splitlines()
+    assert f"  {tmp_path}/a b/0  ValueError rank 1" in line
 
 
 def test_nothing_to_list(tmp_path: Path) -> None:

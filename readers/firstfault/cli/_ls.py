@@ -11,6 +11,7 @@ import click
 
 from firstfault.cli._output import echo
 from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
+from firstfault.text import one_line, printable
 
 if TYPE_CHECKING:
     from firstfault.failed_attempts import FailedAttempt, FaultGroup
@@ -90,7 +91,8 @@ def _when(time_ns: int | None) -> str:
 
 def _attempt_text(attempt: FailedAttempt) -> str:
     said = f"could not be read: {attempt.note}" if attempt.note else attempt.line
-    return f"{_when(attempt.time_ns)}  {attempt.uri}  {said}"
+    uri = " ".join(printable(attempt.uri).splitlines())  # whole, to be copied
+    return f"{_when(attempt.time_ns)}  {uri}  {said}"
 
 
 def _group_text(group: FaultGroup) -> str:
@@ -99,7 +101,7 @@ def _group_text(group: FaultGroup) -> str:
     hours = "?" if group.rank_hours is None else f"{group.rank_hours:.1f}"
     return (
         f"{hours} rank-hours  {counted(group.attempts, 'attempt')}  {counted(group.executions, 'execution')}  "
-        f"{group.key or 'unknown'}  last {_when(group.last.time_ns)}: {group.last.line}"
+        f"{one_line(group.key) or 'unknown'}  last {_when(group.last.time_ns)}: {group.last.line}"
     )
 
 

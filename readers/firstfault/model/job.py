@@ -119,6 +119,11 @@ class Seal:
     newer: bool = False
     """See `WorkerError.newer`."""
 
+    @property
+    def order(self) -> tuple[int, str]:
+        """Sorts the seals of an attempt: the one that rests on the most documents is first."""
+        return (-self.count, self.name)
+
 
 @dataclass(frozen=True, slots=True)
 class Unopened:

@@ -110,7 +110,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
         failures=failures,
         history=_in_order(_with_logs(_merged(history), logs)),
         roster=roster,
-        seals=tuple(sorted(snapshot.seals, key=lambda seal: (-seal.count, seal.name))),
+        seals=tuple(sorted(snapshot.seals, key=lambda seal: seal.order)),
         coverage=_coverage(snapshot, failures, _without_receipts(roster, withdrawn), unreadable, expected_nodes),
         round=round_,
         attempt=max((failure.place.attempt for failure in failures), default=0),

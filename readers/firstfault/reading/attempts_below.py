@@ -40,17 +40,15 @@ class FoundAttempt:
 
     @property
     def may_have_failed(self) -> bool:
-        """Whether it has an error file, or documents and no outputs."""
-        return bool(self.error_files) or (
-            not self.has_outputs and (bool(self.documents) or self.started_ns is not None)
-        )
+        """Whether it has an error file, a document (of a round that recovered, perhaps), or a start without outputs."""
+        return bool(self.error_files or self.documents) or (self.started_ns is not None and not self.has_outputs)
 
 
 async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
     """Return the attempts below a store's root, by path, with or without failures.
 
     Lists page by page, and skips what is left of a large attempt's documents. From the second page on, the rest is
-    split and its parts are listed at the same time.
+    split and its parts are listed at the same time. A store that does not page in order is listed once.
 
     Raises:
         StoreError: the storage could not be listed, or not in the order of names.
@@ -59,7 +57,7 @@ async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
     first = await _page(store, found, "")
     if first.more:
         start = _next(first, found)
-        cuts = [name for name in _cuts(first.objects) if name > start] if store.pages_in_order else []
+        cuts = [name for name in _cuts(first.objects) if name > start]
         await gathered(*(_list(store, found, *part) for part in zip([start, *cuts], [*cuts, None], strict=True)))
     return [found[path] for path in sorted(found)]
 
