@@ -19,11 +19,14 @@ def lazy_names(
 
     Args:
         package: its ``__name__``.
-        homes: the modules to import, and the names that the package takes from each.
+        homes: the modules to import, and the names that the package takes from each. A module of the package itself
+            is an attribute too.
     """
     home_of = {name: module for module, names in homes.items() for name in names}
 
     def get(name: str) -> Any:
+        if name not in home_of and f"{package}.{name}" in homes:
+            return importlib.import_module(f"{package}.{name}")
         if name not in home_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(home_of[name]), name)

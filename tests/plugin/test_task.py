@@ -84,6 +84,26 @@ def test_a_process_that_has_both() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from flytekitplugins.firstfault import Elastic",
+        "from flytekitplugins.firstfault.config import Elastic",
+        "from flytekitplugins.firstfault.task import Elastic",
+        "import flytekitplugins.firstfault; Elastic = flytekitplugins.firstfault.config.Elastic",
+    ],
+    ids=["package", "config", "task", "attribute"],
+)
+def test_every_import_registers_the_task_types(first: str, tmp_path: Path) -> None:
+    """Wherever a process takes Elastic from, its tasks get our task type."""
+    code = f"{first}\nfrom flytekit import task\ndef train() -> float:\n    return 1.0\n"
+    code += "print(type(task(task_config=Elastic(increase_shared_mem=False))(train)).__name__)"
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "ElasticFunctionTask", done.stderr
+
+
 def test_an_unregistered_subclass_is_not_ours() -> None:
     """Flytekit looks up a task type by the configuration's exact class, so a user's subclass does not get ours."""
 

@@ -34,5 +34,11 @@ __all__ = [
     "Worker",
 ]
 
-# all from `task`: it registers the task types with flytekit
-__getattr__, __dir__ = lazy_names(__name__, {"flytekitplugins.firstfault.task": __all__})
+_TASK_TYPES = ("ElasticFunctionTask", "PyTorchFunctionTask")
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "flytekitplugins.firstfault.config": [name for name in __all__ if name not in _TASK_TYPES],
+        "flytekitplugins.firstfault.task": _TASK_TYPES,
+    },
+)

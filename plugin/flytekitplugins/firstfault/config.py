@@ -209,3 +209,7 @@ def parse_nnodes(nnodes: int | str) -> tuple[int, int]:
     if not 1 <= smallest <= largest:
         raise UsageError(f'Elastic.nnodes must be a number like 2 or a range like "1:4", not {nnodes!r}')
     return smallest, largest
+
+
+# at the end, because `task` imports the names above: it registers the task types with flytekit
+import flytekitplugins.firstfault.task  # noqa: E402, F401
