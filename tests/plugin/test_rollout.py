@@ -131,10 +131,15 @@ def _name(variable: dict[str, Any]) -> str:
     return str(variable.get("key") or variable.get("name"))
 
 
-def test_by_the_image(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    """A package with an entry point does it for every process that imports flytekit."""
+@pytest.mark.parametrize(
+    "first", ["flytekit", "flytekitplugins.kfpytorch", "flytekitplugins.firstfault.task", HOOK.split()[1]]
+)
+def test_by_the_image(run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, first: str) -> None:
+    """A package with an entry point does it for every process that imports flytekit, whatever is imported first."""
     _install_plugin(tmp_path)
-    found = _serialized(run(SERIALIZE))
+    done = run(f"import {first}\n{SERIALIZE}")
+    found = _serialized(done)
+    assert "firstfault failed" not in done.stderr
     assert found["elastic"]["class"] == "StockElasticTask"
     assert found["elastic"]["engine"] is True
 
@@ -164,6 +169,14 @@ def test_without_kfpytorch(run: Callable[..., subprocess.CompletedProcess[str]])
     """Where kfpytorch is not installed, there is nothing to do."""
     done = run("import sys\nsys.modules['flytekitplugins.kfpytorch'] = None\n" + HOOK)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_flytekit_that_keeps_its_task_types_elsewhere(run: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """The hook cannot break a process: if flytekit has changed, it warns, and kfpytorch stays in place."""
+    without = "from flytekit.extend import TaskPlugins\ndel TaskPlugins._PYTHONFUNCTION_TASK_PLUGINS\n"
+    done = run(without + HOOK)
+    assert done.returncode == 0, done.stderr
+    assert "firstfault failed while taking the place of kfpytorch's task types" in done.stderr
 
 
 @pytest.mark.jobs
