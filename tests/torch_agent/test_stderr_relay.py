@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from firstfault.exceptions.printed_traceback import without_traceback
+from firstfault.model import ExceptionInfo
 from firstfault_torch.node.files import NodeFiles
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
 
@@ -63,6 +65,12 @@ def a_lot() -> None:
 def not_text() -> None:
     """Write bytes that are no text."""
     os.write(2, b"\xff\xfe\n")
+
+
+def a_long_traceback() -> None:
+    """Print a traceback of more than is kept, and a line after it."""
+    frames = "".join(f'  File "train.py", line {number}, in layer\n    return layer(batch)\n' for number in range(400))
+    os.write(2, f"Traceback (most recent call last):\n{frames}ValueError: boom\nbye\n".encode())
 
 
 @pytest.fixture
@@ -129,6 +137,14 @@ def test_much_is_passed_on_and_its_end_kept(
     assert capfd.readouterr().err.splitlines() == lines
     assert 100 < len(kept) < 1000
     assert kept == lines[-len(kept) :]
+
+
+def test_the_end_of_a_long_traceback_is_recognised(tmp_path: Path, tails: StderrRelay) -> None:
+    """Of a traceback longer than the kept end, nothing is taken for a log: its first line keeps its indentation."""
+    _run(tmp_path, a_long_traceback, tails)
+    kept = tails.tail(RANK)
+    assert len(kept) > 7000
+    assert without_traceback(kept, ExceptionInfo("ValueError", "boom")) == "bye"
 
 
 def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -170,7 +170,8 @@ class StderrRelay:
         if len(kept) == _KEPT_BYTES:
             first, found, rest = kept.partition(b"\n")
             kept = rest if found else first
-        return kept.decode(errors="replace").strip()
+        # a first line that is indented tells that a traceback's beginning is cut
+        return kept.decode(errors="replace").lstrip("\r\n").rstrip()
 
 
 _living: weakref.WeakSet[StderrRelay] = weakref.WeakSet()
