@@ -93,6 +93,18 @@ def test_a_damaged_repository_has_no_address(repository: Path) -> None:
     assert not setup_of_node(_IDENTITY).source_url
 
 
+def test_a_deleted_working_folder_has_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose working folder was deleted still tells its GPUs, without a warning."""
+    (tmp_path / "bus").mkdir()
+    (tmp_path / "bus" / "information").write_text("Model: NVIDIA H100 80GB HBM3\n")
+    monkeypatch.setattr(node_setup, "_GPUS", tmp_path)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    setup = setup_of_node(_IDENTITY)
+    assert (setup.gpu_model, setup.source_url, setup.source_root) == ("NVIDIA H100 80GB HBM3", "", "")
+
+
 def test_the_environment_names_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images without git's files say it themselves; the address stands for the working folder."""
     monkeypatch.chdir(tmp_path)

@@ -65,15 +65,14 @@ def _gpu_models() -> list[str]:
 
 def _source() -> tuple[str, Path]:
     """Return the address of the source code and the folder that it stands for; an empty address: not known."""
-    folder = Path.cwd()
-    if given := os.environ.get(SOURCE_VARIABLE, ""):
-        return given.rstrip("/"), folder
-    for root in (folder, *folder.parents):
-        if (root / ".git").exists():
-            with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # also if the working folder was deleted
+        folder = Path.cwd()
+        if given := os.environ.get(SOURCE_VARIABLE, ""):
+            return given.rstrip("/"), folder
+        for root in (folder, *folder.parents):
+            if (root / ".git").exists():
                 return _address(root / ".git"), root
-            break
-    return "", folder
+    return "", Path()
 
 
 def _address(git: Path) -> str:
