@@ -328,6 +328,25 @@ def test_an_asynchronous_filesystem_is_used_natively(monkeypatch: pytest.MonkeyP
     run_sync(scenario())
 
 
+def test_a_slow_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A storage whose first answer takes 6 s, as after a login, is listed."""
+
+    class Slow(_Recording):
+        objects = {"bucket/out/a.pb": b"xyz"}  # noqa: RUF012 - as above
+
+        async def _info(self, path: str, **options: Any) -> dict[str, Any]:
+            await asyncio.sleep(6)
+            return await super()._info(path, **options)
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", lambda _protocol: Slow)
+
+    async def scenario() -> None:
+        async with open_store("recording://bucket/out") as store:
+            assert [item.name for item in await store.list()] == ["a.pb"]
+
+    run_sync(scenario())
+
+
 # --- settings -------------------------------------------------------------------------------------------------------
 
 

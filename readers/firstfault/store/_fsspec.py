@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 _WRITE_TIMEOUT_S = 20.0
 """Longest attempt to write a document, seconds; as long as a read may take."""
-_FIRST_ANSWER_S = 5.0
+_FIRST_ANSWER_S = 8.0
 """Longest wait for a storage's first answer, seconds: Google's and Azure's clients try for up to a minute."""
 _NANO = 1_000_000_000
 
