@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -166,6 +167,47 @@ def test_a_round_that_is_recovered_from(attempt: Attempt, watching: Watch) -> No
     assert "not decided yet: ValueError" in out
     assert "root cause:" not in out
     assert err.index("recovered from") < err.index("without a failure")
+
+
+def _lose_requests(monkeypatch: pytest.MonkeyPatch, folder: str, count: int) -> list[str]:
+    """Let the first requests for the job of an attempt get no answer; return those that were lost."""
+    lost: list[str] = []
+    ask = MultiErrorFileOutputReader.job_async
+
+    async def lose(self: MultiErrorFileOutputReader) -> JobErrors:
+        if self.errors_uri.startswith(f"{folder}/") and len(lost) < count:
+            lost.append(self.errors_uri)
+            raise StoreUnavailableError("away")
+        return await ask(self)
+
+    monkeypatch.setattr(MultiErrorFileOutputReader, "job_async", lose)
+    return lost
+
+
+def test_a_storage_that_is_away_while_the_seal_is_awaited(
+    attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that is lost after every node has reported does not end the command."""
+    lost = _lose_requests(monkeypatch, attempt.uri, 1)
+    attempt.write(root())
+    attempt.join(node(0), node(1))
+    code, out, _ = watching()
+    assert (code, len(lost)) == (EXIT.ROOT_CAUSE, 1)
+    assert "root cause: ValueError, rank 1 on w-1" in out
+
+
+def test_a_storage_that_is_away_while_the_next_attempt_is_awaited(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests for the next attempt that are lost are repeated, and are no sign that it has begun."""
+    first, second = (replace(attempt, folder=attempt.folder / str(number)) for number in range(2))
+    lost = _lose_requests(monkeypatch, second.uri, 2)
+    first.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
+    second.join(node(0, Phase.SUCCEEDED, attempt=1), node(1, Phase.SUCCEEDED, attempt=1))
+    with pytest.raises(SystemExit) as caught:
+        main(["watch", "--follow", first.uri, "--interval", "0.005", "--timeout", "30"])
+    assert (caught.value.code or 0, len(lost)) == (EXIT.OK, 2)
+    assert f"watching {second.uri}/" in capsys.readouterr().err
 
 
 def test_the_timeout(watching: Watch) -> None:

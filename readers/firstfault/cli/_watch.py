@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from firstfault.output_reader import MultiErrorFileOutputReader
 
 __all__ = ["watch"]
+
+logger = logging.getLogger(__name__)
 
 _SEALING_S = 5.0
 """How long to wait for the pods' sealed verdict after the last report, and for a last report after the verdict."""
@@ -140,11 +143,12 @@ async def _decided(progress: _Progress, interval: float, successor: MultiErrorFi
             ends = time.monotonic() + _SEALING_S
             while progress.awaits_seal and not begins.done() and time.monotonic() < ends:
                 await asyncio.sleep(interval)
-                progress.show(await progress.reader.job_async())
+                if (job := await _job_of(progress.reader)) is not None:
+                    progress.show(job)
             if not progress.runs_again or begins.done():
                 return
     finally:
-        progress.is_superseded = begins.done()
+        progress.is_superseded = begins.done() and begins.exception() is None
         begins.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await begins
@@ -170,11 +174,20 @@ async def _begun(reader: MultiErrorFileOutputReader | None, interval: float) -> 
     """Wait until an attempt has left anything; for ever if there is none to wait for."""
     while True:
         await asyncio.sleep(interval)
-        if reader is None:
-            continue
-        job = await reader.job_async()
-        if job.roster or job.failures or job.seals:
+        job = await _job_of(reader) if reader is not None else None
+        if job is not None and (job.roster or job.failures or job.seals):
             return
+
+
+async def _job_of(reader: MultiErrorFileOutputReader) -> JobErrors | None:
+    """Return what an attempt has left; None if the storage does not answer."""
+    from firstfault.errors import StoreUnavailableError  # noqa: PLC0415 - as above
+
+    try:
+        return await reader.job_async()
+    except StoreUnavailableError as error:
+        logger.warning("the storage does not answer, retrying: %s", error)
+        return None
 
 
 class _Progress:
