@@ -23,10 +23,11 @@ FAST = ("--interval", "0.1")
 
 
 @contextlib.contextmanager
-def _writing(folder: str, *plans: str) -> Iterator[None]:
-    with subprocess.Popen([sys.executable, str(WRITER), folder, ",".join(plans)]) as process:
+def _writing(folder: str, *plans: str, waits: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, str(WRITER), folder, ",".join(plans), *(["waits"] if waits else [])]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         try:
-            yield
+            yield process
             assert process.wait(60) == 0
         finally:
             process.kill()
@@ -48,12 +49,21 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 @pytest.mark.parametrize(
     ("plan", "code"), [("fails", EXIT.ROOT_CAUSE), ("retried", EXIT.ROOT_CAUSE_RETRYABLE), ("sealed", EXIT.ROOT_CAUSE)]
 )
-def test_watch_ends_with_what_show_says(store_uri: str, command: Command, plan: str, code: int) -> None:
+def test_watch_ends_with_what_show_says(store_uri: str, command: Command, tmp_path: Path, plan: str, code: int) -> None:
     """Preliminary answers say so; the last one is show's, with its exit code and the decision that the pods sealed."""
-    with _writing(store_uri, plan):
-        watched, out, err = command("watch", f"{store_uri}/0", *FAST)
+    watch = [sys.executable, "-m", "firstfault", "watch", f"{store_uri}/0", *FAST, "--timeout", "60"]
+    notes = tmp_path / "notes"
+    with (
+        _writing(store_uri, plan, waits=True) as writer,
+        notes.open("w") as stderr,
+        subprocess.Popen(watch, stdout=subprocess.PIPE, stderr=stderr, text=True) as watching,
+    ):
+        out = watching.stdout.readline()
+        writer.stdin.close()  # the writer goes on
+        out += watching.stdout.read()
     shown, report, _ = command("show", f"{store_uri}/0")
-    assert (watched, shown) == (code, code)
+    err = notes.read_text()
+    assert (watching.returncode, shown) == (code, code), err
     preliminary = out.removesuffix(report)
     assert preliminary != out
     assert all(line.startswith("not decided yet: ") for line in preliminary.splitlines())

@@ -1,4 +1,7 @@
-"""Writes the attempts of a task as its pods do, step by step: ``python writing.py FOLDER PLAN``; its own process."""
+"""Writes the attempts of a task as its pods do, step by step: ``python writing.py FOLDER PLAN``; its own process.
+
+With a third argument it waits after the first document until its stdin is closed.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from firstfault.wire.documents import encode, encode_presence, encode_seal
 from firstfault.wire.verdict_json import to_json
 
 PAUSE_S = 0.7
+AFTER_FIRST_DOCUMENT = 2
 
 
 def entry(attempt: int, number: int, phase: Phase) -> tuple[str, bytes]:
@@ -51,15 +55,17 @@ def steps(attempt: int, plan: str) -> list[list[tuple[str, bytes]]]:
     return [joined, *documents, failed, [("error.pb", encode_seal(seal))]]
 
 
-async def main(folder: str, plans: list[str]) -> None:
+async def main(folder: str, plans: list[str], *, waits: bool) -> None:
     """Write all attempts, with a pause between two steps."""
     for number, plan in enumerate(plans):
         async with open_store(f"{folder}/{number}") as store:
-            for step in steps(number, plan):
+            for index, step in enumerate(steps(number, plan)):
                 await asyncio.sleep(PAUSE_S)
+                if waits and index == AFTER_FIRST_DOCUMENT:
+                    sys.stdin.read()
                 for path, data in step:
                     await store.put(path, data)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2].split(",")))
+    asyncio.run(main(sys.argv[1], sys.argv[2].split(","), waits=len(sys.argv) > 3))
