@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_seal
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from conftest import Attempt
 
     from firstfault.conclude import Conclusion
@@ -207,6 +210,16 @@ def test_a_broken_roster_entry_is_said(attempt: Attempt) -> None:
     assert not coverage.complete
     (note,) = coverage.notes
     assert note.startswith("roster entry not readable: r1-broken.pb: ")
+
+
+def test_a_name_that_is_no_text(tmp_path: Path) -> None:
+    """A file whose name is no UTF-8, as a disk may have it, is read like any other."""
+    folder = tmp_path / "firstfault" / "errors"
+    folder.mkdir(parents=True)
+    (folder / os.fsdecode(b"e\xff.pb")).write_bytes(encode(make_error(3, message="bad sample")))
+    conclusion = MultiErrorFileOutputReader(str(tmp_path)).conclude()
+    assert conclusion is not None
+    assert conclusion.verdict.ranks == (3,)
 
 
 def test_a_document_that_goes_away_while_reading(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:

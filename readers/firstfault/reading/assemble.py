@@ -137,7 +137,7 @@ def name_hash(name: str) -> int:
     number = unique_number(name)
     if number is not None:
         return number
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[: _DIGEST_BITS // 8], "big")
+    return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[: _DIGEST_BITS // 8], "big")
 
 
 # --- withdrawn documents --------------------------------------------------------------------------------------------
