@@ -63,7 +63,7 @@ def test_the_end_waits_for_a_thread_that_python_did_not_start() -> None:
     before = frozenset(sys._current_frames())
 
     def work() -> None:
-        time.sleep(0.3)
+        time.sleep(0.15)
         ended.append(time.monotonic())
 
     _thread.start_new_thread(work, ())

@@ -50,7 +50,7 @@ _TOO_MANY_REQUESTS = 429
 _SERVER_ERROR = 500
 _REDIRECT = {301, 307, 308}
 _NO_BUCKET = {"NoSuchBucket", "ContainerNotFound", "InvalidBucketName"}
-_THREADS_S = 1.0
+_THREADS_S = 0.4
 _LOOK_S = 0.01
 _first_pid: list[int] = []
 """Id of the process that made the first request: obstore's threads do not survive a fork."""
