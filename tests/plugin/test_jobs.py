@@ -53,7 +53,7 @@ def test_a_worker_is_killed(killed: Ended) -> None:
     # the rendezvous decides which pod is which node
     assert verdict["node"] == root.node == root.worker
     assert "-worker-" in root.node
-    assert "signal: SIGKILL: killed by SIGKILL; " in killed.attempt["engine"]["error_seen"]["message"]
+    assert "signal: SIGKILL: killed, sender unknown, " in killed.attempt["engine"]["error_seen"]["message"]
     assert killed.attempt["seconds"]["fault_to_durable"] > 0
     killed.flyte_saw_the_verdict()
 

@@ -287,7 +287,7 @@ def _has_no_cloud(text: str) -> bool:
     if _ASKED_THE_CLOUD not in text or "timed out" in text.lower():
         return False
     status = _first(_STATUS, text)
-    return not status or int(status) in {*_REFUSED, _NOT_FOUND}
+    return not status or int(status) == _NOT_FOUND
 
 
 def _objects(entries: Iterable[Mapping[str, Any]], root: str) -> list[ObjectInfo]:

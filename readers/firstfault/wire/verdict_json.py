@@ -22,8 +22,6 @@ __all__ = [
 
 SCHEMA = "firstfault.verdict/v1"
 _NANO = 1_000_000_000
-_MAX_NS = 253_402_300_799 * 1_000_000_000
-"""The last second of the year 9999."""
 _MAX_COUNT = 2**32
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What a text of another kind raises."""
@@ -112,10 +110,13 @@ def decision_from_json(text: str) -> Decision | None:
 
 def format_timestamp(timestamp_ns: int | None) -> str | None:
     """Return RFC 3339 in UTC with nine decimals; None for None, and for a time that no calendar has."""
-    if timestamp_ns is None or not 0 <= timestamp_ns <= _MAX_NS:
+    if timestamp_ns is None:
         return None
     seconds, nanos = divmod(timestamp_ns, _NANO)
-    moment = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=seconds)
+    try:
+        moment = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc) + dt.timedelta(seconds=seconds)
+    except OverflowError:
+        return None
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{nanos:09d}Z"
 
 
