@@ -212,12 +212,18 @@ def test_a_seal_with_odd_numbers(tmp_path: Path, count: int) -> None:
     ]
 
 
-def test_an_attempt_that_raises(tmp_path: Path) -> None:
-    """An error that is none of firstfault's also becomes the attempt's note; a name that is no UTF-8 raises one."""
+def test_an_attempt_that_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is none of firstfault's also becomes the attempt's note, and the other attempts are listed."""
+
+    def broken(*_: object) -> str:
+        raise UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no text")
+
+    # of a sealed attempt the line is read, not made
+    monkeypatch.setattr("firstfault.failed_attempts.first_line", broken)
     _put(str(tmp_path / "b" / "0"), _sealed(_error()))
     bad = tmp_path / "a" / "0" / ERRORS
     bad.mkdir(parents=True)
-    (bad / os.fsdecode(b"\xff.pb")).write_bytes(encode(_error()))
+    (bad / "1.pb").write_bytes(encode(_error()))
     notes = {attempt.execution: attempt.note for attempt in failed_attempts(str(tmp_path))[0]}
     assert notes["a"].startswith("UnicodeEncodeError: ")
     assert notes["b"] == ""
