@@ -624,6 +624,26 @@ def test_a_number_out_of_range_does_not_cost_the_document(place: Place, read: Pl
     assert decode_presence(encode_presence(NodePresence(Phase.JOINED, place)), "r1.pb").place == read
 
 
+def test_a_setup_that_no_version_wrote() -> None:
+    """A roster entry with a text that is longer than ours says nothing about its node: a page repeats such texts."""
+    entry = pb.RosterEntry()
+    entry.ParseFromString(encode_presence(_FULL_PRESENCE))
+    entry.setup.source_url = "https://a.com/" + "x" * 50_000
+    assert decode_presence(entry.SerializeToString(), "r1.pb").setup == NodeSetup()
+
+
+def test_a_mark_in_a_line_with_a_credential() -> None:
+    """What is redacted moves what is marked, so such a line has no mark."""
+    code = "login(password='hunter2-and-more') + row['x']"
+    frame = FrameInfo("train.py", 7, "train", code, (code,), 7, (37, 45))
+    read = decode(encode(make_error(exception=ExceptionInfo("KeyError", "x", frames=(frame,)))), _REF)
+    assert isinstance(read, WorkerError)
+    assert read.exception is not None
+    (stored,) = read.exception.frames
+    assert "hunter2" not in stored.code + stored.context[0]
+    assert stored.marked == (0, 0)
+
+
 def test_what_tells_least_is_left_out_first() -> None:
     """A document that is too large because of its notes loses the notes, and keeps frames, bases and causes."""
     frame = FrameInfo("train.py", 7, "train", "step()")

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.render.html import page
+from firstfault.render.traceback_view import folded_traceback
 from firstfault.report.attempt_changes import AttemptSummary
-from firstfault.report.data import with_attempts
+from firstfault.report.data import JobIdentity, with_attempts
 from firstfault.testing import make_error, make_job
 from tests.reports.pages import page_of, report_of_scene
 from tests.reports.scenes import report_on
@@ -89,6 +91,23 @@ def test_lines_around_each_own_frame(open_page: Callable[..., Page]) -> None:
     frames.nth(1).locator("summary").click()
     assert frames.nth(1).locator("mark").inner_text() == "step(model, batch)"
     assert opened.locator(".ff-library[open]").count() == 0
+
+
+def test_the_innermost_frame_of_a_recursion_is_open() -> None:
+    """Of many equal frames only the last one is open."""
+    frame = FrameInfo("/job/walk.py", 7, "walk", "walk(node)", ("def walk(node):", "    walk(node)"), 6)
+    exception = ExceptionInfo("RecursionError", "maximum depth", frames=(frame,) * 40)
+    (link,) = folded_traceback(exception, JobIdentity())
+    assert [each.is_open for run in link.runs for each in run.frames] == [False] * 39 + [True]
+
+
+@pytest.mark.parametrize("marked", [(10, 2), (-1, 5), (3, 900), (5, 5)])
+def test_a_mark_that_does_not_fit_marks_nothing(marked: tuple[int, int]) -> None:
+    """A damaged mark neither repeats nor hides a part of the line."""
+    frame = FrameInfo("/job/walk.py", 7, "walk", "walk(node)", ("def walk(node):", "    walk(node)"), 6, marked)
+    (link,) = folded_traceback(ExceptionInfo("ValueError", "bad", frames=(frame,)), JobIdentity())
+    line = link.runs[0].frames[0].lines[1]
+    assert (line.before + line.marked + line.after, line.marked) == ("    walk(node)", "")
 
 
 @pytest.mark.parametrize(

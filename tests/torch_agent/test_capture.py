@@ -454,6 +454,14 @@ def test_the_marked_part(script: dict[str, Any], function: str, row: object, mar
     assert frame.code[slice(*frame.marked)] == marked
 
 
+def test_a_loader_that_gives_no_text(script: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source code comes from third-party loaders; one that gives bytes costs the lines, and nothing else."""
+    error = _raised(lambda: script["whole"]({}))
+    monkeypatch.setattr("linecache.getlines", lambda _: [b"raise"] * 99)
+    frame = capture(error).frames[-1]
+    assert (frame.function, frame.code, frame.context) == ("whole", "", ())
+
+
 def test_frames_of_libraries_have_no_lines_around() -> None:
     """A library's frames have their line alone, and of many frames of the program the innermost have more."""
 

@@ -108,7 +108,7 @@ def progress() -> Iterator[Callable[[], CollectiveProgress]]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
     def look() -> CollectiveProgress:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while True:
             found = list(collective_progress())
             for item in earlier:
