@@ -279,7 +279,7 @@ def test_the_default(changes: dict[str, Any], retry: bool, origin: Origin) -> No
             {"kind": Kind.RECOVERABLE, "exception": "flytekit.FlyteRecoverableException"},
             "FlyteRecoverableException was raised as recoverable; it uses up one of the task's retries",
         ),
-        ({"category": "node_lost"}, "node_lost: it disappeared without a word; it uses up none of the task's retries"),
+        ({"category": "node_lost"}, "node_lost: it is gone and left no report; it uses up none of the task's retries"),
         (
             {**_STOCK, "kind": Kind.RECOVERABLE, "origin": Origin.SYSTEM},
             "Flyte's entrypoint reported a recoverable system error; it uses up none of the task's retries",
@@ -397,7 +397,7 @@ def test_the_same_fault_on_all_ranks_is_the_reason() -> None:
 
 
 def test_undetermined_is_said_plainly() -> None:
-    """Without a known root cause there is no retry, it is nobody's fault, and the reason says so."""
+    """Without a known root cause there is no retry, nobody is blamed, and the reason says so."""
     decision = decide(undetermined(make_job(), "earliest"))
     assert decision == Decision(
         retry=False,

@@ -90,7 +90,7 @@ def test_bytes_that_are_no_document(data: bytes, said: str) -> None:
 
 
 def test_a_terminal_is_no_document() -> None:
-    """A terminal as stdin is a usage error: the command does not wait for what nobody types."""
+    """If stdin is a terminal, the command does not wait for input; it says what to do, and exits with 2."""
     leader, terminal = os.openpty()
     try:
         ran = subprocess.run(_SHOW, stdin=terminal, capture_output=True, timeout=60, check=False)

@@ -29,7 +29,7 @@ CATEGORIES: dict[str, str] = {
     "exit": "a process exited by itself without an exception",
     "stopped": "a process was stopped by its own agent",
     "preemption": "it was told to stop from outside: preemption, drain, eviction, abort or time limit",
-    "node_lost": "it disappeared without a word",
+    "node_lost": "it is gone and left no report",
     "platform": "the elastic agent itself failed",
     "infrastructure": "something outside of the agent and its workers failed",
     "unknown": "no category fits what was reported",

@@ -319,7 +319,8 @@ def _unknown_of_root(job: JobErrors, verdict: Verdict, engine: EngineWords) -> I
         yield "when the hang began: no process recorded it"
     elif verdict.timestamp_ns is None:
         yield "when the root cause happened: no time was recorded"
-    if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not machine_of(job, verdict):
+    is_of_a_node = verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node
+    if is_of_a_node and engine.has_kubectl and not machine_of(job, verdict):  # without pods a node is a machine
         yield f"on which machine {verdict.node} ran: its {engine.node} has no NODE_NAME"
     if verdict.category == "node_lost":
         yield "why the node or its agent is gone: it left no report"
