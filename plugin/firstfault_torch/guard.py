@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from types import FrameType
 
-__all__ = ["WORKER_SIGNALS", "bounded", "caught", "guarded", "logger", "undisturbed"]
+__all__ = ["WORKER_SIGNALS", "NonBlocking", "bounded", "caught", "guarded", "logger", "undisturbed"]
 
 logger = logging.getLogger("firstfault_torch")
 
@@ -26,6 +27,8 @@ and torch's data loader raises when one of its processes has died.
 _HURRIED_S = 0.3
 """Longest wait after `give_up` was set or a signal handler raised, seconds."""
 _POLL_S = 0.05
+_ANSWER_S = 0.5
+"""Longest wait of `NonBlocking` for an answer; milliseconds are usual."""
 
 
 @contextlib.contextmanager
@@ -82,6 +85,47 @@ def bounded(call: Callable[[], T], seconds: float, doing: str, give_up: threadin
             done.wait(max(min(deadline - time.monotonic(), _HURRIED_S), 0))
             raise
     return results[0] if results else None
+
+
+class NonBlocking(Generic[T]):
+    """A function that is called again and again in a loop, and must not block it.
+
+    Each call runs in a daemon thread, at most one at a time. While one takes long, the loop gets the default at once;
+    its late answer, or its exception, comes with the next call after it.
+
+    Args:
+        call: asks another machine, which may be frozen.
+        default: the answer while there is none.
+    """
+
+    def __init__(self, call: Callable[[], T], default: T) -> None:
+        self._call = call
+        self._default = default
+        self._answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+        self._is_asked = False
+
+    def __call__(self) -> T:
+        """Return the answer, or the default.
+
+        Raises:
+            Exception: whatever `call` raised.
+        """
+        seconds = 0.0
+        if not self._is_asked:
+            threading.Thread(target=self._ask, name="firstfault-question", daemon=True).start()
+            self._is_asked = True
+            seconds = _ANSWER_S
+        try:
+            answer, error = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            return self._default
+        self._is_asked = False
+        if error is not None:
+            raise error
+        return cast("T", answer)
+
+    def _ask(self) -> None:
+        self._answers.put(caught(self._call, Exception))
 
 
 @contextlib.contextmanager

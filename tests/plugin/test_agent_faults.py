@@ -16,7 +16,7 @@ import pytest
 
 from firstfault import MultiErrorFileOutputReader
 from firstfault.recorder import NodeFolder
-from tests.plugin.running import Ended, Running, await_exit, kill_all, running
+from tests.plugin.running import DEADLINE_S, Ended, Running, await_exit, kill_all, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -238,13 +238,20 @@ def test_all_agents_are_terminated(start: Callable[..., Running]) -> None:
 
 
 @repeated
-def test_sigterm_while_settling(start: Callable[..., Running], number: int) -> None:
-    """A pod that is terminated while it waits for a silent node seals the best verdict so far."""
+@pytest.mark.parametrize("frozen_seconds", [0.0, 3.0])
+def test_sigterm_while_settling(start: Callable[..., Running], number: int, frozen_seconds: float) -> None:
+    """A pod that is terminated while it waits for a silent node, the store's host, seals the best verdict so far.
+
+    torch asks the store's host every second for nodes that wait to join.
+    """
     run = start("forked", kind="raise", peers="sleep", wait=True)
     failing, silent = run.mark("rank-1")["agent"], run.mark("rank-0")["agent"]
     os.kill(silent, signal.SIGSTOP)
+    time.sleep(frozen_seconds)
     (run.marks / "go").touch()
+    began = time.monotonic()
     while not list(run.marks.parent.glob("store/*/0/firstfault/roster/*failed*")):
+        assert time.monotonic() - began < DEADLINE_S, "the failing node reported nothing"
         time.sleep(0.01)
     os.kill(failing, signal.SIGTERM)
     seconds = await_exit(failing)

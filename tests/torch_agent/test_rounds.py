@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from tests.prefix import Prefix
 
-SOON_S = 2.0
+SOON_S = 10.0
 """Milliseconds are usual; a node that missed a wake-up looks again after a second."""
 LONG_S = 30.0
 NODES = 3

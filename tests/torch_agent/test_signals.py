@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 LONG_S = 30.0
-SOON_S = 0.5
+SOON_S = 2.0
 """Milliseconds are usual; the machine may be busy."""
 LAST_RESORT_S = 1.0
 """Time for the main thread to handle a signal."""

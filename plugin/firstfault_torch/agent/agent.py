@@ -32,6 +32,7 @@ from firstfault_torch.guard import guarded, logger
 from firstfault_torch.rounds.agreement import await_all, begin_round
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
+from firstfault_torch.rounds.rendezvous import ResponsiveRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,7 +85,8 @@ class ReportingAgent(HookedAgent):
         signals: SignalWatch,
         **kwargs: Any,
     ) -> None:
-        super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE_S), **kwargs)
+        handler: Any = ResponsiveRendezvous(spec.rdzv_handler)
+        super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE_S, rdzv_handler=handler), **kwargs)
         self._interval = spec.monitor_interval
         self._stop_seconds = stop_seconds
         self._min_nodes = min_nodes

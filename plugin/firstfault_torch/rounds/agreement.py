@@ -11,7 +11,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from firstfault.model import Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS
-from firstfault_torch.guard import guarded, logger
+from firstfault_torch.guard import NonBlocking, bounded, logger
 
 if TYPE_CHECKING:
     import threading
@@ -23,6 +23,8 @@ __all__ = ["await_all", "begin_round"]
 
 _AGREEING = dt.timedelta(seconds=5)
 """Longest wait for the number of the round; the first node may run without firstfault."""
+_STORE_S = 2.0
+"""Longest wait for the store to count this node as finished; its host may be frozen."""
 _LOOK_S = 1.0
 _LOG_EVERY_S = 60.0
 """Seconds between two log lines that say that this node waits."""
@@ -60,9 +62,8 @@ def await_all(store: Any, nodes: int, outcome: FailureBroadcast, wake: threading
     Raises:
         RendezvousConnectionError: the node that hosts the store is gone before all nodes have finished.
     """
-    with guarded("entering the exit barrier"):
-        if store.add(BARRIER_MEMBERS, 1) == nodes:
-            store.set(BARRIER_LAST, "<val_ignored>")
+    bounded(lambda: _enter_barrier(store, nodes), _STORE_S, "entering the exit barrier")
+    is_complete = NonBlocking(lambda: _is_complete(store), default=False)
     waited = 0.0
     while True:
         ended = outcome.outcome
@@ -70,7 +71,7 @@ def await_all(store: Any, nodes: int, outcome: FailureBroadcast, wake: threading
             return _all_succeeded(recording, nodes, ended.lost)
         if ended is not None:
             return ended.finished
-        if _is_complete(store):
+        if is_complete():
             outcome.send_finished()
             return True
         wake.wait(_LOOK_S)
@@ -78,6 +79,11 @@ def await_all(store: Any, nodes: int, outcome: FailureBroadcast, wake: threading
         waited += _LOOK_S
         if waited % _LOG_EVERY_S < _LOOK_S:
             logger.info("this node's workers have finished; waiting for the other nodes'")
+
+
+def _enter_barrier(store: Any, nodes: int) -> None:
+    if store.add(BARRIER_MEMBERS, 1) == nodes:
+        store.set(BARRIER_LAST, "<val_ignored>")
 
 
 def _is_complete(store: Any) -> bool:
