@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ATTEMPT = "bucket/metadata/project-development-f3a9/n0/data/0"
 KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+LIMIT_S = 40
+"""At most about 10 s on a machine that does nothing else; without our limits the clients take up to 60 s."""
 STATUS = {"PermanentRedirect": 301, "AuthorizationHeaderMalformed": 400}
 
 
@@ -38,7 +40,7 @@ def show(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., str]:
         assert len(lines) == 1, lines
         line = lines[0]
         assert done.returncode in {1, 2}
-        assert took < 10, f"{took:.1f} s: {line}"
+        assert took < LIMIT_S, f"{took:.1f} s: {line}"
         return line
 
     return run

@@ -127,7 +127,7 @@ def test_no_credentials_at_all(
     assert f"cannot {SAID.get(verb, verb)}" in text
     for name in ("FLYTE_AWS_ACCESS_KEY_ID", "FLYTE_AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"):
         assert name in text
-    assert seconds() < 5
+    assert seconds() < 20
 
 
 def test_no_credentials_and_an_instance_service_that_hangs(
@@ -143,7 +143,7 @@ def test_no_credentials_and_an_instance_service_that_hangs(
     monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", silent_server.endpoint)
     refusal(AccessDeniedError, lambda: with_store(s3.uri(), list_it))
     assert silent_server.connections, "the client sent no request to the instance service; this test shows nothing"
-    assert seconds() < 10
+    assert seconds() < 30
 
 
 # --- permissions, buckets, endpoints --------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_a_refused_connection_is_reported_in_time(
     """Four attempts at a closed port, with their pauses, take a few seconds."""
     os.environ["FLYTE_AWS_ENDPOINT"] = unused_endpoint
     refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), list_it))
-    assert seconds() < 20
+    assert seconds() < 40
 
 
 def test_an_endpoint_without_a_scheme(

@@ -96,7 +96,7 @@ def execute(tmp_path: Path) -> Callable[..., None]:
             env=environment | {"TMPDIR": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 from firstfault_torch.compat import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["flight_recorders", "group_teardown"]
+__all__ = ["backends_that_abort", "flight_recorders", "group_teardown", "serve_env_rendezvous"]
 
 _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """NCCL's flight recorder, in builds with NCCL since torch 2.5; that of all other backends, since 2.8."""
@@ -37,3 +38,54 @@ def group_teardown() -> types.FunctionType | None:
         warn_once("destroy_process_group", "an exception is recorded when it leaves the task function")
         return None
     return function
+
+
+def backends_that_abort() -> list[Callable[[], None]]:
+    """Return the functions that abort the communicators of this process's groups: NCCL's; gloo has none that works."""
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - as above
+
+    kind = getattr(c10d, "ProcessGroupNCCL", None)
+    world = getattr(c10d, "_world", None)
+    if kind is None or world is None:
+        return []
+    import torch  # noqa: PLC0415 - as above
+
+    found = []
+    for group in list(world.pg_map):
+        try:
+            backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001 - see __init__
+        except (RuntimeError, AttributeError):
+            continue  # it has none for that device
+        abort = getattr(backend, "abort", None) or getattr(backend, "_shutdown", None)
+        if isinstance(backend, kind) and callable(abort):
+            found.append(abort)
+    return found
+
+
+def serve_env_rendezvous(meet: Callable[[Any], tuple[Any, int, int]]) -> Callable[[], None]:
+    """Let `meet` answer ``init_process_group`` without an address (``env://``), instead of torch.
+
+    Args:
+        meet: takes the process group's timeout; returns a store, the rank and the world size.
+
+    Returns:
+        What undoes it.
+    """
+    import torch.distributed  # noqa: PLC0415, F401 - as above
+
+    handlers = getattr(sys.modules.get("torch.distributed.rendezvous"), "_rendezvous_handlers", None)
+    if not isinstance(handlers, dict) or "env" not in handlers:
+        warn_once("the rendezvous handlers", "a function that is called again must give its process group a new store")
+        return lambda: None
+    before = handlers["env"]
+
+    def handler(_url: str, timeout: Any = None, **_more: Any) -> Iterator[tuple[Any, int, int]]:
+        yield meet(timeout)
+        raise RuntimeError("a process group cannot meet a second time")
+
+    handlers["env"] = handler
+
+    def undo() -> None:
+        handlers["env"] = before
+
+    return undo

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault_torch.capture import bare, before_exit
+from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
 from firstfault_torch.context import Moment, Recording, worker_place
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, mark_recoverable
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
@@ -24,7 +25,6 @@ from firstfault_torch.node.stack_dumps import register_stacks, write_unasked
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node.worker_state import to_message
 from firstfault_torch.worker.exception_document import describe_and_record
-from firstfault_torch.worker.gloo_connections import shut_down_gloo_connections
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
 from firstfault_torch.worker.introspection import collective_progress, thread_failures, watch_threads
 

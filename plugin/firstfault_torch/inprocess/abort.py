@@ -1,0 +1,110 @@
+"""Unblocks a rank whose collectives wait for ranks that are gone."""
+
+from __future__ import annotations
+
+import abc
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
+from firstfault_torch.compat.torch_worker import backends_that_abort
+from firstfault_torch.guard import bounded, guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault_torch.inprocess.state import FrozenState
+
+__all__ = ["Abort", "AbortTorchDistributed", "Connections", "destroy_process_groups"]
+
+_NCCL_S = 30.0
+"""Longest wait for all of NCCL's communicators to abort."""
+
+
+class Abort(abc.ABC):
+    """What a thread of every rank does when the iteration is interrupted, while the main thread may be blocked.
+
+    Several are composed with `Compose`.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Unblock the main thread; return `state`."""
+
+
+class AbortTorchDistributed(Abort):
+    """Makes the collectives of all process groups fail.
+
+    NCCL's communicators are aborted. gloo has no call for that, so its connections to other ranks are shut down, never
+    the socket on which it listens.
+    """
+
+    def __call__(self, state: FrozenState) -> FrozenState:
+        """Abort; the main thread destroys the groups when it has left the function."""
+        if dist.is_available() and dist.is_initialized():
+            aborts = [threading.Thread(target=_quietly(abort), daemon=True) for abort in backends_that_abort()]
+            for thread in aborts:
+                thread.start()
+            with guarded("shutting down gloo's connections"):
+                shut_down_gloo_connections()
+            for thread in aborts:
+                thread.join(_NCCL_S)
+        return state
+
+
+def _quietly(abort: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        with guarded("aborting NCCL's communicators"):
+            abort()
+
+    return run
+
+
+class Connections:
+    """Connections to a store, each with the socket that torch does not show, so that a wait on it can be ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sockets: list[tuple[int, int]] = []
+
+    def open(self, connect: Callable[[], Any]) -> Any:
+        """Return what `connect` returns, and remember the sockets that it opened."""
+        with self._lock:
+            before = _sockets()
+            connection = connect()
+            self._sockets += _sockets() - before
+        return connection
+
+    def shut_down(self) -> None:
+        """End all connections: whatever waits on one of them raises."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        open_now = _sockets()
+        for number, inode in sockets:
+            if (number, inode) in open_now:
+                with guarded("ending a wait for the store"), socket.socket(fileno=os.dup(number)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _sockets() -> set[tuple[int, int]]:
+    """Return file descriptor and inode of each socket of this process."""
+    found = set()
+    for file in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(file.readlink())
+        except OSError:
+            continue  # closed since, or the listing's own
+        if target.startswith("socket:["):
+            found.add((int(file.name), int(target[8:-1])))
+    return found
+
+
+def destroy_process_groups(seconds: float) -> None:
+    """Destroy all process groups; give up after `seconds`."""
+    if dist.is_available() and dist.is_initialized():
+        bounded(dist.destroy_process_group, seconds, "destroying the process groups")

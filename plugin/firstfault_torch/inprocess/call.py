@@ -1,0 +1,425 @@
+"""One call of a wrapped function: called again in the same process after each fault, until all ranks have completed."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import gc
+import itertools
+import os
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from firstfault_torch.compat.torch_worker import serve_env_rendezvous
+from firstfault_torch.guard import guarded, logger
+from firstfault_torch.inprocess.abort import Connections, destroy_process_groups
+from firstfault_torch.inprocess.exception import (
+    HealthCheckError,
+    InternalError,
+    RankShouldRestart,
+    RestartAbort,
+    RestartError,
+)
+from firstfault_torch.inprocess.monitor.process import MonitorProcess, Timeouts, host_store
+from firstfault_torch.inprocess.monitor.progress import Phase, Progress, Stamping
+from firstfault_torch.inprocess.monitor.thread import MonitorThread
+from firstfault_torch.inprocess.rank_assignment import RankAssignmentCtx, RankDiscarded
+from firstfault_torch.inprocess.state import Mode, State
+from firstfault_torch.inprocess.store import AGENT_STORE, Fault, FaultKind, Iteration, Outcome, TCPStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from typing_extensions import Self
+
+    from firstfault_torch.inprocess.options import InProcessRestart
+
+__all__ = ["CallWrapper", "Interruption", "Observer"]
+
+_LOOK_S = 0.2
+"""Seconds between two looks for the outcome; the main thread can be interrupted by signals in between."""
+_JOINING_S = 5.0
+_WHAT_LENGTH = 300
+_calls = itertools.count()
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """A fault from which the ranks went on."""
+
+    iteration: int
+    """The one that was interrupted."""
+    faults: tuple[Fault, ...]
+    """In the order in which they were reported."""
+    world_before: int
+    world_after: int
+    seconds: float
+    """From the moment at which this rank learned of the interruption, until it called the function again."""
+    error: BaseException | None
+    """What this rank's function raised; None if it was interrupted."""
+    first: bool
+    """Whether this rank is the one that speaks for all: the lowest that goes on."""
+
+
+class Observer(Protocol):
+    """Learns of this rank's faults while they happen."""
+
+    def raised(self, error: BaseException) -> None:
+        """The function raised of itself; called before the other ranks learn of it."""
+
+    def went_on(self, interruption: Interruption) -> None:
+        """All ranks that are left call the function again."""
+
+
+class CallWrapper:
+    """One call of a wrapped function; a parameter annotated with this class receives it.
+
+    Args:
+        options: of the restart.
+        observer: learns of faults; None: nothing does.
+
+    Raises:
+        firstfault_torch.inprocess.exception.RestartError: the call cannot begin here.
+    """
+
+    def __init__(self, options: InProcessRestart, observer: Observer | None = None) -> None:
+        import torch.distributed as dist  # noqa: PLC0415 - not for those that only configure
+
+        if threading.current_thread() is not threading.main_thread():
+            raise RestartError("call the wrapped function in the main thread: only that can be interrupted")
+        if dist.is_initialized():
+            raise RestartError(
+                "call the wrapped function before init_process_group: it is called inside, once for each iteration"
+            )
+        self._options = options
+        self._observer = observer
+        self._environment = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+        self.state = State.from_env()
+        self._progress = Progress()
+        self._atomic = threading.RLock()
+        self._connections = Connections()
+        self._iteration: Iteration | None = None
+        self._prefix = f"firstfault/inprocess/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_calls)}"
+        self._stack = contextlib.ExitStack()
+        with contextlib.ExitStack() as opening:
+            connect = self._connector()
+            monitor = MonitorProcess(
+                progress=self._progress,
+                initial_rank=self.state.initial_rank or 0,
+                prefix=self._prefix,
+                connect=connect,
+                timeouts=_timeouts(options),
+                logfile=(options.monitor_process_logfile or "").format(rank=self.state.initial_rank) or None,
+            )
+            opening.callback(monitor.close)
+            stamping = Stamping(self._progress, options.seconds("progress_watchdog_interval"))
+            opening.callback(stamping.end)
+            self._store = connect()
+            self._watching = connect()
+            opening.callback(serve_env_rendezvous(self._meet))
+            opening.callback(self._restore_environment)
+            self._await_all_ranks()
+            self._stack = opening.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    # --- for the wrapped function -------------------------------------------------------------------------------
+
+    @property
+    def iteration(self) -> int:
+        """Number of the iteration, from 0: how often the function was called before."""
+        return self.state.iteration
+
+    def ping(self) -> None:
+        """Say that the program makes progress; after the first call in an iteration the timeouts count from the last.
+
+        It costs well under a microsecond.
+        """
+        self._progress.ping()
+
+    @contextlib.contextmanager
+    def atomic(self) -> Iterator[None]:
+        """Do not interrupt this block: the restart waits until it is left, at most `hard_timeout`."""
+        # in short waits, because an interruption cannot reach a thread that waits for a lock
+        while not self._atomic.acquire(timeout=0.01):
+            pass
+        try:
+            yield
+        finally:
+            self._atomic.release()
+
+    # --- the call -----------------------------------------------------------------------------------------------
+
+    def __call__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function until all ranks have completed; return this rank's last result.
+
+        Raises:
+            RestartAbort: a limit was met, or the store was lost; its cause is the last exception of this rank.
+            HealthCheckError: this rank is not healthy.
+            BaseException: what the function raised, if no restart handles it, such as SystemExit.
+        """
+        self._assign(frozenset())
+        interruption: Interruption | None = None
+        while True:
+            value, interruption = self._iterate(partial(function, *args, **kwargs), interruption)
+            if interruption is None:
+                with guarded("calling `completion`"):
+                    if self._options.completion is not None:
+                        self._options.completion(self.state.freeze())
+                return value
+            gc.collect()
+
+    def _iterate(self, function: Callable[[], Any], before: Interruption | None) -> tuple[Any, Interruption | None]:
+        """Call the function once; return its result, or how the iteration was interrupted."""
+        state = self.state
+        self._iteration = iteration = Iteration(self._store, self._prefix, state.iteration, state.world_size)
+        self._progress.begin(state.iteration, state.rank or 0, state.world_size)
+        os.environ.update(state.distributed_variables())
+        monitor = MonitorThread(
+            iteration.over(self._watching),
+            self._progress,
+            partial(self._abort, state.freeze()),
+            self._options.seconds("last_call_wait"),
+            self._options.seconds("monitor_thread_interval"),
+            self._atomic,
+        )
+        value, error = _called(monitor, partial(self._enter, function, before))
+        if error is None:
+            self._progress.phase = Phase.COMPLETED
+            iteration.complete()
+            error = self._await_completion(monitor)
+            if error is None and monitor.outcome is Outcome.COMPLETED:
+                return value, None
+        return None, self._recover(monitor, iteration, error)
+
+    def _enter(self, function: Callable[[], Any], before: Interruption | None) -> Any:
+        """Initialize, check this rank's health, and call the function; a reserve waits."""
+        options, state = self._options, self.state
+        if options.initialize is not None:
+            try:
+                options.initialize(state.freeze())
+            except RestartAbort as abort:
+                if abort.__cause__ is None and before is not None:
+                    raise abort from before.error or RestartError("; ".join(map(str, before.faults[:3])))
+                raise
+        self._check_health()
+        if before is not None and self._observer is not None:
+            lost = time.monotonic() - before.seconds
+            self._observer.went_on(replace(before, seconds=lost, world_after=state.world_size, first=state.rank == 0))
+        return function() if state.mode is Mode.ACTIVE else None
+
+    def _check_health(self) -> None:
+        if self._options.health_check is None:
+            return
+        try:
+            self._options.health_check(self.state.freeze())
+        except Exception as error:
+            raise HealthCheckError(f"rank {self.state.initial_rank} is not healthy: {error}") from error
+
+    def _await_completion(self, monitor: MonitorThread) -> BaseException | None:
+        """Wait for the other ranks; return an error if they take too long."""
+        deadline = time.monotonic() + self._options.seconds("completion_timeout")
+        while not monitor.known.wait(_LOOK_S):
+            if time.monotonic() > deadline:
+                limit = self._options.seconds("completion_timeout")
+                return RestartError(f"the other ranks did not complete within {limit:g} s (completion_timeout)")
+        return None
+
+    # --- after a fault ------------------------------------------------------------------------------------------
+
+    def _recover(self, monitor: MonitorThread, iteration: Iteration, error: BaseException | None) -> Interruption:
+        """End the interrupted iteration on this rank, and begin the next one when all others have."""
+        try:
+            return self._end_iteration(monitor, iteration, error)
+        except BaseException as leaving:
+            self._leave(iteration, leaving)
+            raise
+
+    def _end_iteration(self, monitor: MonitorThread, iteration: Iteration, error: BaseException | None) -> Interruption:
+        options, state = self._options, self.state
+        own = error if not isinstance(error, RankShouldRestart) else None
+        learned = self._progress.interrupted or time.monotonic()
+        self._progress.phase = Phase.ENDING
+        if own is not None and not monitor.known.is_set():
+            if self._observer is not None and isinstance(own, Exception):
+                with guarded("recording a fault"):
+                    self._observer.raised(own)
+            iteration.interrupt(self._fault(FaultKind.EXCEPTION if isinstance(own, Exception) else FaultKind.LEFT, own))
+        monitor.aborted.wait(options.seconds("hard_timeout"))
+        if monitor.outcome is Outcome.LOST:
+            raise RestartAbort(
+                "the store of the in-process restart is lost: the process that hosted it is gone"
+            ) from own
+        if own is not None and not isinstance(own, Exception):
+            raise own
+        if isinstance(own, HealthCheckError):
+            raise own
+        self._connections.shut_down()
+        destroy_process_groups(options.seconds("soft_timeout"))
+        state.fn_exception = own
+        if options.finalize is not None:
+            options.finalize(state.freeze())
+        self._check_health()
+        faults = tuple(iteration.faults())
+        iteration.arrive()
+        self._progress.phase = Phase.ARRIVED
+        gone = iteration.await_all(dt.timedelta(seconds=options.seconds("barrier_timeout")))
+        if not monitor.join(_JOINING_S):
+            raise InternalError("the thread that watches the iteration does not end")
+        logger.warning(
+            "in-process restart %d: %s; %d of %d ranks go on",
+            state.iteration + 1,
+            "; ".join(map(str, faults[:3])) or "interrupted",
+            state.world_size - len(gone),
+            state.world_size,
+        )
+        interruption = Interruption(
+            state.iteration, faults, state.world_size, state.world_size - len(gone), learned, own, first=False
+        )
+        if state.rank in gone:
+            raise RestartAbort(
+                f"rank {state.initial_rank} was taken for lost, and the others go on without it"
+            ) from own
+        self._assign(gone)
+        self.state.advance()
+        return interruption
+
+    def _leave(self, iteration: Iteration, error: BaseException) -> None:
+        """Take no part in further iterations; the others go on."""
+        if isinstance(error, RankDiscarded):
+            self._progress.phase = Phase.LEFT  # all ranks have agreed on it
+        if self._progress.phase in {Phase.LEFT, Phase.ARRIVED}:
+            return
+        with guarded("leaving an in-process restart"):
+            if iteration.outcome() is None:
+                iteration.interrupt(self._fault(FaultKind.LEFT, error))
+            iteration.leave(self.state.rank or 0)
+            iteration.arrive()
+        self._progress.phase = Phase.LEFT
+        if self._options.terminate is not None:
+            self._options.terminate(self.state.freeze())
+
+    def _assign(self, gone: Collection[int]) -> None:
+        """Give this rank its place among those that go on."""
+        exchange = _Exchange(self._iteration, dt.timedelta(seconds=self._options.seconds("barrier_timeout")))
+        context = self._options.rank_assignment(RankAssignmentCtx(self.state, exchange, set(gone)))
+        self.state = context.state
+        if self._options.rank_filter is not None:
+            self.state = self._options.rank_filter(RankAssignmentCtx(self.state, exchange, set())).state
+
+    def _fault(self, kind: FaultKind, error: BaseException) -> Fault:
+        try:
+            text = str(error).partition("\n")[0]
+        except Exception:  # noqa: BLE001 - the user's code
+            text = "<no text>"
+        what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        return Fault(self.state.rank or 0, kind, what[:_WHAT_LENGTH], time.time_ns(), self.state.initial_rank or 0)
+
+    def _abort(self, state: Any) -> None:
+        try:
+            if self._options.abort is not None:
+                self._options.abort(state)
+        finally:
+            self._connections.shut_down()
+
+    # --- the store ----------------------------------------------------------------------------------------------
+
+    def _connector(self) -> Callable[[], Any]:
+        """Return what makes a connection to the store; host it if nothing else does."""
+        options = self._options
+        if options.store_factory is not None:
+            return partial(options.store_factory, **options.store_kwargs)
+        given = dict(options.store_kwargs)
+        host = str(given.pop("host_name", None) or os.environ.get("MASTER_ADDR") or "")
+        port = int(given.pop("port", None) or os.environ.get("MASTER_PORT") or 0)
+        if not host or not port:
+            raise RestartError(
+                "MASTER_ADDR and MASTER_PORT, or host_name and port in store_kwargs, must say where to meet"
+            )
+        is_agents = os.environ.get(AGENT_STORE) == "True" and "port" not in options.store_kwargs
+        if self.state.rank == 0 and not is_agents:
+            try:
+                host_store(partial(TCPStore, host, port, is_master=True, **given), (host, port))
+            except InternalError as error:
+                logger.info("%s; using the store that is there", error)
+        return partial(TCPStore, host, port, **given)
+
+    def _meet(self, timeout: dt.timedelta | None) -> tuple[Any, int, int]:
+        """Return where process groups of this iteration meet, on a connection that ends with the iteration."""
+        iteration, state = self._iteration, self.state
+        if iteration is None:
+            raise InternalError("a process group was made before the first iteration")
+        connection = self._connections.open(self._store.clone)
+        if timeout is not None:
+            connection.set_timeout(timeout)
+        return iteration.over(connection).process_group_store(), state.active_rank or 0, state.active_world_size or 1
+
+    def _await_all_ranks(self) -> None:
+        """Wait until all ranks have begun.
+
+        Raises:
+            BarrierTimeout: some have not.
+        """
+        beginning = Iteration(self._store, self._prefix, -1, self.state.world_size)
+        beginning.arrive()
+        beginning.await_all(dt.timedelta(seconds=self._options.seconds("barrier_timeout")))
+
+    def _restore_environment(self) -> None:
+        for name, value in self._environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class _Exchange:
+    """What a rank assignment needs of the store."""
+
+    def __init__(self, iteration: Iteration | None, timeout: dt.timedelta) -> None:
+        self._iteration = iteration
+        self._timeout = timeout
+
+    def exchange(self, name: str, rank: int, value: str, ranks: Collection[int]) -> dict[int, str]:
+        """Give a value to the other ranks and return theirs; see `Iteration.exchange`."""
+        if self._iteration is None:
+            raise InternalError("there is no iteration yet")
+        return self._iteration.exchange(name, rank, value, ranks, self._timeout)
+
+
+def _called(monitor: MonitorThread, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """Return what `call` returns and None, or None and what it raised; nothing is raised in this thread afterwards.
+
+    RankShouldRestart may be raised between any two instructions, also of this function.
+    """
+    value, error, began = None, None, False
+    while True:
+        try:
+            if not began:
+                began = True
+                try:
+                    value = call()
+                except BaseException as raised:  # noqa: BLE001 - judged by the caller
+                    error = raised
+            monitor.let_go()
+        except RankShouldRestart as late:
+            error = error or late.__context__ or late
+        else:
+            return (None, error) if error is not None else (value, None)
+
+
+def _timeouts(options: InProcessRestart) -> Timeouts:
+    return Timeouts(
+        soft=options.seconds("soft_timeout"),
+        hard=options.seconds("hard_timeout"),
+        interval=options.seconds("monitor_process_interval"),
+        heartbeat_interval=options.seconds("heartbeat_interval"),
+        heartbeat=options.seconds("heartbeat_timeout"),
+        grace=options.seconds("termination_grace_time"),
+    )

@@ -1,0 +1,32 @@
+"""Exceptions of in-process restart."""
+
+from __future__ import annotations
+
+__all__ = ["HealthCheckError", "InternalError", "RankShouldRestart", "RestartAbort", "RestartError", "TimeoutError"]
+
+
+class RestartError(Exception):
+    """Base class of the errors that in-process restart raises."""
+
+
+class RestartAbort(BaseException):
+    """Ends the wrapped call at once; no rank restarts. A hook raises it to give up."""
+
+
+class HealthCheckError(RestartError):
+    """A health check of this rank failed. The rank leaves the job; its cause is the check's exception."""
+
+
+class InternalError(RestartError):
+    """In-process restart met a state that its own rules exclude."""
+
+
+class TimeoutError(RestartError):  # noqa: A001 - the name is part of the shared vocabulary
+    """A bounded step, such as a health check or a barrier, did not end in time."""
+
+
+class RankShouldRestart(BaseException):
+    """Interrupts the wrapped function in the main thread, because a rank failed and all ranks restart.
+
+    It is no `Exception`, so that ``except Exception`` in the function does not catch it.
+    """

@@ -1,0 +1,124 @@
+"""A thread of each rank that learns when the iteration ends, and then gets the main thread out of the function."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime as dt
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from firstfault_torch.guard import guarded, logger
+from firstfault_torch.inprocess.exception import RankShouldRestart
+from firstfault_torch.inprocess.store import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault_torch.inprocess.monitor.progress import Progress
+    from firstfault_torch.inprocess.store import Iteration
+
+__all__ = ["MonitorThread"]
+
+_FOREVER = dt.timedelta(days=30)
+"""Longer than any iteration: each ends with an outcome, or with the store."""
+
+_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_set_exception.restype = ctypes.c_int
+
+
+class MonitorThread:
+    """Waits for the outcome of one iteration.
+
+    When the iteration is interrupted it waits for `last_call_wait`, aborts the collectives, and raises
+    RankShouldRestart in the thread that made it, again and again until that has left the function.
+
+    Args:
+        iteration: over a connection of its own.
+        progress: it writes there when it learned of the interruption.
+        abort: unblocks the main thread.
+        last_call_wait: seconds for other ranks to report faults of their own.
+        interval: seconds between two tries to get the main thread out of the function: its code may catch everything.
+        atomic: held while the program must not be interrupted.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - one call
+        self,
+        iteration: Iteration,
+        progress: Progress,
+        abort: Callable[[], Any],
+        last_call_wait: float,
+        interval: float,
+        atomic: threading.RLock,
+    ) -> None:
+        self._iteration = iteration
+        self._progress = progress
+        self._abort = abort
+        self._last_call_wait = last_call_wait
+        self._interval = interval
+        self._atomic = atomic
+        self._main = threading.get_ident()
+        self._lock = threading.Lock()
+        self._may_raise = True
+        self._left = threading.Event()
+        self.outcome: Outcome | None = None
+        """How the iteration ended; None while it has not."""
+        self.known = threading.Event()
+        """Set when the outcome is known."""
+        self.aborted = threading.Event()
+        """Set when nothing is left to abort."""
+        self._thread = threading.Thread(target=self._run, name="firstfault-restart", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with guarded("watching an iteration"):
+            try:
+                self.outcome = self._iteration.await_outcome(_FOREVER)
+            except (dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:
+                logger.warning("lost the store of the in-process restart: %s", str(error).partition("\n")[0])
+                self.outcome = Outcome.LOST
+            if self.outcome is not Outcome.COMPLETED:
+                self._progress.interrupt()
+            self.known.set()
+            if self.outcome is not Outcome.COMPLETED:
+                self._interrupt()
+        self.known.set()
+        self.aborted.set()
+
+    def _interrupt(self) -> None:
+        time.sleep(self._last_call_wait)
+        while not self._left.is_set():
+            if self._atomic.acquire(timeout=self._interval):
+                break
+        else:
+            self._abort_once()
+            return
+        try:
+            self._abort_once()
+            while not self._left.is_set():
+                with self._lock:
+                    if self._may_raise:
+                        _set_exception(self._main, RankShouldRestart)
+                self._left.wait(self._interval)
+        finally:
+            self._atomic.release()
+
+    def _abort_once(self) -> None:
+        with guarded("aborting the collectives"):
+            self._abort()
+        self.aborted.set()
+
+    def let_go(self) -> None:
+        """Raise nothing in the main thread from now on; call it there, until it returns."""
+        with self._lock:
+            self._may_raise = False
+            _set_exception(self._main, ctypes.py_object())
+        self._left.set()
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread's end; False if it still runs."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()

@@ -1,0 +1,149 @@
+"""The options of an in-process restart."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from firstfault.errors import UsageError
+from firstfault_torch.inprocess.abort import Abort, AbortTorchDistributed
+from firstfault_torch.inprocess.compose import Compose
+from firstfault_torch.inprocess.finalize import Finalize
+from firstfault_torch.inprocess.health_check import HealthCheck
+from firstfault_torch.inprocess.initialize import Initialize
+from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, RankFilter, ShiftRanks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["InProcessRestart"]
+
+_ORDER = (
+    ("soft_timeout", "hard_timeout"),
+    ("hard_timeout", "barrier_timeout"),
+    ("heartbeat_timeout", "barrier_timeout"),
+    ("heartbeat_interval", "heartbeat_timeout"),
+    ("monitor_process_interval", "soft_timeout"),
+    ("monitor_process_interval", "heartbeat_timeout"),
+    ("monitor_thread_interval", "soft_timeout"),
+    ("progress_watchdog_interval", "soft_timeout"),
+    ("last_call_wait", "soft_timeout"),
+)
+"""Pairs of options of which the first must be shorter."""
+
+
+def _assign_all() -> RankAssignment:
+    assignment: RankAssignment = Compose(ActivateAllRanks(), ShiftRanks())
+    return assignment
+
+
+@dataclass(frozen=True)
+class InProcessRestart:
+    """How the ranks of a function are started again in the same processes after a fault.
+
+    Durations are ``timedelta`` or seconds.
+
+    Raises:
+        firstfault.errors.UsageError: an option has a value that is not valid, or two are in the wrong order.
+    """
+
+    store_factory: Callable[..., Any] | None = None
+    """Makes each connection to the store of the ranks. None: torch elastic's agent hosts it, else a process beside the
+    first rank."""
+    store_kwargs: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `store_factory`; without one, ``host_name`` and ``port`` (default: MASTER_ADDR, MASTER_PORT)."""
+    initialize: Initialize | None = None
+    """Called on each rank before each iteration. `RetryController` limits the iterations."""
+    abort: Abort | None = field(default_factory=AbortTorchDistributed)
+    """Called in a thread of each rank when an iteration is interrupted; it unblocks the main thread."""
+    finalize: Finalize | None = None
+    """Called on each rank that goes on, when it has left the function."""
+    health_check: HealthCheck | None = None
+    """Called on each rank before each iteration and after each fault. A rank whose check raises does not go on."""
+    rank_assignment: RankAssignment = field(default_factory=_assign_all)
+    """Gives the ranks that go on their new ranks, the world size, and whether they are active."""
+    rank_filter: RankFilter | None = None
+    """Applied after `rank_assignment`; NVRx's older way to keep ranks in reserve."""
+    monitor_thread_interval: dt.timedelta | float = 0.05
+    """Time between two tries to get the main thread out of the function."""
+    monitor_process_interval: dt.timedelta | float = 1.0
+    """Time between two looks of the monitor process at its worker's progress; it learns of its death at once."""
+    heartbeat_interval: dt.timedelta | float = 5.0
+    """Time between two heartbeats of a monitor process; each looks after the next rank's."""
+    progress_watchdog_interval: dt.timedelta | float = 1.0
+    """Time between two marks of the main thread that say that it executes Python code."""
+    soft_timeout: dt.timedelta | float = 60.0
+    """After so long without progress a rank is interrupted, and goes on if it is healthy. Progress is Python code that
+    is executed and, once a rank has called `CallWrapper.ping`, the next call of it."""
+    hard_timeout: dt.timedelta | float = 90.0
+    """After so long without progress, or on its way out of an interrupted function, a rank is killed."""
+    heartbeat_timeout: dt.timedelta | float = 30.0
+    """After so long without a heartbeat a rank is taken for lost."""
+    barrier_timeout: dt.timedelta | float = 120.0
+    """How long the ranks wait for each other, to begin and between two iterations."""
+    completion_timeout: dt.timedelta | float | None = None
+    """How long a rank that has returned waits for the others. None: without a limit, because the last rank may still
+    write a checkpoint."""
+    last_call_wait: dt.timedelta | float = 0.2
+    """How long other ranks may report faults of their own, before the collectives are aborted."""
+    termination_grace_time: dt.timedelta | float = 5.0
+    """Time between SIGTERM and SIGKILL for a rank that met `hard_timeout`."""
+    monitor_process_logfile: str | None = None
+    """Absolute path of the monitor process's log; ``{rank}`` stands for the initial rank."""
+    enabled: bool = True
+    """False: the function is called as it is."""
+    completion: Callable[[Any], Any] | None = None
+    """Called with the state when all ranks have completed."""
+    terminate: Callable[[Any], Any] | None = None
+    """Called with the state when this rank ends without having completed."""
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        for name, kind in _KINDS.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise UsageError(f"{name} must be an instance of {kind.__name__}, not {value!r}")
+        for name in ("store_factory", "completion", "terminate"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise UsageError(f"{name} must be callable, not {getattr(self, name)!r}")
+        for name in _durations():
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float | dt.timedelta) and not isinstance(value, bool)
+            if not (is_number and 0 < _seconds(value) < float("inf")) and not (
+                name == "completion_timeout" and value is None
+            ):
+                raise UsageError(f"{name} must be a timedelta or a number of seconds above 0, not {value!r}")
+        for shorter, longer in _ORDER:
+            one, other = self.seconds(shorter), self.seconds(longer)
+            if one >= other:
+                raise UsageError(f"{shorter} ({one:g} s) must be shorter than {longer} ({other:g} s)")
+        if self.monitor_process_logfile is not None and not Path(self.monitor_process_logfile).is_absolute():
+            raise UsageError(f"monitor_process_logfile must be an absolute path, not {self.monitor_process_logfile!r}")
+
+    def seconds(self, name: str) -> float:
+        """Return a duration in seconds; infinity if there is none."""
+        value = getattr(self, name)
+        return float("inf") if value is None else _seconds(value)
+
+
+_KINDS: dict[str, type] = {
+    "store_kwargs": dict,
+    "initialize": Initialize,
+    "abort": Abort,
+    "finalize": Finalize,
+    "health_check": HealthCheck,
+    "rank_assignment": RankAssignment,
+    "rank_filter": RankFilter,
+    "monitor_process_logfile": str,
+    "enabled": bool,
+}
+
+
+def _durations() -> list[str]:
+    return [item.name for item in fields(InProcessRestart) if "timedelta" in str(item.type)]
+
+
+def _seconds(value: dt.timedelta | float) -> float:
+    return value.total_seconds() if isinstance(value, dt.timedelta) else float(value)

@@ -1,0 +1,277 @@
+"""What the ranks of an in-process restart agree on, in one store.
+
+The store outlives any worker: torch elastic's agent hosts it, or the monitor process of the first rank. Each iteration
+has a part of its own (a prefix), so no iteration needs a port of its own.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import json
+import os
+import threading
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from firstfault_torch.inprocess.exception import RestartError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+__all__ = ["AGENT_STORE", "BarrierTimeout", "Fault", "FaultKind", "Iteration", "Outcome", "TCPStore"]
+
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""Set by torch's agent: its store listens at MASTER_ADDR and MASTER_PORT."""
+_LOOK_S = 0.2
+"""Seconds between two chances for Python's signal handlers while the main thread waits."""
+_OUTCOME = "outcome"
+_FAULTS = "faults"
+_GONE = "gone"
+_ARRIVED = "arrived"
+_ALL = "all"
+_AGREED = "agreed"
+_COMPLETED = "completed"
+_BEAT = "beat/"
+
+
+class BarrierTimeout(RestartError):  # noqa: N818 - NVRx's name
+    """Not all ranks arrived at a barrier in time."""
+
+
+class TCPStore(dist.TCPStore):  # type: ignore[name-defined,misc]
+    """A connection to the store of an in-process restart, or its host.
+
+    Args:
+        host_name: default: MASTER_ADDR.
+        port: default: MASTER_PORT.
+        is_master: whether this process hosts it.
+        timeout: of its operations.
+        more: torch's other arguments.
+    """
+
+    def __init__(
+        self,
+        host_name: str | None = None,
+        port: int | None = None,
+        *,
+        is_master: bool = False,
+        timeout: dt.timedelta = dt.timedelta(seconds=300),
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            host_name=os.environ["MASTER_ADDR"] if host_name is None else host_name,
+            port=int(os.environ["MASTER_PORT"]) if port is None else port,
+            is_master=is_master,
+            timeout=timeout,
+            wait_for_workers=False,
+            **more,
+        )
+
+
+class Outcome(enum.Enum):
+    """How an iteration ended; the first one that is set counts."""
+
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"
+    LOST = "lost"
+    """The store cannot be reached: never set in it."""
+
+
+class FaultKind(enum.Enum):
+    """What happened to a rank."""
+
+    EXCEPTION = "exception"
+    """The function raised."""
+    LEFT = "left"
+    """The function raised what no restart handles, such as SystemExit, or the rank was not healthy."""
+    SOFT_TIMEOUT = "soft timeout"
+    """It made no progress; it goes on if it can be interrupted."""
+    HARD_TIMEOUT = "hard timeout"
+    """It could not be interrupted, and was killed."""
+    TERMINATED = "terminated"
+    """Its process ended."""
+    UNRESPONSIVE = "unresponsive"
+    """Neither it nor its monitor process is heard of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of an iteration, as the other ranks learn of it."""
+
+    rank: int
+    """As of the iteration."""
+    kind: FaultKind
+    what: str
+    """One line."""
+    wall_ns: int
+    """Nanoseconds since the Unix epoch, by the rank's clock."""
+    initial_rank: int = -1
+
+    def __str__(self) -> str:
+        return f"rank {self.initial_rank}: {self.kind.value}{f', {self.what}' if self.what else ''}"
+
+    def encode(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps({**asdict(self), "kind": self.kind.value})
+
+    @classmethod
+    def decode(cls, line: str) -> Fault:
+        """Return a fault from its line."""
+        content = json.loads(line)
+        return cls(**{**content, "kind": FaultKind(content["kind"])})
+
+
+class Iteration:
+    """One iteration's part of the store.
+
+    Args:
+        store: a connection that no other thread uses meanwhile.
+        prefix: the call's.
+        number: the iteration's, from 0.
+        world_size: how many ranks take part, reserves included.
+    """
+
+    def __init__(self, store: Any, prefix: str, number: int, world_size: int) -> None:
+        self.number = number
+        self.world_size = world_size
+        self._base = store
+        self._prefix = f"{prefix}/{number}"
+        self._store: Any = dist.PrefixStore(self._prefix, store)  # type: ignore[attr-defined]
+
+    def over(self, connection: Any) -> Iteration:
+        """Return the same part over another connection."""
+        return Iteration(connection, self._prefix.rpartition("/")[0], self.number, self.world_size)
+
+    # --- outcome ------------------------------------------------------------------------------------------------
+
+    def interrupt(self, fault: Fault) -> Outcome:
+        """Record a fault and end the iteration; return how it has ended."""
+        self._store.append(_FAULTS, fault.encode() + "\n")
+        return self._end(Outcome.INTERRUPTED)
+
+    def complete(self) -> None:
+        """Count this rank as completed; the last one completes the iteration."""
+        if self._store.add(_COMPLETED, 1) >= self.world_size:
+            self._end(Outcome.COMPLETED)
+
+    def _end(self, outcome: Outcome) -> Outcome:
+        return Outcome(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
+
+    def outcome(self) -> Outcome | None:
+        """Return how the iteration has ended; None while it has not."""
+        return Outcome(self._store.get(_OUTCOME).decode()) if self._store.check([_OUTCOME]) else None
+
+    def await_outcome(self, timeout: dt.timedelta) -> Outcome:
+        """Wait in C++ until the iteration has ended.
+
+        Raises:
+            torch.distributed.DistStoreError: after `timeout`.
+        """
+        self._store.wait([_OUTCOME], timeout)
+        return Outcome(self._store.get(_OUTCOME).decode())
+
+    def faults(self) -> list[Fault]:
+        """Return the faults so far, in the order in which they were reported."""
+        self._store.append(_FAULTS, "")
+        return [Fault.decode(line) for line in self._store.get(_FAULTS).decode().splitlines()]
+
+    # --- who goes on --------------------------------------------------------------------------------------------
+
+    def leave(self, rank: int) -> None:
+        """Record that a rank does not take part in the next iteration, unless that is decided."""
+        self._store.append(_GONE, f"{rank},")
+
+    def arrive(self) -> None:
+        """Count one rank as having ended the iteration; the last one opens the barrier."""
+        if self._store.add(_ARRIVED, 1) >= self.world_size:
+            self._store.compare_set(_AGREED, "", json.dumps(sorted(self.gone())))
+            self._store.set(_ALL, "1")
+
+    def await_all(self, timeout: dt.timedelta) -> frozenset[int]:
+        """Wait for all ranks; return those that do not take part in the next iteration, the same for every rank.
+
+        Raises:
+            BarrierTimeout: some did not arrive.
+        """
+        if not self._await([_ALL], timeout):
+            arrived = self._store.add(_ARRIVED, 0)
+            raise BarrierTimeout(
+                f"only {arrived} of {self.world_size} ranks ended iteration {self.number} within "
+                f"{timeout.total_seconds():g} s (barrier_timeout)"
+            )
+        return frozenset(json.loads(self._store.get(_AGREED)))
+
+    def agreed(self) -> frozenset[int] | None:
+        """Return the ranks that do not go on; None until that is decided."""
+        return frozenset(json.loads(self._store.get(_AGREED))) if self._store.check([_AGREED]) else None
+
+    def gone(self) -> set[int]:
+        """Return the ranks of which it is known so far that they do not go on."""
+        self._store.append(_GONE, "")
+        return {int(rank) for rank in self._store.get(_GONE).decode().split(",") if rank}
+
+    def exchange(
+        self,
+        name: str,
+        rank: int,
+        value: str,
+        ranks: Collection[int],
+        timeout: dt.timedelta = dt.timedelta(seconds=120),
+    ) -> dict[int, str]:
+        """Give `value` to the other ranks, and return theirs by rank.
+
+        Args:
+            name: of the exchange, the same on all ranks.
+            rank: this one.
+            value: a short text.
+            ranks: of whom values are wanted.
+            timeout: longest wait for them.
+
+        Raises:
+            BarrierTimeout: one of them gave none.
+        """
+        self._store.set(f"{name}/{rank}", value)
+        keys = [f"{name}/{other}" for other in ranks]
+        if keys and not self._await(keys, timeout):
+            raise BarrierTimeout(f"not all ranks took part in {name} within {timeout.total_seconds():g} s")
+        return {other: value.decode() for other, value in zip(ranks, self._store.multi_get(keys), strict=True)}
+
+    def _await(self, keys: list[str], timeout: dt.timedelta) -> bool:
+        """Wait for keys in a thread, so that signal handlers run in this one; False after `timeout`.
+
+        Raises:
+            torch.distributed.DistNetworkError: the store is gone.
+        """
+        ended = threading.Event()
+        errors: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                self._store.wait(keys, timeout)
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+            ended.set()
+
+        threading.Thread(target=wait, name="firstfault-barrier", daemon=True).start()
+        while not ended.wait(_LOOK_S):
+            pass
+        if errors and (isinstance(errors[0], dist.DistNetworkError) or not isinstance(errors[0], dist.DistStoreError)):
+            raise errors[0]
+        return not errors
+
+    # --- monitor processes --------------------------------------------------------------------------------------
+
+    def beat(self, rank: int) -> None:
+        """Count one more heartbeat of a rank's monitor process."""
+        self._store.add(f"{_BEAT}{rank}", 1)
+
+    def beats(self, rank: int) -> int:
+        """Return how many heartbeats a rank's monitor process has sent in this iteration."""
+        return int(self._store.add(f"{_BEAT}{rank}", 0))
+
+    def process_group_store(self) -> Any:
+        """Return the part in which process groups of this iteration meet."""
+        return dist.PrefixStore(f"{self._prefix}/env", self._base)  # type: ignore[attr-defined]
