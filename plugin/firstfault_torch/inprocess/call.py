@@ -367,7 +367,7 @@ class CallWrapper:
         Raises:
             BarrierTimeout: some have not.
         """
-        beginning = Iteration(self._store, self._prefix, -1, self.state.world_size)
+        self._iteration = beginning = Iteration(self._store, self._prefix, -1, self.state.world_size)
         beginning.arrive()
         beginning.await_all(dt.timedelta(seconds=self._options.seconds("barrier_timeout")))
 

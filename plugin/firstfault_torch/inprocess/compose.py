@@ -42,7 +42,7 @@ class Compose(_Anything):
 
     instances: tuple[Callable[..., Any], ...]
 
-    def __new__(cls, *instances: Callable[..., Any]) -> Compose:  # noqa: D102, PYI034 - documented above; a subclass
+    def __new__(cls, *instances: Callable[..., Any]) -> Compose:  # noqa: D102, PYI034 - see the class
         if not instances:
             raise ValueError("Compose needs at least one part")
         for instance in instances:
@@ -92,9 +92,16 @@ class Compose(_Anything):
 
 
 def _common_ancestor(classes: Sequence[type]) -> type:
-    """Return the first class in the first one's resolution order that all have, and that can have subclasses."""
+    """Return the first class in the first one's resolution order that all have, and from which a chain can inherit.
+
+    That excludes the class of functions, which can have no subclasses, and the class of classes.
+    """
     shared = set(classes[0].__mro__).intersection(*(part.__mro__ for part in classes[1:]))
-    return next(part for part in classes[0].__mro__ if part in shared and part.__flags__ & _CAN_HAVE_SUBCLASSES)
+    return next(
+        part
+        for part in classes[0].__mro__
+        if part in shared and part.__flags__ & _CAN_HAVE_SUBCLASSES and not issubclass(part, type)
+    )
 
 
 def _takes_arguments(part: Callable[..., Any]) -> bool:

@@ -41,7 +41,7 @@ class BarrierTimeout(RestartError):  # noqa: N818 - NVRx's name
     """Not all ranks arrived at a barrier in time."""
 
 
-class TCPStore(dist.TCPStore):  # type: ignore[name-defined,misc]
+class TCPStore(dist.TCPStore):  # type: ignore[name-defined]
     """A connection to the store of an in-process restart, or its host.
 
     Args:

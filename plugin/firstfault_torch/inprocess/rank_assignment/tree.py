@@ -116,7 +116,9 @@ class Tree(RankAssignment):
         keys: list[list[str]] = [json.loads(texts[number]) for number in ranks]
         different = [number for number, names in enumerate(keys) if len(names) != len(own_keys)]
         if different:
-            raise RuntimeError(f"ranks {first_few(different)} have another number of layers than rank {rank}")
+            raise RuntimeError(
+                f"all ranks must have as many layers as rank {rank}, but these have not: {first_few(different)}"
+            )
         roots = sorted({names[0] for names in keys})
         if len(roots) > 1:
             raise RuntimeError(

@@ -1,0 +1,225 @@
+"""After a fault, the surviving ranks have successive numbers, and the filters select which of them are active."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault_torch.inprocess.compose import Compose
+from firstfault_torch.inprocess.rank_assignment import (
+    ActivateAllRanks,
+    ActiveWorldSizeDivisibleBy,
+    FillGaps,
+    FilterCountGroupedByKey,
+    MaxActiveWorldSize,
+    RankAssignment,
+    RankAssignmentCtx,
+    RankDiscarded,
+    RankFilter,
+    ShiftRanks,
+)
+from firstfault_torch.inprocess.state import Mode, State
+from tests.inprocess.worlds import Exchanges, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def context(rank: int | None, world_size: int, terminated: set[int] | None = None, **fields: Any) -> RankAssignmentCtx:
+    """Return the input of a rank assignment that needs no store."""
+    return RankAssignmentCtx(State(rank, world_size, **fields), Exchanges(), terminated or set())
+
+
+def new_ranks(assignment: RankAssignment, world_size: int, terminated: set[int]) -> list[int | None]:
+    """Return the new rank of each rank; None for those that leave."""
+    ranks: list[int | None] = []
+    for rank in range(world_size):
+        try:
+            ctx = assignment(context(rank, world_size, terminated))
+        except RankDiscarded:
+            ranks.append(None)
+            continue
+        assert ctx.state.world_size == world_size - len(terminated)
+        assert ctx.terminated_ranks == set()
+        ranks.append(ctx.state.rank)
+    return ranks
+
+
+# --- closing gaps ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("assignment", "terminated", "expected"),
+    [
+        (ShiftRanks(), {1, 4, 5}, [0, None, 1, 2, None, None, 3, 4]),
+        (FillGaps(), {1, 4, 5}, [0, None, 2, 3, None, None, 1, 4]),
+        (ShiftRanks(), {1, 2, 7}, [0, None, None, 1, 2, 3, 4, None]),
+        (FillGaps(), {1, 2, 7}, [0, None, None, 3, 4, 1, 2, None]),
+        (ShiftRanks(), set(), [*range(8)]),
+        (FillGaps(), set(), [*range(8)]),
+        (ShiftRanks(), set(range(8)), [None] * 8),
+        (FillGaps(), set(range(8)), [None] * 8),
+    ],
+)
+def test_gaps(assignment: RankAssignment, terminated: set[int], expected: list[int | None]) -> None:
+    """ShiftRanks keeps the order of the ranks, FillGaps moves only the highest."""
+    assert new_ranks(assignment, 8, terminated) == expected
+
+
+def test_gaps_of_random_worlds() -> None:
+    """Whatever ranks are terminated, the others have all numbers below the new world size, each once."""
+    numbers = random.Random(1)
+    for _ in range(300):
+        size = numbers.randint(1, 24)
+        terminated = set(numbers.sample(range(size), numbers.randint(0, size)))
+        shifted, filled = (new_ranks(cls(), size, terminated) for cls in (ShiftRanks, FillGaps))
+        left = [rank for rank in range(size) if rank not in terminated]
+        assert [shifted[rank] for rank in left] == list(range(len(left)))
+        assert sorted(filled[rank] for rank in left) == list(range(len(left)))  # type: ignore[type-var]
+        assert all(filled[rank] == rank for rank in left if rank < len(left))
+        moved = [filled[rank] for rank in left if rank >= len(left)]
+        assert moved == sorted(moved)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("assignment", [ShiftRanks(), FillGaps()])
+def test_gaps_keep_the_rest_of_the_state(assignment: RankAssignment) -> None:
+    """Only rank and world size change, and the input stays as it was."""
+    error = ValueError()
+    ctx = context(7, 8, {2}, iteration=4, active_rank=7, active_world_size=8, mode=Mode.ACTIVE, fn_exception=error)
+    before = dataclasses.replace(ctx.state)
+    result = assignment(ctx)
+    assert dataclasses.replace(result.state, rank=7, world_size=8) == before == ctx.state
+    assert result.state.fn_exception is error
+    assert ctx.terminated_ranks == {2}
+
+
+@pytest.mark.parametrize("assignment", [ShiftRanks(), FillGaps()])
+def test_a_terminated_rank_leaves(assignment: RankAssignment) -> None:
+    """The message names the rank that is terminated."""
+    with pytest.raises(RankDiscarded, match="rank 2 is terminated"):
+        assignment(context(2, 8, {2}))
+
+
+@pytest.mark.parametrize("assignment", [ShiftRanks(), FillGaps(), ActivateAllRanks()])
+def test_bad_input(assignment: RankAssignment) -> None:
+    """Terminated ranks outside the world are an error, and a rank without a number leaves."""
+    with pytest.raises(ValueError, match=r"terminated_ranks has 8, 9, .* and 2 more, .* the ranks 0 to 7"):
+        assignment(context(0, 8, set(range(8, 18))))
+    with pytest.raises(RankDiscarded, match="initial rank 5 was terminated before"):
+        assignment(context(None, 8, initial_rank=5))
+
+
+@pytest.mark.parametrize("assignment", [ShiftRanks(), FillGaps()])
+def test_gaps_of_a_large_world(assignment: RankAssignment) -> None:
+    """A rank of 10,000 finds its number within a fraction of a second, also if half of them are terminated."""
+    start = time.process_time()
+    assert assignment(context(9_999, 10_000, set(range(0, 10_000, 2)))).state.rank == 4_999 - (
+        isinstance(assignment, FillGaps) and 1
+    )
+    assert time.process_time() - start < 0.2
+
+
+# --- filters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("assignment", "active_before", "expected"),
+    [
+        (ActivateAllRanks(), None, 8),
+        (ActivateAllRanks(), 4, 8),
+        (MaxActiveWorldSize(), None, 8),
+        (MaxActiveWorldSize(3), None, 3),
+        (MaxActiveWorldSize(9), None, 8),
+        (MaxActiveWorldSize(5), 4, 4),
+        (MaxActiveWorldSize(5), 9, 5),
+        (ActiveWorldSizeDivisibleBy(), None, 8),
+        (ActiveWorldSizeDivisibleBy(3), None, 6),
+        (ActiveWorldSizeDivisibleBy(3), 5, 3),
+        (ActiveWorldSizeDivisibleBy(9), None, 0),
+        (Compose(ActiveWorldSizeDivisibleBy(4), MaxActiveWorldSize(7)), None, 4),
+    ],
+)
+def test_filters(assignment: RankFilter, active_before: int | None, expected: int) -> None:
+    """The lowest ranks are active, as many as the filter and those before it admit."""
+    assert isinstance(assignment, RankFilter)
+    for rank in range(8):
+        state = assignment(context(rank, 8, active_world_size=active_before)).state
+        assert (state.rank, state.world_size, state.active_world_size) == (rank, 8, expected)
+        assert (state.mode, state.active_rank) == ((Mode.ACTIVE, rank) if rank < expected else (Mode.INACTIVE, None))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MaxActiveWorldSize(0), "max_active_world_size is 0; it must be at least 1"),
+        (lambda: ActiveWorldSizeDivisibleBy(0), "divisor is 0; it must be at least 1"),
+    ],
+)
+def test_limits_of_filters(make: Callable[[], RankFilter], message: str) -> None:
+    """An error names the number that is out of range."""
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_reserves_take_over() -> None:
+    """In a chain, reserves become active when active ranks are terminated, until too few are left."""
+    chain = Compose(ActiveWorldSizeDivisibleBy(2), MaxActiveWorldSize(4), ShiftRanks())
+    world = World(6, lambda: chain)
+    world.assign()
+    assert world.active_ranks() == [0, 1, 2, 3, None, None]
+    world.assign({1})
+    assert world.active_ranks() == [0, None, 1, 2, 3, None]
+    world.assign({0, 1})
+    assert world.active_ranks() == [None, None, None, 0, 1, None]
+    world.check()
+    assert world.discarded == {rank: f"rank {number} is terminated" for rank, number in {1: 1, 0: 0, 2: 1}.items()}
+
+
+# --- groups ---------------------------------------------------------------------------------------------------------
+
+
+def test_groups() -> None:
+    """The healthy ranks of a group that does not meet the condition are terminated too."""
+    grouped = FilterCountGroupedByKey(lambda state: f"host {(state.rank or 0) // 2}", lambda count: count == 2)
+    world = World(8, lambda: Compose(ShiftRanks(), grouped))
+    states = world.assign({1, 4, 5})
+    assert {initial: state.rank for initial, state in states.items()} == {2: 0, 3: 1, 6: 2, 7: 3}
+    assert sorted(world.discarded) == [0, 1, 4, 5]
+
+
+def test_groups_only_add_to_the_terminated_ranks() -> None:
+    """The filter changes no state; a rank that is terminated takes no part."""
+    grouped = FilterCountGroupedByKey("one group", lambda count: count > 9, dt.timedelta(seconds=1))
+    ctx = context(1, 4, {0, 2, 3})
+    result = grouped(ctx)
+    assert (result.state, result.terminated_ranks, ctx.terminated_ranks) == (ctx.state, {0, 1, 2, 3}, {0, 2, 3})
+    ctx = context(0, 4, {0})
+    assert grouped(ctx) is ctx
+
+
+def test_a_filter_twice_in_a_chain() -> None:
+    """Each call is an exchange of its own, also of the same filter."""
+    counts = []
+
+    def is_pair(count: int) -> bool:
+        counts.append(count)
+        return count == 2
+
+    grouped = FilterCountGroupedByKey(lambda state: str((state.rank or 0) // 2), is_pair)
+    world = World(6, lambda: Compose(ShiftRanks(), grouped, ShiftRanks(), grouped))
+    assert [state.rank for state in world.assign({0}).values()] == [0, 1, 2, 3]
+    assert sorted(set(counts)) == [1, 2]
+
+
+def test_two_filters_in_a_chain() -> None:
+    """The second filter counts the ranks that the first one and ShiftRanks left."""
+    pairs = FilterCountGroupedByKey(lambda state: str((state.rank or 0) // 2), lambda count: count == 2)
+    triples = FilterCountGroupedByKey(lambda state: str((state.rank or 0) // 3), lambda count: count == 3)
+    world = World(8, lambda: Compose(ShiftRanks(), triples, ShiftRanks(), pairs))
+    states = world.assign({1, 6})
+    assert {initial: state.rank for initial, state in states.items()} == {2: 0, 3: 1, 4: 2}
