@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Identity",
     "Moment",
+    "ROUND_VARIABLE",
     "Recording",
     "boot_id",
     "host_name",
@@ -36,7 +37,7 @@ _NODE = "FIRSTFAULT_NODE"
 _NAMESPACE = "FIRSTFAULT_NAMESPACE"
 _PREFIX = "FIRSTFAULT_OUTPUT_PREFIX"
 _DEADLINE = "FIRSTFAULT_UPLOAD_DEADLINE"
-_ROUND = "FIRSTFAULT_ROUND"
+ROUND_VARIABLE = "FIRSTFAULTROUND_VARIABLE"
 _INCARNATION = "FIRSTFAULT_INCARNATION"
 _NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
 _IP = "FIRSTFAULT_NODE_IP"
@@ -124,7 +125,7 @@ class Recording:
             _NAMESPACE: identity.namespace,
             _PREFIX: identity.output_prefix,
             _DEADLINE: str(self.upload_deadline_seconds),
-            _ROUND: str(self.round),
+            ROUND_VARIABLE: str(self.round),
             _INCARNATION: str(self.incarnation),
             _NODES: str(self.group_world_size),
             _IP: self.ip,
@@ -148,7 +149,7 @@ class Recording:
             strategy=strategy,
             identity=identity,
             upload_deadline_seconds=float(environment.get(_DEADLINE, "5")),
-            round=_number(environment, _ROUND) or 0,
+            round=_number(environment, ROUND_VARIABLE) or 0,
             incarnation=_number(environment, _INCARNATION) or 0,
             group_world_size=_number(environment, _NODES) or 0,
             ip=environment.get(_IP, ""),

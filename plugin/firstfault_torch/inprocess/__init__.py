@@ -15,7 +15,7 @@ from firstfault_torch.inprocess import (
     state,
     store,
 )
-from firstfault_torch.inprocess.call import CallWrapper, Interruption, Observer
+from firstfault_torch.inprocess.call import CallWrapper, Interruption, Observer, current_call
 from firstfault_torch.inprocess.compose import Compose
 from firstfault_torch.inprocess.options import InProcessRestart
 from firstfault_torch.inprocess.state import FrozenState, Mode, State
@@ -32,6 +32,7 @@ __all__ = [
     "State",
     "Wrapper",
     "abort",
+    "current_call",
     "exception",
     "finalize",
     "health_check",

@@ -19,6 +19,7 @@ from firstfault_torch.inprocess.abort import Connections, destroy_process_groups
 from firstfault_torch.inprocess.exception import (
     HealthCheckError,
     InternalError,
+    RankLost,
     RankShouldRestart,
     RestartAbort,
     RestartError,
@@ -28,7 +29,17 @@ from firstfault_torch.inprocess.monitor.progress import Phase, Progress, Stampin
 from firstfault_torch.inprocess.monitor.thread import MonitorThread
 from firstfault_torch.inprocess.rank_assignment import RankAssignmentCtx, RankDiscarded
 from firstfault_torch.inprocess.state import Mode, State
-from firstfault_torch.inprocess.store import AGENT_STORE, Fault, FaultKind, Iteration, Outcome, TCPStore
+from firstfault_torch.inprocess.store import (
+    AGENT_STORE,
+    GONE,
+    Fault,
+    FaultKind,
+    Iteration,
+    Outcome,
+    TCPStore,
+    recovered_key,
+    round_prefix,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -37,13 +48,19 @@ if TYPE_CHECKING:
 
     from firstfault_torch.inprocess.options import InProcessRestart
 
-__all__ = ["CallWrapper", "Interruption", "Observer"]
+__all__ = ["CallWrapper", "Interruption", "Observer", "current_call"]
 
 _LOOK_S = 0.2
 """Seconds between two looks for the outcome; the main thread can be interrupted by signals in between."""
 _JOINING_S = 5.0
 _WHAT_LENGTH = 300
 _calls = itertools.count()
+_current: list[CallWrapper] = []
+
+
+def current_call() -> CallWrapper | None:
+    """Return the call that runs in this process; None outside of one."""
+    return _current[-1] if _current else None
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,7 @@ class Observer(Protocol):
     """Learns of this rank's faults while they happen."""
 
     def raised(self, error: BaseException) -> None:
-        """The function raised of itself; called before the other ranks learn of it."""
+        """The function raised of itself; the other ranks have been told."""
 
     def went_on(self, interruption: Interruption) -> None:
         """All ranks that are left call the function again."""
@@ -102,7 +119,7 @@ class CallWrapper:
         self._atomic = threading.RLock()
         self._connections = Connections()
         self._iteration: Iteration | None = None
-        self._prefix = f"firstfault/inprocess/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_calls)}"
+        self._prefix = f"{round_prefix()}/{next(_calls)}"
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
             connect = self._connector()
@@ -125,9 +142,11 @@ class CallWrapper:
             self._stack = opening.pop_all()
 
     def __enter__(self) -> Self:
+        _current.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
+        _current.remove(self)
         self._stack.close()
 
     # --- for the wrapped function -------------------------------------------------------------------------------
@@ -210,10 +229,19 @@ class CallWrapper:
                     raise abort from before.error or RestartError("; ".join(map(str, before.faults[:3])))
                 raise
         self._check_health()
-        if before is not None and self._observer is not None:
-            lost = time.monotonic() - before.seconds
-            self._observer.went_on(replace(before, seconds=lost, world_after=state.world_size, first=state.rank == 0))
+        if before is not None:
+            self._go_on(replace(before, seconds=time.monotonic() - before.seconds, first=state.rank == 0))
         return function() if state.mode is Mode.ACTIVE else None
+
+    def _go_on(self, interruption: Interruption) -> None:
+        """Say that the ranks have recovered from a fault: to the agents of those that are gone, and to the observer."""
+        if interruption.first:
+            for fault in interruption.faults:
+                if fault.kind in GONE:
+                    self._store.set(recovered_key(fault.initial_rank), str(interruption.iteration))
+        if self._observer is not None:
+            with guarded("recording that the ranks have recovered"):
+                self._observer.went_on(interruption)
 
     def _check_health(self) -> None:
         if self._options.health_check is None:
@@ -248,10 +276,11 @@ class CallWrapper:
         learned = self._progress.interrupted or time.monotonic()
         self._progress.phase = Phase.ENDING
         if own is not None and not monitor.known.is_set():
+            # first: the others abort meanwhile
+            iteration.interrupt(self._fault(FaultKind.EXCEPTION if isinstance(own, Exception) else FaultKind.LEFT, own))
             if self._observer is not None and isinstance(own, Exception):
                 with guarded("recording a fault"):
                     self._observer.raised(own)
-            iteration.interrupt(self._fault(FaultKind.EXCEPTION if isinstance(own, Exception) else FaultKind.LEFT, own))
         monitor.aborted.wait(options.seconds("hard_timeout"))
         if monitor.outcome is Outcome.LOST:
             raise RestartAbort(
@@ -284,9 +313,7 @@ class CallWrapper:
             state.iteration, faults, state.world_size, state.world_size - len(gone), learned, own, first=False
         )
         if state.rank in gone:
-            raise RestartAbort(
-                f"rank {state.initial_rank} was taken for lost, and the others go on without it"
-            ) from own
+            raise RankLost(f"rank {state.initial_rank} was taken for lost, and the others go on without it") from own
         self._assign(gone)
         self.state.advance()
         return interruption

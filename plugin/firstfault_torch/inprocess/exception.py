@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["HealthCheckError", "InternalError", "RankShouldRestart", "RestartAbort", "RestartError", "TimeoutError"]
+__all__ = [
+    "HealthCheckError",
+    "InternalError",
+    "RankLost",
+    "RankShouldRestart",
+    "RestartAbort",
+    "RestartError",
+    "TimeoutError",
+]
 
 
 class RestartError(Exception):
@@ -15,6 +23,10 @@ class RestartAbort(BaseException):
 
 class HealthCheckError(RestartError):
     """A health check of this rank failed. The rank leaves the job; its cause is the check's exception."""
+
+
+class RankLost(RestartError):  # noqa: N818 - like RankDiscarded
+    """The other ranks took this one for lost and went on without it."""
 
 
 class InternalError(RestartError):

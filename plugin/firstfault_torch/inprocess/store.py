@@ -16,12 +16,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from firstfault_torch.context import ROUND_VARIABLE
 from firstfault_torch.inprocess.exception import RestartError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["AGENT_STORE", "BarrierTimeout", "Fault", "FaultKind", "Iteration", "Outcome", "TCPStore"]
+__all__ = [
+    "AGENT_STORE",
+    "GONE",
+    "BarrierTimeout",
+    "Fault",
+    "FaultKind",
+    "Iteration",
+    "Outcome",
+    "TCPStore",
+    "recovered_key",
+    "round_prefix",
+]
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set by torch's agent: its store listens at MASTER_ADDR and MASTER_PORT."""
@@ -39,6 +51,21 @@ _BEAT = "beat/"
 
 class BarrierTimeout(RestartError):  # noqa: N818 - NVRx's name
     """Not all ranks arrived at a barrier in time."""
+
+
+def round_prefix(round_: str | None = None) -> str:
+    """Return the prefix of all keys of one round of the agents.
+
+    Args:
+        round_: its number; None: this worker's. Under an agent without firstfault it is torch's restart count.
+    """
+    number = round_ or os.environ.get(ROUND_VARIABLE) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"firstfault/inprocess/{number}"
+
+
+def recovered_key(initial_rank: int, round_: str | None = None) -> str:
+    """Return the key that says that the others went on without a rank; its value is the interrupted iteration."""
+    return f"{round_prefix(round_)}/recovered/{initial_rank}"
 
 
 class TCPStore(dist.TCPStore):  # type: ignore[name-defined]
@@ -95,6 +122,10 @@ class FaultKind(enum.Enum):
     """Its process ended."""
     UNRESPONSIVE = "unresponsive"
     """Neither it nor its monitor process is heard of."""
+
+
+GONE = frozenset({FaultKind.LEFT, FaultKind.HARD_TIMEOUT, FaultKind.TERMINATED, FaultKind.UNRESPONSIVE})
+"""After these a rank takes no further part."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,8 @@ def _may_fail(error: BaseException) -> bool:
     """Whether an exception is a failure if it leaves the task function; an iterator's end or a clean exit is none."""
     if isinstance(error, StopIteration | StopAsyncIteration | GeneratorExit):
         return False
+    if type(error).__name__ == "RankShouldRestart":
+        return False  # an in-process restart interrupts the function
     return not is_clean_exit(error)
 
 

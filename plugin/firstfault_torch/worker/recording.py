@@ -98,6 +98,8 @@ class WorkerMonitor:
         self._before_stop: list[Callable[[], None]] = []
         self._asked = threading.Event()
         self._answered = threading.Event()
+        self.others_go_on = False
+        """Whether the other ranks go on without this one when its exception leaves the task function."""
         self.in_flight = InFlight(self._record_in_flight, self._withdraw)
 
     def open(self) -> None:
@@ -141,7 +143,9 @@ class WorkerMonitor:
         receipt = self.record_exception(error)
         if self._channel is not None and receipt is not None:
             what = type(before_exit(error)).__name__
-            content = {"what": what, "document": receipt.name, "monotonic_ns": moment.monotonic_ns}
+            content: dict[str, Any] = {"what": what, "document": receipt.name, "monotonic_ns": moment.monotonic_ns}
+            if self.others_go_on:
+                content["others_go_on"] = True
             self._channel.report_failure(content)
 
     def exits(self, error: BaseException) -> None:
