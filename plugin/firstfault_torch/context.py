@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "ROUND_VARIABLE",
     "Identity",
     "Moment",
-    "ROUND_VARIABLE",
     "Recording",
     "boot_id",
     "host_name",

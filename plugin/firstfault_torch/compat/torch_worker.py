@@ -11,8 +11,17 @@ from firstfault_torch.compat import warn_once
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["backends_that_abort", "flight_recorders", "group_teardown", "serve_env_rendezvous"]
+__all__ = ["backends_that_abort", "flight_recorders", "forget_process_groups", "group_teardown", "serve_env_rendezvous"]
 
+_GROUP_MAPS = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "pg_to_tag",
+    "tags_to_pg",
+    "pg_coalesce_state",
+)
 _RECORDERS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 """NCCL's flight recorder, in builds with NCCL since torch 2.5; that of all other backends, since 2.8."""
 
@@ -60,6 +69,24 @@ def backends_that_abort() -> list[Callable[[], None]]:
         if isinstance(backend, kind) and callable(abort):
             found.append(abort)
     return found
+
+
+def forget_process_groups() -> None:
+    """Forget groups whose creation was interrupted: they count in the names of later groups, on some ranks only."""
+    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 - as above
+
+    world = getattr(c10d, "_world", None)
+    if world is None or not hasattr(world, "group_count"):
+        warn_once("the count of process groups", "a restart during init_process_group may not succeed")
+        return
+    world.group_count = 0
+    for name in _GROUP_MAPS:
+        known = getattr(world, name, None)
+        if isinstance(known, dict):
+            known.clear()
+    unregister = getattr(c10d, "_unregister_all_process_groups", None)
+    if callable(unregister):
+        unregister()
 
 
 def serve_env_rendezvous(meet: Callable[[Any], tuple[Any, int, int]]) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
-from firstfault_torch.compat.torch_worker import backends_that_abort
+from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups
 from firstfault_torch.guard import bounded, guarded
 
 if TYPE_CHECKING:
@@ -106,5 +106,8 @@ def _sockets() -> set[tuple[int, int]]:
 
 def destroy_process_groups(seconds: float) -> None:
     """Destroy all process groups; give up after `seconds`."""
-    if dist.is_available() and dist.is_initialized():
-        bounded(dist.destroy_process_group, seconds, "destroying the process groups")
+    if dist.is_available():
+        if dist.is_initialized():
+            bounded(dist.destroy_process_group, seconds, "destroying the process groups")
+        with guarded("forgetting process groups"):
+            forget_process_groups()

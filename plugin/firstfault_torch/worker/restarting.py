@@ -47,7 +47,7 @@ def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], m
     except RestartError as restart:
         monitor.others_go_on = isinstance(restart, _ALONE)
         error = restart
-    except BaseException as own:
+    except BaseException as own:  # noqa: BLE001 - it is raised below
         monitor.others_go_on = True
         error = own
     # outside of the handlers: they would become its context

@@ -1,0 +1,130 @@
+"""Real ranks restart in their processes after a fault on one of them."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from firstfault.errors import UsageError
+from firstfault_torch import inprocess
+from tests.inprocess.training import FAULTY, run
+
+pytestmark = pytest.mark.jobs
+
+ALL = {0, 1, 2, 3}
+FAST = {
+    "soft_timeout": 4.0,
+    "hard_timeout": 7.0,
+    "barrier_timeout": 60.0,
+    "heartbeat_timeout": 30.0,
+    "monitor_process_interval": 0.1,
+    "termination_grace_time": 0.5,
+}
+FEW = inprocess.initialize.RetryController(max_iterations=4)
+SLOW_S = 30.0
+"""A restart takes a second; what must hold on any machine. `make bench-restart` measures."""
+
+
+@pytest.mark.parametrize("kind", ["raise", "two arguments", "before the group", "two at once"])
+def test_all_ranks_go_on_after_an_exception(kind: str) -> None:
+    """All four ranks call the function again, with the same ranks, also after two exceptions in one iteration."""
+    ended = run(kind, initialize=FEW, **FAST)
+    assert set(ended.of("enter", 1)) == ALL
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {rank: (rank, 4) for rank in ALL}
+    assert ended.codes == [0] * 4
+    assert ended.seconds() < SLOW_S
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("kill", -9), ("exit", 3), ("blocked", -15), ("swallows", -15), ("atomic", -15)]
+)
+def test_the_others_go_on_without_a_rank(kind: str, code: int) -> None:
+    """A rank that is killed, leaves, or cannot be interrupted ends alone; the others get new ranks and go on."""
+    ended = run(kind, initialize=FEW, **FAST)
+    assert set(ended.of("enter", 1)) == ALL - {FAULTY}
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 3), 2: (1, 3), 3: (2, 3)}
+    assert [ended.codes[rank] for rank in (0, FAULTY, 2, 3)] == [0, code, 0, 0]
+
+
+def test_a_hang_in_python_is_interrupted() -> None:
+    """A rank that stopped to ping is interrupted and goes on with the others."""
+    ended = run("hang", initialize=FEW, **FAST)
+    assert set(ended.of("enter", 1)) == set(ended.of("done")) == ALL
+
+
+def test_a_fault_during_the_recovery() -> None:
+    """A rank that raises when it is called again interrupts the second iteration; all go on with a third."""
+    ended = run("second fault", initialize=FEW, **FAST)
+    assert set(ended.of("enter", 2)) == set(ended.of("done")) == ALL
+
+
+def test_a_limit() -> None:
+    """At the limit every rank ends; the cause is its own exception, with its traceback, or what the others told."""
+    limit = inprocess.initialize.RetryController(max_iterations=1)
+    ended = run("raise", world=2, initialize=limit, **FAST)
+    told = {rank: event.value for rank, event in ended.of("raised").items()}
+    assert {name for name, *_ in told.values()} == {"RestartAbort"}
+    assert told[1][2] == "ValueError"
+    assert told[0][2] in {"RestartError", "RuntimeError"}, "it was interrupted, or its collective had failed before"
+    assert told[1][3], "the live exception with its traceback"
+    assert all("1" in text for _, text, _, _ in told.values())
+    assert ended.codes == [1, 1]
+
+
+def test_a_world_that_is_too_small() -> None:
+    """With too few ranks left nobody goes on, and the message says how many are needed."""
+    limit = inprocess.initialize.RetryController(min_world_size=4)
+    ended = run("kill", initialize=limit, **FAST)
+    assert set(ended.of("raised")) == ALL - {FAULTY}
+    assert all("3" in event.value[1] and "4" in event.value[1] for event in ended.of("raised").values())
+
+
+def test_no_fault_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Without a fault every rank calls the function once, and the monitor processes are gone."""
+    log = tmp_path / "monitor-{rank}.log"
+    ended = run("", monitor_process_logfile=str(log), **FAST)
+    assert set(ended.of("done")) == ALL
+    assert not ended.of("enter", 1)
+    assert [file.read_text() for file in sorted(tmp_path.iterdir())] == [""] * 4
+    opened = [Path(f"/proc/{pid}/fd/1") for pid in map(attrgetter("name"), Path("/proc").iterdir()) if pid.isdigit()]
+    assert not [file for file in opened if _target(file).startswith(str(tmp_path))]
+
+
+def _target(file: Path) -> str:
+    try:
+        return str(file.readlink())
+    except OSError:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"soft_timeout": 9, "hard_timeout": 5}, r"soft_timeout \(9 s\) must be shorter than hard_timeout \(5 s\)"),
+        ({"hard_timeout": 500}, r"hard_timeout \(500 s\) must be shorter than barrier_timeout \(120 s\)"),
+        ({"heartbeat_interval": 40}, "heartbeat_interval .* shorter than heartbeat_timeout"),
+        ({"last_call_wait": -1}, "last_call_wait must be a timedelta or a number of seconds above 0, not -1"),
+        ({"soft_timeout": "fast"}, "soft_timeout must be a timedelta"),
+        ({"soft_timeout": True}, "soft_timeout must be a timedelta"),
+        ({"abort": print}, "abort must be an instance of Abort"),
+        ({"store_factory": 3}, "store_factory must be callable"),
+        ({"monitor_process_logfile": "here.log"}, "must be an absolute path"),
+        ({"enabled": 1}, "enabled must be an instance of bool"),
+    ],
+)
+def test_options_that_are_not_valid(options: dict[str, Any], said: str) -> None:
+    """One line names the option, its value and what is wrong."""
+    with pytest.raises(UsageError, match=said):
+        inprocess.Wrapper(**options)
+
+
+def test_not_enabled() -> None:
+    """Without restarts the function itself is called."""
+
+    def function() -> int:
+        return 3
+
+    assert inprocess.Wrapper(enabled=False)(function) is function

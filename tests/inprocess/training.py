@@ -1,0 +1,163 @@
+"""A training loop whose ranks restart in their processes after a fault; one module, because processes import it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime as dt
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from firstfault_torch import inprocess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Event", "Run", "run"]
+
+STEPS = 30
+FAULT_STEP = 10
+FAULTY = 1
+"""The rank that fails in the first iteration."""
+
+
+def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one branch a fault
+    """Fail in one of several ways."""
+    if kind == "raise":
+        raise ValueError("the fault")
+    if kind == "two arguments":
+        raise TwoArgumentsError("a", "b")
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "exit":
+        sys.exit(3)
+    if kind == "hang":
+        while True:
+            time.sleep(0.01)
+    if kind == "blocked":
+        ctypes.PyDLL(None).sleep(1000)  # holds the GIL
+    if kind == "swallows":
+        while True:
+            with contextlib.suppress(BaseException):  # as some programs do
+                time.sleep(1000)
+    if kind == "atomic":
+        with call.atomic():
+            while True:
+                time.sleep(0.01)
+
+
+class TwoArgumentsError(Exception):
+    """Cannot be copied: its constructor does not take what it keeps."""
+
+    def __init__(self, one: str, other: str) -> None:
+        super().__init__(f"{one} {other}")
+
+
+def train(call: inprocess.CallWrapper, kind: str, say: Callable[..., None]) -> tuple[int, int]:
+    """Train; return rank and world size of the last iteration."""
+    say("enter", call.iteration)
+    rank = int(os.environ["RANK"])
+    if kind == "second fault" and call.iteration == 1 and rank == 2:
+        raise ValueError("a fault during the recovery")
+    if kind == "before the group" and call.iteration == 0 and rank == FAULTY:
+        say("fault")
+        raise ValueError("the fault")
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+    me, world = dist.get_rank(), dist.get_world_size()
+    for step in range(STEPS):
+        call.ping()
+        ones = torch.ones(100)
+        dist.all_reduce(ones)
+        assert ones[0].item() == world
+        if call.iteration == 0 and step == FAULT_STEP and me == FAULTY and kind:
+            say("fault")
+            fail("raise" if kind == "second fault" else kind, call)
+        if kind == "two at once" and call.iteration == 0 and step == FAULT_STEP and me == 2:
+            raise KeyError("another one at the same time")
+    dist.destroy_process_group()
+    return me, world
+
+
+class Event:
+    """What a rank said, and when."""
+
+    def __init__(self, rank: int, what: str, value: Any, seconds: float) -> None:
+        self.rank, self.what, self.value, self.seconds = rank, what, value, seconds
+
+    def __repr__(self) -> str:
+        return f"{self.seconds:.2f} s: rank {self.rank} {self.what} {self.value}"
+
+
+def _worker(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], events: Any) -> None:
+    kind, options = work
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+    def say(what: str, value: Any = None) -> None:
+        events.put((rank, what, value, time.monotonic()))
+
+    @inprocess.Wrapper(**options)
+    def wrapped(call: inprocess.CallWrapper | None = None) -> tuple[int, int]:
+        assert call is not None
+        return train(call, kind, say)
+
+    try:
+        say("done", wrapped())
+    except BaseException as error:
+        cause = error.__cause__
+        say(
+            "raised",
+            (type(error).__name__, str(error), type(cause).__name__, cause is not None and bool(cause.__traceback__)),
+        )
+        raise
+
+
+class Run:
+    """What happened."""
+
+    def __init__(self, events: list[Event], codes: list[int | None]) -> None:
+        self.events = events
+        self.codes = codes
+
+    def of(self, what: str, value: Any = None) -> dict[int, Event]:
+        """Return the events of a kind, by rank."""
+        return {event.rank: event for event in self.events if event.what == what and value in {None, event.value}}
+
+    def seconds(self, iteration: int = 1) -> float:
+        """Return the seconds from the fault until the last rank called the function again."""
+        (fault,) = self.of("fault").values()
+        return max(event.seconds for event in self.of("enter", iteration).values()) - fault.seconds
+
+
+def run(kind: str, world: int = 4, seconds: float = 120, **options: Any) -> Run:
+    """Train on so many processes, of which one fails; return what happened."""
+    context = mp.get_context("forkserver")  # a process that has torch loaded, and nothing else
+    context.set_forkserver_preload(["torch", "firstfault_torch.inprocess", "tests.inprocess.training"])
+    events = context.SimpleQueue()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        context.Process(target=_worker, args=(rank, world, port, (kind, options), events)) for rank in range(world)
+    ]
+    for process in processes:
+        process.start()
+    deadline = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0.1))
+    late = [process for process in processes if process.is_alive()]
+    for process in late:
+        process.kill()
+        process.join()
+    found = []
+    while not events.empty():
+        found.append(Event(*events.get()))
+    assert not late, f"{len(late)} ranks did not end: {found}"
+    return Run(sorted(found, key=lambda event: event.seconds), [process.exitcode for process in processes])
