@@ -9,6 +9,7 @@ from firstfault.strategies import DEFAULT_STRATEGY
 
 if TYPE_CHECKING:
     from firstfault.retry import RetryPolicy
+    from firstfault_torch.inprocess import InProcessRestart
 
 __all__ = ["Options"]
 
@@ -27,5 +28,7 @@ class Options:
     """Time for workers to end after SIGTERM before they are killed."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default."""
+    in_process_restart: InProcessRestart | None = None
+    """How workers restart in their processes after a fault; None: they do not."""
     retries: int | None = None
     """How often the engine may run the job again; None: not known."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
     from firstfault_torch.rounds.settlement import Reports
 
-__all__ = ["NodeFailedError", "launch", "recording_of", "run_node"]
+__all__ = ["NodeFailedError", "by_last_rank", "launch", "recording_of", "run_node"]
 
 _LAST_SECONDS = 1.5
 """Longest wait for the other nodes after a signal to this process."""
@@ -84,7 +84,13 @@ def launch(
     Raises:
         NodeFailedError: a worker failed, here or on another node, or the agent failed or was terminated.
     """
-    return run_node(config, run_recorded, (engine, function, *args), engine=engine, options=options or Options())
+    options = options or Options()
+    if options.in_process_restart is None:
+        return run_node(config, run_recorded, (engine, function, *args), engine=engine, options=options)
+    from firstfault_torch.worker.restarting import run_with_restarts  # noqa: PLC0415 - few need it
+
+    work = (engine, options.in_process_restart, function, *args)
+    return run_node(config, run_with_restarts, work, engine=engine, options=options)
 
 
 def run_node(
@@ -108,6 +114,8 @@ def run_node(
                 signals=signals,
                 last_resort=partial(_end_process, engine=engine, options=options),
             )
+            if options.in_process_restart is not None:
+                results = by_last_rank(results)
             engine.await_exit(has_rank_0=0 in results, give_up=signals.gave_up)
         except LaunchFailedError as failure:
             raise _failed(failure, engine, options, signals.gave_up) from failure.error
@@ -115,6 +123,11 @@ def run_node(
             if recording.identity.owns_process:
                 signals.leave()
     return results
+
+
+def by_last_rank(results: Mapping[int, Any]) -> dict[int, Any]:
+    """Return what workers with in-process restarts returned, by the rank that each had in the last iteration."""
+    return {result.rank: result.value for result in results.values() if result is not None and result.rank is not None}
 
 
 def recording_of(engine: Engine, options: Options) -> Recording:

@@ -46,6 +46,7 @@ class LocalWorkers:
         self._channel: AgentChannel | None = None
         self.stopped: Stop | None = None
         """Why this agent stopped the workers of the round; None: it did not."""
+        self._forgotten: frozenset[int] = frozenset()
         if recording.files is not None:
             with guarded("opening the channel to the workers"):
                 self._channel = AgentChannel(recording.files, wake)
@@ -55,6 +56,7 @@ class LocalWorkers:
     def begin_round(self) -> None:
         """Forget the round before."""
         self.stopped = None
+        self._forgotten = frozenset()
 
     def open_stderr(self, local_world_size: int) -> None:
         """Make the FIFOs for the workers' stderr, before the workers start."""
@@ -101,7 +103,16 @@ class LocalWorkers:
 
     def reported(self) -> dict[int, dict[str, Any]]:
         """Return the reports of failed workers of this round, by local rank."""
-        return self._channel.failed(self._reporter.recording.round) if self._channel is not None else {}
+        if self._channel is None:
+            return {}
+        failed = self._channel.failed(self._reporter.recording.round)
+        return {rank: report for rank, report in failed.items() if rank not in self._forgotten}
+
+    def forget(self, local_ranks: frozenset[int]) -> None:
+        """Take workers for ended without a failure: the others had gone on without them."""
+        for rank in local_ranks - self._forgotten:
+            self._reporter.withdraw(rank)
+        self._forgotten |= local_ranks
 
     def deaths(self) -> list[Death]:
         """Return the workers that ended without success, in the order of their ends.
@@ -112,7 +123,11 @@ class LocalWorkers:
         if self._watch is None:
             return []
         counted = unfinished(self._context) | (self.stopped.observations.keys() if self.stopped is not None else set())
-        return [death for death in self._watch.ended() if death.exit_code != 0 or death.local_rank in counted]
+        return [
+            death
+            for death in self._watch.ended()
+            if death.local_rank not in self._forgotten and (death.exit_code != 0 or death.local_rank in counted)
+        ]
 
     def document_deaths(self) -> None:
         """Document each death of this round once, in the background.
@@ -124,7 +139,7 @@ class LocalWorkers:
             self._reporter.document(death, self.stopped)
         ended = self._watch.ended() if self._watch is not None else []
         for death in ended:
-            if death.local_rank not in {item.local_rank for item in deaths}:
+            if death.local_rank not in {item.local_rank for item in deaths} | self._forgotten:
                 self._reporter.document(death, self.stopped, only_held=True)
 
     # --- stopping -----------------------------------------------------------------------------------------------

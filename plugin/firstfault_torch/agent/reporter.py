@@ -201,6 +201,13 @@ class Reporter:
             )
         )
 
+    def withdraw(self, local_rank: int) -> None:
+        """Withdraw what a worker wrote: the others have recovered from it."""
+        spool = spool_of(self.recording, local_rank, self.report.error_files.get(local_rank))
+        for document in spool.documents(held=True) if spool is not None else ():
+            spool.withdraw(document.name)
+            self.report.receipts.append(Receipt(document.name, durable=document.is_durable, withdrawn=True))
+
     def _held_documents(self, death: Death) -> None:
         """Upload what a worker wrote that torch takes for a success."""
         own = self._own_documents(death)

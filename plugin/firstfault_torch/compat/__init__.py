@@ -13,9 +13,11 @@ is not collected.
 | `_worker_group`, `_remaining_restarts`, `_pcontext` of the agent | ranks, restarts, processes |
 | `MultiprocessContext._pc.processes`, `SubprocessContext.subprocess_handlers` | when each worker ends |
 | `MultiprocessContext._pc.error_files` | tracebacks that torch.multiprocessing keeps |
-| `MultiprocessContext._ret_vals`, `_return_values` | which worker has handed over its result |
+| `MultiprocessContext._ret_vals`, `_return_values`, `_worker_finished_event` | results, and that workers may end |
 | ``torchelastic/agent/terminal_state`` | the keys of torch's exit barrier |
 | `distributed_c10d.destroy_process_group.__code__` | seeing an exception before the sockets close |
+| `distributed_c10d._world`, `_unregister_all_process_groups`, `ProcessGroup._get_backend` | restarts in a process |
+| `rendezvous._rendezvous_handlers` | a store of its own for each iteration's process groups |
 | `_distributed_c10d._dump_fr_trace_json`, `_dump_nccl_trace_json` | the flight recorder |
 | names of torch elastic's loggers | formatting tracebacks without importing a compiler |
 """

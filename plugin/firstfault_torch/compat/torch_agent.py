@@ -24,6 +24,8 @@ __all__ = [
     "WorkerProcess",
     "flight_recorder_variables",
     "format_exceptions_early",
+    "handed_over",
+    "let_workers_end",
     "missing_names",
     "traceback_files",
     "unfinished",
@@ -220,6 +222,29 @@ def unfinished(context: Any) -> frozenset[int]:
         warn_once("the workers' results", "a worker that exits with 0 in the middle is not noticed")
         return frozenset()
     return frozenset(rank for rank, queue in queues.items() if rank not in taken and queue.empty())
+
+
+def handed_over(context: Any) -> dict[int, Any]:
+    """Return the results that workers have handed over so far, by local rank.
+
+    Args:
+        context: torch's MultiprocessContext.
+    """
+    taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
+    if taken is None or queues is None:
+        warn_once("the workers' results", "the workers of a node cannot go on after one of them has ended")
+        return {}
+    for rank, queue in queues.items():
+        if rank not in taken and not queue.empty():
+            taken[rank] = queue.get()
+    return dict(taken)
+
+
+def let_workers_end(context: Any) -> None:
+    """Tell the workers that have handed over their results that they may end."""
+    finished = getattr(context, "_worker_finished_event", None)
+    if finished is not None:
+        finished.set()
 
 
 def format_exceptions_early() -> None:

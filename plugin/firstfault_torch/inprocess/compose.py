@@ -65,6 +65,10 @@ class Compose(_Anything):
     def __init__(self, *instances: Callable[..., Any]) -> None:
         """Do nothing; without this method Python would call the shared class's."""
 
+    def __reduce__(self) -> tuple[type[Compose], tuple[Callable[..., Any], ...]]:
+        """Return how to make it again in another process, which lacks the class of this chain."""
+        return Compose, self.instances
+
     def __call__(self, *args: Any) -> Any:
         """Call all parts.
 

@@ -140,10 +140,15 @@ class WorkerMonitor:
             # framework's handler may raise anything
             return
         moment = moment_of(error)
-        receipt = self.record_exception(error)
-        if self._channel is not None and receipt is not None:
+        if self.others_go_on:
+            # it counts only if they do not: the node's success withdraws it
+            name = self._record_in_flight(error)
+        else:
+            receipt = self.record_exception(error)
+            name = receipt.name if receipt is not None else ""
+        if self._channel is not None and name:
             what = type(before_exit(error)).__name__
-            content: dict[str, Any] = {"what": what, "document": receipt.name, "monotonic_ns": moment.monotonic_ns}
+            content: dict[str, Any] = {"what": what, "document": name, "monotonic_ns": moment.monotonic_ns}
             if self.others_go_on:
                 content["others_go_on"] = True
             self._channel.report_failure(content)

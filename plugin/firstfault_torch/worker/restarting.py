@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault_torch.inprocess.call import CallWrapper
 from firstfault_torch.inprocess.exception import HealthCheckError, RankLost, RestartAbort, RestartError
 from firstfault_torch.inprocess.rank_assignment import RankDiscarded
+from firstfault_torch.worker.recording import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from firstfault_torch.engine import Engine
     from firstfault_torch.inprocess.call import Interruption
     from firstfault_torch.inprocess.options import InProcessRestart
     from firstfault_torch.worker.recording import WorkerMonitor
 
-__all__ = ["Restarted", "call_with_restarts"]
+__all__ = ["Restarted", "call_with_restarts", "run_with_restarts"]
 
 _ALONE = (HealthCheckError, RankLost, RankDiscarded)
 """With these one rank leaves, and the others go on."""
@@ -27,6 +30,12 @@ class Restarted(NamedTuple):
     value: Any
     rank: int | None
     """Its rank in the last iteration; None for a reserve, which returns nothing."""
+
+
+def run_with_restarts(engine: Engine, options: InProcessRestart, function: Callable[..., Any], *args: Any) -> Restarted:
+    """Call ``function(*args)`` with restarts in a worker process; an exception is recorded and passes unchanged."""
+    with recorded(engine) as monitor:
+        return call_with_restarts(options, partial(function, *args), monitor)
 
 
 def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flytekit import Resources
 
     from firstfault.retry import RetryPolicy
+    from firstfault_torch.inprocess import InProcessRestart
 
 __all__ = [
     "STRATEGY_VARIABLE",
@@ -159,6 +160,9 @@ class Elastic(_Reporting):
     """Seconds between two checks of the workers by the agent. 0.1 is torchrun's default; kfpytorch's is 5."""
     max_restarts: int = 0
     """How often torch elastic restarts the workers before the attempt fails."""
+    in_process_restart: InProcessRestart | None = None
+    """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
+    None: they do not."""
     rdzv_configs: dict[str, Any] = field(default_factory=lambda: {"timeout": 900, "join_timeout": 900})
     """Torch's rendezvous settings. The timeouts are 15 minutes, because pods may wait for a node or an image."""
     increase_shared_mem: bool = True
@@ -183,6 +187,9 @@ class Elastic(_Reporting):
         """Check the fields, so that a bad value is refused before the task is registered."""
         self._check_reporting()
         parse_nnodes(self.nnodes)
+        restart = self.in_process_restart
+        if restart is not None and type(restart).__name__ != "InProcessRestart":
+            raise UsageError(f"Elastic.in_process_restart must be an InProcessRestart or None, not {restart!r}")
         if self.start_method not in START_METHODS:
             raise UsageError(
                 f"Elastic.start_method must be one of {', '.join(START_METHODS)}, not {self.start_method!r}"

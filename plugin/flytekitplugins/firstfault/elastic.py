@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 
 from firstfault_torch.error_file import was_recoverable
 from firstfault_torch.guard import logger
-from firstfault_torch.run import NodeFailedError, run_node
+from firstfault_torch.run import NodeFailedError, by_last_rank, run_node
 from flytekitplugins.firstfault.config import parse_nnodes
 from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, run_forked, run_spawned
 from flytekitplugins.firstfault.verdict_errors import ElasticTaskError, verdict_error
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
     from firstfault.model import WorkerError
+    from firstfault_torch.worker.restarting import Restarted
     from flytekitplugins.firstfault.task import ElasticFunctionTask
 
 __all__ = ["execute_elastic"]
@@ -40,7 +41,8 @@ def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
     engine = task.engine()
     entrypoint, args = _entrypoint(task, kwargs, keeps_decks=engine is not None and task.leaves_deck)
     if engine is None:
-        return _hand_over(_launch_plain(config, entrypoint, args))
+        results = _launch_plain(config, entrypoint, args)
+        return _hand_over(by_last_rank(results) if task.task_config.in_process_restart is not None else results)
     try:
         results = run_node(config, entrypoint, args, engine=engine, options=task.options())
     except NodeFailedError as failed:
@@ -105,13 +107,13 @@ def _launch_config(task: ElasticFunctionTask) -> LaunchConfig:
 
 def _entrypoint(
     task: ElasticFunctionTask, kwargs: dict[str, Any], *, keeps_decks: bool
-) -> tuple[Callable[..., WorkerResult], tuple[Any, ...]]:
+) -> tuple[Callable[..., WorkerResult | Restarted], tuple[Any, ...]]:
     """Return each worker's function: a picklable one for spawn, a closure for fork, as torch passes no keywords."""
-    function = task.task_function
+    function, restart = task.task_function, task.task_config.in_process_restart
     if task.task_config.start_method == "fork":
 
-        def forked_worker() -> WorkerResult:
-            return run_forked(function, kwargs, keeps_decks=keeps_decks)
+        def forked_worker() -> WorkerResult | Restarted:
+            return run_forked(function, kwargs, keeps_decks=keeps_decks, restart=restart)
 
         return forked_worker, ()
     context = flytekit.current_context()
@@ -127,6 +129,7 @@ def _entrypoint(
         checkpoint_dest=destination,
         checkpoint_src=source,
         keeps_decks=keeps_decks,
+        restart=cloudpickle.dumps(restart) if restart is not None else b"",
     )
     return run_spawned, (payload,)
 

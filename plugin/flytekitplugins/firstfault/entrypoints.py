@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     import flytekit
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
 
+    from firstfault_torch.inprocess import InProcessRestart
     from firstfault_torch.worker.recording import WorkerMonitor
+    from firstfault_torch.worker.restarting import Restarted
 
 __all__ = ["SpawnPayload", "WorkerResult", "run_forked", "run_spawned"]
 
@@ -44,9 +46,11 @@ class SpawnPayload:
     checkpoint_src: str | None
     keeps_decks: bool = False
     """Whether rank 0 writes its decks to a file, for the deck of a failed attempt."""
+    restart: bytes = b""
+    """How the ranks restart in their processes, pickled by cloudpickle; empty: they do not."""
 
 
-def run_spawned(payload: SpawnPayload) -> WorkerResult:
+def run_spawned(payload: SpawnPayload) -> WorkerResult | Restarted:
     """Run the task function in a new interpreter, with a new execution context."""
     with recorded(FlyteEngine()) as monitor:
         import cloudpickle  # noqa: PLC0415 - so that a failing import is recorded
@@ -58,16 +62,35 @@ def run_spawned(payload: SpawnPayload) -> WorkerResult:
             prev_checkpoint=payload.checkpoint_src,
         ) as context:
             function = cloudpickle.loads(payload.function)
-            return _run(function, payload.arguments, context, monitor, keeps_decks=payload.keeps_decks)
+            restart = cloudpickle.loads(payload.restart) if payload.restart else None
+            run = partial(_run, function, payload.arguments, context, monitor, keeps_decks=payload.keeps_decks)
+            return _with_restarts(restart, run, monitor)
 
 
-def run_forked(function: Callable[..., Any], arguments: dict[str, Any], *, keeps_decks: bool = False) -> WorkerResult:
+def run_forked(
+    function: Callable[..., Any],
+    arguments: dict[str, Any],
+    *,
+    keeps_decks: bool = False,
+    restart: InProcessRestart | None = None,
+) -> WorkerResult | Restarted:
     """Run the task function in a forked process, with the parent's execution context."""
     with recorded(FlyteEngine()) as monitor:
         from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - the parent has loaded it
 
         context = FlyteContextManager.current_context()
-        return _run(function, arguments, context, monitor, keeps_decks=keeps_decks)
+        run = partial(_run, function, arguments, context, monitor, keeps_decks=keeps_decks)
+        return _with_restarts(restart, run, monitor)
+
+
+def _with_restarts(
+    restart: InProcessRestart | None, run: Callable[[], WorkerResult], monitor: WorkerMonitor
+) -> WorkerResult | Restarted:
+    if restart is None:
+        return run()
+    from firstfault_torch.worker.restarting import call_with_restarts  # noqa: PLC0415 - few need it
+
+    return call_with_restarts(restart, run, monitor)
 
 
 def _run(

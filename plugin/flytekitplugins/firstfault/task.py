@@ -156,6 +156,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             upload_deadline_seconds=config.upload_deadline_seconds,
             stop_seconds=getattr(config, "stop_seconds", 0.0),
             retry_policy=config.retry_policy,
+            in_process_restart=getattr(config, "in_process_restart", None),
             retries=self.metadata.retries,
         )
 
