@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from flyteidl.core.literals_pb2 import LiteralMap
 
-    from firstfault.model import Decision
+    from firstfault.model import Decision, RestartRecord
     from firstfault.report import Report
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.retry import RetryContext, RetryPolicy
@@ -231,6 +231,14 @@ class MultiErrorFileOutputReader:
             StoreError: the storage could not be listed.
         """
         return run_sync(self.job_async())
+
+    def restarts(self) -> tuple[RestartRecord, ...]:
+        """Return what was decided after each failed round of the attempt, oldest first.
+
+        Raises:
+            StoreError: the storage could not be listed.
+        """
+        return self.job().restarts
 
     async def job_async(self) -> JobErrors:
         """As `job`, in the caller's event loop."""

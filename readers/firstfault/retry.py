@@ -29,6 +29,7 @@ __all__ = [
     "exhausted",
     "explicit",
     "host_evidence",
+    "is_again",
     "never",
     "on_category",
     "same_fault_again",
@@ -48,7 +49,13 @@ class RetryContext:
     pods_alive: bool = True
     """Whether every pod lives to write the verdict for stock Flyte. False after a pod was lost."""
     previous_fingerprint: str = ""
-    """Fingerprint of the previous attempt's verdict; empty: there was none, or it is not known."""
+    """Fingerprint of the previous attempt's verdict; empty: there was none, or it is not known.
+
+    If the question is about a restart within the attempt: of the previous round's verdict.
+    """
+    restarts_left: int | None = None
+    """None: the question is whether to run another attempt. A number: whether torch elastic restarts the workers within
+    this one, and how many of the task's `max_restarts` are left for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,25 +256,34 @@ def _is_from_native_code(root: WorkerError) -> bool:
 
 
 def same_fault_again() -> PolicyBase:
-    """True if the previous attempt failed with the same fingerprint; for use with `~`."""
+    """True if the previous attempt, or for a restart the previous round, failed with the same fingerprint.
+
+    For use with `~`.
+    """
 
     def same_fault_again_(verdict: Verdict, context: RetryContext) -> Vote:
-        same = _is_again(verdict, context)
-        return Vote(retry=same, reason=_AGAIN if same else "not the fault of the previous attempt")
+        same, before = is_again(verdict, context), _before(context)
+        return Vote(retry=same, reason=_AGAIN.format(before) if same else f"not the fault of the previous {before}")
 
     return _Function(same_fault_again_)
 
 
-def _is_again(verdict: Verdict, context: RetryContext) -> bool:
+def _before(context: RetryContext) -> str:
+    return "attempt" if context.restarts_left is None else "round"
+
+
+def is_again(verdict: Verdict, context: RetryContext) -> bool:
+    """Whether the previous attempt, or for a restart the previous round, failed with the same fingerprint."""
     return bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
 
 
 def exhausted() -> PolicyBase:
-    """True if the task's `retries` are used up."""
+    """True if the task's `retries` are used up; a restart within the attempt uses none."""
 
     def exhausted_(verdict: Verdict, context: RetryContext) -> Vote:
         del verdict
-        over = context.retries is not None and context.attempt >= context.retries
+        is_restart = context.restarts_left is not None
+        over = not is_restart and context.retries is not None and context.attempt >= context.retries
         return Vote(retry=over, reason="the task's retries are used up" if over else "retries are left")
 
     return _Function(exhausted_)
@@ -309,7 +325,7 @@ def default_policy() -> PolicyBase:
     return explicit() | on_category("preemption", "node_lost") | host_evidence() | declared()
 
 
-_AGAIN = "the previous attempt failed with the same fault"
+_AGAIN = "the previous {} failed with the same fault"
 _EVERYWHERE = "the same fault on all ranks"
 _BELOW_THE_LIMIT = 0.5
 """A container whose peak is below this share of its limit did not reach it; the peak may be sampled, and too low."""
@@ -350,7 +366,9 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     vote = as_policy(policy if policy is not None else default_policy())(verdict, context)
     if vote.retry:
         origin = vote.origin or Origin.USER
-        if origin is Origin.SYSTEM:
+        if context.restarts_left is not None:
+            paid = "it uses up one of max_restarts"
+        elif origin is Origin.SYSTEM:
             paid = "it uses up none of the task's retries"
         elif context.retries_left == 0:
             paid = f"all retries are used up (retries={context.retries or 0})"
@@ -361,8 +379,9 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
         reason = vote.reason if policy is not None else _reason_against(verdict)
-    if _is_again(verdict, context) and _AGAIN not in reason:
-        reason = f"{reason}; {_AGAIN}"
+    again = _AGAIN.format(_before(context))
+    if is_again(verdict, context) and again not in reason:
+        reason = f"{reason}; {again}"
     return Decision(
         retry=vote.retry,
         kind=Kind.RECOVERABLE if vote.retry else Kind.NON_RECOVERABLE,

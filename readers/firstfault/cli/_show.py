@@ -223,7 +223,9 @@ def _nothing(read: ReadAttempt, *, as_json: bool, quiet: bool) -> int:
             click.echo("no error: the attempt has outputs", err=quiet)
         return EXIT.OK
     hints = [*read.job.coverage.notes]
-    if read.job.history:
+    if restarts := [record for record in read.job.restarts if record.restart]:
+        hints.append(f"the job was restarted {counted(len(restarts), 'time')}, last after {restarts[-1].headline}")
+    elif read.job.history:
         hints.append(f"the job recovered from {counted(len(read.job.history), 'failure')} of earlier rounds")
     hint = "; ".join(hints) or "is this the attempt's output prefix?"
     fail(f"no error document in {read.reader.errors_uri}, and no outputs beside it; {hint}")

@@ -18,8 +18,10 @@ __all__ = [
     "execution_of",
     "is_bundle",
     "is_error_file",
+    "is_restart_record",
     "is_stock_error_file",
     "join_name",
+    "restart_record_name",
 ]
 
 ERRORS = "firstfault/errors"
@@ -35,6 +37,8 @@ ERROR_FILE = "error.pb"
 """The attempt's error as Flyte reads it, where all pods write one file."""
 DECK = "deck.html"
 _BUNDLE = re.compile(r"copies-[0-9a-f]{64}\.bundle")
+_RESTART = re.compile(r"decision-(?:round|in-process)-\d{5}-\d{7}\.json", re.ASCII)
+_MAX_NUMBER, _MAX_RANK = 99_999, 9_999_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,24 @@ def bundle_name(data: bytes) -> str:
 def is_bundle(name: str) -> bool:
     """Whether a file in the roster's folder is a bundle of copies by its name."""
     return _BUNDLE.fullmatch(name) is not None
+
+
+def restart_record_name(kind: str, number: int, group_rank: int) -> str:
+    """Return the name, in the roster's folder, of a node's record of a restart.
+
+    It sorts before the roster's entries, and readers without it ignore the file: it is neither ``.pb`` nor a bundle.
+
+    Args:
+        kind: "round" or "in-process".
+        number: of the round or iteration that failed.
+        group_rank: of the node that writes it.
+    """
+    return f"decision-{kind}-{min(max(number, 0), _MAX_NUMBER):05d}-{min(max(group_rank, 0), _MAX_RANK):07d}.json"
+
+
+def is_restart_record(name: str) -> bool:
+    """Whether a file in the roster's folder is a record of a restart by its name."""
+    return _RESTART.fullmatch(name) is not None
 
 
 def bundle_path(path: str) -> str:

@@ -36,6 +36,10 @@ from firstfault.model.job import (
     Seal,
     Unopened,
 )
+from firstfault.model.restart import (
+    RestartKind,
+    RestartRecord,
+)
 from firstfault.model.verdict import (
     Decision,
     Reason,
@@ -70,6 +74,8 @@ __all__ = [
     "Reason",
     "Receipt",
     "Resources",
+    "RestartKind",
+    "RestartRecord",
     "Scope",
     "Seal",
     "SentSignal",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from firstfault.model.failure import CausedBy, Kind, Origin, Place, WorkerError
+    from firstfault.model.restart import RestartRecord
 
 __all__ = ["Coverage", "JobErrors", "LogTail", "NodePresence", "Phase", "Reads", "Receipt", "Seal", "Unopened"]
 
@@ -166,6 +167,8 @@ class JobErrors:
     """Documents of the round, opened or not."""
     unopened: tuple[Unopened, ...] = ()
     """Documents of a large cascade that were not opened, grouped by fault, the largest group first."""
+    restarts: tuple[RestartRecord, ...] = ()
+    """What was decided after each failed round of the attempt, oldest first."""
 
     def unopened_like(self, fingerprint: str) -> tuple[int, ...]:
         """Return the ranks with this fault and no opened document, ascending."""

@@ -29,7 +29,7 @@ from firstfault.model.roster import NodeKey, node_key, node_label, node_order, n
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
-    from firstfault.model import ExceptionInfo, Place, Unopened
+    from firstfault.model import ExceptionInfo, Place, RestartRecord, Unopened
 
 __all__ = ["Snapshot", "Unreadable", "assemble", "digest_of", "name_hash"]
 
@@ -69,6 +69,8 @@ class Snapshot:
     """Number of unopened documents of earlier rounds and incarnations."""
     listed: Container[str] = frozenset()
     """Names of all documents, opened or not."""
+    restarts: tuple[RestartRecord, ...] = ()
+    """Oldest first."""
 
 
 def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: bool = True) -> JobErrors:
@@ -119,6 +121,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
         document_count=sum(len(failure.documents) for failure in failures)
         + sum(group.count for group in snapshot.unopened),
         unopened=snapshot.unopened,
+        restarts=snapshot.restarts,
     )
 
 

@@ -19,6 +19,7 @@ from firstfault.layout.paths import bundle_name, bundle_path, join_name
 from firstfault.model import DocumentRef, NodePresence, Phase, Place, Reads, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, begin, list_everything
+from firstfault.reading.restarts import read_restarts
 from firstfault.reading.selection import (
     MORE,
     NO_FAULT,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from firstfault.layout.paths import Layout
-    from firstfault.model import JobErrors
+    from firstfault.model import JobErrors, RestartRecord
     from firstfault.reading.key_table import KeyTable
     from firstfault.store import ObjectInfo, ReadableStore
 
@@ -217,6 +218,7 @@ class _Look:
         self._found: tuple[int, Snapshot] | None = None
         """What was read, with the number of documents that were open then."""
         self._rest: list[WorkerError | Seal | Unreadable] = []
+        self._restarts: tuple[RestartRecord, ...] = ()
         self._rows: list[int] = []
         """Rows of the judged round."""
         self._history: list[int] = []
@@ -228,7 +230,10 @@ class _Look:
         names = [(join_name(self._layout.errors or "", item.name), item) for item in self._listing.others]
         names += [(join_name(self._layout.stock or "", item.name), item) for item in self._listing.stock]
         await gathered(
-            self._read_roster(), self._read_rest(names), self._open(range(len(self._table)) if is_small else ())
+            self._read_roster(),
+            self._read_rest(names),
+            self._read_restarts(),
+            self._open(range(len(self._table)) if is_small else ()),
         )
         wish = wish_of([found for found in self._rest if isinstance(found, Seal)])
         if not is_small and (wish.reads is Reads.ALL or not await self._read_groups(wish, judge)):
@@ -237,6 +242,9 @@ class _Look:
 
     async def _read_rest(self, names: Iterable[tuple[str, ObjectInfo]]) -> None:
         self._rest = await _each(lambda path: read_document(self._store, *path), names)
+
+    async def _read_restarts(self) -> None:
+        self._restarts = await read_restarts(self._store, self._layout.roster or "", self._listing.restarts)
 
     async def _read_roster(self) -> None:
         items = [item for item in self._listing.roster if item.name not in self._roster]
@@ -319,6 +327,7 @@ class _Look:
             unopened=found.unopened,
             unopened_history=history,
             listed=self._table,
+            restarts=self._restarts,
         )
 
 

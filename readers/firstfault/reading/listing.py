@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from firstfault.layout.keys import ErrorKey
-from firstfault.layout.paths import is_bundle, is_error_file, is_stock_error_file, join_name
+from firstfault.layout.paths import is_bundle, is_error_file, is_restart_record, is_stock_error_file, join_name
 from firstfault.reading.key_table import KeyTable
 from firstfault.store import ObjectInfo
 from firstfault.sync import gathered
@@ -45,6 +45,8 @@ class Listing:
     roster: list[ObjectInfo] = field(default_factory=list)
     bundles: list[ObjectInfo] = field(default_factory=list)
     """Files with copies of documents and roster entries."""
+    restarts: list[ObjectInfo] = field(default_factory=list)
+    """Records of restarts within the attempt."""
     in_order: bool = True
     """Whether all pages so far were sorted by name."""
     rest: str | None = None
@@ -54,7 +56,7 @@ class Listing:
 
     def mark(self) -> tuple[object, ...]:
         """Return a value that changes when an object is added, removed or overwritten."""
-        rest = [(item.name, item.size, item.last_modified_ns) for item in (*self.others, *self.stock, *self.roster)]
+        rest = [(item.name, item.size, item.last_modified_ns) for item in (*self.others, *self.stock, *self.roster, *self.restarts)]
         return (len(self.table), sum(map(self.table.number, range(len(self.table)))), tuple(sorted(rest, key=repr)))
 
     def add(self, objects: Iterable[ObjectInfo], layout: Layout) -> None:
@@ -68,6 +70,8 @@ class Listing:
                     self.roster.append(_named(item, name))
                 elif is_bundle(name):
                     self.bundles.append(_named(item, name))
+                elif is_restart_record(name):
+                    self.restarts.append(_named(item, name))
             elif layout.stock is not None and folder == layout.stock and is_stock_error_file(name):
                 self.stock.append(_named(item, name))
 

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 
 from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import own_frames, place_of
-from firstfault.model import Scope
+from firstfault.model import RestartKind, Scope
 from firstfault.render.first_line import first_line
 from firstfault.report.headline import line_of
-from firstfault.report.words import State, ranks_text
+from firstfault.report.words import State, counted, ranks_text
 from firstfault.strategies import who
 from firstfault.text import elide, one_line, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from firstfault.model import JobErrors, Verdict, WorkerError
+    from firstfault.model import JobErrors, RestartRecord, Verdict, WorkerError
     from firstfault.report.data import Report
 
-__all__ = ["fact_lines", "flyte_message", "log_lines", "recovered_lines", "said", "stack_lines"]
+__all__ = ["fact_lines", "flyte_message", "log_lines", "recovered_lines", "restart_line", "said", "stack_lines"]
 
 _MESSAGE = 16_000
 """Characters; Flyte keeps the first and last 50 KB of a text."""
@@ -91,9 +91,29 @@ def log_lines(root: WorkerError) -> list[str]:
 
 
 def recovered_lines(job: JobErrors, limit: int = _RECOVERED) -> list[str]:
-    """Return the first `limit` failures that the job recovered from, one a line, and how many more there are."""
-    lines = [f"round {failure.place.round}: {who(failure)}: {line_of(failure)}" for failure in job.history[:limit]]
-    return [*lines, f"and {len(job.history) - limit} more"] if len(job.history) > limit else lines
+    """Return the first `limit` failures that the job recovered from, one a line, and how many more there are.
+
+    A round with a record of its restart has one line, about its root cause.
+    """
+    recorded = {record.number for record in job.restarts if record.kind is RestartKind.ROUND}
+    restarts = [record for record in job.restarts if record.restart]
+    others = [failure for failure in job.history if failure.place.round not in recorded]
+    lines = [restart_line(record) for record in restarts[:limit]]
+    lines += [f"round {item.place.round}: {who(item)}: {line_of(item)}" for item in others[: limit - len(lines)]]
+    more = len(restarts) + len(others) - limit
+    return [*lines, f"and {more} more"] if more > 0 else lines
+
+
+def restart_line(record: RestartRecord) -> str:
+    """Return what failed before a restart, why the workers were restarted, and how long that took."""
+    took = f"; {record.lost_seconds:.0f} s until the workers ran again" if record.lost_seconds is not None else ""
+    sizes = (record.world_size_before, record.world_size_after)
+    resized = f"; {sizes[1]} ranks instead of {sizes[0]}" if None not in sizes and sizes[0] != sizes[1] else ""
+    return one_line(f"{_restarted(record)}: {record.headline}: restarted, {record.reason}{took}{resized}", _FACT)
+
+
+def _restarted(record: RestartRecord) -> str:
+    return f"{'round' if record.kind is RestartKind.ROUND else 'in-process restart'} {record.number}"
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------
@@ -124,6 +144,9 @@ def _details(report: Report) -> Iterator[str]:
     if job := report.identity.parts(report.engine):
         yield f"job: {'; '.join(job)}"
     yield from _victims(report)
+    if before := [record for record in report.job.restarts if record.restart]:
+        faults = "; ".join(f"{_restarted(record)}: {record.headline}" for record in before)
+        yield f"restarted {counted(len(before), 'time')} before: {faults}"
     yield f"{report.engine.nodes} reported: {report.coverage}"
     if report.clocks:
         yield f"clocks: {report.clocks}"

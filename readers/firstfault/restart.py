@@ -1,0 +1,122 @@
+"""Whether torch elastic restarts the workers within an attempt, by the verdict on the round and the retry policy.
+
+Pure: no storage, no clock, no environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from firstfault.model import Origin, RestartKind, RestartRecord, Scope
+from firstfault.retry import RetryContext, host_evidence, is_again
+
+if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion
+    from firstfault.model import Decision, Verdict
+
+__all__ = ["RestartContext", "RestartDecision", "decide_restart", "record_of", "with_unused_restarts"]
+
+_LEFT_WITH_ITS_NODE = {"preemption", "node_lost"}
+_OF_THE_MACHINE = {"gpu_hardware"}
+
+
+@dataclass(frozen=True, slots=True)
+class RestartContext:
+    """What is known besides the verdict when the workers could be restarted."""
+
+    round: int
+    restarts_left: int
+    """Of `max_restarts`, before this decision."""
+    nodes_left: int = 1
+    """Nodes whose agents live and stay."""
+    min_nodes: int = 1
+    """The fewest nodes with which the job runs: the minimum of `nnodes`."""
+    previous_fingerprint: str = ""
+    """Of the previous round's verdict; empty: there was none, or it is not known."""
+
+    def for_policy(self, context: RetryContext) -> RetryContext:
+        """Return what a retry policy gets to know."""
+        return replace(
+            context, restarts_left=self.restarts_left, previous_fingerprint=self.previous_fingerprint, pods_alive=True
+        )
+
+
+class RestartDecision(NamedTuple):
+    """Whether to restart, and why or why not."""
+
+    restart: bool
+    reason: str
+
+
+def decide_restart(verdict: Verdict, decision: Decision, context: RestartContext) -> RestartDecision:
+    """Return whether the workers are restarted.
+
+    Args:
+        verdict: on the round.
+        decision: the retry policy's, for `RestartContext.for_policy`.
+        context: of the restart.
+    """
+    again = is_again(verdict, context.for_policy(RetryContext()))
+    if context.nodes_left < context.min_nodes:
+        return RestartDecision(
+            restart=False, reason=f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
+        )
+    if verdict.category in _OF_THE_MACHINE or host_evidence()(verdict, RetryContext()):
+        return RestartDecision(restart=False, reason="the machine is at fault, and a restart would use it again")
+    if decision.retry:
+        if again and not _may_repeat(verdict):
+            return RestartDecision(restart=False, reason="the previous round failed with the same fault")
+        return RestartDecision(restart=True, reason=decision.reason)
+    if verdict.scope is not Scope.UNDETERMINED:
+        return RestartDecision(restart=False, reason=decision.reason)
+    if again:
+        return RestartDecision(
+            restart=False, reason="the cause is not known, and the previous round failed with the same fault"
+        )
+    return RestartDecision(restart=True, reason="the cause is not known, and torch elastic restarts after any failure")
+
+
+def _may_repeat(verdict: Verdict) -> bool:
+    """Whether the same fingerprint does not show the same fault: the code asked for it, or another node was lost."""
+    root = verdict.root
+    is_asked_for = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
+    return is_asked_for or verdict.category in _LEFT_WITH_ITS_NODE
+
+
+def record_of(conclusion: Conclusion, context: RestartContext) -> RestartRecord:
+    """Return what is kept about a round that failed: its verdict in short, and the decision."""
+    verdict = conclusion.verdict
+    decided = decide_restart(verdict, conclusion.decision, context)
+    root = verdict.root
+    sizes = [entry.place.world_size for entry in conclusion.job.roster]
+    sizes += [failure.place.world_size for failure in conclusion.job.failures]
+    return RestartRecord(
+        kind=RestartKind.ROUND,
+        number=context.round,
+        headline=verdict.headline,
+        restart=decided.restart,
+        reason=decided.reason,
+        rank=root.rank if root is not None else next(iter(verdict.ranks), None),
+        node=verdict.node or "",
+        fingerprint=verdict.fingerprint,
+        category=verdict.category,
+        timestamp_ns=verdict.timestamp_ns,
+        world_size_before=max(sizes, default=0) or None,
+    )
+
+
+def with_unused_restarts(decision: Decision, refused: RestartRecord | None, restarts_left: int) -> Decision:
+    """Return the decision on an attempt; its reason also says why restarts were left when it ended.
+
+    Args:
+        decision: on the attempt.
+        refused: the decision against a restart; None: there was no question.
+        restarts_left: of `max_restarts`, when it was taken.
+    """
+    if refused is None or refused.restart:
+        return decision
+    count = f"{restarts_left} of max_restarts"
+    same = refused.reason == decision.reason
+    why = f"for the same reason, {count} were not used" if same else f"{count} were not used: {refused.reason}"
+    return replace(decision, reason=f"{decision.reason}; {why}")
