@@ -32,3 +32,6 @@ class Options:
     """How workers restart in their processes after a fault; None: they do not."""
     retries: int | None = None
     """How often the engine may run the job again; None: not known."""
+    restarts_follow_policy: bool = True
+    """Whether the retry policy also decides on each of torch's `max_restarts`. False: torch restarts after any
+    failure."""

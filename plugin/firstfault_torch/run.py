@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from firstfault.layout.paths import ROSTER, bundle_name
+from firstfault.restart import record_of, with_unused_restarts
 from firstfault_torch.agent.launch import LaunchFailedError, launch_agent
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.context import Recording, new_incarnation, node_address
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
+    from firstfault.model import RestartRecord
+    from firstfault.restart import RestartContext
     from firstfault_torch.agent.reporter import NodeReport
     from firstfault_torch.engine import Engine
     from firstfault_torch.rounds.settlement import Reports
@@ -103,6 +106,7 @@ def run_node(
 ) -> dict[int, Any]:
     """Run as `launch` does; the entrypoint itself records (`firstfault_torch.worker.recording.recorded`)."""
     recording = recording_of(engine, options)
+    asks = options.restarts_follow_policy and config.max_restarts > 0
     with SignalWatch() as signals, node_recorder(recording) as recording:
         try:
             results = launch_agent(
@@ -113,6 +117,8 @@ def run_node(
                 stop_seconds=options.stop_seconds,
                 signals=signals,
                 last_resort=partial(_end_process, engine=engine, options=options),
+                decide_restart=partial(_decided_restart, engine=engine, options=options) if asks else None,
+                settle_seconds=options.settle_seconds,
             )
             if options.in_process_restart is not None:
                 results = by_last_rank(results)
@@ -255,8 +261,21 @@ def _sealed(
     failure: LaunchFailedError, copies: Mapping[str, bytes], engine: Engine, options: Options, wait: Wait
 ) -> SealedVerdict | None:
     with guarded("concluding on the failure"):
-        return seal_verdict(conclude_on_node(failure.recording, copies, engine, options, wait), failure.recording)
+        concluded = conclude_on_node(failure.recording, copies, engine, options, wait)
+        if failure.refused is not None:
+            decision = with_unused_restarts(concluded.conclusion.decision, *failure.refused)
+            concluded = concluded._replace(conclusion=replace(concluded.conclusion, decision=decision))
+        return seal_verdict(concluded, failure.recording)
     return None
+
+
+def _decided_restart(
+    recording: Recording, reports: Reports, context: RestartContext, *, engine: Engine, options: Options
+) -> RestartRecord:
+    """Judge a failed round, and return whether torch restarts the workers."""
+    wait = Wait(0.0, complete=reports.complete)
+    concluded = conclude_on_node(recording, reports.copies, engine, options, wait, restart=context)
+    return record_of(concluded.conclusion, context)
 
 
 def _end_process(failure: LaunchFailedError, *, engine: Engine, options: Options) -> None:

@@ -15,7 +15,14 @@ from flytekitplugins.firstfault import Elastic
 RANK = 3
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
 METHOD = os.environ.get("BENCH_START_METHOD", "spawn")
-CONFIG = Elastic(nnodes=1, nproc_per_node=4, max_restarts=ROUNDS - 1, start_method=METHOD, increase_shared_mem=False)
+CONFIG = Elastic(
+    nnodes=1,
+    nproc_per_node=4,
+    max_restarts=ROUNDS - 1,
+    restarts_follow_policy=False,
+    start_method=METHOD,
+    increase_shared_mem=False,
+)
 
 
 def _note(what: str) -> None:

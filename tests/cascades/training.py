@@ -366,7 +366,16 @@ def four_by_two(kind: str = "", culprit: int = 3, slow: int = -1, early: bool = 
     return _train(kind, culprit, slow, early, held)
 
 
-@task(task_config=Elastic(nnodes=2, nproc_per_node=2, start_method="fork", max_restarts=1, increase_shared_mem=False))
+@task(
+    task_config=Elastic(
+        nnodes=2,
+        nproc_per_node=2,
+        start_method="fork",
+        max_restarts=1,
+        restarts_follow_policy=False,
+        increase_shared_mem=False,
+    )
+)
 def restarted(kind: str = "", culprit: int = 3, rounds: int = 2) -> float:
     """Two nodes of two workers, with one restart; the fault comes in the first `rounds` rounds."""
     again = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < rounds

@@ -16,12 +16,14 @@ from firstfault import MultiErrorFileOutputReader
 if TYPE_CHECKING:
     from tests.s3_server import S3
 
+_LOST_S = 60.0
 RESTARTING = Path(__file__).parent / "jobs" / "restarting.py"
 
 
-def _run(server: S3, faulty_rounds: int, folder: Path) -> tuple[int, dict[str, Any]]:
+def _run(server: S3, folder: Path, *, faulty_rounds: int, recoverable: bool) -> tuple[int, dict[str, Any]]:
     arguments = [sys.executable, "-m", "firstfault", "run", str(RESTARTING), "train", "--store", server.uri("restarts")]
-    arguments += ["--inputs", json.dumps({"faulty_rounds": faulty_rounds}), "--json", "--retries", "0"]
+    inputs = {"faulty_rounds": faulty_rounds, "recoverable": recoverable}
+    arguments += ["--inputs", json.dumps(inputs), "--json", "--retries", "0"]
     environment = {**os.environ, **server.environment()}
     done = subprocess.run(
         arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False
@@ -33,7 +35,7 @@ def _run(server: S3, faulty_rounds: int, folder: Path) -> tuple[int, dict[str, A
 @pytest.mark.jobs
 def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
     """Of three failed rounds, the last is judged and the others are history; the HTML report is written locally."""
-    code, result = _run(s3_environ, 3, tmp_path)
+    code, result = _run(s3_environ, tmp_path, faulty_rounds=3, recoverable=True)
 
     (attempt,) = result["attempts"]
     assert code == 10
@@ -45,8 +47,31 @@ def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
     assert {failure.place.round for failure in job.history} == {0, 1}
     assert any("round 0 is bad" in failure.message for failure in job.history)
     assert min(failure.timestamp_ns for failure in job.failures) > max(failure.timestamp_ns for failure in job.history)
+    # a recoverable error uses its restarts, each of which has a record
+    assert [(record.number, record.restart, record.rank) for record in job.restarts] == [(0, True, 1), (1, True, 1)]
+    assert "raised as recoverable" in job.restarts[0].reason
+    assert "round 0 is bad" in job.restarts[0].headline
+    assert all(0 < (record.lost_seconds or 0) < _LOST_S for record in job.restarts)
+    assert {(record.world_size_before, record.world_size_after) for record in job.restarts} == {(2, 2)}
     # outputs go to a bucket, the report to the folder of the pods' logs
     report = Path(result["report"])
     assert report.parent.parent == tmp_path / ".firstfault" / "logs"
     assert (report.parent / "attempt-0").is_dir()
     assert "round 2 is bad" in report.read_text(encoding="utf-8")
+
+
+@pytest.mark.jobs
+def test_restarts_that_are_not_worth_it(s3_environ: S3, tmp_path: Path) -> None:
+    """An error of the code ends the attempt after one round; the decision says that restarts were left, and why."""
+    code, result = _run(s3_environ, tmp_path, faulty_rounds=3, recoverable=False)
+
+    (attempt,) = result["attempts"]
+    assert code == 10
+    assert attempt["verdict"]["ranks"] == [1]
+    assert attempt["decision"]["retry"] is False
+    assert "2 of max_restarts were not used" in attempt["decision"]["reason"]
+    job = MultiErrorFileOutputReader(attempt["errors"].removesuffix("/firstfault/errors")).job()
+    assert (job.round, job.history) == (0, ())
+    (record,) = job.restarts
+    assert (record.number, record.restart, record.rank, record.category) == (0, False, 1, "user_code")
+    assert {failure.place.restart_count for failure in job.failures} == {0}

@@ -50,7 +50,39 @@ def test_one_fault_on_each_node_in_turn(tmp_path: Path) -> None:
     assert (job.failures, job.round) == ((), 2)
     own = {failure.place.round: failure for failure in job.history if "fails on rank" in failure.message}
     assert {number: failure.rank for number, failure in own.items()} == {0: 0, 1: 1}
+    # both agents agreed on each restart; a victim's error in the same round did not count
+    assert [(item.number, item.restart, item.rank, item.is_agreed) for item in job.restarts] == [
+        (0, True, 0, True),
+        (1, True, 1, True),
+    ]
+    assert {(item.world_size_before, item.world_size_after) for item in job.restarts} == {(2, 2)}
     assert run.left_over() == []
+
+
+def test_a_code_bug_ends_the_attempt(tmp_path: Path) -> None:
+    """The root cause decides, not a victim that failed first with a recoverable error: no restart is used."""
+    with running(FILE, "code_bug", tmp_path, {}, *A_STORE_EACH) as run:
+        ended = run.end()
+    assert ended.verdict is not None, ended.logs
+    assert ended.verdict["ranks"] == [1]
+    assert "the bug" in ended.verdict["message"]
+    ended.flyte_saw_the_verdict()
+    assert "3 of max_restarts were not used" in ended.attempt["decision"]["reason"]
+    (record,) = ended.job.restarts
+    assert (record.number, record.restart, record.rank, record.is_agreed) == (0, False, 1, True)
+    assert {mark.name for mark in run.marks.glob("rank-*")} == {"rank-0-0.json", "rank-1-0.json"}
+    assert run.left_over() == []
+
+
+def test_the_same_fault_twice(tmp_path: Path) -> None:
+    """If a policy restarts after any error of the code, the same error in the next round ends the attempt."""
+    with running(FILE, "same_again", tmp_path, {}) as run:
+        ended = run.end()
+    assert ended.verdict is not None, ended.logs
+    assert len(list(run.marks.glob("rank-0-*"))) == 2
+    assert [(item.number, item.restart) for item in ended.job.restarts] == [(0, True), (1, False)]
+    assert "the previous round failed with the same fault" in ended.job.restarts[1].reason
+    assert "2 of max_restarts were not used" in ended.attempt["decision"]["reason"]
 
 
 def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Node:
     def __init__(self, store: Any, group_rank: int) -> None:
         self.woken = threading.Event()
         self.watch = FailureBroadcast(
-            store, group_rank, self.woken.set, lambda connection: connection.append("heard", f"{group_rank} ")
+            store, group_rank, self.woken.set, lambda connection, _: connection.append("heard", f"{group_rank} ")
         )
 
 

@@ -248,7 +248,7 @@ def test_a_report_that_is_too_large(agents: Callable[..., list[Agent]], monkeypa
 def test_what_is_not_a_report(agents: Callable[..., list[Agent]], store: PrefixStore) -> None:
     """A value that cannot be unpacked is left out."""
     made = agents(1)
-    store.append(settlement_module._REPORTS, settlement_module._FRAME.pack(7, 3) + b"abc")
+    store.append(settlement_module._Keys("").reports, settlement_module._FRAME.pack(7, 3) + b"abc")
     _run(made)
     assert _documents(made) == {b"sealed by 0"}
 

@@ -25,6 +25,7 @@ from firstfault.model import TOLD_TO_GO, TOLD_TO_GO_BY, Phase, Place
 from firstfault_torch.agent.death_documents import Stop, about_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import NodeReport, Reporter
+from firstfault_torch.agent.restarts import Node, RefusedRestart, Restarts
 from firstfault_torch.compat.torch_agent import HookedAgent, flight_recorder_variables, format_exceptions_early
 from firstfault_torch.context import Moment, node_place
 from firstfault_torch.error_classes import ErrorClass
@@ -37,7 +38,9 @@ from firstfault_torch.rounds.rendezvous import ResponsiveRendezvous
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from firstfault.model import RestartRecord
     from firstfault_torch.agent.death_watch import Death
+    from firstfault_torch.agent.restarts import DecideRestart
     from firstfault_torch.agent.signals import SignalReceived, SignalWatch
     from firstfault_torch.context import Recording
     from firstfault_torch.rounds.settlement import Reports, SettledDocument
@@ -71,18 +74,22 @@ class ReportingAgent(HookedAgent):
         recording: where and how to report; its round is filled in here.
         stop_seconds: how long workers that are stopped may take before they are killed.
         min_nodes: fewest nodes with which the job goes on.
+        settle_seconds: longest wait for the other agents before a restart.
         signals: watches the signals to this process.
+        decide_restart: judges a failed round before torch restarts the workers; None: torch's way.
         kwargs: as LocalElasticAgent takes them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords
         self,
         *,
         spec: WorkerSpec,
         recording: Recording,
         stop_seconds: float,
         min_nodes: int,
+        settle_seconds: float = 0.0,
         signals: SignalWatch,
+        decide_restart: DecideRestart | None = None,
         **kwargs: Any,
     ) -> None:
         handler: Any = ResponsiveRendezvous(spec.rdzv_handler)
@@ -94,6 +101,9 @@ class ReportingAgent(HookedAgent):
         self._reporter = Reporter(recording, self.place)
         self._wake = threading.Event()
         self._workers = LocalWorkers(recording, self._reporter, stop_seconds, self._wake.set)
+        self._restarts = Restarts(decide_restart, self._reporter, min_nodes, settle_seconds)
+        self.refused: RefusedRestart | None = None
+        """The decision against a restart, which ended the attempt."""
         self._peers: Peers | None = None
         """None: there is no other node, or the round has not begun."""
         self._signal_reported = threading.Event()
@@ -143,6 +153,8 @@ class ReportingAgent(HookedAgent):
             self._workers.started(self.process_context, self._ranks())
         with _guarded("connecting the agents"):
             self._listen_to_peers()
+        with _guarded("keeping a record of the restart"):
+            self._restarts.began_again(self.place(0).world_size)
         return ids
 
     def monitor_workers(self, group: WorkerGroup) -> RunResult:
@@ -169,6 +181,10 @@ class ReportingAgent(HookedAgent):
         if result.state in _FAILED:
             with _guarded("reporting a failure"):
                 self._report_failure(result, looked_ns)
+            if self._asks and not self._may_restart():
+                self.refuse_restarts()
+        elif result.state is WorkerState.HEALTHY:
+            self._restart_with_a_failed_peer(group)
         return result
 
     def stop_workers(self, group: WorkerGroup, **more: Any) -> None:
@@ -234,7 +250,7 @@ class ReportingAgent(HookedAgent):
             base,
             round=self.recording.round,
             incarnation=self.recording.incarnation,
-            restart_count=group.spec.max_restarts - self.restarts_left,
+            restart_count=self.restarts_used,
             rank=worker.global_rank if worker else None,
             local_rank=local_rank,
             group_rank=group.group_rank,
@@ -319,6 +335,7 @@ class ReportingAgent(HookedAgent):
                 self.report.copies,
                 interval=self._interval,
                 can_restart=self.restarts_left > 0,
+                others_suffice=self._asks and self._restarts.others_suffice(self.group.group_world_size or 1),
                 wake=self._wake.set,
                 gave_up=self._signals.gave_up,
             )
@@ -326,7 +343,7 @@ class ReportingAgent(HookedAgent):
     def _notify_peers(self, failure: FirstFailure) -> None:
         """Tell the other agents of this node's failure."""
         if self._peers is not None:
-            self._peers.notify(replace(failure, fatal=self.restarts_left == 0))
+            self._peers.notify(replace(failure, fatal=self.restarts_left == 0, asks=self._asks))
 
     def _leave_with_a_failed_peer(self) -> None:
         """Stop the workers and leave if another node has failed.
@@ -337,12 +354,59 @@ class ReportingAgent(HookedAgent):
         failure = self._peers.broadcast.failure if self._peers is not None else None
         if failure is None:
             return
+        self._stop_because_of(failure)
+        raise PeerFailedError(failure)
+
+    def _stop_because_of(self, failure: FirstFailure) -> None:
+        """Stop the workers because another node has failed, and report."""
         logger.warning("stopping this node's workers: %s", failure.reason)
         with _guarded("stopping the workers"):
             deaths = frozenset(death.local_rank for death in self._workers.deaths())
             self._workers.stop(failure.reason, deaths, caused_by=failure.cause)
             self.finish_report()
-        raise PeerFailedError(failure)
+
+    # --- restarts -----------------------------------------------------------------------------------------------
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the agents decide if torch may restart the workers."""
+        return self._restarts.ask and self.restarts_left > 0
+
+    def _may_restart(self) -> bool:
+        """Decide with the other agents whether the workers are restarted."""
+        record: RestartRecord | None = None
+        broadcast = self._peers.broadcast if self._peers is not None else None
+        with _guarded("deciding on a restart"):
+            place, left = self.place(), self.restarts_left
+            first = broadcast.first_failure if broadcast is not None else None
+            node = Node(
+                group_rank=place.group_rank or 0,
+                nodes=place.group_world_size or 1,
+                restarts_left=left,
+                copies=self.report.copies,
+                peers=self._peers,
+                first=first or FirstFailure("its workers", place.node, place.group_rank),
+            )
+            record = self._restarts.decided(node)
+            self.refused = RefusedRestart(record, left) if not record.restart else None
+        is_fatal = broadcast is not None and broadcast.is_fatal
+        return not is_fatal and (record is None or record.restart)
+
+    def _restart_with_a_failed_peer(self, group: WorkerGroup) -> None:
+        """If another node's failure asks, stop the workers, decide with the other agents, and restart or leave.
+
+        Raises:
+            PeerFailedError: the workers are not restarted.
+        """
+        peers = self._peers
+        failure = peers.broadcast.asking if peers is not None else None
+        if peers is None or failure is None:
+            return
+        self._stop_because_of(failure)
+        if not self._may_restart():
+            raise PeerFailedError(peers.broadcast.failure or failure)
+        # as in torch, a node whose own workers had not failed uses up no restart
+        self.restart_workers(group)
 
     def peer_failure(self) -> PeerFailedError | None:
         """Return the failure of another node that closed the rendezvous; None if there is none."""
@@ -374,6 +438,9 @@ class ReportingAgent(HookedAgent):
     def _cannot_come_back(peers: Peers) -> FirstFailure:
         """Return the failure after which another node restarts; it cannot, because this node has finished."""
         restart = peers.outcome.failure if peers.outcome is not None else None
+        if restart is not None and restart.asks:
+            # it ends the decision that the other agents wait for
+            peers.broadcast.send(replace(restart, fatal=True, asks=False))
         peers.close_rendezvous()
         return restart or FirstFailure("the round ended without a reason", "")
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.launcher.api import LaunchConfig
 
+    from firstfault_torch.agent.restarts import DecideRestart, RefusedRestart
     from firstfault_torch.agent.signals import SignalWatch
     from firstfault_torch.context import Recording
     from firstfault_torch.rounds.settlement import Reports, SettledDocument
@@ -72,15 +73,17 @@ class LaunchFailedError(Exception):
         recording: with the round it failed in.
         settle: settles on one verdict with the other agents, as `ReportingAgent.settle` does.
         group_rank: this node's.
+        refused: the decision against a restart that ended the attempt; None: there was none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what is known of a failure
         self,
         error: Exception,
         report: NodeReport,
         recording: Recording,
         settle: Settle = lambda _conclude, _publish, _seconds: None,
         group_rank: int = 0,
+        refused: RefusedRestart | None = None,
     ) -> None:
         super().__init__(str(error))
         self.error = error
@@ -88,6 +91,7 @@ class LaunchFailedError(Exception):
         self.recording = recording
         self.settle = settle
         self.group_rank = group_rank
+        self.refused = refused
 
 
 def launch_agent(  # noqa: PLR0913 - keywords
@@ -99,6 +103,8 @@ def launch_agent(  # noqa: PLR0913 - keywords
     stop_seconds: float,
     signals: SignalWatch,
     last_resort: Callable[[LaunchFailedError], None],
+    decide_restart: DecideRestart | None = None,
+    settle_seconds: float = 0.0,
 ) -> dict[int, Any]:
     """Run the workers of this node to their end; return their results by global rank.
 
@@ -113,6 +119,8 @@ def launch_agent(  # noqa: PLR0913 - keywords
         stop_seconds: how long workers that are stopped may take before they are killed.
         signals: receives the signals to this process.
         last_resort: ends the pod from another thread if the main thread does not handle a signal.
+        decide_restart: judges a failed round before torch restarts the workers; None: torch's way.
+        settle_seconds: longest wait for the other agents before a restart.
 
     Raises:
         LaunchFailedError: a worker failed, here or on another node, or the agent failed or was terminated.
@@ -143,7 +151,13 @@ def launch_agent(  # noqa: PLR0913 - keywords
             **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
         }
         agent = _reporting_agent(
-            recording, stop_seconds=stop_seconds, min_nodes=config.min_nodes, signals=signals, **arguments
+            recording,
+            stop_seconds=stop_seconds,
+            min_nodes=config.min_nodes,
+            settle_seconds=settle_seconds,
+            signals=signals,
+            decide_restart=decide_restart,
+            **arguments,
         )
         if agent is not None:
             return _run(agent, entrypoint)
@@ -182,7 +196,8 @@ def _concluded(agent: ReportingAgent | None, error: Exception, recording: Record
             _report_own_failure(agent, error, error_class, recording, report)
     if agent is None:
         return LaunchFailedError(error, report, recording)
-    return LaunchFailedError(error, agent.report, agent.recording, agent.settle, agent.place().group_rank or 0)
+    group_rank = agent.place().group_rank or 0
+    return LaunchFailedError(error, agent.report, agent.recording, agent.settle, group_rank, agent.refused)
 
 
 def _reporting_agent(recording: Recording, **arguments: Any) -> ReportingAgent | None:

@@ -132,8 +132,12 @@ class Reporter:
         if first is not None:
             presence = replace(presence, first_failure=first.cause, first_failure_reason=first.reason)
         path, data = as_entry(presence)
-        deadline = self.recording.upload_deadline_seconds
         self.report.copies[path] = data
+        self.put(path, data)
+
+    def put(self, path: str, data: bytes) -> None:
+        """Write another small file below the output prefix, in the background."""
+        deadline = self.recording.upload_deadline_seconds
         self._entries.append(self._submit(partial(put_on_node, path, data, self.recording, deadline)))
 
     def _spool_dead_agent(self, ranks: tuple[int, ...]) -> None:

@@ -32,7 +32,15 @@ __all__ = [
     "worker_processes",
 ]
 
-_HOOKS = ("_rendezvous", "_start_workers", "_monitor_workers", "_stop_workers", "_shutdown", "_exit_barrier")
+_HOOKS = (
+    "_rendezvous",
+    "_start_workers",
+    "_monitor_workers",
+    "_stop_workers",
+    "_restart_workers",
+    "_shutdown",
+    "_exit_barrier",
+)
 _ATTRIBUTES = ("_worker_group", "_remaining_restarts", "_pcontext")
 _SHUTDOWN_PARAMETERS = frozenset(inspect.signature(LocalElasticAgent._shutdown).parameters)  # noqa: SLF001 - see __init__
 BARRIER_MEMBERS = "torchelastic/agent/terminal_state/num_members"
@@ -100,6 +108,8 @@ class HookedAgent(LocalElasticAgent):
     A subclass overrides the hooks and calls them by ``super()`` for torch's own behaviour.
     """
 
+    _refused = 0
+
     @property
     def group(self) -> WorkerGroup:
         """This node's workers."""
@@ -109,6 +119,21 @@ class HookedAgent(LocalElasticAgent):
     def restarts_left(self) -> int:
         """How often torch may still start the workers again."""
         return self._remaining_restarts
+
+    @property
+    def restarts_used(self) -> int:
+        """How often torch has started the workers again after a failure on this node."""
+        used: int = self.group.spec.max_restarts - self._remaining_restarts - self._refused
+        return used
+
+    def refuse_restarts(self) -> None:
+        """Let torch take this failure for the last one: no restart is left."""
+        self._refused += self._remaining_restarts
+        self._remaining_restarts = 0
+
+    def restart_workers(self, group: WorkerGroup) -> None:
+        """Stop the workers, meet the other nodes again and start the workers; it uses up no restart."""
+        super()._restart_workers(group)
 
     @property
     def process_context(self) -> Any:

@@ -11,7 +11,7 @@ import datetime as dt
 import json
 import socket
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -50,6 +50,8 @@ class FirstFailure:
     """Name of the error document, empty if there is none yet."""
     fatal: bool = True
     """False: the node starts its workers again."""
+    asks: bool = False
+    """The agents decide together whether it does; until then all of them stop their workers and report."""
 
     @property
     def reason(self) -> str:
@@ -81,18 +83,23 @@ class FailureBroadcast:
         store: the round's own; it is cloned, so that a wait here does not block the agent's own use of it.
         group_rank: this node's.
         wake: called from the waiting thread when the outcome is known.
-        heard: called from the waiting thread with a connection to the store, after a failure that is fatal or that
-            restarts the workers.
+        heard: called with a connection to the store and a failure that is fatal or that restarts the workers, from the
+            waiting thread.
     """
 
     def __init__(
-        self, store: Any, group_rank: int, wake: Callable[[], None], heard: Callable[[Any], None] = lambda _: None
+        self,
+        store: Any,
+        group_rank: int,
+        wake: Callable[[], None],
+        heard: Callable[[Any, FirstFailure], None] = lambda _connection, _failure: None,
     ) -> None:
         self._store = store
         self._heard = heard
         self._group_rank = group_rank
         self._wake = wake
         self._outcome: RoundOutcome | None = None
+        self._is_known = threading.Event()
         self._ended = threading.Event()
         self._sent: FirstFailure | None = None
         self._connection: Any = None
@@ -117,11 +124,25 @@ class FailureBroadcast:
         return failure
 
     @property
+    def asking(self) -> FirstFailure | None:
+        """Another node's failure after which the agents decide whether to restart; None if there is none."""
+        failure = self._outcome.failure if self._outcome is not None else None
+        if failure is None or failure.fatal or not failure.asks or failure.group_rank == self._group_rank:
+            return None
+        return failure
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether a node, also this one, has failed for good."""
+        failure = self._outcome.failure if self._outcome is not None else None
+        return failure is not None and failure.fatal
+
+    @property
     def first_failure(self) -> FirstFailure | None:
         """The failure that ended the round, another node's or this one's own; None if none is known."""
         received = self._outcome.failure if self._outcome is not None else None
         known = received or self._sent
-        return known if known is not None and known.fatal else None
+        return known if known is not None and (known.fatal or known.asks) else None
 
     def send(self, failure: FirstFailure) -> None:
         """Tell the other agents; the first failure counts, but a restart never hides a fatal one."""
@@ -169,9 +190,26 @@ class FailureBroadcast:
     def connections(self) -> tuple[Any, Any] | None:
         """Return two connections to the store after a failure, None if it is lost: one to use, one to wait with."""
         self._thread.join(_STORE_S)
-        if self._is_lost() or self._thread.is_alive() or self._waiting is None or self._connection is None:
+        return None if self._thread.is_alive() else self._open_connections()
+
+    def connections_to_agree(self) -> tuple[Any, Any] | None:
+        """Return the same after a failure that asks; None if the store is lost, or if a node failed for good."""
+        self._is_known.wait(_STORE_S)
+        return None if self._outcome is None or self.is_fatal else self._open_connections()
+
+    def _open_connections(self) -> tuple[Any, Any] | None:
+        if self._is_lost() or self._waiting is None or self._connection is None:
             return None
         return self._connection, self._waiting
+
+    def end_for_good(self, failure: FirstFailure) -> None:
+        """Take a failure that asked for fatal: the agents have decided against a restart."""
+        self._ended.set()
+        self._thread.join(_STORE_S)
+        if not self._is_lost() and not self.is_fatal:
+            fatal = replace(failure, fatal=True, asks=False)
+            self._outcome = RoundOutcome(failure=fatal)
+            bounded(lambda: self._heard(self._connection, fatal), _STORE_S, "telling that this node knows")
 
     def end(self) -> None:
         """End the waiting thread by setting the round's outcome."""
@@ -190,6 +228,7 @@ class FailureBroadcast:
             outcome = self._next_outcome()
             # `accept` may have set it meanwhile
             self._outcome = self._outcome or outcome
+            self._is_known.set()
             self._wake()
             failure = self._outcome.failure
             if failure is not None and not failure.fatal:
@@ -201,8 +240,10 @@ class FailureBroadcast:
         try:
             while not self._ended.wait(_LOOK_S):
                 if self._connection.check([_FATAL]):
-                    self._outcome = RoundOutcome(failure=_failure_from(self._connection.get(_FATAL)))
-                    self._heard(self._connection)
+                    failure = _failure_from(self._connection.get(_FATAL))
+                    self._outcome = RoundOutcome(failure=failure)
+                    if failure is not None:
+                        self._heard(self._connection, failure)
                     return
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             self._outcome = RoundOutcome(lost=str(error).splitlines()[0])
@@ -216,7 +257,7 @@ class FailureBroadcast:
                 failure = _failure_from(store.get(_OUTCOME))
                 if failure is None:
                     return RoundOutcome(finished=True)
-                self._heard(store)
+                self._heard(store, failure)
                 return RoundOutcome(failure=failure)
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 # a connection can also break while the store's host is alive
@@ -249,4 +290,5 @@ def _listens(store: Any) -> bool:
 
 def _failure_from(text: bytes) -> FirstFailure | None:
     content = json.loads(text)
-    return None if content.get("finished") else FirstFailure(**content)
+    known = {item.name for item in fields(FirstFailure)}
+    return None if content.get("finished") else FirstFailure(**{name: content[name] for name in known & content.keys()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import DIED_UNHEARD
@@ -38,6 +39,7 @@ class Peers:
         copies: what this node has written so far.
         interval: seconds between two looks at the workers.
         can_restart: whether the workers may be started again after a failure.
+        others_suffice: whether the agents decide on a restart also if one of them has died; the others are enough.
         wake: called from a thread when the round's outcome is known.
         gave_up: set by a signal to this process; ends waits.
     """
@@ -50,6 +52,7 @@ class Peers:
         *,
         interval: float,
         can_restart: bool,
+        others_suffice: bool = False,
         wake: Callable[[], None],
         gave_up: threading.Event,
     ) -> None:
@@ -57,8 +60,10 @@ class Peers:
         self._gave_up = gave_up
         own, node = group.group_rank or 0, recording.identity.node
         nodes = group.group_world_size or 1
+        self._others_suffice = others_suffice
         self._settlement = Settlement(own, nodes)
-        self.broadcast = FailureBroadcast(group.store, own, wake, self._settlement.heard)
+        self._agreement = Settlement(own, nodes, "restart")
+        self.broadcast = FailureBroadcast(group.store, own, wake, self._heard)
         with guarded("telling the other agents that this node has joined"):
             self._settlement.join(group.store, copies)
         self._liveness: Liveness | None = Liveness(
@@ -88,9 +93,43 @@ class Peers:
             # in the background: this node's workers are stopped meanwhile
             bounded(self._group.spec.rdzv_handler.set_closed, 0, "closing the rendezvous")
 
+    def end_for_good(self, failure: FirstFailure, *, tell: bool) -> None:
+        """Take a failure for fatal, because the agents have decided against a restart.
+
+        Args:
+            failure: that asked.
+            tell: also tell agents that were not there when this was decided: they may be on their way to a new round.
+        """
+        if tell:
+            self.notify(replace(failure, fatal=True, asks=False))
+        self.broadcast.end_for_good(failure)
+
     def close_rendezvous(self) -> None:
         """Close the rendezvous, so that no node waits in it for this one."""
         bounded(self._group.spec.rdzv_handler.set_closed, _CLOSING_S, "closing the rendezvous")
+
+    def agree(
+        self, copies: Mapping[str, bytes], conclude: Callable[[Reports], bytes | None], seconds: float
+    ) -> SettledDocument | None:
+        """Settle with the other agents on what one of them concludes about a restart.
+
+        None: the store is lost, or a node failed for good meanwhile. An empty document: none of them concluded in time.
+        """
+        connections = self.broadcast.connections_to_agree()
+        if connections is None:
+            return None
+        settled = self._agreement.settle(
+            connections,
+            copies,
+            conclude,
+            lambda: True,
+            seconds=seconds,
+            leaving=self._gave_up.is_set(),
+            give_up=self._gave_up,
+        )
+        if settled is not None or self.broadcast.is_fatal:
+            return settled
+        return self._agreement.abandon(connections[0])
 
     def settle(
         self,
@@ -126,9 +165,16 @@ class Peers:
         self.stop_listening()
         self.broadcast.end()
 
+    def _heard(self, store: Any, failure: FirstFailure) -> None:
+        """Tell the other agents that this one knows of a failure, and so lives."""
+        if failure.fatal:
+            self._agreement.interrupt(failure.reason)
+        (self._agreement if failure.asks else self._settlement).heard(store)
+
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
         """Tell the other agents that one of them died."""
-        self.broadcast.send(FirstFailure(DIED_UNHEARD, node, group_rank))
+        asks = self._others_suffice
+        self.broadcast.send(FirstFailure(DIED_UNHEARD, node, group_rank, fatal=not asks, asks=asks))
 
     def _take_from_roster(self, group_rank: int) -> None:
         """Accept a failure that another node wrote into the roster but did not broadcast."""

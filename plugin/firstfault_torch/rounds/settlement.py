@@ -28,20 +28,34 @@ __all__ = ["Reports", "SettledDocument", "Settlement"]
 
 _JOINED = "firstfault/joined"
 """What each agent said when its workers started: frames, one behind the other."""
-_HEARD = "firstfault/heard"
-"""Group ranks of the agents that know of the failure, each followed by a space."""
-_REPORTS = "firstfault/reports"
-"""What each agent says after the failure: frames, one behind the other."""
-_ARRIVED = "firstfault/arrived"
-"""Group ranks of the agents that have handed in their report, each followed by a space; ``!`` marks one that leaves."""
-_ARRIVALS = "firstfault/arrivals"
-"""Their number."""
-_ORDER = "firstfault/order"
-"""Set once, when nobody else is waited for: who concludes, in turn."""
-_SEALER = "firstfault/sealer"
-"""Whose turn it is to conclude; ``!`` behind it: that one publishes, and is not replaced meanwhile."""
-_SEAL = "firstfault/seal"
-"""The verdict."""
+
+
+class _Keys:
+    """The names in the store of one settlement.
+
+    Args:
+        topic: what the agents settle on. A round may settle on several things, one after the other.
+    """
+
+    def __init__(self, topic: str) -> None:
+        prefix = f"firstfault/{topic}/" if topic else "firstfault/"
+        self.heard = f"{prefix}heard"
+        """Group ranks of the agents that know of the failure, each followed by a space."""
+        self.reports = f"{prefix}reports"
+        """What each agent says after the failure: frames, one behind the other."""
+        self.arrived = f"{prefix}arrived"
+        """Group ranks of the agents that have handed in their report, each followed by a space; ``!`` marks one that
+        leaves."""
+        self.arrivals = f"{prefix}arrivals"
+        """Their number."""
+        self.order = f"{prefix}order"
+        """Set once, when nobody else is waited for: who concludes, in turn."""
+        self.sealer = f"{prefix}sealer"
+        """Whose turn it is to conclude; ``!`` behind it: that one publishes, and is not replaced meanwhile."""
+        self.seal = f"{prefix}seal"
+        """The verdict."""
+
+
 _DOCUMENT = "error.pb"
 _DURABLE = "durable"
 _FRAME = struct.Struct(">II")
@@ -88,6 +102,8 @@ class Reports:
     """Documents and roster entries of all nodes, by path below the output prefix."""
     complete: bool = True
     """Every agent that lives has reported."""
+    lost: frozenset[int] = frozenset()
+    """Group ranks of the agents that leave, and of those that had joined and are dead."""
 
 
 class Settlement:
@@ -96,11 +112,14 @@ class Settlement:
     Args:
         group_rank: this node's.
         nodes: of the round.
+        topic: what the agents settle on; empty: on the verdict on the attempt.
     """
 
-    def __init__(self, group_rank: int, nodes: int) -> None:
+    def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
         self._own = group_rank
         self._nodes = nodes
+        self._keys = _Keys(topic)
+        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._arrived_as = 0
         """How many had arrived when this one had; 0: it has not."""
 
@@ -110,7 +129,7 @@ class Settlement:
 
     def heard(self, store: Any) -> None:
         """Tell that this node knows of a fatal failure, which shows that its agent lives."""
-        store.append(_HEARD, f"{self._own} ")
+        store.append(self._keys.heard, f"{self._own} ")
 
     def settle(  # noqa: PLR0913 - keywords
         self,
@@ -140,9 +159,9 @@ class Settlement:
         )
         if not arrived:
             return None
-        results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        results = self._results
         threading.Thread(
-            target=_wait_for_both, args=(waiting, results), name="firstfault-settlement", daemon=True
+            target=_wait_for_both, args=(waiting, self._keys, results), name="firstfault-settlement", daemon=True
         ).start()
         order = self._await_order(store, results, seconds, give_up)
         if order is None:
@@ -155,13 +174,31 @@ class Settlement:
                 if document is not None:
                     return self._published(store, document, publish)
             found = _next_from(results, self._turn_seconds, give_up, _LEAVING_S)
-            if found is None and bounded(partial(_is_publishing, store), self._step_s, "asking whose turn it is"):
+            if found is None and bounded(partial(self._is_publishing, store), self._step_s, "asking whose turn it is"):
                 found = _next_from(results, _PUBLISHING_S, give_up, _LEAVING_S)
             if isinstance(found, bytes):
                 return _unpacked(found)
             if isinstance(found, Exception) or (give_up is not None and give_up.is_set()):
                 return None
         return None
+
+    def interrupt(self, reason: str) -> None:
+        """End `settle` at once, from any thread: there is nothing to settle on any more."""
+        self._results.put(InterruptedError(reason))
+
+    def abandon(self, store: Any) -> SettledDocument | None:
+        """Publish an empty document, unless there is one, so that no agent waits any longer; return what counts.
+
+        None: the store is lost.
+        """
+
+        def end() -> SettledDocument:
+            store.compare_set(self._keys.order, "", json.dumps({"sealers": [], "complete": False}))
+            return _unpacked(
+                bytes(store.compare_set(self._keys.seal, "", _packed(SettledDocument(b"", durable=False))))
+            )
+
+        return bounded(end, self._step_s, "telling the other agents that nobody has concluded")
 
     @property
     def _turn_seconds(self) -> float:
@@ -174,11 +211,11 @@ class Settlement:
     # --- arriving -----------------------------------------------------------------------------------------------
 
     def _arrive(self, store: Any, copies: Mapping[str, bytes], *, leaving: bool) -> bool:
-        store.append(_REPORTS, _framed(self._own, copies))
-        store.append(_ARRIVED, f"{self._own}{'!' if leaving else ''} ")
-        self._arrived_as = int(store.add(_ARRIVALS, 1))
+        store.append(self._keys.reports, _framed(self._own, copies))
+        store.append(self._keys.arrived, f"{self._own}{'!' if leaving else ''} ")
+        self._arrived_as = int(store.add(self._keys.arrivals, 1))
         if self._arrived_as == self._nodes:
-            _set_order(store, complete=True)
+            self._set_order(store, complete=True)
         return True
 
     def _await_order(
@@ -211,11 +248,12 @@ class Settlement:
 
     def _close(self, store: Any, is_over: bool) -> bool:
         """Set the order if every agent that lives has arrived, or if the wait is over."""
-        arrived = {group_rank for group_rank, _ in _arrivals(store)}
-        heard = {int(word) for word in store.get(_HEARD).split()} if store.check([_HEARD]) else set()
+        arrived = {group_rank for group_rank, _ in self._arrivals(store)}
+        key = self._keys.heard
+        heard = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
         complete = bool(heard) and heard <= arrived
         if complete or is_over:
-            _set_order(store, complete=complete or len(arrived) >= self._nodes)
+            self._set_order(store, complete=complete or len(arrived) >= self._nodes)
         return True
 
     # --- concluding ---------------------------------------------------------------------------------------------
@@ -228,15 +266,15 @@ class Settlement:
 
         def begin() -> Reports | SettledDocument | None:
             # set before the order was
-            before = bytes(store.get(_SEALER))
-            if before.endswith(b"!") or bytes(store.compare_set(_SEALER, before, mine)) != mine:
+            before = bytes(store.get(self._keys.sealer))
+            if before.endswith(b"!") or bytes(store.compare_set(self._keys.sealer, before, mine)) != mine:
                 return None
-            if store.check([_SEAL]):
-                return _unpacked(bytes(store.get(_SEAL)))
+            if store.check([self._keys.seal]):
+                return _unpacked(bytes(store.get(self._keys.seal)))
             return self._reports(store, bool(order["complete"]))
 
         def claim() -> bool:
-            return bytes(store.compare_set(_SEALER, mine, mine + b"!")) == mine + b"!"
+            return bytes(store.compare_set(self._keys.sealer, mine, mine + b"!")) == mine + b"!"
 
         found = bounded(begin, self._step_s, "collecting the nodes' reports")
         if not isinstance(found, Reports):
@@ -248,32 +286,51 @@ class Settlement:
 
     def _reports(self, store: Any, complete: bool) -> Reports:
         """Return what the nodes handed in; of a node that has not reported, what it said when its workers started."""
-        arrived = {group_rank for group_rank, _ in _arrivals(store)}
+        arrivals = self._arrivals(store)
+        arrived = {group_rank for group_rank, _ in arrivals}
+        lost = {group_rank for group_rank, leaves in arrivals if leaves}
         copies: dict[str, bytes] = {}
         if len(arrived) < self._nodes and store.check([_JOINED]):
             for group_rank, files in _frames(bytes(store.get(_JOINED))):
-                copies.update(files if group_rank not in arrived else {})
-        for _, files in _frames(bytes(store.get(_REPORTS))):
+                if group_rank not in arrived:
+                    copies.update(files)
+                    lost |= {group_rank} if complete else set()
+        for _, files in _frames(bytes(store.get(self._keys.reports))):
             copies.update(files)
-        return Reports(copies, complete)
+        return Reports(copies, complete, frozenset(lost))
 
     def _published(self, store: Any, document: bytes, publish: Callable[[], bool]) -> SettledDocument:
         """Make the verdict durable, then tell the others; return theirs if another agent has been faster."""
         settled = SettledDocument(document, publish())
-        value = pack({_DOCUMENT: settled.document, _DURABLE: b"1" if settled.durable else b""})
+        value = _packed(settled)
         told = bounded(
-            lambda: _unpacked(bytes(store.compare_set(_SEAL, "", value))),
+            lambda: _unpacked(bytes(store.compare_set(self._keys.seal, "", value))),
             self._step_s,
             "handing the verdict to the other nodes",
         )
         return told if told is not None else settled
 
+    def _is_publishing(self, store: Any) -> bool:
+        return bytes(store.get(self._keys.sealer)).endswith(b"!")
 
-def _wait_for_both(waiting: Any, results: queue.SimpleQueue[Any]) -> None:
+    def _set_order(self, store: Any, *, complete: bool) -> None:
+        """Name the agents that conclude: by group rank, as rank 0's node also writes what a person sees."""
+        candidates = sorted(self._arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
+        sealers = [group_rank for group_rank, _ in candidates[:_MAX_TURNS]]
+        store.compare_set(self._keys.sealer, "", str(sealers[0]))
+        store.compare_set(self._keys.order, "", json.dumps({"sealers": sealers, "complete": complete}))
+
+    def _arrivals(self, store: Any) -> list[tuple[int, bool]]:
+        """Return the group rank of each agent that has arrived, and whether it leaves."""
+        words = bytes(store.get(self._keys.arrived)).split()
+        return [(int(word.rstrip(b"!")), word.endswith(b"!")) for word in words]
+
+
+def _wait_for_both(waiting: Any, keys: _Keys, results: queue.SimpleQueue[Any]) -> None:
     """Put the order, then the verdict into the queue; the error if the store is lost."""
 
     def wait() -> None:
-        for key in (_ORDER, _SEAL):
+        for key in (keys.order, keys.seal):
             waiting.wait([key], _FOREVER)
             results.put(bytes(waiting.get(key)))
 
@@ -281,10 +338,6 @@ def _wait_for_both(waiting: Any, results: queue.SimpleQueue[Any]) -> None:
     if error is not None:
         results.put(error)
         logger.info("lost the store that the agents share: %s", error)
-
-
-def _is_publishing(store: Any) -> bool:
-    return bytes(store.get(_SEALER)).endswith(b"!")
 
 
 def _next_from(
@@ -303,19 +356,6 @@ def _next_from(
         except queue.Empty:
             if time.monotonic() >= deadline:
                 return None
-
-
-def _set_order(store: Any, *, complete: bool) -> None:
-    """Name the agents that conclude: by group rank, as rank 0's node also writes what a person sees."""
-    candidates = sorted(_arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
-    sealers = [group_rank for group_rank, _ in candidates[:_MAX_TURNS]]
-    store.compare_set(_SEALER, "", str(sealers[0]))
-    store.compare_set(_ORDER, "", json.dumps({"sealers": sealers, "complete": complete}))
-
-
-def _arrivals(store: Any) -> list[tuple[int, bool]]:
-    """Return the group rank of each agent that has arrived, and whether it leaves."""
-    return [(int(word.rstrip(b"!")), word.endswith(b"!")) for word in bytes(store.get(_ARRIVED)).split()]
 
 
 def _framed(group_rank: int, copies: Mapping[str, bytes]) -> bytes:
@@ -339,6 +379,10 @@ def _frames(value: bytes) -> Iterator[tuple[int, dict[str, bytes]]]:
         except BadDocumentError as error:
             logger.warning("the report of node %d cannot be read: %s", group_rank, error)
         start += length
+
+
+def _packed(settled: SettledDocument) -> bytes:
+    return pack({_DOCUMENT: settled.document, _DURABLE: b"1" if settled.durable else b""})
 
 
 def _unpacked(value: bytes) -> SettledDocument:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, NodePresence
+    from firstfault.restart import RestartContext
     from firstfault.retry import RetryPolicy
     from firstfault_torch.context import Recording
     from firstfault_torch.engine import Engine
@@ -64,8 +65,14 @@ class NodeConclusion(NamedTuple):
     """The documents and roster entries that were read, by path below the output prefix."""
 
 
-def conclude_on_node(
-    recording: Recording, copies: Mapping[str, bytes], engine: Engine, options: Options, wait: Wait
+def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
+    recording: Recording,
+    copies: Mapping[str, bytes],
+    engine: Engine,
+    options: Options,
+    wait: Wait,
+    *,
+    restart: RestartContext | None = None,
 ) -> NodeConclusion:
     """Return the verdict on the attempt and the decision.
 
@@ -78,20 +85,15 @@ def conclude_on_node(
         engine: that runs the attempt.
         options: the task's.
         wait: for the nodes that live.
+        restart: the question is whether torch restarts the workers within the attempt; None: whether the attempt is
+            followed by another one.
 
     Raises:
         LookupError: no failure is on record, neither here nor in the storage.
     """
     job, files = _job(recording, copies, wait)
-    hurried = wait.is_hurried or (wait.give_up is not None and wait.give_up.is_set())
-    previous = previous_attempt(recording, _LEAST_S if hurried else _PREVIOUS_S, wait.give_up)
-    attempt = recording.identity.attempt
-    context = RetryContext(
-        attempt=attempt,
-        retries=options.retries,
-        retries_left=retries_left(attempt, options.retries, previous),
-        pods_alive=engine.enforces(job),
-        previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
+    context = (
+        _context(job, recording, engine, options, wait) if restart is None else _of_restart(restart, options, recording)
     )
     logged = ""
     for strategy, policy in _alternatives(recording.strategy, options.retry_policy):
@@ -112,6 +114,23 @@ def conclude_on_node(
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")
     return NodeConclusion(conclusion, files)
+
+
+def _of_restart(restart: RestartContext, options: Options, recording: Recording) -> RetryContext:
+    return restart.for_policy(RetryContext(attempt=recording.identity.attempt, retries=options.retries))
+
+
+def _context(job: JobErrors, recording: Recording, engine: Engine, options: Options, wait: Wait) -> RetryContext:
+    hurried = wait.is_hurried or (wait.give_up is not None and wait.give_up.is_set())
+    previous = previous_attempt(recording, _LEAST_S if hurried else _PREVIOUS_S, wait.give_up)
+    attempt = recording.identity.attempt
+    return RetryContext(
+        attempt=attempt,
+        retries=options.retries,
+        retries_left=retries_left(attempt, options.retries, previous),
+        pods_alive=engine.enforces(job),
+        previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
+    )
 
 
 def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple[JobErrors, Mapping[str, bytes]]:

@@ -160,9 +160,6 @@ class Elastic(_Reporting):
     """Seconds between two checks of the workers by the agent. 0.1 is torchrun's default; kfpytorch's is 5."""
     max_restarts: int = 0
     """How often torch elastic restarts the workers before the attempt fails."""
-    in_process_restart: InProcessRestart | None = None
-    """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
-    None: they do not."""
     rdzv_configs: dict[str, Any] = field(default_factory=lambda: {"timeout": 900, "join_timeout": 900})
     """Torch's rendezvous settings. The timeouts are 15 minutes, because pods may wait for a node or an image."""
     increase_shared_mem: bool = True
@@ -182,6 +179,12 @@ class Elastic(_Reporting):
     deck: bool | None = None
     """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
     yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
+    restarts_follow_policy: bool = True
+    """Whether the retry policy also decides on each restart: a fault that is not worth another try ends the attempt.
+    False: torch elastic restarts the workers after any failure, `max_restarts` times."""
+    in_process_restart: InProcessRestart | None = None
+    """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
+    None: they do not."""
 
     def __post_init__(self) -> None:
         """Check the fields, so that a bad value is refused before the task is registered."""
@@ -198,6 +201,10 @@ class Elastic(_Reporting):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise UsageError(f"Elastic.{name} must be a whole number, {least} or more, not {value!r}")
+        if not isinstance(self.restarts_follow_policy, bool):
+            raise UsageError(
+                f"Elastic.restarts_follow_policy must be True or False, not {self.restarts_follow_policy!r}"
+            )
         if not isinstance(self.monitor_interval, int | float) or not 0 < self.monitor_interval < float("inf"):
             raise UsageError(
                 f"Elastic.monitor_interval must be a number of seconds above 0, not {self.monitor_interval!r}"

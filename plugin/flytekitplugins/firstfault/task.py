@@ -158,6 +158,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
             retry_policy=config.retry_policy,
             in_process_restart=getattr(config, "in_process_restart", None),
             retries=self.metadata.retries,
+            restarts_follow_policy=getattr(config, "restarts_follow_policy", False),
         )
 
     def engine(self) -> FlyteEngine | None:

@@ -56,7 +56,10 @@ class Listing:
 
     def mark(self) -> tuple[object, ...]:
         """Return a value that changes when an object is added, removed or overwritten."""
-        rest = [(item.name, item.size, item.last_modified_ns) for item in (*self.others, *self.stock, *self.roster, *self.restarts)]
+        rest = [
+            (item.name, item.size, item.last_modified_ns)
+            for item in (*self.others, *self.stock, *self.roster, *self.restarts)
+        ]
         return (len(self.table), sum(map(self.table.number, range(len(self.table)))), tuple(sorted(rest, key=repr)))
 
     def add(self, objects: Iterable[ObjectInfo], layout: Layout) -> None:

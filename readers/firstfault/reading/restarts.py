@@ -42,7 +42,9 @@ async def read_restarts(store: ReadableStore, folder: str, names: Sequence[Objec
             logger.warning("the record of a restart cannot be read: %s", error)
             return None
         if record is None:
-            logger.warning("%s is no record of a restart, or of a version that this one does not know", join(store.uri, path))
+            logger.warning(
+                "%s is no record of a restart, or of a version that this one does not know", join(store.uri, path)
+            )
         return record
 
     last = sorted(names, key=lambda item: item.name)[-_MOST:]

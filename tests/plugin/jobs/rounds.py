@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from flytekit import task
+from flytekit.exceptions.user import FlyteRecoverableException
 
+from firstfault.retry import on_category
 from flytekitplugins.firstfault import Elastic
 
 _POLL_S = 0.01
@@ -44,15 +46,48 @@ def _summed() -> float:
 
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", max_restarts=2, increase_shared_mem=False))
 def in_turn() -> float:
-    """A worker of a different node fails in each of the first two rounds."""
+    """A worker of a different node raises a recoverable error in each of the first two rounds."""
     number = _runs()
     dist.init_process_group("gloo", timeout=dt.timedelta(seconds=30))
     _summed()
     if number < 2 and dist.get_rank() == number:
-        raise ValueError(f"round {number} fails on rank {number}")
+        raise FlyteRecoverableException(f"round {number} fails on rank {number}")
     total = _summed()
     dist.destroy_process_group()
     return total
+
+
+@task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", max_restarts=3, increase_shared_mem=False))
+def code_bug() -> float:
+    """Rank 1 has a bug; rank 0 fails first, because it lost its peer, and calls that recoverable."""
+    _runs()
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=30))
+    _summed()
+    if dist.get_rank() == 0:
+        try:
+            return _summed()
+        except RuntimeError as error:
+            raise FlyteRecoverableException("lost the connection to another rank") from error
+    try:
+        raise ValueError("the bug")
+    finally:
+        dist.destroy_process_group()
+        time.sleep(1)
+
+
+@task(
+    task_config=Elastic(
+        nproc_per_node=1,
+        start_method="fork",
+        max_restarts=3,
+        retry_policy=on_category("user_code"),
+        increase_shared_mem=False,
+    )
+)
+def same_again() -> float:
+    """Raise the same error in each round."""
+    _runs()
+    raise ValueError("the same each time")
 
 
 @task(
@@ -61,6 +96,7 @@ def in_turn() -> float:
         nproc_per_node=1,
         start_method="fork",
         max_restarts=1,
+        restarts_follow_policy=False,
         rdzv_configs={"join_timeout": 15},
         increase_shared_mem=False,
     )

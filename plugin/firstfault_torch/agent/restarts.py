@@ -1,0 +1,171 @@
+"""Asks whether the workers are restarted, before torch's agent spends one of its restarts.
+
+torch restarts the worker group after any failure. Here the agents of the round agree on its verdict first; one of them
+applies the retry policy, and all of them do what it says. If they cannot agree, torch's way counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from firstfault.layout.paths import ROSTER, restart_record_name
+from firstfault.model import RestartKind, RestartRecord
+from firstfault.restart import RestartContext
+from firstfault.wire.restart_json import restart_from_json, restart_to_json
+from firstfault_torch.context import Recording
+from firstfault_torch.guard import guarded, logger
+from firstfault_torch.rounds.settlement import Reports
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from firstfault_torch.agent.reporter import Reporter
+    from firstfault_torch.rounds.failure_broadcast import FirstFailure
+    from firstfault_torch.rounds.peers import Peers
+
+__all__ = ["DecideRestart", "Node", "RefusedRestart", "Restarts"]
+
+DecideRestart = Callable[[Recording, Reports, RestartContext], RestartRecord | None]
+"""Judges a round by the agents' reports; returns the decision, None if that failed."""
+_NO_AGREEMENT = "the agents reached no decision in time, and torch elastic restarts after any failure"
+
+
+class RefusedRestart(NamedTuple):
+    """A decision against a restart."""
+
+    record: RestartRecord
+    restarts_left: int
+    """Of `max_restarts`, on this node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What a node knows when its round has failed."""
+
+    group_rank: int
+    nodes: int
+    """Of the round."""
+    restarts_left: int
+    copies: Mapping[str, bytes]
+    """Its documents and roster entries, by path below the output prefix."""
+    peers: Peers | None
+    """None: there is no other node, or the agents are not connected."""
+    first: FirstFailure
+    """That ended the round."""
+
+
+class Restarts:
+    """Decides on the restarts of one attempt, with the other agents, and keeps a record of each.
+
+    Args:
+        decide: judges a round; None: torch's way.
+        reporter: writes the records.
+        min_nodes: fewest nodes with which the job goes on.
+        seconds: longest wait for the other agents' reports.
+    """
+
+    def __init__(self, decide: DecideRestart | None, reporter: Reporter, min_nodes: int, seconds: float) -> None:
+        self._decide = decide
+        self._reporter = reporter
+        self._min_nodes = min_nodes
+        self._seconds = seconds
+        self._previous_fingerprint = ""
+        self._written: tuple[str, RestartRecord] | None = None
+        """The record that this node has written about the last round, and its path."""
+
+    @property
+    def ask(self) -> bool:
+        """Whether the agents decide; False: torch does."""
+        return self._decide is not None
+
+    def others_suffice(self, nodes: int) -> bool:
+        """Whether the job goes on if one of so many nodes is lost."""
+        return nodes - 1 >= self._min_nodes
+
+    def decided(self, node: Node) -> RestartRecord:
+        """Return what the agents have decided about the round, and keep it.
+
+        With other nodes the call waits for them; see `Settlement.settle`.
+        """
+        found = self._decided_alone(node) if node.nodes == 1 else self._agreed(node)
+        record, is_mine = found if found is not None else (None, node.first.group_rank == node.group_rank)
+        if record is None:
+            logger.warning("%s", _NO_AGREEMENT)
+            record = self._without_agreement(node.first)
+        else:
+            logger.info("%s: %s", "restarting the workers" if record.restart else "not restarting", record.reason)
+            self._previous_fingerprint = record.fingerprint
+        if is_mine:
+            self._write(record, node.group_rank)
+        if not record.restart and node.peers is not None:
+            node.peers.end_for_good(node.first, tell=is_mine)
+        return record
+
+    def began_again(self, world_size: int) -> None:
+        """Complete the record of the last round: the workers run again.
+
+        Args:
+            world_size: ranks of the new round.
+        """
+        if self._written is None:
+            return
+        path, record = self._written
+        self._written = None
+        lost = None if record.timestamp_ns is None else max(time.time_ns() - record.timestamp_ns, 0) / 1e9
+        complete = replace(record, lost_seconds=lost, world_size_after=world_size or None)
+        self._reporter.put(path, restart_to_json(complete))
+
+    def _decided_alone(self, node: Node) -> tuple[RestartRecord, bool] | None:
+        record = self._judged(node, Reports(dict(node.copies)))
+        return (record, True) if record is not None else None
+
+    def _agreed(self, node: Node) -> tuple[RestartRecord, bool] | None:
+        """Return the decision of all agents, and whether this one took it; None if they have not agreed."""
+        if node.peers is None:
+            return None
+        own: list[bytes] = []
+
+        def conclude(reports: Reports) -> bytes | None:
+            record = self._judged(node, reports)
+            if record is None:
+                return None
+            own[:] = [restart_to_json(record)]
+            return own[0]
+
+        settled = node.peers.agree(node.copies, conclude, self._seconds)
+        record = restart_from_json(settled.document) if settled is not None and settled.document else None
+        return (record, own == [settled.document]) if record is not None and settled is not None else None
+
+    def _judged(self, node: Node, reports: Reports) -> RestartRecord | None:
+        recording = self._reporter.recording
+        context = RestartContext(
+            round=recording.round,
+            restarts_left=node.restarts_left,
+            nodes_left=node.nodes - len(reports.lost),
+            min_nodes=self._min_nodes,
+            previous_fingerprint=self._previous_fingerprint,
+        )
+        with guarded("judging the round"):
+            return self._decide(recording, reports, context) if self._decide is not None else None
+        return None
+
+    def _without_agreement(self, first: FirstFailure) -> RestartRecord:
+        return RestartRecord(
+            kind=RestartKind.ROUND,
+            number=self._reporter.recording.round,
+            headline=first.reason,
+            restart=True,
+            reason=_NO_AGREEMENT,
+            rank=first.rank,
+            node=first.node,
+            is_agreed=False,
+            timestamp_ns=time.time_ns(),
+        )
+
+    def _write(self, record: RestartRecord, group_rank: int) -> None:
+        path = f"{ROSTER}/{restart_record_name(record.kind.value, record.number, group_rank)}"
+        self._written = (path, record) if record.restart else None
+        self._reporter.put(path, restart_to_json(record))
