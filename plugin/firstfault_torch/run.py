@@ -263,8 +263,9 @@ def _sealed(
     with guarded("concluding on the failure"):
         concluded = conclude_on_node(failure.recording, copies, engine, options, wait)
         if failure.refused is not None:
-            decision = with_unused_restarts(concluded.conclusion.decision, *failure.refused)
-            concluded = concluded._replace(conclusion=replace(concluded.conclusion, decision=decision))
+            found = concluded.conclusion
+            decision = with_unused_restarts(found.decision, found.verdict, *failure.refused)
+            concluded = concluded._replace(conclusion=replace(found, decision=decision))
         return seal_verdict(concluded, failure.recording)
     return None
 

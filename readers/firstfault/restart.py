@@ -106,17 +106,16 @@ def record_of(conclusion: Conclusion, context: RestartContext) -> RestartRecord:
     )
 
 
-def with_unused_restarts(decision: Decision, refused: RestartRecord | None, restarts_left: int) -> Decision:
+def with_unused_restarts(decision: Decision, verdict: Verdict, refused: RestartRecord, max_restarts: int) -> Decision:
     """Return the decision on an attempt; its reason also says why restarts were left when it ended.
 
     Args:
         decision: on the attempt.
-        refused: the decision against a restart; None: there was no question.
-        restarts_left: of `max_restarts`, when it was taken.
+        verdict: on it.
+        refused: the decision against a restart.
+        max_restarts: torch's.
     """
-    if refused is None or refused.restart:
-        return decision
-    count = f"{restarts_left} of max_restarts"
-    same = refused.reason == decision.reason
-    why = f"for the same reason, {count} were not used" if same else f"{count} were not used: {refused.reason}"
+    used = verdict.root.place.restart_count if verdict.root is not None else 0
+    count = f"{max(max_restarts - used, 0)} of {max_restarts} restarts (max_restarts) were not used"
+    why = f"for the same reason, {count}" if refused.reason == decision.reason else f"{count}: {refused.reason}"
     return replace(decision, reason=f"{decision.reason}; {why}")

@@ -69,7 +69,7 @@ def test_restarts_that_are_not_worth_it(s3_environ: S3, tmp_path: Path) -> None:
     assert code == 10
     assert attempt["verdict"]["ranks"] == [1]
     assert attempt["decision"]["retry"] is False
-    assert "2 of max_restarts were not used" in attempt["decision"]["reason"]
+    assert "2 of 2 restarts (max_restarts) were not used" in attempt["decision"]["reason"]
     job = MultiErrorFileOutputReader(attempt["errors"].removesuffix("/firstfault/errors")).job()
     assert (job.round, job.history) == (0, ())
     (record,) = job.restarts

@@ -67,7 +67,7 @@ def test_a_code_bug_ends_the_attempt(tmp_path: Path) -> None:
     assert ended.verdict["ranks"] == [1]
     assert "the bug" in ended.verdict["message"]
     ended.flyte_saw_the_verdict()
-    assert "3 of max_restarts were not used" in ended.attempt["decision"]["reason"]
+    assert "3 of 3 restarts (max_restarts) were not used" in ended.attempt["decision"]["reason"]
     (record,) = ended.job.restarts
     assert (record.number, record.restart, record.rank, record.is_agreed) == (0, False, 1, True)
     assert {mark.name for mark in run.marks.glob("rank-*")} == {"rank-0-0.json", "rank-1-0.json"}
@@ -82,7 +82,9 @@ def test_the_same_fault_twice(tmp_path: Path) -> None:
     assert len(list(run.marks.glob("rank-0-*"))) == 2
     assert [(item.number, item.restart) for item in ended.job.restarts] == [(0, True), (1, False)]
     assert "the previous round failed with the same fault" in ended.job.restarts[1].reason
-    assert "2 of max_restarts were not used" in ended.attempt["decision"]["reason"]
+    message = ended.attempt["engine"]["error_seen"]["message"]
+    assert "2 of 3 restarts (max_restarts) were not used: the previous round failed with the same fault" in message
+    assert "restarted 1 time before: round 0: ValueError, rank 0" in message
 
 
 def test_a_rendezvous_that_times_out(tmp_path: Path) -> None:

@@ -377,18 +377,19 @@ class ReportingAgent(HookedAgent):
         record: RestartRecord | None = None
         broadcast = self._peers.broadcast if self._peers is not None else None
         with _guarded("deciding on a restart"):
-            place, left = self.place(), self.restarts_left
+            place = self.place()
             first = broadcast.first_failure if broadcast is not None else None
             node = Node(
                 group_rank=place.group_rank or 0,
                 nodes=place.group_world_size or 1,
-                restarts_left=left,
+                restarts_left=self.restarts_left,
                 copies=self.report.copies,
                 peers=self._peers,
                 first=first or FirstFailure("its workers", place.node, place.group_rank),
             )
             record = self._restarts.decided(node)
-            self.refused = RefusedRestart(record, left) if not record.restart else None
+            is_refused = record is not None and not record.restart
+            self.refused = RefusedRestart(record, self.group.spec.max_restarts) if record and is_refused else None
         is_fatal = broadcast is not None and broadcast.is_fatal
         return not is_fatal and (record is None or record.restart)
 

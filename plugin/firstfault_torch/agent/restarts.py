@@ -37,8 +37,8 @@ class RefusedRestart(NamedTuple):
     """A decision against a restart."""
 
     record: RestartRecord
-    restarts_left: int
-    """Of `max_restarts`, on this node."""
+    max_restarts: int
+    """Torch's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +85,20 @@ class Restarts:
         """Whether the job goes on if one of so many nodes is lost."""
         return nodes - 1 >= self._min_nodes
 
-    def decided(self, node: Node) -> RestartRecord:
-        """Return what the agents have decided about the round, and keep it.
+    def decided(self, node: Node) -> RestartRecord | None:
+        """Return what the agents have decided about the round, and keep it; None if a node failed for good meanwhile.
 
         With other nodes the call waits for them; see `Settlement.settle`.
         """
         found = self._decided_alone(node) if node.nodes == 1 else self._agreed(node)
-        record, is_mine = found if found is not None else (None, node.first.group_rank == node.group_rank)
-        if record is None:
-            logger.warning("%s", _NO_AGREEMENT)
-            record = self._without_agreement(node.first)
-        else:
+        if found is None and node.peers is not None and node.peers.broadcast.is_fatal:
+            return None
+        record, is_mine = found or (self._without_agreement(node.first), node.first.group_rank == node.group_rank)
+        if record.is_agreed:
             logger.info("%s: %s", "restarting the workers" if record.restart else "not restarting", record.reason)
             self._previous_fingerprint = record.fingerprint
+        else:
+            logger.warning("restarting the workers: %s", record.reason)
         if is_mine:
             self._write(record, node.group_rank)
         if not record.restart and node.peers is not None:

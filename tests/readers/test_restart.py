@@ -1,0 +1,235 @@
+"""Whether workers are restarted within an attempt, and the records of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.conclude import conclude
+from firstfault.layout.paths import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
+from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
+from firstfault.reading.restarts import oldest_first
+from firstfault.render.flyte_message import flyte_message, recovered_lines
+from firstfault.report import report_of
+from firstfault.restart import RestartContext, RestartDecision, decide_restart, record_of, with_unused_restarts
+from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, never, on_category, same_fault_again
+from firstfault.strategies import undetermined
+from firstfault.testing import make_error, make_job
+from firstfault.wire.restart_json import restart_from_json, restart_to_json
+
+if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion
+    from tests.readers.conftest import Attempt
+
+CONTEXT = RestartContext(round=0, restarts_left=3)
+BUG = make_error(3)
+RECOVERABLE = make_error(3, kind=Kind.RECOVERABLE, code="USER:Recoverable")
+PREEMPTED = make_error(3, category="preemption")
+GPU = make_error(3, category="gpu_hardware")
+HOST_OOM = make_error(
+    3, category="host_oom", resources=Resources(oom_kill=1, memory_limit_bytes=100, memory_peak_bytes=10)
+)
+RECORD = RestartRecord(
+    kind=RestartKind.ROUND,
+    number=2,
+    headline="ValueError, rank 3 on worker-1: boom",
+    restart=True,
+    reason="it may help",
+    rank=3,
+    node="worker-1",
+    fingerprint="1:0123456789ab",
+    category="user_code",
+    timestamp_ns=1_700_000_000_123_456_789,
+    lost_seconds=12.5,
+    world_size_before=8,
+    world_size_after=4,
+)
+
+
+def _concluded(root: WorkerError, context: RestartContext, policy: RetryPolicy | None = None) -> Conclusion:
+    found = conclude(
+        make_job(root),
+        strategy="earliest",
+        policy=policy,
+        context=context.for_policy(RetryContext(attempt=1, retries=1)),
+    )
+    assert found is not None
+    return found
+
+
+def _decided(root: WorkerError, policy: RetryPolicy | None = None, **changes: Any) -> RestartDecision:
+    context = replace(CONTEXT, **changes)
+    found = _concluded(root, context, policy)
+    return decide_restart(found.verdict, found.decision, context)
+
+
+def _fingerprint(root: WorkerError) -> str:
+    return _concluded(root, CONTEXT).verdict.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("root", "policy", "changes", "restart", "says"),
+    [
+        (BUG, None, {}, False, "the same code would probably fail again"),
+        (RECOVERABLE, None, {}, True, "was raised as recoverable; it uses up one of max_restarts"),
+        (RECOVERABLE, never(), {}, False, "the policy says never"),
+        (RECOVERABLE, explicit() & ~exhausted(), {}, True, "was raised as recoverable"),
+        (
+            RECOVERABLE,
+            explicit() & ~same_fault_again(),
+            {"again": True},
+            False,
+            "the previous round failed with the same",
+        ),
+        (RECOVERABLE, None, {"again": True}, True, "was raised as recoverable"),
+        (BUG, on_category("user_code"), {}, True, "user_code"),
+        (BUG, on_category("user_code"), {"again": True}, False, "the previous round failed with the same fault"),
+        (PREEMPTED, None, {"nodes_left": 3, "min_nodes": 2}, True, "preemption"),
+        (PREEMPTED, None, {"nodes_left": 3, "min_nodes": 2, "again": True}, True, "preemption"),
+        (PREEMPTED, None, {"nodes_left": 1, "min_nodes": 2}, False, "the job needs 2 nodes, and 1 are left"),
+        (RECOVERABLE, None, {"nodes_left": 1, "min_nodes": 2}, False, "the job needs 2 nodes, and 1 are left"),
+        (GPU, on_category("gpu_hardware"), {}, False, "the machine is at fault"),
+        (HOST_OOM, None, {}, False, "the machine is at fault"),
+    ],
+)
+def test_a_decision(
+    root: WorkerError, policy: RetryPolicy | None, changes: dict[str, Any], restart: bool, says: str
+) -> None:
+    """The policy decides, unless too few nodes are left, the machine is at fault, or the fault comes again."""
+    if changes.pop("again", False):
+        changes = {**changes, "previous_fingerprint": _fingerprint(root)}
+    found = _decided(root, policy, **changes)
+    assert found.restart is restart
+    assert says in found.reason
+
+
+def test_an_unknown_cause() -> None:
+    """Torch's way counts; the same undetermined fault in two rounds ends the attempt."""
+    verdict = replace(undetermined(make_job(BUG), "nothing stands out"), fingerprint="1:aaaaaaaaaaaa")
+    decision = _concluded(BUG, CONTEXT).decision
+    found = decide_restart(verdict, decision, CONTEXT)
+    assert found == (True, "the cause is not known, and torch elastic restarts after any failure")
+    found = decide_restart(verdict, decision, replace(CONTEXT, previous_fingerprint="1:aaaaaaaaaaaa"))
+    assert found == (False, "the cause is not known, and the previous round failed with the same fault")
+
+
+def test_a_record_of_a_round() -> None:
+    """It has the verdict in short, the decision, and the ranks of the round."""
+    root = replace(BUG, place=replace(BUG.place, world_size=8))
+    context = replace(CONTEXT, round=4)
+    record = record_of(_concluded(root, context), context)
+    assert (record.kind, record.number, record.rank, record.node) == (RestartKind.ROUND, 4, 3, root.place.node)
+    assert (record.restart, record.category, record.world_size_before) == (False, "user_code", 8)
+    assert (record.timestamp_ns, record.fingerprint) == (root.timestamp_ns, _fingerprint(root))
+
+
+@pytest.mark.parametrize("used", [0, 2])
+def test_restarts_that_were_not_used(used: int) -> None:
+    """The decision on the attempt says how many were left, and why."""
+    root = replace(BUG, place=replace(BUG.place, restart_count=used))
+    found = _concluded(root, CONTEXT)
+    again = with_unused_restarts(found.decision, found.verdict, replace(RECORD, restart=False, reason="not again"), 3)
+    assert again == replace(
+        found.decision,
+        reason=f"{found.decision.reason}; {3 - used} of 3 restarts (max_restarts) were not used: not again",
+    )
+    same = replace(RECORD, restart=False, reason=found.decision.reason)
+    assert with_unused_restarts(found.decision, found.verdict, same, 3).reason.endswith(
+        f"; for the same reason, {3 - used} of 3 restarts (max_restarts) were not used"
+    )
+
+
+# --- records --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        RECORD,
+        RestartRecord(RestartKind.IN_PROCESS, 0, "", restart=False, reason=""),
+        replace(RECORD, is_agreed=False, headline="äöü \u2028 \x00".replace("\x00", "")),
+    ],
+)
+def test_the_record_is_kept(record: RestartRecord) -> None:
+    """A record is the same after writing and reading; its credentials are removed."""
+    assert restart_from_json(restart_to_json(record)) == record
+    secret = restart_from_json(restart_to_json(replace(record, headline="password=hunter22 was refused")))
+    assert secret is not None
+    assert "hunter22" not in secret.headline
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b"{}",
+        b'{"schema":"firstfault.restart/v9"}',
+        restart_to_json(RECORD)[:-9],
+        restart_to_json(RECORD).replace(b'"round"', b'"unknown"'),
+        restart_to_json(RECORD).replace(b":2,", b":-2,"),
+        restart_to_json(RECORD).replace(b":12.5", b":NaN"),
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_record(data: bytes) -> None:
+    """Anything else is no record."""
+    assert restart_from_json(data) is None
+
+
+def test_a_record_of_a_later_version() -> None:
+    """Fields that this version does not know are left out."""
+    later = restart_to_json(RECORD).replace(b'{"schema"', b'{"tomorrow":[1],"schema"')
+    assert restart_from_json(later) == RECORD
+
+
+def test_the_name_of_a_record() -> None:
+    """It is no document and no bundle, and sorts before the roster's entries."""
+    name = restart_record_name("round", 7, 3)
+    assert name == "decision-round-00007-0000003.json"
+    assert is_restart_record(name)
+    assert is_restart_record(restart_record_name("in-process", 10**9, 10**9))
+    assert not is_error_file(name)
+    assert not is_bundle(name)
+    assert name < "r1-"
+    assert not is_restart_record("decision-round-7-3.json")
+
+
+def test_records_are_read(attempt: Attempt) -> None:
+    """The job has one record of each restart, oldest first: that of a common decision; a damaged file is left out."""
+    attempt.write(make_error(3, round=1))
+    first = replace(RECORD, number=0, timestamp_ns=1_000)
+    second = replace(RECORD, number=1, timestamp_ns=2_000, restart=False)
+    for group_rank, record in ((0, second), (1, first), (2, replace(first, is_agreed=False))):
+        attempt.put(f"{ROSTER}/{restart_record_name('round', record.number, group_rank)}", restart_to_json(record))
+    attempt.put(f"{ROSTER}/{restart_record_name('round', 2, 0)}", b"{")
+    reader = attempt.reader()
+    assert reader.restarts() == (first, second)
+    job = reader.job()
+    assert job.restarts == (first, second)
+    assert job.coverage.notes == ()
+
+
+def test_one_record_of_each() -> None:
+    """Of two records the completed one counts; an in-process restart of the same number is another one."""
+    begun = replace(RECORD, lost_seconds=None)
+    inner = replace(RECORD, kind=RestartKind.IN_PROCESS)
+    assert oldest_first([begun, RECORD, inner, begun]) == (inner, RECORD)
+
+
+def test_a_report_after_restarts() -> None:
+    """The message says how often the workers were restarted and after what; details have the reason and the cost."""
+    root = make_error(3, round=3)
+    job = replace(
+        make_job(root), history=(make_error(5, round=2),), restarts=(RECORD, replace(RECORD, number=3, restart=False))
+    )
+    found = conclude(job)
+    assert found is not None
+    text = flyte_message(report_of(job, found.verdict, found.decision))
+    assert "restarted 1 time before: round 2: ValueError, rank 3 on worker-1: boom" in text
+    (line,) = recovered_lines(job)
+    assert line.startswith("round 2: ValueError, rank 3 on worker-1: boom: restarted, it may help; ")
+    assert line.endswith("; 12 s until the workers ran again; 4 ranks instead of 8")
