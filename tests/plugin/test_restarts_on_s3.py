@@ -38,7 +38,7 @@ def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
     code, result = _run(s3_environ, tmp_path, faulty_rounds=3, recoverable=True)
 
     (attempt,) = result["attempts"]
-    assert code == 10
+    assert code == 11
     assert attempt["verdict"]["ranks"] == [1]
     assert "round 2 is bad" in attempt["verdict"]["message"]
     job = MultiErrorFileOutputReader(attempt["errors"].removesuffix("/firstfault/errors")).job()

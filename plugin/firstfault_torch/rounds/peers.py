@@ -127,9 +127,10 @@ class Peers:
             leaving=self._gave_up.is_set(),
             give_up=self._gave_up,
         )
-        if settled is not None or self.broadcast.is_fatal:
-            return settled
-        return self._agreement.abandon(connections[0])
+        if settled is None:
+            # this also ends the waiting thread: the next round may fork, and the connection is needed again
+            settled = self._agreement.abandon(connections[0])
+        return None if self.broadcast.is_fatal else settled
 
     def settle(
         self,

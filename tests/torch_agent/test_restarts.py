@@ -1,0 +1,295 @@
+"""Agents decide on a restart over a real store, each in a thread of its own, and keep a record."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed import PrefixStore, TCPStore
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault.model import RestartKind, RestartRecord
+from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.agent.restarts import Node, Restarts
+from firstfault_torch.context import Identity, Recording, node_place
+from firstfault_torch.rounds import settlement as settlement_module
+from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.rounds.peers import Peers
+from firstfault_torch.rounds.settlement import Settlement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from firstfault.model import Place
+    from firstfault.restart import RestartContext
+    from firstfault_torch.rounds.settlement import Reports
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+LONG_S = 30.0
+REFUSED = RestartRecord(
+    RestartKind.ROUND, 0, "ValueError, rank 0", restart=False, reason="the same code would fail again", rank=0
+)
+ALLOWED = replace(REFUSED, restart=True, reason="it was raised as recoverable", timestamp_ns=time.time_ns())
+
+
+@dataclass
+class Agent:
+    """One agent of a round, and what it decides."""
+
+    store: Any
+    group_rank: int
+    nodes: int
+    folder: str
+    answer: RestartRecord | None = REFUSED
+    thinks: threading.Event | None = None
+    contexts: list[RestartContext] = field(default_factory=list)
+    reports: list[Reports] = field(default_factory=list)
+    decided: RestartRecord | None = None
+    took_s: float = 0.0
+    closed: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        identity = Identity(self.folder, "plain", 0, f"worker-{self.group_rank}")
+        self.recording = Recording("evidence", identity)
+        self.reporter = Reporter(self.recording, self.place)
+        self.gave_up, self.woken = threading.Event(), threading.Event()
+        group: Any = SimpleNamespace(
+            store=self.store,
+            group_rank=self.group_rank,
+            group_world_size=self.nodes,
+            master_addr="127.0.0.1",
+            spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=self.closed.set)),
+        )
+        self.peers = Peers(
+            group,
+            self.recording,
+            {f"joined-{self.group_rank}": b"here"},
+            interval=0.1,
+            can_restart=True,
+            others_suffice=self.nodes > 1,
+            wake=self.woken.set,
+            gave_up=self.gave_up,
+        )
+        self.restarts = Restarts(self._decide, self.reporter, min_nodes=1, seconds=4.0)
+        self.own = FirstFailure("ValueError", f"worker-{self.group_rank}", self.group_rank, 0, fatal=False, asks=True)
+
+    def place(self, local_rank: int | None = None) -> Place:
+        """Return the agent's place."""
+        del local_rank
+        return node_place(self.recording)
+
+    def begin(self) -> threading.Thread:
+        """Report and decide in a thread."""
+        thread = threading.Thread(target=self._run, daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        assert self.woken.wait(LONG_S)
+        first = self.peers.broadcast.first_failure
+        assert first is not None
+        node = Node(self.group_rank, self.nodes, 3, {f"report-{self.group_rank}": b"failed"}, self.peers, first)
+        self.decided = self.restarts.decided(node)
+        self.took_s = time.monotonic() - began
+
+    def _decide(self, recording: Recording, reports: Reports, context: RestartContext) -> RestartRecord | None:
+        del recording
+        self.contexts.append(context)
+        self.reports.append(reports)
+        if self.thinks is not None:
+            self.thinks.wait(LONG_S)
+        return self.answer
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settlement_module, "_TURN_S", 0.6)
+    monkeypatch.setattr(settlement_module, "_NO_ANSWER_S", 0.5)
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Callable[..., list[Agent]]]:
+    """Make the agents of a round; none of their threads outlives the test."""
+    shared = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    made: list[Agent] = []
+
+    def make(nodes: int, living: int | None = None, **fields: Any) -> list[Agent]:
+        store = PrefixStore(f"round of {nodes}", shared)
+        new = [Agent(store, rank, nodes, str(tmp_path), **fields) for rank in range(living or nodes)]
+        made.extend(new)
+        return new
+
+    yield make
+    for agent in made:
+        agent.peers.end()
+        agent.reporter.drain()
+
+
+def _run(agents: list[Agent]) -> None:
+    for thread in [agent.begin() for agent in agents]:
+        thread.join(LONG_S)
+
+
+def _records(agents: list[Agent]) -> tuple[RestartRecord, ...]:
+    for agent in agents:
+        agent.reporter.drain()
+    return MultiErrorFileOutputReader(agents[0].recording.output_prefix).restarts()
+
+
+def _settled(agents: list[Agent]) -> list[bytes]:
+    """Return the verdicts that agents settle on after the attempt has ended."""
+    found: list[bytes] = []
+
+    def settle(agent: Agent) -> None:
+        settled = agent.peers.settle({}, lambda _: b"sealed", lambda: True, 4.0)
+        found.append(settled.document if settled is not None else b"")
+
+    threads = [threading.Thread(target=settle, args=(agent,)) for agent in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    return found
+
+
+def test_no_restart(agents: Callable[..., list[Agent]]) -> None:
+    """One agent decides for all; the failure is fatal then, the rendezvous is closed, and all can settle again."""
+    made = agents(3)
+    made[1].peers.notify(made[1].own)
+    _run(made)
+    assert [agent.decided for agent in made] == [REFUSED] * 3
+    assert [len(agent.contexts) for agent in made] == [1, 0, 0]
+    assert set(made[0].reports[0].copies) == {"report-0", "report-1", "report-2"}
+    assert made[0].contexts[0].nodes_left == 3
+    assert made[0].closed.wait(LONG_S)
+    assert _records(made) == (REFUSED,)
+    assert all(agent.peers.broadcast.is_fatal for agent in made)
+    assert [agent.peers.broadcast.failure is None for agent in made] == [False, True, False]
+    assert _settled(made) == [b"sealed"] * 3
+
+
+def test_a_restart(agents: Callable[..., list[Agent]]) -> None:
+    """All agents restart; the failure stays one that is not fatal, and the record is completed afterwards."""
+    made = agents(3, answer=ALLOWED)
+    made[1].peers.notify(made[1].own)
+    _run(made)
+    assert [agent.decided for agent in made] == [ALLOWED] * 3
+    assert not any(agent.peers.broadcast.is_fatal or agent.closed.is_set() for agent in made)
+    assert _records(made) == (ALLOWED,)
+    for agent in made:
+        agent.restarts.began_again(4)
+    (record,) = _records(made)
+    assert record == replace(ALLOWED, lost_seconds=record.lost_seconds, world_size_after=4)
+    assert record.lost_seconds is not None
+
+
+def test_the_fingerprint_of_the_round_before(agents: Callable[..., list[Agent]]) -> None:
+    """Each agent keeps it, whichever one decided."""
+    made = agents(2, answer=replace(ALLOWED, fingerprint="1:abcdefabcdef"))
+    made[1].peers.notify(made[1].own)
+    _run(made)
+    assert [agent.restarts._previous_fingerprint for agent in made] == ["1:abcdefabcdef"] * 2
+
+
+def test_an_agent_that_is_dead(agents: Callable[..., list[Agent]]) -> None:
+    """The others decide without it, and know that it is lost; what it said when it joined is there."""
+    made = agents(3, living=2, answer=ALLOWED)
+    Settlement(2, 3).join(made[0].store, {"joined-2": b"here"})
+    made[0].peers._report_dead_agent(2, "worker-2")
+    _run(made)
+    assert [agent.decided for agent in made] == [ALLOWED] * 2
+    assert made[0].contexts[0].nodes_left == 2
+    assert made[0].reports[0].lost == {2}
+    assert "joined-2" in made[0].reports[0].copies
+
+
+def test_nobody_decides(agents: Callable[..., list[Agent]]) -> None:
+    """If no agent can judge the round, all of them restart as torch does, and the node that failed keeps a record."""
+    made = agents(2, answer=None)
+    made[1].peers.notify(made[1].own)
+    _run(made)
+    for agent in made:
+        assert agent.decided is not None
+        assert (agent.decided.restart, agent.decided.is_agreed, agent.decided.rank) == (True, False, 0)
+    (record,) = _records(made)
+    assert "the agents reached no decision in time" in record.reason
+    assert "rank 0 on worker-1 failed: ValueError" in record.headline
+    assert not any(thread.name == "firstfault-settlement" for thread in threading.enumerate()), (
+        "the next round may fork"
+    )
+
+
+def test_a_fatal_failure_meanwhile(agents: Callable[..., list[Agent]]) -> None:
+    """A node that fails for good ends the wait for the decision; then all settle on the verdict on the attempt."""
+    made = agents(3)
+    made[1].peers.notify(made[1].own)
+    threads = [agent.begin() for agent in made[:2]]
+    assert made[2].woken.wait(LONG_S)
+    made[2].peers.notify(replace(made[2].own, fatal=True, asks=False))
+    for thread in threads:
+        thread.join(LONG_S)
+    assert [agent.decided for agent in made[:2]] == [None, None]
+    assert max(agent.took_s for agent in made[:2]) < 3
+    assert _records(made) == ()
+    assert _settled(made) == [b"sealed"] * 3
+
+
+def test_one_node(tmp_path: Path) -> None:
+    """Without other nodes there is no store to ask."""
+    agent = Agent(
+        PrefixStore("none", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)), 0, 1, str(tmp_path)
+    )
+    node = Node(0, 1, 3, {"report": b"failed"}, None, agent.own)
+    assert agent.restarts.decided(node) == REFUSED
+    assert agent.reports[0].copies == {"report": b"failed"}
+    assert _records([agent]) == (REFUSED,)
+    agent.peers.end()
+
+
+def test_agents_that_are_not_connected(tmp_path: Path) -> None:
+    """With other nodes but without a connection to them, torch's way counts: they might decide otherwise."""
+    agent = Agent(
+        PrefixStore("none", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)), 0, 2, str(tmp_path)
+    )
+    found = agent.restarts.decided(Node(0, 2, 3, {}, None, agent.own))
+    assert found is not None
+    assert (found.restart, found.is_agreed, agent.contexts) == (True, False, [])
+    agent.peers.end()
+
+
+def test_the_requests_of_a_decision(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent that does not decide sends the store a number of requests that does not grow with the agents."""
+    counts = []
+    for nodes in (4, 16):
+        made = agents(nodes, answer=ALLOWED)
+        sent: list[list[str]] = [[] for _ in made]
+        for agent, requests in zip(made, sent, strict=True):
+            known = agent.peers.broadcast.connections_to_agree
+            monkeypatch.setattr(
+                agent.peers.broadcast,
+                "connections_to_agree",
+                lambda call=known, found=requests: tuple(_Counting(one, found) for one in call() or ()),
+            )
+        made[1].peers.notify(made[1].own)
+        _run(made)
+        counts.append(max(len(requests) for requests in sent[1:]))
+    assert counts[0] == counts[1] <= 10
+
+
+class _Counting:
+    """A connection that counts its requests."""
+
+    def __init__(self, store: Any, requests: list[str]) -> None:
+        self._store = store
+        self._requests = requests
+
+    def __getattr__(self, name: str) -> Any:
+        self._requests.append(name)
+        return getattr(self._store, name)
