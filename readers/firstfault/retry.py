@@ -29,7 +29,6 @@ __all__ = [
     "exhausted",
     "explicit",
     "host_evidence",
-    "is_again",
     "never",
     "on_category",
     "same_fault_again",

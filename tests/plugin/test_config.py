@@ -45,6 +45,7 @@ def test_bad_nnodes(nnodes: object) -> None:
         ({"nproc_per_node": True}, "Elastic.nproc_per_node must be a whole number, 1 or more, not True"),
         ({"nproc_per_node": "2"}, "Elastic.nproc_per_node must be a whole number, 1 or more, not '2'"),
         ({"max_restarts": -1}, "Elastic.max_restarts must be a whole number, 0 or more, not -1"),
+        ({"restarts_follow_policy": 1}, "Elastic.restarts_follow_policy must be True or False, not 1"),
         ({"monitor_interval": 0}, "Elastic.monitor_interval must be a number of seconds above 0, not 0"),
         ({"monitor_interval": float("nan")}, "Elastic.monitor_interval must be a number of seconds above 0, not nan"),
         ({"monitor_interval": "5"}, "Elastic.monitor_interval must be a number of seconds above 0, not '5'"),

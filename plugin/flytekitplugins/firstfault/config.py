@@ -176,6 +176,9 @@ class Elastic(_Reporting):
     when another worker failed or the pod is terminated. A worker that failed has 8 s for its exit handlers."""
     retry_policy: RetryPolicy | None = None
     """Whether a failed attempt is retried: a policy of `firstfault.retry`. None: the default policy."""
+    restarts_follow_policy: bool = True
+    """Whether the retry policy also decides on each of `max_restarts`: a fault that is not worth
+    another try ends the attempt. False: torch elastic restarts the workers after any failure."""
     deck: bool | None = None
     """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
     yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
