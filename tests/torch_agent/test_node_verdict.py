@@ -325,7 +325,7 @@ def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     monkeypatch.setattr(run.os, "_exit", lambda _: None)
     own = _wrote(prefix.uri, _failure(0, message="own"))
     report = SimpleNamespace(copies={document_path(own.documents[0].name): encode(own)})
-    failure: Any = SimpleNamespace(report=report, recording=prefix.recording(), group_rank=0)
+    failure: Any = SimpleNamespace(report=report, recording=prefix.recording(), group_rank=0, refused=None)
     engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
     monkeypatch.setattr(type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb"))
     return lambda: run._end_process(failure, engine=engine, options=Options())

@@ -166,6 +166,7 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> 
         return SettledDocument(document, durable=True)
 
     failure: Any = SimpleNamespace(
+        refused=None,
         error=RuntimeError("failed"), report=report, recording=prefix.recording(), group_rank=0, settle=settle
     )
     engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
@@ -182,6 +183,7 @@ def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) 
     conclusion = concluded(prefix.recording(), [own])
     document = sealed(conclusion, prefix.recording()).document
     failure: Any = SimpleNamespace(
+        refused=None,
         error=RuntimeError("failed"),
         report=SimpleNamespace(copies={}),
         recording=prefix.recording(),

@@ -210,6 +210,19 @@ def test_an_agent_that_is_dead(agents: Callable[..., list[Agent]]) -> None:
     assert "joined-2" in made[0].reports[0].copies
 
 
+def test_an_agent_that_leaves(agents: Callable[..., list[Agent]]) -> None:
+    """An agent that is terminated hands in its report and is not waited for; the job goes on without it."""
+    made = agents(3, answer=ALLOWED)
+    made[2].peers.notify(made[2].own)
+    assert made[2].woken.wait(LONG_S)
+    made[2].peers.leave({"report-2": b"terminated"})
+    _run(made[:2])
+    assert [agent.decided for agent in made[:2]] == [ALLOWED] * 2
+    assert (made[0].contexts[0].nodes_left, made[0].reports[0].lost) == (2, {2})
+    assert made[0].reports[0].copies["report-2"] == b"terminated"
+    assert max(agent.took_s for agent in made[:2]) < 3
+
+
 def test_nobody_decides(agents: Callable[..., list[Agent]]) -> None:
     """If no agent can judge the round, all of them restart as torch does, and the node that failed keeps a record."""
     made = agents(2, answer=None)

@@ -482,6 +482,8 @@ class ReportingAgent(HookedAgent):
             what = f"{type(error).__name__} in its agent"
             self._peers.broadcast.send(FirstFailure(what, self.place().node, self.group.group_rank))
         self.finish_report()
+        if self._peers is not None and preempted:
+            self._peers.leave(self.report.copies)
 
     def finish_report(self) -> None:
         """Document the deaths of this node's workers, and announce that the node has failed."""

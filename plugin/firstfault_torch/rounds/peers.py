@@ -132,6 +132,15 @@ class Peers:
             settled = self._agreement.abandon(connections[0])
         return None if self.broadcast.is_fatal else settled
 
+    def leave(self, copies: Mapping[str, bytes]) -> None:
+        """Say in a decision on a restart, if the agents take one, that this node leaves."""
+        outcome = self.broadcast.outcome
+        if outcome is None or outcome.failure is None or not outcome.failure.asks:
+            return
+        connections = self.broadcast.connections_to_agree()
+        if connections is not None:
+            self._agreement.leave(connections[0], copies)
+
     def settle(
         self,
         copies: Mapping[str, bytes],

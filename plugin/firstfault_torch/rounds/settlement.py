@@ -182,6 +182,11 @@ class Settlement:
                 return None
         return None
 
+    def leave(self, store: Any, copies: Mapping[str, bytes]) -> None:
+        """Hand in this node's report and say that it leaves, so that the others do not wait for it."""
+        if not self._arrived_as:
+            bounded(partial(self._arrive, store, copies, leaving=True), self._step_s, "handing in this node's report")
+
     def interrupt(self, reason: str) -> None:
         """End `settle` at once, from any thread: there is nothing to settle on any more."""
         self._results.put(InterruptedError(reason))

@@ -92,9 +92,12 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
         LookupError: no failure is on record, neither here nor in the storage.
     """
     job, files = _job(recording, copies, wait)
-    context = (
-        _context(job, recording, engine, options, wait) if restart is None else _of_restart(restart, options, recording)
-    )
+    if restart is None:
+        context = _context(job, recording, engine, options, wait)
+    else:
+        # a pod that left may have sealed a verdict on the attempt, and with it another decision
+        job = replace(job, seals=())
+        context = restart.for_policy(RetryContext(attempt=recording.identity.attempt, retries=options.retries))
     logged = ""
     for strategy, policy in _alternatives(recording.strategy, options.retry_policy):
         conclusion, error = caught(partial(conclude, job, strategy=strategy, policy=policy, context=context), Exception)
@@ -114,10 +117,6 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")
     return NodeConclusion(conclusion, files)
-
-
-def _of_restart(restart: RestartContext, options: Options, recording: Recording) -> RetryContext:
-    return restart.for_policy(RetryContext(attempt=recording.identity.attempt, retries=options.retries))
 
 
 def _context(job: JobErrors, recording: Recording, engine: Engine, options: Options, wait: Wait) -> RetryContext:
