@@ -119,6 +119,7 @@ def run_node(
                 last_resort=partial(_end_process, engine=engine, options=options),
                 decide_restart=partial(_decided_restart, engine=engine, options=options) if asks else None,
                 settle_seconds=options.settle_seconds,
+                restarts_in_process=options.in_process_restart is not None,
             )
             if options.in_process_restart is not None:
                 results = by_last_rank(results)

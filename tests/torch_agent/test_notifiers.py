@@ -167,7 +167,11 @@ def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> 
 
     failure: Any = SimpleNamespace(
         refused=None,
-        error=RuntimeError("failed"), report=report, recording=prefix.recording(), group_rank=0, settle=settle
+        error=RuntimeError("failed"),
+        report=report,
+        recording=prefix.recording(),
+        group_rank=0,
+        settle=settle,
     )
     engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
     ended = run._failed(failure, engine, Options(settle_seconds=0.1), threading.Event())

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.agent.restarts import DecideRestart
     from firstfault_torch.agent.signals import SignalReceived, SignalWatch
+    from firstfault_torch.agent.survivors import Survivors
     from firstfault_torch.context import Recording
     from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
@@ -77,6 +78,7 @@ class ReportingAgent(HookedAgent):
         settle_seconds: longest wait for the other agents before a restart.
         signals: watches the signals to this process.
         decide_restart: judges a failed round before torch restarts the workers; None: torch's way.
+        restarts_in_process: whether the workers of a node go on after one of them has ended.
         kwargs: as LocalElasticAgent takes them.
     """
 
@@ -90,6 +92,7 @@ class ReportingAgent(HookedAgent):
         settle_seconds: float = 0.0,
         signals: SignalWatch,
         decide_restart: DecideRestart | None = None,
+        restarts_in_process: bool = False,
         **kwargs: Any,
     ) -> None:
         handler: Any = ResponsiveRendezvous(spec.rdzv_handler)
@@ -101,6 +104,7 @@ class ReportingAgent(HookedAgent):
         self._reporter = Reporter(recording, self.place)
         self._wake = threading.Event()
         self._workers = LocalWorkers(recording, self._reporter, stop_seconds, self._wake.set)
+        self._survivors = self._make_survivors() if restarts_in_process else None
         self._restarts = Restarts(decide_restart, self._reporter, min_nodes, settle_seconds)
         self.refused: RefusedRestart | None = None
         """The decision against a restart, which ended the attempt."""
@@ -139,6 +143,8 @@ class ReportingAgent(HookedAgent):
         with _guarded("beginning a round"):
             self._reporter.begin(number, group.group_world_size or 0)
             self._workers.begin_round()
+            if self._survivors is not None:
+                self._survivors.begin_round()
             self._peers = None
 
     def start_workers(self, group: WorkerGroup) -> dict[int, Any]:
@@ -166,6 +172,10 @@ class ReportingAgent(HookedAgent):
         self._wake.wait(self._interval)
         self._wake.clear()
         self._leave_with_a_failed_peer()
+        if self._survivors is not None:
+            going_on = self._survivors.look(group, self.process_context)
+            if going_on is not None:
+                return going_on
         failed: list[Death] = []
         with _guarded("looking at the workers"):
             failed = self._look()
@@ -267,6 +277,17 @@ class ReportingAgent(HookedAgent):
     def _rank_of(self, local_rank: int) -> int | None:
         return self.place(local_rank).rank
 
+    def _forget_recovered(self) -> None:
+        """Leave out workers without which the others had gone on."""
+        if self._survivors is not None:
+            with _guarded("leaving out faults from which the ranks had recovered"):
+                self._survivors.forget_recovered(self.group)
+
+    def _make_survivors(self) -> Survivors:
+        from firstfault_torch.agent.survivors import Survivors  # noqa: PLC0415 - few need it
+
+        return Survivors(self._workers, self._rank_of, lambda: self.recording.round)
+
     # --- this node's workers ------------------------------------------------------------------------------------
 
     def _look(self) -> list[Death]:
@@ -360,6 +381,9 @@ class ReportingAgent(HookedAgent):
     def _stop_because_of(self, failure: FirstFailure) -> None:
         """Stop the workers because another node has failed, and report."""
         logger.warning("stopping this node's workers: %s", failure.reason)
+        if self._survivors is not None:
+            self._survivors.await_end()
+        self._forget_recovered()
         with _guarded("stopping the workers"):
             deaths = frozenset(death.local_rank for death in self._workers.deaths())
             self._workers.stop(failure.reason, deaths, caused_by=failure.cause)
@@ -487,6 +511,7 @@ class ReportingAgent(HookedAgent):
 
     def finish_report(self) -> None:
         """Document the deaths of this node's workers, and announce that the node has failed."""
+        self._forget_recovered()
         self._workers.document_deaths()
         first = self._peers.broadcast.first_failure if self._peers is not None else None
         self._reporter.finish(self._ranks(), first)

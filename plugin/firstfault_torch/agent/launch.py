@@ -105,6 +105,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
     last_resort: Callable[[LaunchFailedError], None],
     decide_restart: DecideRestart | None = None,
     settle_seconds: float = 0.0,
+    restarts_in_process: bool = False,
 ) -> dict[int, Any]:
     """Run the workers of this node to their end; return their results by global rank.
 
@@ -121,6 +122,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
         last_resort: ends the pod from another thread if the main thread does not handle a signal.
         decide_restart: judges a failed round before torch restarts the workers; None: torch's way.
         settle_seconds: longest wait for the other agents before a restart.
+        restarts_in_process: whether the workers of a node go on after one of them has ended.
 
     Raises:
         LaunchFailedError: a worker failed, here or on another node, or the agent failed or was terminated.
@@ -157,6 +159,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
             settle_seconds=settle_seconds,
             signals=signals,
             decide_restart=decide_restart,
+            restarts_in_process=restarts_in_process,
             **arguments,
         )
         if agent is not None:

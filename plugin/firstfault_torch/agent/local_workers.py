@@ -101,6 +101,11 @@ class LocalWorkers:
         """Whether workers were started in this round, and are watched."""
         return self._watch is not None
 
+    @property
+    def number(self) -> int:
+        """How many workers this round has on this node."""
+        return len(worker_processes(self._context))
+
     def reported(self) -> dict[int, dict[str, Any]]:
         """Return the reports of failed workers of this round, by local rank."""
         if self._channel is None:

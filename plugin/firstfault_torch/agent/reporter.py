@@ -208,7 +208,9 @@ class Reporter:
     def withdraw(self, local_rank: int) -> None:
         """Withdraw what a worker wrote: the others have recovered from it."""
         spool = spool_of(self.recording, local_rank, self.report.error_files.get(local_rank))
-        for document in spool.documents(held=True) if spool is not None else ():
+        if spool is None:
+            return
+        for document in spool.documents(held=True):
             spool.withdraw(document.name)
             self.report.receipts.append(Receipt(document.name, durable=document.is_durable, withdrawn=True))
 

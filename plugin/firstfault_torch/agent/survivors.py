@@ -6,6 +6,7 @@ completed or have given up.
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 
 from firstfault_torch.compat.torch_agent import handed_over, let_workers_end, worker_processes
 from firstfault_torch.guard import bounded, logger
-from firstfault_torch.inprocess.store import recovered_key
+from firstfault_torch.inprocess.store import TCPStore, recovered_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,8 @@ __all__ = ["Survivors"]
 _STORE_S = 2.0
 _NO_WORKERS = "firstfault/inprocess/no-workers"
 """Counts the nodes of a round of which no worker goes on."""
+_GIVING_UP_S = 2.0
+"""Longest wait for the other workers when one has given up."""
 _ENDING_S = 0.05
 
 
@@ -43,24 +46,27 @@ class Survivors:
         self._round = round_
         self._lost: set[int] = set()
         self._has_none = False
+        self._gave_up = 0.0
 
     def begin_round(self) -> None:
         """Forget the round before."""
         self._lost = set()
         self._has_none = False
+        self._gave_up = 0.0
 
     def look(self, group: WorkerGroup, context: Any) -> RunResult | None:
         """Return the state of the workers; None if they have given up, or all nodes have lost all of theirs."""
-        reported, deaths = self._workers.reported(), self._workers.deaths()
-        gave_up = [report for report in reported.values() if not report.get("others_go_on")]
-        lost = set(reported) | {death.local_rank for death in deaths}
+        gave_up = [report for report in self._workers.reported().values() if not report.get("others_go_on")]
+        lost = self._ended()
         for local_rank in sorted(lost - self._lost):
             logger.warning("rank %s has ended; the others restart without it", self._rank_of(local_rank))
         self._lost = lost
         local = range(len(worker_processes(context)))
         goes_on = set(local) - lost
+        if gave_up and goes_on and self._is_within(_GIVING_UP_S):
+            return RunResult(WorkerState.HEALTHY)
         if gave_up or (not goes_on and self._is_last_node(group)):
-            self._workers.forget(self._recovered_from(group))
+            self.forget_recovered(group)
             return None
         values = handed_over(context)
         if not goes_on <= values.keys():
@@ -85,16 +91,33 @@ class Survivors:
         count = bounded(lambda: store.add(_NO_WORKERS, 1), _STORE_S, "counting the nodes that have no workers")
         return count is None or count >= nodes
 
-    def _recovered_from(self, group: WorkerGroup) -> frozenset[int]:
-        """Return the local ranks without which the others had gone on, before they gave up."""
-        store: Any = group.store
-        while hasattr(store, "underlying_store"):
-            store = store.underlying_store
-        ranks = {self._rank_of(local_rank): local_rank for local_rank in self._lost}
+    def _is_within(self, seconds: float) -> bool:
+        """Whether the first worker gave up less than so many seconds ago."""
+        now = time.monotonic()
+        self._gave_up = self._gave_up or now
+        return now - self._gave_up < seconds
+
+    def await_end(self) -> None:
+        """Wait a while for all workers to give up, because those of another node have: all do so at the same time.
+
+        A worker that is stopped before that says less.
+        """
+        deadline = time.monotonic() + _GIVING_UP_S
+        while len(self._ended()) < self._workers.number and time.monotonic() < deadline:
+            time.sleep(_ENDING_S)
+
+    def _ended(self) -> set[int]:
+        """Return the local ranks of the workers that have ended without a result, or are about to."""
+        return set(self._workers.reported()) | {death.local_rank for death in self._workers.deaths()}
+
+    def forget_recovered(self, group: WorkerGroup) -> None:
+        """Take those workers for ended without a failure, without which the others had gone on before they gave up."""
+        ranks = {self._rank_of(local_rank): local_rank for local_rank in self._ended()}
         round_ = str(self._round())
 
         def ask() -> list[int | None]:
+            store = TCPStore(group.master_addr, group.master_port, timeout=dt.timedelta(seconds=_STORE_S))
             return [rank for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])]
 
-        found = bounded(ask, _STORE_S, "asking from which faults the ranks had recovered") or []
-        return frozenset(ranks[rank] for rank in found)
+        found = bounded(ask, _STORE_S, "asking from which faults the ranks had recovered") if ranks else None
+        self._workers.forget(frozenset(ranks[rank] for rank in found or ()))

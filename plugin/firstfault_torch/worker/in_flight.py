@@ -70,6 +70,7 @@ class InFlight:
         self._main = threading.get_ident()
         self._owner = os.getpid()
         self._recorded: list[tuple[BaseException, str]] = []
+        self._held: list[BaseException] = []
         self._lock = threading.Lock()
 
     def seen(self, error: BaseException) -> None:
@@ -87,6 +88,17 @@ class InFlight:
         if error is not None and _may_fail(error):
             self._note(error)
 
+    def hold(self, error: BaseException) -> None:
+        """Keep the document about `error`, which is handled for now, until `release`."""
+        with self._lock:
+            self._held.append(error)
+
+    def release(self) -> None:
+        """Withdraw the documents that were held: the exceptions were handled."""
+        with self._lock:
+            self._held.clear()
+        self.reconcile(None)
+
     def has_recorded(self, error: BaseException) -> bool:
         """Whether `error`, or an exception of its chain, was recorded while it was in flight."""
         chain = {id(item) for item in chain_of(error)}
@@ -94,9 +106,10 @@ class InFlight:
             return any(id(item) in chain for item, _ in self._recorded)
 
     def reconcile(self, error: BaseException | None) -> None:
-        """Withdraw all but `error` and its causes and contexts; None: withdraw all."""
+        """Withdraw all but `error` and its causes and contexts, and those that are held; None: withdraw all others."""
         alive = {id(item) for item in chain_of(error)}
         with self._lock:
+            alive |= {id(item) for held in self._held for item in chain_of(held)}
             gone = [item for item in self._recorded if id(item[0]) not in alive]
             self._recorded = [item for item in self._recorded if id(item[0]) in alive]
         for _, name in gone:

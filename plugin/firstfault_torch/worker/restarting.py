@@ -5,21 +5,30 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from firstfault.layout.paths import ROSTER, restart_record_name
+from firstfault.model import RestartKind, RestartRecord
+from firstfault.wire.restart_json import restart_to_json
+from firstfault_torch.guard import bounded
 from firstfault_torch.inprocess.call import CallWrapper
 from firstfault_torch.inprocess.exception import HealthCheckError, RankLost, RestartAbort, RestartError
 from firstfault_torch.inprocess.rank_assignment import RankDiscarded
+from firstfault_torch.inprocess.store import FaultKind
+from firstfault_torch.node.document_writer import put_on_node
 from firstfault_torch.worker.recording import recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from firstfault_torch.engine import Engine
     from firstfault_torch.inprocess.call import Interruption
     from firstfault_torch.inprocess.options import InProcessRestart
+    from firstfault_torch.inprocess.store import Fault
     from firstfault_torch.worker.recording import WorkerMonitor
 
-__all__ = ["Restarted", "call_with_restarts", "run_with_restarts"]
+__all__ = ["Restarted", "call_with_restarts", "root_of", "run_with_restarts"]
 
+_ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
+_HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
 _ALONE = (HealthCheckError, RankLost, RankDiscarded)
 """With these one rank leaves, and the others go on."""
 
@@ -76,8 +85,40 @@ class _Faults:
     def raised(self, error: BaseException) -> None:
         """Record an exception as one that may still be handled."""
         self._monitor.in_flight.seen(error)
+        self._monitor.in_flight.hold(error)
 
     def went_on(self, interruption: Interruption) -> None:
-        """Withdraw it: the job goes on."""
-        del interruption
-        self._monitor.in_flight.reconcile(None)
+        """Withdraw it: the job goes on. One rank keeps a record of the restart, in the background."""
+        self._monitor.in_flight.release()
+        recording, place = self._monitor.recording, self._monitor.place
+        if interruption.first and recording is not None and place is not None:
+            name = restart_record_name(RestartKind.IN_PROCESS.value, interruption.iteration, place.group_rank or 0)
+            data = restart_to_json(_record(interruption, place.node))
+            deadline = recording.upload_deadline_seconds
+            put = partial(put_on_node, f"{ROSTER}/{name}", data, recording, deadline)
+            bounded(put, 0, "keeping a record of a restart")
+
+
+def _record(interruption: Interruption, node: str) -> RestartRecord:
+    root = root_of(interruption.faults)
+    return RestartRecord(
+        kind=RestartKind.IN_PROCESS,
+        number=interruption.iteration,
+        headline=str(root) if root is not None else "",
+        restart=True,
+        reason=f"the ranks that were left called the function again, as {node} reports",
+        rank=root.initial_rank if root is not None else None,
+        category="hang" if root is not None and root.kind in _HANGS else "",
+        timestamp_ns=root.wall_ns if root is not None else None,
+        lost_seconds=round(interruption.seconds, 3),
+        world_size_before=interruption.world_before,
+        world_size_after=interruption.world_after,
+    )
+
+
+def root_of(faults: Sequence[Fault]) -> Fault | None:
+    """Return the fault that caused the others: a process that ended or was killed, else the first that was reported.
+
+    A rank whose peer is gone raises, and may report that before the peer's monitor process does.
+    """
+    return min(faults, key=lambda fault: fault.kind not in _ENDED, default=None)

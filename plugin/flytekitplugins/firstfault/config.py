@@ -182,9 +182,6 @@ class Elastic(_Reporting):
     deck: bool | None = None
     """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
     yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
-    restarts_follow_policy: bool = True
-    """Whether the retry policy also decides on each restart: a fault that is not worth another try ends the attempt.
-    False: torch elastic restarts the workers after any failure, `max_restarts` times."""
     in_process_restart: InProcessRestart | None = None
     """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
     None: they do not."""

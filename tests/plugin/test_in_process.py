@@ -1,0 +1,57 @@
+"""Workers of a job on two nodes restart in their processes: real pods through the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault.model import RestartKind
+from tests.plugin.running import Ended, running
+
+pytestmark = pytest.mark.jobs
+
+FILE = Path(__file__).parent / "jobs" / "in_process.py"
+
+
+def _end(folder: Path, faults: list[str]) -> Ended:
+    with running(FILE, "train", folder, {"faults": faults}) as run:
+        ended = run.end()
+    assert run.left_over() == []
+    return ended
+
+
+def test_the_job_goes_on(tmp_path: Path) -> None:
+    """After an exception, and then after a SIGKILL of rank 0, the others go on, and the job succeeds."""
+    ended = _end(tmp_path, ["3 raise", "0 kill"])
+    assert ended.status == 0, ended.stderr
+    assert ended.verdict is None
+    assert ended.result["outputs"]["o0"] == "rank 0 of 3, began as 1, iteration 2"
+    reader = MultiErrorFileOutputReader(str(ended.prefix))
+    assert not reader.is_error()
+    first, second = reader.restarts()
+    assert (first.kind, first.number, first.rank) == (RestartKind.IN_PROCESS, 0, 3)
+    assert first.headline == "rank 3: exception, ValueError: the fault of iteration 0"
+    assert (first.world_size_before, first.world_size_after) == (4, 4)
+    assert (second.number, second.rank, second.headline) == (1, 0, "rank 0: terminated, its process ended")
+    assert (second.world_size_before, second.world_size_after) == (4, 3)
+    assert 0 < (second.lost_seconds or 0) < 60
+
+
+def test_the_last_fault_is_the_root_cause(tmp_path: Path) -> None:
+    """When the ranks give up, the fault from which they did not recover is the root cause; the others are history."""
+    ended = _end(tmp_path, ["3 kill", "1 raise", "1 raise"])
+    assert ended.verdict["ranks"] == [1], ended.verdict
+    assert "the fault of iteration 2" in ended.verdict["headline"]
+    ended.flyte_saw_the_verdict()
+    records = MultiErrorFileOutputReader(str(ended.prefix)).restarts()
+    assert [(record.number, record.rank) for record in records] == [(0, 3), (1, 1)]
+
+
+def test_too_few_ranks_are_left(tmp_path: Path) -> None:
+    """When too few are left, the rank that was killed last is the root cause, on whichever node it was."""
+    ended = _end(tmp_path, ["3 kill", "0 kill"])
+    assert ended.verdict["ranks"] == [0], ended.verdict
+    assert ended.verdict["category"] == "signal"
+    ended.flyte_saw_the_verdict()
