@@ -13,7 +13,15 @@ from firstfault.retry import never
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 from flytekitplugins.firstfault.config import parse_nnodes
 
-ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "stop_seconds", "retry_policy", "deck"}
+ADDED = {
+    "strategy",
+    "settle_seconds",
+    "upload_deadline_seconds",
+    "stop_seconds",
+    "retry_policy",
+    "restarts_follow_policy",
+    "deck",
+}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class RestartRecord:
     timestamp_ns: int | None = None
     """When the root cause failed."""
     lost_seconds: float | None = None
-    """From the failure until the workers ran again."""
+    """From the failure until the worker processes were started again."""
     world_size_before: int | None = None
     """Ranks."""
     world_size_after: int | None = None
