@@ -12,7 +12,7 @@ from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import Engine, ErrorName, PlainEngine, RecoverableError
-    from firstfault_torch.options import Options
+    from firstfault_torch.options import Options, Watchdog
     from firstfault_torch.run import NodeFailedError, launch
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Options",
     "PlainEngine",
     "RecoverableError",
+    "Watchdog",
     "launch",
 ]
 
@@ -29,7 +30,8 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "firstfault_torch.engine": ("Engine", "ErrorName", "PlainEngine", "RecoverableError"),
-        "firstfault_torch.options": ("Options",),
+        "firstfault_torch.options": ("Options", "Watchdog"),
+        "firstfault_torch.watchdog": (),
         "firstfault_torch.run": ("NodeFailedError", "launch"),
     },
 )

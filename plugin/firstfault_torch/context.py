@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "LOCAL_RANK_VARIABLE",
     "ROUND_VARIABLE",
     "Identity",
     "Moment",
@@ -42,6 +43,8 @@ _INCARNATION = "FIRSTFAULT_INCARNATION"
 _NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
 _IP = "FIRSTFAULT_NODE_IP"
 _FOLDER = "FIRSTFAULT_NODE_FOLDER"
+LOCAL_RANK_VARIABLE = "FIRSTFAULT_LOCAL_RANK"
+"""A worker's local rank; with torch's option ``virtual_local_rank`` LOCAL_RANK is 0 in every worker."""
 _MACHINE = "NODE_NAME"
 """Set by a pod's template from Kubernetes' downward API."""
 
@@ -180,7 +183,7 @@ def worker_place(recording: Recording, environment: Mapping[str, str] = os.envir
         incarnation=recording.incarnation,
         restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT") or 0,
         rank=_number(environment, "RANK"),
-        local_rank=_number(environment, "LOCAL_RANK"),
+        local_rank=_number(environment, LOCAL_RANK_VARIABLE if LOCAL_RANK_VARIABLE in environment else "LOCAL_RANK"),
         group_rank=_number(environment, "GROUP_RANK"),
         world_size=_number(environment, "WORLD_SIZE") or 0,
         group_world_size=_number(environment, "GROUP_WORLD_SIZE") or recording.group_world_size,

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY
 
 if TYPE_CHECKING:
     from firstfault.retry import RetryPolicy
     from firstfault_torch.inprocess import InProcessRestart
 
-__all__ = ["Options"]
+__all__ = ["Options", "Watchdog"]
+
+
+@dataclass(frozen=True, slots=True)
+class Watchdog:
+    """Turns the watchdog on: workers may set deadlines (`firstfault_torch.watchdog`), and are killed if they miss one.
+
+    Raises:
+        firstfault.errors.UsageError: `heartbeat_timeout` is no number of seconds above 0.
+    """
+
+    heartbeat_timeout: float | None = None
+    """Longest time between two calls of ``watchdog.ping()``, seconds. None: pings set no deadline."""
+
+    def __post_init__(self) -> None:
+        """Check the field."""
+        seconds = self.heartbeat_timeout
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and 0 < seconds < math.inf):
+            raise UsageError(
+                f"Watchdog.heartbeat_timeout must be a number of seconds above 0, or None for no heartbeat, "
+                f"not {seconds!r}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,3 +59,5 @@ class Options:
     restarts_follow_policy: bool = True
     """Whether the retry policy also decides on each of torch's `max_restarts`. False: torch restarts after any
     failure."""
+    watchdog: Watchdog | None = None
+    """Deadlines for the workers; None: off."""

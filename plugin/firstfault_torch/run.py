@@ -16,6 +16,7 @@ from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.context import Recording, new_incarnation, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, write_error_file
 from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.launch_options import DEFAULT_SIGNALS, parse_signals
 from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
@@ -107,7 +108,10 @@ def run_node(
     """Run as `launch` does; the entrypoint itself records (`firstfault_torch.worker.recording.recorded`)."""
     recording = recording_of(engine, options)
     asks = options.restarts_follow_policy and config.max_restarts > 0
-    with SignalWatch() as signals, node_recorder(recording) as recording:
+    with (
+        SignalWatch(parse_signals(getattr(config, "signals_to_handle", DEFAULT_SIGNALS))) as signals,
+        node_recorder(recording) as recording,
+    ):
         try:
             results = launch_agent(
                 config,
@@ -120,12 +124,15 @@ def run_node(
                 decide_restart=partial(_decided_restart, engine=engine, options=options) if asks else None,
                 settle_seconds=options.settle_seconds,
                 restarts_in_process=options.in_process_restart is not None,
+                watchdog=options.watchdog,
             )
             if options.in_process_restart is not None:
                 results = by_last_rank(results)
             engine.await_exit(has_rank_0=0 in results, give_up=signals.gave_up)
         except LaunchFailedError as failure:
-            raise _failed(failure, engine, options, signals.gave_up) from failure.error
+            failed = _failed(failure, engine, options, signals.gave_up)
+            failure.forget_agent()
+            raise failed from failure.error
         finally:
             if recording.identity.owns_process:
                 signals.leave()

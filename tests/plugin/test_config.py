@@ -3,25 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from flytekit import task
 from flytekitplugins import firstfault as plugin
 from flytekitplugins import kfpytorch as stock
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.launcher.api import LaunchConfig
+from torch.numa.binding import AffinityMode, NumaOptions
 
 from firstfault.errors import UsageError
 from firstfault.retry import never
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker
 from flytekitplugins.firstfault.config import parse_nnodes
+from flytekitplugins.firstfault.elastic import _launch_config
 
-ADDED = {
-    "strategy",
-    "settle_seconds",
-    "upload_deadline_seconds",
-    "stop_seconds",
-    "retry_policy",
-    "restarts_follow_policy",
-    "deck",
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OF_TORCHRUN = {
+    "log_dir",
+    "redirects",
+    "tee",
+    "local_ranks_filter",
+    "log_line_prefix_template",
+    "duplicate_stdout_filters",
+    "duplicate_stderr_filters",
+    "event_log_handler",
+    "numa_options",
+    "signals_to_handle",
+    "shutdown_timeout",
+    "role",
+    "virtual_local_rank",
 }
+ADDED = {"strategy", "settle_seconds", "upload_deadline_seconds", "stop_seconds", "retry_policy", "deck"}
+ADDED |= {"restarts_follow_policy", "in_process_restart", "watchdog", *OF_TORCHRUN}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +77,26 @@ def test_bad_nnodes(nnodes: object) -> None:
         ({"monitor_interval": "5"}, "Elastic.monitor_interval must be a number of seconds above 0, not '5'"),
         ({"stop_seconds": -1}, "Elastic.stop_seconds must be a number of seconds, 0 or more, not -1"),
         ({"stop_seconds": float("inf")}, "Elastic.stop_seconds must be a number of seconds, 0 or more, not inf"),
+        ({"shutdown_timeout": -1}, "Elastic.shutdown_timeout must be a number of seconds, 0 or more, not -1"),
+        ({"watchdog": True}, "Elastic.watchdog must be a Watchdog or None, not True"),
+        ({"role": ""}, "Elastic.role must be a name, not ''"),
+        ({"event_log_handler": None}, "Elastic.event_log_handler must be a name, not None"),
+        ({"log_dir": 3}, "Elastic.log_dir must be a text or None, not 3"),
+        ({"log_line_prefix_template": ""}, "Elastic.log_line_prefix_template must be a text or None, not ''"),
+        ({"duplicate_stdout_filters": "loss"}, "Elastic.duplicate_stdout_filters must be a list of texts, not 'loss'"),
+        ({"virtual_local_rank": 1}, "Elastic.virtual_local_rank must be True or False, not 1"),
+        ({"tee": "0:1,1:3"}, "Elastic.tee names local rank 1, but a node has only 1 workers (from rank 0)"),
+        (
+            {"local_ranks_filter": "all"},
+            "Elastic.local_ranks_filter must be local ranks like \"0,1\" or [0, 1], not 'all'",
+        ),
+        (
+            {"signals_to_handle": "SIGKILL"},
+            (
+                'Elastic.signals_to_handle must be names of signals that can be handled, like "SIGTERM,SIGINT", '
+                "not 'SIGKILL'"
+            ),
+        ),
     ],
 )
 def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
@@ -133,6 +171,53 @@ def test_our_own_defaults() -> None:
     assert (config.monitor_interval, config.strategy, config.retry_policy) == (0.1, "evidence", None)
     assert config.deck is None
     assert (config.settle_seconds, config.upload_deadline_seconds, config.stop_seconds) == (10.0, 5.0, 2.0)
+    assert config.watchdog is None
+
+
+def test_torchs_defaults_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without options of ours torch gets the same configuration as without these fields."""
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **_: "/tmp/logs")  # noqa: S108 - a name only
+
+    @task(task_config=Elastic(increase_shared_mem=False))
+    def train() -> None: ...
+
+    ours = dataclasses.asdict(_launch_config(train))  # type: ignore[arg-type]
+    own = {"run_id", "rdzv_backend", "rdzv_configs", "rdzv_endpoint", "max_restarts", "min_nodes", "max_nodes"}
+    theirs = dataclasses.asdict(LaunchConfig(1, 1, 1))
+    assert {name: ours[name] for name in ours.keys() - own} == {name: theirs[name] for name in theirs.keys() - own}
+
+
+def test_options_of_torchrun_reach_torch(tmp_path: Path) -> None:
+    """Each option becomes torch's own of that name; `shutdown_timeout` is another name of `stop_seconds`."""
+    values: dict[str, Any] = {
+        "log_line_prefix_template": "[${node}] ",
+        "duplicate_stdout_filters": ["loss"],
+        "duplicate_stderr_filters": ["Error"],
+        "event_log_handler": "console",
+        "signals_to_handle": "SIGTERM,SIGUSR1",
+        "role": "trainer",
+        "virtual_local_rank": True,
+    }
+    logs = {"log_dir": str(tmp_path), "redirects": "3", "tee": "0:1", "local_ranks_filter": "0"}
+
+    @task(task_config=Elastic(increase_shared_mem=False, shutdown_timeout=7, numa_options="node", **logs, **values))
+    def train() -> None: ...
+
+    config = _launch_config(train)  # type: ignore[arg-type]
+    assert {name: getattr(config, name) for name in values} == values
+    assert config.numa_options == NumaOptions(AffinityMode.NODE)
+    assert config.logs_specs == DefaultLogsSpecs(str(tmp_path), Std.ALL, {0: Std.OUT}, {0})
+    assert train.options().stop_seconds == 7  # type: ignore[attr-defined]
+
+
+def test_an_unknown_event_handler() -> None:
+    """A handler that torch does not know is refused when the task runs."""
+
+    @task(task_config=Elastic(event_log_handler="mine", increase_shared_mem=False))
+    def train() -> None: ...
+
+    with pytest.raises(UsageError, match="names no handler of torch elastic: 'mine'"):
+        _launch_config(train)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["RestartPolicy", "CleanPodPolicy"])

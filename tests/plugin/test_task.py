@@ -45,7 +45,7 @@ def _train() -> float:
 
 
 def test_names() -> None:
-    """The package has all of kfpytorch's names."""
+    """The package has all of kfpytorch's names, and the watchdog's."""
     assert set(plugin.__all__) == {
         "CleanPodPolicy",
         "Elastic",
@@ -55,10 +55,11 @@ def test_names() -> None:
         "PyTorchFunctionTask",
         "RestartPolicy",
         "RunPolicy",
+        "Watchdog",
         "Worker",
     }
     for name in plugin.__all__:
-        assert getattr(plugin, name).__module__.startswith("flytekitplugins.firstfault")
+        assert getattr(plugin, name).__module__.startswith(("flytekitplugins.firstfault", "firstfault_torch."))
 
 
 def test_the_namespace_is_shared() -> None:

@@ -21,6 +21,7 @@ from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
+    ExpiredDeadline,
     FrameInfo,
     Kind,
     LogTail,
@@ -151,6 +152,7 @@ _ERRORS = st.builds(
         max_size=3,
     ).map(tuple),
     caused_by=st.none() | st.builds(CausedBy, st.none() | _SMALL, _TEXT, _TEXT),
+    expired=st.none() | st.builds(ExpiredDeadline, _TEXT, st.floats(0, 1e6), st.booleans(), _TEXT),
 )
 _PRESENCES = st.builds(
     NodePresence,
@@ -306,12 +308,20 @@ def _full_error() -> WorkerError:
         thread_failures=(ThreadFailure("loader", START_NS, inner),),
         collectives=(CollectiveProgress("default_pg", "allreduce", 41, 40, (_COLLECTIVE,), (0, 3)),),
         caused_by=CausedBy(3, "worker-1", "e1-cause.pb"),
+        expired=ExpiredDeadline("train step", 30.5, heartbeat=True, since="train.py:50"),
     )
 
 
 def _one_of(kind: type, error: WorkerError) -> Any:
     examples = [error, error.place, error.exception, *error.exception.frames, error.resources, *error.sent_signals]
-    examples += [*error.stack_dumps, *error.thread_failures, *error.collectives, _COLLECTIVE, error.caused_by]
+    examples += [
+        *error.stack_dumps,
+        *error.thread_failures,
+        *error.collectives,
+        _COLLECTIVE,
+        error.caused_by,
+        error.expired,
+    ]
     examples += [_FULL_PRESENCE, *_FULL_PRESENCE.receipts, _FULL_LOG]
     return next(example for example in examples if type(example) is kind)
 

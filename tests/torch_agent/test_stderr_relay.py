@@ -76,7 +76,7 @@ def a_long_traceback() -> None:
 @pytest.fixture
 def tails(tmp_path: Path) -> Iterator[StderrRelay]:
     """An agent's relay for two workers."""
-    opened = StderrRelay(NodeFiles(tmp_path), ROUND, range(2))
+    opened = StderrRelay(NodeFiles(tmp_path), ROUND, {0: "", 1: ""})
     yield opened
     opened.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-stderr"]
@@ -150,7 +150,7 @@ def test_the_end_of_a_long_traceback_is_recognised(tmp_path: Path, tails: Stderr
 def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Without a FIFO, or without a reader, stderr is left as it is."""
     _run(tmp_path, one_line, None)
-    StderrRelay(NodeFiles(tmp_path), ROUND, [RANK]).close()
+    StderrRelay(NodeFiles(tmp_path), ROUND, {RANK: ""}).close()
     _run(tmp_path, one_line, None)
     assert capfd.readouterr().err == "a line\n" * 2
 
@@ -205,7 +205,7 @@ def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:
 
     def agent() -> None:
         os.dup2(writer, 2)
-        tails = StderrRelay(NodeFiles(tmp_path), ROUND, [RANK])
+        tails = StderrRelay(NodeFiles(tmp_path), ROUND, {RANK: ""})
         worker = fork.Process(target=_worker, args=(tmp_path, a_lot))
         worker.start()
         tails.start()

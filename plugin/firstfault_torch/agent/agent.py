@@ -13,6 +13,7 @@ import pickle
 import signal
 import threading
 import time
+import weakref
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,10 +27,13 @@ from firstfault_torch.agent.death_documents import Stop, about_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.restarts import Node, RefusedRestart, Restarts
+from firstfault_torch.agent.timers import watchdog_of
+from firstfault_torch.agent.worker_logs import ObservedLogs, with_node
 from firstfault_torch.compat.torch_agent import HookedAgent, flight_recorder_variables, format_exceptions_early
-from firstfault_torch.context import Moment, node_place
+from firstfault_torch.context import LOCAL_RANK_VARIABLE, Moment, node_place
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.guard import guarded, logger
+from firstfault_torch.node.timers import TORCH_ENABLED_VARIABLE
 from firstfault_torch.rounds.agreement import await_all, begin_round
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
@@ -38,12 +42,15 @@ from firstfault_torch.rounds.rendezvous import ResponsiveRendezvous
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch.distributed.elastic.multiprocessing import LogsDest
+
     from firstfault.model import RestartRecord
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.agent.restarts import DecideRestart
     from firstfault_torch.agent.signals import SignalReceived, SignalWatch
     from firstfault_torch.agent.survivors import Survivors
     from firstfault_torch.context import Recording
+    from firstfault_torch.options import Watchdog
     from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
 __all__ = ["PeerFailedError", "ReportingAgent", "environment_set"]
@@ -79,6 +86,7 @@ class ReportingAgent(HookedAgent):
         signals: watches the signals to this process.
         decide_restart: judges a failed round before torch restarts the workers; None: torch's way.
         restarts_in_process: whether the workers of a node go on after one of them has ended.
+        watchdog: deadlines for the workers; None: they have none.
         kwargs: as LocalElasticAgent takes them.
     """
 
@@ -93,17 +101,19 @@ class ReportingAgent(HookedAgent):
         signals: SignalWatch,
         decide_restart: DecideRestart | None = None,
         restarts_in_process: bool = False,
+        watchdog: Watchdog | None = None,
         **kwargs: Any,
     ) -> None:
         handler: Any = ResponsiveRendezvous(spec.rdzv_handler)
+        kwargs["logs_specs"] = ObservedLogs(kwargs["logs_specs"], weakly(self._prepare_workers))
         super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE_S, rdzv_handler=handler), **kwargs)
         self._interval = spec.monitor_interval
         self._stop_seconds = stop_seconds
         self._min_nodes = min_nodes
         self._signals = signals
-        self._reporter = Reporter(recording, self.place)
+        self._reporter = Reporter(recording, weakly(self.place))
         self._wake = threading.Event()
-        self._workers = LocalWorkers(recording, self._reporter, stop_seconds, self._wake.set)
+        self._workers = LocalWorkers(recording, self._reporter, stop_seconds, self._wake.set, watchdog_of(watchdog))
         self._survivors = self._make_survivors() if restarts_in_process else None
         self._restarts = Restarts(decide_restart, self._reporter, min_nodes, settle_seconds)
         self.refused: RefusedRestart | None = None
@@ -149,10 +159,16 @@ class ReportingAgent(HookedAgent):
 
     def start_workers(self, group: WorkerGroup) -> dict[int, Any]:
         """Start the workers, then watch them and listen to the other nodes."""
-        with _guarded("listening to the workers' stderr"):
-            self._workers.open_stderr(group.spec.local_world_size)
-        # spawned and forked workers both inherit this process's environment
-        with environment_set({**flight_recorder_variables(os.environ), **self.recording.environment()}):
+        with _guarded("preparing the workers' deadlines"):
+            self.watch_timers(self._workers.open_timers())
+        with _guarded("filling in the prefix of log lines"):
+            place = self.place()
+            self.fill_log_prefix(partial(with_node, values={"group_rank": place.group_rank, "node": place.node}))
+        # spawned and forked workers both inherit this process's environment; torch's own watchdog would kill the agent
+        variables = {**flight_recorder_variables(os.environ), **self.recording.environment()}
+        if TORCH_ENABLED_VARIABLE in os.environ:
+            variables[TORCH_ENABLED_VARIABLE] = "0"
+        with environment_set(variables):
             ids = super().start_workers(group)
         with _guarded("watching the workers"):
             self._signals.install()
@@ -162,6 +178,14 @@ class ReportingAgent(HookedAgent):
         with _guarded("keeping a record of the restart"):
             self._restarts.began_again(self.place(0).world_size)
         return ids
+
+    def _prepare_workers(self, environments: dict[int, dict[str, str]], logs: LogsDest) -> None:
+        """Prepare for workers whose environment and log files torch has just chosen."""
+        with _guarded("listening to the workers' stderr"):
+            self._workers.open_stderr(logs.stderrs)
+        for local_rank, environment in environments.items():
+            environment.update(self._workers.timer_variables())
+            environment[LOCAL_RANK_VARIABLE] = str(local_rank)
 
     def monitor_workers(self, group: WorkerGroup) -> RunResult:
         """Wait for an event or the interval, and report a failure.
@@ -286,7 +310,7 @@ class ReportingAgent(HookedAgent):
     def _make_survivors(self) -> Survivors:
         from firstfault_torch.agent.survivors import Survivors  # noqa: PLC0415 - few need it
 
-        return Survivors(self._workers, self._rank_of, lambda: self.recording.round)
+        return Survivors(self._workers, weakly(self._rank_of), self._reporter)
 
     # --- this node's workers ------------------------------------------------------------------------------------
 
@@ -302,7 +326,7 @@ class ReportingAgent(HookedAgent):
             self._notify_peers(self._first_failure(reported, deaths))
             for death in deaths:
                 # before the siblings are asked: the document about the first death is to be durable first
-                self._reporter.document(death, None)
+                self._workers.document(death)
             self._workers.stop(_SIBLING_FAILED, first)
         return self._workers.deaths()
 
@@ -316,7 +340,8 @@ class ReportingAgent(HookedAgent):
         if not deaths:
             return FirstFailure("its workers are unhealthy", place.node, place.group_rank)
         first = deaths[0]
-        what = first.signal or f"exit code {first.exit_code}"
+        expiry = self._workers.expired.get(first.local_rank)
+        what = expiry.deadline.text if expiry is not None else first.signal or f"exit code {first.exit_code}"
         return FirstFailure(what, place.node, place.group_rank, self._rank_of(first.local_rank))
 
     def _failed_result(self, deaths: list[Death]) -> RunResult:
@@ -515,6 +540,23 @@ class ReportingAgent(HookedAgent):
         self._workers.document_deaths()
         first = self._peers.broadcast.first_failure if self._peers is not None else None
         self._reporter.finish(self._ranks(), first)
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a bound method that does not keep its object alive.
+
+    An agent that is part of a reference cycle ends when the garbage collector runs. If that is in a worker that this
+    process forked later, the end of the agent's store aborts that worker: it waits for a thread that no fork copies.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **more: Any) -> Any:
+        bound = reference()
+        if bound is None:
+            raise ReferenceError("the agent has ended")
+        return bound(*args, **more)
+
+    return call
 
 
 @contextlib.contextmanager

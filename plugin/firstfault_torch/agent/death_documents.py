@@ -26,11 +26,11 @@ from firstfault_torch.error_file import read_error_file, read_traceback
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from firstfault.model import Place, WorkerError
+    from firstfault.model import ExpiredDeadline, Place, WorkerError
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.context import Moment
 
-__all__ = ["KeptException", "Observation", "Stop", "about_agent", "about_death", "kept_exception"]
+__all__ = ["Expiry", "KeptException", "Observation", "Stop", "about_agent", "about_death", "kept_exception"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,14 @@ class Observation:
     """The stacks of all its threads."""
     collectives: tuple[CollectiveProgress, ...] = ()
     thread_failures: tuple[ThreadFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expiry:
+    """The deadline for which the agent killed a worker, and what it learned before."""
+
+    deadline: ExpiredDeadline
+    observation: Observation
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,7 @@ def about_death(  # noqa: PLR0913 - keywords
     resources: Resources | None = None,
     fatal_stack: str = "",
     log_tail: str = "",
+    expiry: Expiry | None = None,
 ) -> WorkerError:
     """Return the failure record of a worker's death.
 
@@ -120,13 +129,18 @@ def about_death(  # noqa: PLR0913 - keywords
         resources: the container's memory; None if it is not known.
         fatal_stack: what faulthandler wrote at a fatal signal.
         log_tail: the end of the worker's stderr.
+        expiry: the deadline for which the agent killed it; None: it did not.
     """
-    stopped = stop is not None and stop.ended(death)
+    stopped = stop is not None and stop.ended(death) and expiry is None
     if stopped:
         kept = None  # what the training made of the agent's signal: a handler's exception, or one that wraps it
     observed = stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
+    if expiry is not None:
+        observed = expiry.observation
     stack = fatal_stack or observed.stack
     code, message = _code_and_message(death, place, stop.reason if stop is not None and stopped else "", kept)
+    if expiry is not None and kept is None:
+        code, message = _hang(place, expiry.deadline)
     resources = resources or Resources()
     return failure_record(
         ErrorClass.WORKER_FAILURE,
@@ -140,7 +154,7 @@ def about_death(  # noqa: PLR0913 - keywords
         exit_code=death.exit_code,
         signal=death.signal,
         sent_signals=(SentSignal(stop.sent_to(death), stop.reason),) if stop is not None and stopped else (),
-        category="host_oom" if death.signal == "SIGKILL" and not stopped and resources.oom_kill else "",
+        category=_category(death, resources, expiry, stopped=stopped),
         monotonic_ns=death.monotonic_ns,
         upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
         resources=resources,
@@ -149,7 +163,21 @@ def about_death(  # noqa: PLR0913 - keywords
         collectives=observed.collectives,
         thread_failures=observed.thread_failures,
         caused_by=stop.caused_by if stop is not None and stopped else None,
+        expired=expiry.deadline if expiry is not None else None,
     )
+
+
+def _category(death: Death, resources: Resources, expiry: Expiry | None, *, stopped: bool) -> str:
+    if expiry is not None:
+        return "hang"
+    return "host_oom" if death.signal == "SIGKILL" and not stopped and resources.oom_kill else ""
+
+
+def _hang(place: Place, expired: ExpiredDeadline) -> tuple[str, str]:
+    """Return code and message of a worker that did not keep a deadline."""
+    since = "its last ping was" if expired.heartbeat else "the block began"
+    where = f"; {since} at {expired.since}" if expired.since else ""
+    return "USER:Hang", f"rank {place.rank} did not keep a deadline: {expired.text}{where}; its agent killed it"
 
 
 def _code_and_message(death: Death, place: Place, stopped: str, kept: KeptException | None) -> tuple[str, str]:

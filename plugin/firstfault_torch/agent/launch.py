@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import traceback
 import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.elastic import events, metrics
 from torch.distributed.elastic.agent.server.api import WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.metrics.api import MetricsConfig
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
@@ -26,6 +29,7 @@ from firstfault_torch.compat.torch_agent import missing_names
 from firstfault_torch.context import Moment, node_place
 from firstfault_torch.error_classes import ErrorClass, error_class_of
 from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.launch_options import DEFAULT_SIGNALS
 from firstfault_torch.node.document_writer import (
     as_entry,
     document_path,
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.restarts import DecideRestart, RefusedRestart
     from firstfault_torch.agent.signals import SignalWatch
     from firstfault_torch.context import Recording
+    from firstfault_torch.options import Watchdog
     from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
     Settle = Callable[[Callable[[Reports], bytes | None], Callable[[], bool], float], SettledDocument | None]
@@ -63,6 +68,10 @@ _CLOSING_S = 2.0
 _OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
 
 
+def _settle_nothing(conclude: object, publish: object, seconds: float) -> None:
+    """Settle on no verdict: there are no other agents."""
+
+
 class LaunchFailedError(Exception):
     """The training failed on this node.
 
@@ -81,7 +90,7 @@ class LaunchFailedError(Exception):
         error: Exception,
         report: NodeReport,
         recording: Recording,
-        settle: Settle = lambda _conclude, _publish, _seconds: None,
+        settle: Settle = _settle_nothing,
         group_rank: int = 0,
         refused: RefusedRestart | None = None,
     ) -> None:
@@ -92,6 +101,12 @@ class LaunchFailedError(Exception):
         self.settle = settle
         self.group_rank = group_rank
         self.refused = refused
+
+    def forget_agent(self) -> None:
+        """Let the agent end: this error and its traceback hold it, and a later fork may not inherit its store."""
+        self.settle = _settle_nothing
+        for error in (self, self.error):
+            traceback.clear_frames(error.__traceback__)
 
 
 def launch_agent(  # noqa: PLR0913 - keywords
@@ -106,6 +121,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
     decide_restart: DecideRestart | None = None,
     settle_seconds: float = 0.0,
     restarts_in_process: bool = False,
+    watchdog: Watchdog | None = None,
 ) -> dict[int, Any]:
     """Run the workers of this node to their end; return their results by global rank.
 
@@ -123,6 +139,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
         decide_restart: judges a failed round before torch restarts the workers; None: torch's way.
         settle_seconds: longest wait for the other agents before a restart.
         restarts_in_process: whether the workers of a node go on after one of them has ended.
+        watchdog: deadlines for the workers; None: they have none.
 
     Raises:
         LaunchFailedError: a worker failed, here or on another node, or the agent failed or was terminated.
@@ -143,9 +160,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
             )
         )
         shutdown = handler.shutdown
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(
-            config, "signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-        )
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = getattr(config, "signals_to_handle", DEFAULT_SIGNALS)
         arguments = {
             "spec": _spec(config, entrypoint, args, handler),
             "logs_specs": config.logs_specs or DefaultLogsSpecs(),
@@ -160,12 +175,13 @@ def launch_agent(  # noqa: PLR0913 - keywords
             signals=signals,
             decide_restart=decide_restart,
             restarts_in_process=restarts_in_process,
+            watchdog=watchdog,
             **arguments,
         )
         if agent is not None:
-            return _run(agent, entrypoint)
+            return _run(agent, entrypoint, config)
         with environment_set(recording.environment()):
-            return _run(LocalElasticAgent(**arguments), entrypoint)
+            return _run(LocalElasticAgent(**arguments), entrypoint, config)
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and raised again
         signals.notice()
         failure = _concluded(agent, error, recording)
@@ -216,13 +232,38 @@ def _reporting_agent(recording: Recording, **arguments: Any) -> ReportingAgent |
     return None
 
 
-def _run(agent: LocalElasticAgent, entrypoint: Callable[..., Any]) -> dict[int, Any]:
-    result = agent.run()
+def _run(agent: LocalElasticAgent, entrypoint: Callable[..., Any], config: LaunchConfig) -> dict[int, Any]:
+    if config.metrics_cfg:
+        with guarded("setting up torch's metrics"):
+            metrics.initialize_metrics(MetricsConfig(config.metrics_cfg))
+    try:
+        result = agent.run()
+    except Exception:
+        _record(agent.get_event_failed, config)
+        raise
+    _record(agent.get_event_succeeded, config)  # of the agent, whatever became of its workers
     if result is None:
         return {}  # torch logs "Rendezvous gracefully exited" and has no result
     if result.is_failed():
         raise ChildFailedError(name=getattr(entrypoint, "__name__", "worker"), failures=result.failures)
     return dict(result.return_values)
+
+
+def _record(event: Callable[[], Any], config: LaunchConfig) -> None:
+    handler = getattr(config, "event_log_handler", "null")
+    if handler != "null":  # an event asks the name service
+        with guarded("recording torch's event"):
+            events.record(event(), handler)
+
+
+def _static_address(config: LaunchConfig) -> dict[str, Any]:
+    """Return the address of the workers' store with torch's static rendezvous; else none: the round's store tells."""
+    if config.rdzv_backend != "static":
+        return {}
+    host, _, port = config.rdzv_endpoint.strip().rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"rdzv_endpoint must be <host>:<port> for a static rendezvous, not {config.rdzv_endpoint!r}")
+    return {"master_addr": host.strip("[]"), "master_port": int(port)}
 
 
 def _spec(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...], handler: Any) -> WorkerSpec:
@@ -237,6 +278,7 @@ def _spec(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         **optional,
+        **_static_address(config),
     )
 
 

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstfault_torch.agent.death_documents import Stop
+from firstfault.model import ExpiredDeadline
+from firstfault_torch.agent.death_documents import Expiry, Observation, Stop
 from firstfault_torch.agent.death_watch import DeathWatch
 from firstfault_torch.agent.stopping import observe, stop_processes
+from firstfault_torch.agent.timers import open_timers
 from firstfault_torch.compat.torch_agent import traceback_files, unfinished, worker_processes
-from firstfault_torch.guard import guarded
+from firstfault_torch.guard import guarded, logger
 from firstfault_torch.node.channel import AgentChannel
 from firstfault_torch.node.stderr_relay import StderrRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from firstfault.model import CausedBy
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.agent.reporter import Reporter
+    from firstfault_torch.agent.timers import TimerServer
     from firstfault_torch.context import Recording
+    from firstfault_torch.node.timers import Timer
+    from firstfault_torch.options import Watchdog
 
 __all__ = ["LocalWorkers"]
 
@@ -34,9 +43,17 @@ class LocalWorkers:
         reporter: writes about their deaths.
         stop_seconds: how long workers may take to end after the signal before they are killed.
         wake: called from a thread when a worker has ended or reported a failure.
+        watchdog: the workers' deadlines; None: they have none.
     """
 
-    def __init__(self, recording: Recording, reporter: Reporter, stop_seconds: float, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        reporter: Reporter,
+        stop_seconds: float,
+        wake: Callable[[], None],
+        watchdog: Watchdog | None = None,
+    ) -> None:
         self._reporter = reporter
         self._stop_seconds = stop_seconds
         self._wake = wake
@@ -44,6 +61,12 @@ class LocalWorkers:
         self._watch: DeathWatch | None = None
         self._stderr: StderrRelay | None = None
         self._channel: AgentChannel | None = None
+        self._watchdog = watchdog
+        self._timers: TimerServer | None = None
+        self._ending = threading.Lock()
+        """Held to note that workers are stopped, or that one is killed for a deadline."""
+        self.expired: dict[int, Expiry] = {}
+        """The deadlines for which workers of the round were killed, by local rank."""
         self.stopped: Stop | None = None
         """Why this agent stopped the workers of the round; None: it did not."""
         self._forgotten: frozenset[int] = frozenset()
@@ -57,12 +80,30 @@ class LocalWorkers:
         """Forget the round before."""
         self.stopped = None
         self._forgotten = frozenset()
+        self.expired = {}
 
-    def open_stderr(self, local_world_size: int) -> None:
-        """Make the FIFOs for the workers' stderr, before the workers start."""
+    def open_timers(self) -> TimerServer | None:
+        """Make the FIFO for the workers' deadlines, before the workers start; None: there is no watchdog."""
+        if self._watchdog is not None:
+            recording = self._reporter.recording
+            self._timers = open_timers(recording.files, recording.round)
+        return self._timers
+
+    def timer_variables(self) -> Mapping[str, str]:
+        """Return the variables through which workers find that FIFO."""
+        if self._timers is None or self._watchdog is None:
+            return {}
+        return self._timers.environment(self._watchdog)
+
+    def open_stderr(self, destinations: Mapping[int, str]) -> None:
+        """Make the FIFOs for the workers' stderr, before the workers start.
+
+        Args:
+            destinations: where torch sends it, as `StderrRelay` takes it.
+        """
         recording = self._reporter.recording
         if recording.files is not None:
-            self._stderr = StderrRelay(recording.files, recording.round, range(local_world_size))
+            self._stderr = StderrRelay(recording.files, recording.round, destinations)
 
     def started(self, context: Any, ranks: tuple[int, ...]) -> None:
         """Watch the workers that torch has just started.
@@ -75,10 +116,15 @@ class LocalWorkers:
         self._watch = DeathWatch(worker_processes(context), self._wake)
         if self._stderr is not None:
             self._stderr.start()
+        if self._timers is not None:
+            self._timers.start([process.pid for process in worker_processes(context)], self._expire)
         self._reporter.started(dict(context.error_files), traceback_files(context), ranks, self._stderr)
 
     def stop_watching(self) -> None:
-        """End the watching thread: the next round may fork."""
+        """End the watching threads: the next round may fork."""
+        if self._timers is not None:
+            self._timers.stop()
+            self._timers = None
         if self._watch is not None:
             self._watch.stop()
             self._watch = None
@@ -141,11 +187,41 @@ class LocalWorkers:
         """
         deaths = self.deaths()
         for death in deaths:
-            self._reporter.document(death, self.stopped)
+            self.document(death)
         ended = self._watch.ended() if self._watch is not None else []
         for death in ended:
             if death.local_rank not in {item.local_rank for item in deaths} | self._forgotten:
                 self._reporter.document(death, self.stopped, only_held=True)
+
+    def document(self, death: Death) -> None:
+        """Document one death in the background; once."""
+        self._reporter.document(death, self.stopped, expiry=self.expired.get(death.local_rank))
+
+    # --- deadlines ----------------------------------------------------------------------------------------------
+
+    def _expire(self, timers: dict[int, Timer]) -> None:
+        """Ask workers for stacks and state, then kill them; called by the thread that watches their deadlines.
+
+        Args:
+            timers: the expired deadlines by process id.
+        """
+        ranks = {process.pid: rank for rank, process in enumerate(worker_processes(self._context))}
+        asked = {ranks[pid]: pid for pid in timers}
+        observations: dict[int, Observation] = {}
+        with guarded("asking workers for their state at a deadline"):
+            observations = observe(self._channel, self._reporter.recording, asked)
+        with self._ending:
+            if self.stopped is not None:
+                return  # they are victims of another failure
+            asked = {rank: pid for rank, pid in asked.items() if _is_running(pid)}
+            for rank, pid in asked.items():
+                timer = timers[pid]
+                deadline = ExpiredDeadline(timer.scope, round(timer.seconds, 3), timer.heartbeat, timer.since)
+                self.expired[rank] = Expiry(deadline, observations.get(rank, Observation()))
+        for rank, pid in asked.items():
+            logger.warning("local rank %d (pid %d) is killed: %s", rank, pid, self.expired[rank].deadline.text)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     # --- stopping -----------------------------------------------------------------------------------------------
 
@@ -168,9 +244,22 @@ class LocalWorkers:
         processes = worker_processes(self._context)
         began = time.monotonic_ns()
         killed_ns = began + int(self._stop_seconds * 1e9)
-        self.stopped = Stop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
+        with self._ending:
+            first |= self.expired.keys()
+            self.stopped = Stop(reason, began, sent.name, first, caused_by, killed_ns=killed_ns)
         alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = observe(self._channel, self._reporter.recording, asked)
         self.stopped = replace(self.stopped, observations=observations)
         stop_processes(processes, sent, spare=first, seconds=self._stop_seconds)
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a worker has not ended, as far as /proc tells; one that ended by itself missed no deadline."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:1]
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return state not in ([b"Z"], [b"X"])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import Place, Resources
     from firstfault.recorder import SpooledDocument
-    from firstfault_torch.agent.death_documents import KeptException, Stop
+    from firstfault_torch.agent.death_documents import Expiry, KeptException, Stop
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.context import Recording
     from firstfault_torch.node.stderr_relay import StderrRelay
@@ -158,16 +158,19 @@ class Reporter:
         self.report.receipts.append(receipt)
         return receipt
 
-    def document(self, death: Death, stop: Stop | None, *, only_held: bool = False) -> None:
+    def document(
+        self, death: Death, stop: Stop | None, *, expiry: Expiry | None = None, only_held: bool = False
+    ) -> None:
         """Document one death in the background; a second call for the same worker does nothing.
 
         Args:
             death: what the agent saw.
             stop: why it stopped its workers; None if it did not.
+            expiry: the deadline for which it killed this worker; None: it did not.
             only_held: upload what the worker wrote itself, and write nothing.
         """
         if death.local_rank not in self._documented:
-            work = partial(self._held_documents, death) if only_held else partial(self._document, death, stop)
+            work = partial(self._held_documents, death) if only_held else partial(self._document, death, stop, expiry)
             self._documented[death.local_rank] = self._submit(work)
 
     def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
@@ -182,7 +185,7 @@ class Reporter:
                 upload.result()
         self.announce(Phase.FAILED, ranks, first)
 
-    def _document(self, death: Death, stop: Stop | None) -> None:
+    def _document(self, death: Death, stop: Stop | None, expiry: Expiry | None) -> None:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
         own = self._own_documents(death)
         ended = [failure for failure in own if not failure.in_flight]
@@ -191,7 +194,7 @@ class Reporter:
                 self._keep_log(death, ended[-1])
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
-        by_itself = stop is None or not stop.ended(death)
+        by_itself = expiry is None and (stop is None or not stop.ended(death))
         killed = death.signal == "SIGKILL" and by_itself
         self.write(
             about_death(
@@ -202,6 +205,7 @@ class Reporter:
                 resources=self._resources() if killed else None,
                 fatal_stack=self._fatal_stack(death.local_rank),
                 log_tail=self._log_of(death),
+                expiry=expiry,
             )
         )
 
@@ -273,8 +277,11 @@ class Reporter:
         stack = fatal_stack(self.recording.files, self.recording.round, local_rank)
         if stack:
             # torch elastic would print it there
-            sys.stderr.write(f"{stack}\n")
-            sys.stderr.flush()
+            if self._log_tails is not None:
+                self._log_tails.write(local_rank, f"{stack}\n")
+            else:
+                sys.stderr.write(f"{stack}\n")
+                sys.stderr.flush()
         return stack
 
     def _resources(self) -> Resources | None:

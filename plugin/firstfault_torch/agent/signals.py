@@ -61,9 +61,13 @@ class SignalWatch:
     """Receives the signals to this process while it is entered.
 
     Only the main thread can install handlers: entered in another thread, it changes and receives nothing.
+
+    Args:
+        handled: the signals that terminate it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handled: tuple[signal.Signals, ...] = HANDLED) -> None:
+        self._handled = handled
         self.received: SignalReceived | None = None
         self.gave_up = threading.Event()
         """Set by a signal; ends every wait."""
@@ -89,6 +93,7 @@ class SignalWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._phase = SignalPhase.LEAVING
+        self._on_received = self._last_resort = None  # they hold the agent, and `_forget_in_child` holds this object
         if self._wakeup_writer is None or self._wakeup_reader is None:
             return
         with guarded("ceasing to listen to signals"):
@@ -121,7 +126,7 @@ class SignalWatch:
     def install(self) -> None:
         """Install the handlers, again after each start of workers: torch then installs its own."""
         if self._wakeup_writer is not None:
-            for number in HANDLED:
+            for number in self._handled:
                 signal.signal(number, self._handle)
 
     def when_received(self, on_received: Callable[[SignalReceived], None] | None) -> None:
@@ -135,7 +140,7 @@ class SignalWatch:
     def _listen(self) -> None:
         self._wakeup_reader, self._wakeup_writer = socket.socketpair()
         self._wakeup_writer.setblocking(False)  # noqa: FBT003 - the socket's own signature
-        self._before = {number: signal.getsignal(number) for number in HANDLED}
+        self._before = {number: signal.getsignal(number) for number in self._handled}
         self.install()
         self._wakeup_before = signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         # a forked worker inherits descriptor and handlers, but its signals are not the agent's
@@ -163,7 +168,7 @@ class SignalWatch:
             return
         with reader:
             while data := reader.recv(64):
-                number = next((signal.Signals(byte) for byte in data if byte in set(HANDLED)), None)
+                number = next((signal.Signals(byte) for byte in data if byte in set(self._handled)), None)
                 if number is not None and self.received is None and self._phase is not SignalPhase.LEAVING:
                     self.received = SignalReceived(number, Moment.now())
                     self.gave_up.set()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault_torch.agent.local_workers import LocalWorkers
+    from firstfault_torch.agent.reporter import Reporter
 
 __all__ = ["Survivors"]
 
@@ -37,13 +38,13 @@ class Survivors:
     Args:
         workers: of the node.
         rank_of: global rank of a local rank, as the agent gave it.
-        round_: returns the round's number.
+        reporter: knows the round.
     """
 
-    def __init__(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], round_: Callable[[], int]) -> None:
+    def __init__(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> None:
         self._workers = workers
         self._rank_of = rank_of
-        self._round = round_
+        self._reporter = reporter
         self._lost: set[int] = set()
         self._has_none = False
         self._gave_up = 0.0
@@ -113,7 +114,7 @@ class Survivors:
     def forget_recovered(self, group: WorkerGroup) -> None:
         """Take those workers for ended without a failure, without which the others had gone on before they gave up."""
         ranks = {self._rank_of(local_rank): local_rank for local_rank in self._ended()}
-        round_ = str(self._round())
+        round_ = str(self._reporter.recording.round)
 
         def ask() -> list[int | None]:
             store = TCPStore(group.master_addr, group.master_port, timeout=dt.timedelta(seconds=_STORE_S))

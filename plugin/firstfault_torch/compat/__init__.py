@@ -11,6 +11,7 @@ is not collected.
 |---|---|
 | `SimpleElasticAgent._rendezvous` and the other hooks of `HookedAgent` | the agent overrides them |
 | `_worker_group`, `_remaining_restarts`, `_pcontext` of the agent | ranks, restarts, processes |
+| `_worker_watchdog`, `_log_line_prefix_template` of the agent | the end of the watchdog; the node in log lines |
 | `MultiprocessContext._pc.processes`, `SubprocessContext.subprocess_handlers` | when each worker ends |
 | `MultiprocessContext._pc.error_files` | tracebacks that torch.multiprocessing keeps |
 | `MultiprocessContext._ret_vals`, `_return_values`, `_worker_finished_event` | results, and that workers may end |

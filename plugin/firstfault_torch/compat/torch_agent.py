@@ -13,7 +13,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from firstfault_torch.compat import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
@@ -109,6 +109,8 @@ class HookedAgent(LocalElasticAgent):
     """
 
     _refused = 0
+    _log_prefix = ""
+    """The user's template, before the node was filled in."""
 
     @property
     def group(self) -> WorkerGroup:
@@ -139,6 +141,20 @@ class HookedAgent(LocalElasticAgent):
     def process_context(self) -> Any:
         """Torch's MultiprocessContext or SubprocessContext; None before the workers were started."""
         return self._pcontext
+
+    def watch_timers(self, server: Any) -> None:
+        """Let torch stop `server` with the workers, and ask it for its progress in a health check; None: none."""
+        self._worker_watchdog = server
+
+    def fill_log_prefix(self, fill: Callable[[str], str]) -> None:
+        """Replace the template for the prefix of log lines by what `fill` makes of the user's; without one do nothing.
+
+        torch fills in the rest of it for each worker.
+        """
+        template: str | None = self._log_prefix or getattr(self, "_log_line_prefix_template", None)
+        if template:
+            self._log_prefix = template
+            self._log_line_prefix_template = fill(template)
 
     def join_rendezvous(self, group: WorkerGroup) -> None:
         """Wait for the other nodes, and give the workers their ranks."""

@@ -68,6 +68,10 @@ class NodeFiles:
         """Return the file of the stacks that a fatal signal leaves."""
         return self.path / f"fatal-{round_}-{local_rank}.txt"
 
+    def timers(self, round_: int) -> Path:
+        """Return the FIFO of the watchdog's deadlines."""
+        return self.path / f"timers-{round_}.fifo"
+
     def decks(self, round_: int) -> Path:
         """Return the file that keeps rank 0's decks."""
         return self.path / f"decks-{round_}.json"

@@ -2,7 +2,8 @@
 
 An uncaught C++ exception, a device-side assertion and an abort of the allocator print the reason to stderr. A worker's
 stderr goes through a FIFO to its agent, which passes every byte on at once and keeps the end. Without an agent, or on a
-terminal, stderr is left as it is.
+terminal, stderr is left as it is. If torch writes stderr to a file (its options ``redirects`` and ``tee``), it is left
+as it is, too, and the end is read from that file.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import selectors
 import sys
 import threading
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from firstfault_torch.node.files import NodeFiles
 
@@ -58,13 +60,16 @@ class StderrRelay:
     Args:
         files: the node's.
         round_: the workers'.
-        local_ranks: theirs.
+        destinations: where torch sends each worker's stderr, by local rank: a file, `os.devnull`, or "" for the agent's
+            own stderr.
 
     Raises:
         OSError: the FIFOs could not be made.
     """
 
-    def __init__(self, files: NodeFiles, round_: int, local_ranks: Iterable[int]) -> None:
+    def __init__(self, files: NodeFiles, round_: int, destinations: Mapping[int, str]) -> None:
+        self._written = {rank: file for rank, file in destinations.items() if file not in {"", os.devnull}}
+        self._silent = {rank for rank, file in destinations.items() if file == os.devnull}
         self._tails: dict[int, bytearray] = {}
         self._open: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -72,7 +77,7 @@ class StderrRelay:
         self._stop_reader, self._stop_writer = os.pipe()
         _living.add(self)
         try:
-            for local_rank in local_ranks:
+            for local_rank in destinations.keys() - self._written.keys():
                 path = files.stderr_fifo(round_, local_rank)
                 os.mkfifo(path, 0o600)
                 self._open[local_rank] = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -91,6 +96,8 @@ class StderrRelay:
 
         It begins with a whole line if there is one, and is empty if the worker wrote nothing.
         """
+        if local_rank in self._written:
+            return _whole_lines(_end_of(self._written[local_rank]))
         if not self._lock.acquire(timeout=_BUSY_S):
             return self._text(local_rank)
         try:
@@ -98,6 +105,15 @@ class StderrRelay:
             return self._text(local_rank)
         finally:
             self._lock.release()
+
+    def write(self, local_rank: int, text: str) -> None:
+        """Write a text where the worker's stderr goes; it is not kept."""
+        if local_rank in self._written:
+            with contextlib.suppress(OSError), Path(self._written[local_rank]).open("a", encoding="utf-8") as file:
+                file.write(text)
+        elif local_rank not in self._silent:
+            sys.stderr.write(text)
+            sys.stderr.flush()
 
     def close(self) -> None:
         """Pass on what is there, then stop; a later write fails."""
@@ -162,16 +178,30 @@ class StderrRelay:
             kept = self._tails[local_rank]
             kept += data
             del kept[:-_KEPT_BYTES]
-            _write(data)
+            if local_rank not in self._silent:
+                _write(data)
         return True
 
     def _text(self, local_rank: int) -> str:
-        kept = bytes(self._tails.get(local_rank, b""))
-        if len(kept) == _KEPT_BYTES:
-            first, found, rest = kept.partition(b"\n")
-            kept = rest if found else first
-        # a first line that is indented tells that a traceback's beginning is cut
-        return kept.decode(errors="replace").lstrip("\r\n").rstrip()
+        return _whole_lines(bytes(self._tails.get(local_rank, b"")))
+
+
+def _end_of(file: str) -> bytes:
+    """Return the end of a file; empty if it cannot be read."""
+    try:
+        with Path(file).open("rb") as stream:
+            stream.seek(max(os.fstat(stream.fileno()).st_size - _KEPT_BYTES, 0))
+            return stream.read(_KEPT_BYTES)
+    except OSError:
+        return b""
+
+
+def _whole_lines(kept: bytes) -> str:
+    if len(kept) == _KEPT_BYTES:
+        first, found, rest = kept.partition(b"\n")
+        kept = rest if found else first
+    # a first line that is indented tells that a traceback's beginning is cut
+    return kept.decode(errors="replace").lstrip("\r\n").rstrip()
 
 
 _living: weakref.WeakSet[StderrRelay] = weakref.WeakSet()

@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from firstfault_torch import watchdog
 from firstfault_torch.capture import bare, before_exit
 from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
 from firstfault_torch.context import Moment, Recording, worker_place
@@ -108,6 +109,7 @@ class WorkerMonitor:
             return
         self._undo.append(watch_process_groups(self.in_flight))
         self._undo.append(watch_threads())
+        self._undo.append(watchdog.release_all)
         files, round_, local_rank = self.recording.files, self.place.round, self.place.local_rank
         if files is not None and local_rank is not None:
             with guarded("sending stderr through the agent"):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         PyTorch,
         RestartPolicy,
         RunPolicy,
+        Watchdog,
         Worker,
     )
     from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
@@ -31,6 +32,7 @@ __all__ = [
     "PyTorchFunctionTask",
     "RestartPolicy",
     "RunPolicy",
+    "Watchdog",
     "Worker",
 ]
 

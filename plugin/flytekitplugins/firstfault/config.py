@@ -12,8 +12,12 @@ from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 from firstfault.errors import UsageError
 from firstfault.retry import as_policy
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
+from firstfault_torch.launch_options import DEFAULT_SIGNALS, check_numa, parse_ranks, parse_signals, parse_streams
+from firstfault_torch.options import Watchdog
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
     from flytekit import Resources
 
     from firstfault.retry import RetryPolicy
@@ -27,6 +31,7 @@ __all__ = [
     "PyTorch",
     "RestartPolicy",
     "RunPolicy",
+    "Watchdog",
     "Worker",
     "parse_nnodes",
 ]
@@ -97,8 +102,10 @@ class _Reporting:
 
     def _check_reporting(self) -> None:
         get_strategy(self.strategy)  # type: ignore[attr-defined]
-        for name in ("settle_seconds", "upload_deadline_seconds", "stop_seconds"):
-            value = getattr(self, name, 0.0)
+        for name in ("settle_seconds", "upload_deadline_seconds", "stop_seconds", "shutdown_timeout"):
+            value = getattr(self, name, None)
+            if value is None and name in {"stop_seconds", "shutdown_timeout"}:
+                continue  # a `PyTorch` has neither
             if not isinstance(value, int | float) or not 0 <= value < float("inf"):
                 raise UsageError(f"{type(self).__name__}.{name} must be a number of seconds, 0 or more, not {value!r}")
         deck = self.deck  # type: ignore[attr-defined]
@@ -185,6 +192,38 @@ class Elastic(_Reporting):
     in_process_restart: InProcessRestart | None = None
     """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
     None: they do not."""
+    watchdog: Watchdog | None = None
+    """Deadlines for blocks and loops of the training (``firstfault_torch.watchdog``). None: off."""
+    log_dir: str | None = None
+    """Folder for the workers' log files, ``<log_dir>/<run>_<random>/attempt_<restart>/<local rank>``. None: a new
+    temporary folder."""
+    redirects: str | int | Mapping[int, int] = "0"
+    """Streams that go to a file in `log_dir` instead of the pod's log, in torchrun's form: "1" stdout, "2" stderr, "3"
+    both, or by local rank "0:1,1:2"."""
+    tee: str | int | Mapping[int, int] = "0"
+    """Streams that go to a file and to the pod's log; in the same form."""
+    local_ranks_filter: str | Collection[int] | None = None
+    """Local ranks whose output the pod's log shows, "0,1" or [0, 1]. None: all."""
+    log_line_prefix_template: str | None = None
+    """Prefix of the lines of `tee`, with ``${role_name}``, ``${rank}``, ``${local_rank}``, ``${group_rank}`` and
+    ``${node}``. None: ``[${role_name}${local_rank}]:``."""
+    duplicate_stdout_filters: Collection[str] = ()
+    """Lines of stdout that contain one of these texts go to one more file, for all workers of `tee`."""
+    duplicate_stderr_filters: Collection[str] = ()
+    """The same for stderr."""
+    event_log_handler: str = "null"
+    """Name of the torch elastic event handler: "null", "console", or one that is registered."""
+    numa_options: Any = None
+    """Binds each worker to the CPUs near its GPU: "node", "socket", "exclusive", "core-complex", or torch's
+    NumaOptions. None: torch's default."""
+    signals_to_handle: str = DEFAULT_SIGNALS
+    """Signals that end the pod with a verdict, and are passed on to the workers."""
+    shutdown_timeout: float | None = None
+    """torchrun's name for `stop_seconds`; it counts if it is given."""
+    role: str = "default_role"
+    """The workers' role: ROLE_NAME, and part of torch's prefix of log lines."""
+    virtual_local_rank: bool = False
+    """LOCAL_RANK is 0 in each worker, which sees its own GPU only."""
 
     def __post_init__(self) -> None:
         """Check the fields, so that a bad value is refused before the task is registered."""
@@ -209,6 +248,30 @@ class Elastic(_Reporting):
             raise UsageError(
                 f"Elastic.monitor_interval must be a number of seconds above 0, not {self.monitor_interval!r}"
             )
+        self._check_torch_options()
+
+    def _check_torch_options(self) -> None:
+        for name in ("redirects", "tee"):
+            parse_streams(getattr(self, name), f"Elastic.{name}", self.nproc_per_node)
+        parse_ranks(self.local_ranks_filter, "Elastic.local_ranks_filter", self.nproc_per_node)
+        parse_signals(self.signals_to_handle, "Elastic.signals_to_handle")
+        check_numa(self.numa_options, "Elastic.numa_options")
+        for name in ("event_log_handler", "role"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise UsageError(f"Elastic.{name} must be a name, not {value!r}")
+        for name in ("log_dir", "log_line_prefix_template"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise UsageError(f"Elastic.{name} must be a text or None, not {value!r}")
+        for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
+            value = getattr(self, name)
+            if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
+                raise UsageError(f"Elastic.{name} must be a list of texts, not {value!r}")
+        if not isinstance(self.virtual_local_rank, bool):
+            raise UsageError(f"Elastic.virtual_local_rank must be True or False, not {self.virtual_local_rank!r}")
+        if self.watchdog is not None and not isinstance(self.watchdog, Watchdog):
+            raise UsageError(f"Elastic.watchdog must be a Watchdog or None, not {self.watchdog!r}")
 
 
 def parse_nnodes(nnodes: int | str) -> tuple[int, int]:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import flytekit
+import torch
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.deck.deck import TimeLineDeck
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
+from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from firstfault.errors import UsageError
 from firstfault_torch.error_file import was_recoverable
 from firstfault_torch.guard import logger
+from firstfault_torch.launch_options import DEFAULT_SIGNALS, logs_specs, numa_options
 from firstfault_torch.run import NodeFailedError, by_last_rank, run_node
 from flytekitplugins.firstfault.config import parse_nnodes
 from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, run_forked, run_spawned
@@ -28,9 +34,13 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
     from firstfault_torch.worker.restarting import Restarted
+    from flytekitplugins.firstfault.config import Elastic
     from flytekitplugins.firstfault.task import ElasticFunctionTask
 
 __all__ = ["execute_elastic"]
+
+_ABSENT = {"event_log_handler": "null", "signals_to_handle": DEFAULT_SIGNALS, "virtual_local_rank": False}
+"""Values that need nothing of torch."""
 
 
 def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
@@ -102,7 +112,38 @@ def _launch_config(task: ElasticFunctionTask) -> LaunchConfig:
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         start_method=config.start_method,
+        logs_specs=logs_specs(
+            config.log_dir, config.redirects, config.tee, config.local_ranks_filter, config.nproc_per_node
+        ),
+        **_newer_options(config, LaunchConfig),
     )
+
+
+def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[str, Any]:
+    """Return the options that differ from torch's defaults.
+
+    Raises:
+        firstfault.errors.UsageError: this torch does not have one of them.
+    """
+    values = {
+        "role": config.role,
+        "log_line_prefix_template": config.log_line_prefix_template,
+        "event_log_handler": config.event_log_handler,
+        "signals_to_handle": config.signals_to_handle,
+        "duplicate_stdout_filters": list(config.duplicate_stdout_filters) or None,
+        "duplicate_stderr_filters": list(config.duplicate_stderr_filters) or None,
+        "virtual_local_rank": config.virtual_local_rank,
+        "numa_options": numa_options(config.numa_options),
+    }
+    defaults = {field.name: field.default for field in fields(launch_config)}
+    chosen = {name: value for name, value in values.items() if value != defaults.get(name, _ABSENT.get(name))}
+    for name in chosen:
+        if name not in defaults:
+            raise UsageError(f"Elastic.{name} needs a later torch: torch {torch.__version__} does not have it")
+    with contextlib.suppress(KeyError):
+        get_logging_handler(config.event_log_handler)
+        return chosen
+    raise UsageError(f"Elastic.event_log_handler names no handler of torch elastic: {config.event_log_handler!r}")
 
 
 def _entrypoint(

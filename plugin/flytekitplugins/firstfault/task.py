@@ -154,7 +154,8 @@ class _ReportingTask(PythonFunctionTask[Any]):
             strategy=os.environ.get(STRATEGY_VARIABLE, config.strategy),
             settle_seconds=config.settle_seconds,
             upload_deadline_seconds=config.upload_deadline_seconds,
-            stop_seconds=getattr(config, "stop_seconds", 0.0),
+            stop_seconds=_stop_seconds(config),
+            watchdog=getattr(config, "watchdog", None),
             retry_policy=config.retry_policy,
             in_process_restart=getattr(config, "in_process_restart", None),
             retries=self.metadata.retries,
@@ -272,6 +273,12 @@ class PyTorchFunctionTask(_ReportingTask):
             run_policy=_run_policy(config.run_policy),
         )
         return dict(MessageToDict(job))
+
+
+def _stop_seconds(config: Elastic | PyTorch) -> float:
+    if isinstance(config, PyTorch):
+        return 0.0  # no agent, no workers
+    return config.stop_seconds if config.shutdown_timeout is None else config.shutdown_timeout
 
 
 def _output_prefix() -> str:

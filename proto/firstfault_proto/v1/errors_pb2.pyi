@@ -49,7 +49,7 @@ class WorkerErrorDocument(_message.Message):
     def __init__(self, error: _Optional[_Union[_errors_pb2.ContainerError, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., verdict: _Optional[_Union[SealedVerdict, _Mapping]] = ...) -> None: ...
 
 class WorkerFailure(_message.Message):
-    __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "in_flight", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions", "thread_failures", "collectives", "caused_by")
+    __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "in_flight", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions", "thread_failures", "collectives", "caused_by", "expired")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class WorkerFailure(_message.Message):
     THREAD_FAILURES_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     CAUSED_BY_FIELD_NUMBER: _ClassVar[int]
+    EXPIRED_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     writer: Writer
     subject: Subject
@@ -101,7 +102,20 @@ class WorkerFailure(_message.Message):
     thread_failures: _containers.RepeatedCompositeFieldContainer[ThreadFailure]
     collectives: _containers.RepeatedCompositeFieldContainer[CollectiveProgress]
     caused_by: CausedBy
-    def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., in_flight: bool = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., thread_failures: _Optional[_Iterable[_Union[ThreadFailure, _Mapping]]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveProgress, _Mapping]]] = ..., caused_by: _Optional[_Union[CausedBy, _Mapping]] = ...) -> None: ...
+    expired: ExpiredDeadline
+    def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., in_flight: bool = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., thread_failures: _Optional[_Iterable[_Union[ThreadFailure, _Mapping]]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveProgress, _Mapping]]] = ..., caused_by: _Optional[_Union[CausedBy, _Mapping]] = ..., expired: _Optional[_Union[ExpiredDeadline, _Mapping]] = ...) -> None: ...
+
+class ExpiredDeadline(_message.Message):
+    __slots__ = ("scope", "seconds", "heartbeat", "since")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    scope: str
+    seconds: float
+    heartbeat: bool
+    since: str
+    def __init__(self, scope: _Optional[str] = ..., seconds: _Optional[float] = ..., heartbeat: bool = ..., since: _Optional[str] = ...) -> None: ...
 
 class Place(_message.Message):
     __slots__ = ("attempt", "round", "incarnation", "restart_count", "global_rank", "local_rank", "group_rank", "world_size", "group_world_size", "role", "node", "host", "ip", "pid", "namespace", "engine", "machine", "gpu")

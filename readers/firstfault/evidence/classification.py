@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.death_text import has_native_text, has_traceback, last_exception, text_of_death
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
+from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import ExceptionInfo, Subject, Writer
 from firstfault.model.signal_meanings import CRASHES, STOPS, ended_by, signal_of_exit_code
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from firstfault.evidence.text_classification import Pointer
-    from firstfault.model import JobErrors, WorkerError
+    from firstfault.model import ExpiredDeadline, JobErrors, WorkerError
 
 __all__ = [
     "DUMP_SIGNAL",
@@ -129,6 +130,8 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
     if failure.exception is not None:
         return _of_exception(failure, failure.exception, gone)
+    if failure.expired is not None:
+        return _of_deadline(failure, failure.expired)
     if failure.signal or failure.exit_code is not None:
         return _of_exit(failure, gone)
     if failure.is_silent and failure.writer is not Writer.STOCK:
@@ -150,6 +153,20 @@ def _of_agent(failure: WorkerError) -> ClassifiedFailure:
         )
     failure_class = FailureClass.UNCLEAR if found.role is Role.AMBIGUOUS else FailureClass.CONSEQUENCE
     return ClassifiedFailure(failure, failure_class, f"lost its peers: {found.why}", "", found.pointer)
+
+
+def _of_deadline(failure: WorkerError, expired: ExpiredDeadline) -> ClassifiedFailure:
+    """Classify a worker that its agent killed for a deadline; in a collective it may have waited for another rank."""
+    where = where_it_stood(failure)
+    has_outstanding = any(
+        progress.completed is not None and progress.enqueued > progress.completed for progress in failure.collectives
+    )
+    if where.stood is Stood.COLLECTIVE or (where.stood is Stood.TORCH and has_outstanding):
+        why = f"waited in a collective until its deadline: {expired.text}"
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, _WAIT, waited=True)
+    at = f", at {where.frame}" if where.frame else ""
+    why = f"was killed by its agent for a deadline: {expired.text}{at}"
+    return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, _WAIT, specific=True)
 
 
 def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure:

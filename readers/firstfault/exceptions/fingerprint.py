@@ -3,8 +3,9 @@
 Version 1 hashes the exception's qualified name, the innermost frames by file name and function (without line numbers,
 so that an edit above the fault does not matter), and the normalized message. Without an exception it hashes the signal
 or the exit code. If the agent stopped the process, it adds the stack position, the last collective of the default
-process group, and whether its watchdog had timed out, which tell a hung process from those that waited for it. The
-version is part of the text, because fingerprints of two versions cannot be compared.
+process group, and whether its watchdog had timed out, which tell a hung process from those that waited for it. If a
+deadline expired, it adds the deadline's name and the stack position. The version is part of the text, because
+fingerprints of two versions cannot be compared.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def fingerprint_of(error: WorkerError) -> str:
     if error.exception is not None:
         parts = _exception_parts(error.exception)
     elif error.signal or error.exit_code is not None:
-        parts = [error.subject.value, error.signal, str(error.exit_code), *_when_stopped(error)]
+        parts = [error.subject.value, error.signal, str(error.exit_code), *_when_stopped(error), *_when_expired(error)]
     else:
         parts = [error.subject.value, error.code, normalized(error.message)]
     digest = hashlib.sha256("\x1f".join(parts).encode("utf-8", "replace")).hexdigest()
@@ -60,6 +61,11 @@ def _when_stopped(error: WorkerError) -> list[str]:
     ]
     timed_out = ["timed out"] if _TIMED_OUT in error.log_tail else []
     return ["stopped", where_it_stood(error).frame, *given, *timed_out]
+
+
+def _when_expired(error: WorkerError) -> list[str]:
+    """Return the scope of the deadline that the process did not keep, and where it stood."""
+    return [] if error.expired is None else ["expired", error.expired.scope, where_it_stood(error).frame]
 
 
 def _exception_parts(exception: ExceptionInfo) -> list[str]:

@@ -14,6 +14,7 @@ __all__ = [
     "CollectiveProgress",
     "DocumentRef",
     "ExceptionInfo",
+    "ExpiredDeadline",
     "FrameInfo",
     "Kind",
     "Origin",
@@ -232,6 +233,25 @@ class CausedBy:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpiredDeadline:
+    """A deadline of the watchdog that a worker did not keep; its agent killed it for that."""
+
+    scope: str
+    """The name that the program gave to the block; empty for a heartbeat."""
+    seconds: float
+    """The deadline, or the longest time between two pings."""
+    heartbeat: bool = False
+    """Whether it was the heartbeat of the loop, not a block."""
+    since: str = ""
+    """Where the block was entered, or the last ping was made: "train.py:50"; empty: not known."""
+
+    @property
+    def text(self) -> str:
+        """What happened: '"train step" exceeded 30 s', "no ping for 60 s"."""
+        return f"no ping for {self.seconds:g} s" if self.heartbeat else f'"{self.scope}" exceeded {self.seconds:g} s'
+
+
+@dataclass(frozen=True, slots=True)
 class Resources:
     """Figures of the node's cgroup; None for one that could not be read."""
 
@@ -295,6 +315,8 @@ class WorkerError:
     """One for each process group."""
     caused_by: CausedBy | None = None
     """The peer's failure for which the agent stopped this worker; None: there was none."""
+    expired: ExpiredDeadline | None = None
+    """The deadline for which the agent killed this worker; None: there was none."""
     newer: bool = False
     """Whether a later version of the format wrote it; what this version does not know was left out."""
 
@@ -325,9 +347,11 @@ class WorkerError:
 
     @property
     def what(self) -> str:
-        """The failure in one or two words: the exception's short name, the signal or the exit code."""
+        """The failure in one or two words: the exception's short name, "hang", the signal or the exit code."""
         if self.exception is not None:
             return self.exception.type.rsplit(".", 1)[-1]
+        if self.expired is not None:
+            return "hang"
         if self.signal:
             return self.signal
         if self.exit_code is not None:

@@ -50,7 +50,12 @@ def explain_signal(signal: str, resources: Resources) -> str:
 
 
 def explain_end(failure: WorkerError) -> str:
-    """Return what happened to a process that raised no exception and that its agent did not stop."""
+    """Return what happened to a process that raised no exception and that its agent did not stop.
+
+    Its agent may have killed it for a deadline that it did not keep.
+    """
+    if failure.expired is not None:
+        return failure.expired.text
     if failure.signal:
         return explain_signal(failure.signal, failure.resources) or f"ended by {failure.signal}"
     signal = signal_of_exit_code(failure.exit_code)

@@ -343,6 +343,7 @@ _FILLED = (
     "thread_failures",
     "collectives",
     "caused_by",
+    "expired",
 )
 """Fields that a less credible document fills if they are empty."""
 _NOTHING = (None, "", (), Resources())

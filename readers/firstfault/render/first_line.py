@@ -111,6 +111,8 @@ def _detail(verdict: Verdict) -> str:
         return text
     if verdict.category == "host_oom" and root.signal == "SIGKILL":
         return memory_text(root.resources)
+    if root.expired is not None and root.exception is None:
+        return text.rpartition(" in ")[0] or text  # a line has no room for the function
     if verdict.category == "hang" and (stood := where_it_stood(root).frame):
         return f"at {stood}"
     if root.exception is not None and name == what_failed(root):

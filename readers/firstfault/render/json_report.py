@@ -16,7 +16,7 @@ from firstfault.text import elide
 from firstfault.wire.verdict_json import SCHEMA, decision_to_dict, format_timestamp, verdict_to_dict
 
 if TYPE_CHECKING:
-    from firstfault.model import CollectiveProgress, FrameInfo, WorkerError
+    from firstfault.model import CollectiveProgress, ExpiredDeadline, FrameInfo, WorkerError
     from firstfault.report.data import Report
 
 __all__ = ["json_report"]
@@ -104,6 +104,7 @@ def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, A
             "limit_bytes": found.memory_limit_bytes,
             "oom_kills": found.oom_kill,
         },
+        "deadline": _deadline(root.expired) if root.expired is not None else None,
         "last_collective": _collective(root.collectives[0]) if root.collectives else None,
         "threads": [
             {"name": thread.thread, "type": thread.exception.type, "message": _kept(thread.exception.message, longest)}
@@ -141,6 +142,15 @@ def _frame(frame: FrameInfo) -> dict[str, Any]:
         "context": list(frame.context),
         "context_line": frame.context_line or None,
         "marked": list(frame.marked) if frame.marked[1] else None,
+    }
+
+
+def _deadline(expired: ExpiredDeadline) -> dict[str, Any]:
+    return {
+        "scope": expired.scope or None,
+        "seconds": expired.seconds,
+        "heartbeat": expired.heartbeat,
+        "since": expired.since or None,
     }
 
 

@@ -315,7 +315,7 @@ def _unknown_of_root(job: JobErrors, verdict: Verdict, engine: EngineWords) -> I
     """Yield what is not known about this kind of fault, even if the root cause is certain."""
     if verdict.scope is Scope.UNDETERMINED:
         return
-    if verdict.category == "hang":
+    if verdict.category == "hang" and (verdict.root is None or verdict.root.expired is None):
         yield "when the hang began: no process recorded it"
     elif verdict.timestamp_ns is None:
         yield "when the root cause happened: no time was recorded"
@@ -369,7 +369,7 @@ def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
 
 
 def _unknown_of_exit(root: WorkerError) -> Iterator[str]:
-    if root.exception is not None or root.sent_signals or root.subject is Subject.AGENT:
+    if root.exception is not None or root.sent_signals or root.subject is Subject.AGENT or root.expired is not None:
         return
     is_oom = root.signal == "SIGKILL" and root.resources.oom_kill
     if root.signal in _FROM_OUTSIDE and not is_oom:

@@ -26,7 +26,16 @@ if TYPE_CHECKING:
 
     from firstfault.evidence.clocks import Clocks
     from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.model import CausedBy, CollectiveProgress, Decision, JobErrors, ThreadFailure, Verdict, WorkerError
+    from firstfault.model import (
+        CausedBy,
+        CollectiveProgress,
+        Decision,
+        ExpiredDeadline,
+        JobErrors,
+        ThreadFailure,
+        Verdict,
+        WorkerError,
+    )
     from firstfault.report.answers import Answers
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.report.cascade import Cascade
@@ -240,6 +249,8 @@ def _facts(verdict: Verdict, cascade: Cascade, engine: EngineWords, machine: str
     yield time
     if root.place.restart_count:
         yield Fact("restarts before", str(root.place.restart_count))
+    if root.expired is not None:
+        yield Fact("deadline", _deadline(root.expired))
     if root.caused_by is not None:
         yield Fact("stopped after a failure of", _cause(root.caused_by))
     yield from _few("thread", [_thread(thread) for thread in root.thread_failures])
@@ -292,6 +303,8 @@ def _end_facts(root: WorkerError) -> Iterator[Fact]:
     by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
     if by_agent is not None:
         yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.shown_reason}")
+    elif root.signal and root.expired is not None:
+        yield Fact("signal", f"{root.signal}, sent by its agent for a deadline")
     elif root.signal:
         explained = explain_signal(root.signal, root.resources)
         yield Fact("signal", f"{root.signal}: {explained}" if explained else root.signal)
@@ -306,6 +319,11 @@ def _few(name: str, values: Sequence[str]) -> Iterator[Fact]:
         yield Fact(name, value)
     if len(values) > _FEW:
         yield Fact(name, f"and {len(values) - _FEW} more")
+
+
+def _deadline(expired: ExpiredDeadline) -> str:
+    since = "last ping" if expired.heartbeat else "begun"
+    return f"{expired.text}; {since} at {expired.since}" if expired.since else expired.text
 
 
 def _cause(cause: CausedBy) -> str:
@@ -382,7 +400,8 @@ def _followers(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
     stopped, victims = cascade.count(State.STOPPED), cascade.count(State.VICTIM)
     after = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
     agents = sum(event.failure.subject is Subject.AGENT for event in after)
-    what = "timed out waiting" if verdict.category == "hang" else "lost a peer"
+    waited = verdict.category == "hang" and (verdict.root is None or verdict.root.expired is None)
+    what = "timed out waiting" if waited else "lost a peer"
     parts = [f"{victims} {what}"] if victims else []
     parts += [f"{stopped} stopped by {'its agent' if stopped == 1 else 'their agents'}"] if stopped else []
     parts += [f"{counted(agents, 'agent')} failed after it"] if agents else []

@@ -84,11 +84,13 @@ def later_text(bounds: Interval) -> str:
 def origin_of(job: JobErrors, verdict: Verdict) -> WorkerError | None:
     """Return the failure from which times are counted: the root cause, if its time is known.
 
-    For a rank that hung only the time of its stop is known, so times are counted from the first failure instead.
+    For a rank that hung only the time of its stop is known, so times are counted from the first failure instead; the
+    end of a deadline is a time.
     """
     root = verdict.root
     is_timed = root is not None and root.timestamp_ns is not None
-    if root is not None and is_timed and not root.stopped_by_agent and verdict.category != "hang":
+    began = verdict.category != "hang" or (root is not None and root.expired is not None)
+    if root is not None and is_timed and not root.stopped_by_agent and began:
         return root
     timed = [failure for failure in job.failures if failure.timestamp_ns is not None and failure is not root]
     return timed[0] if timed else root

@@ -299,6 +299,16 @@ def _alike(job: JobErrors) -> str:
     return f"{which}: {what_failed(first)}: {said}".rstrip(": ")
 
 
+def _expired(job: JobErrors) -> str:
+    """Return which deadline ranks did not keep while they waited for each other."""
+    expired = [failure for failure in job.failures if failure.expired is not None]
+    if not expired or expired[0].expired is None:
+        return "no rank shows a fault of its own"
+    ranks = sorted({failure.rank for failure in expired if failure.rank is not None})
+    which = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
+    return f"{redact(expired[0].expired.text)} on {which}, in a collective; no rank stands out"
+
+
 def _undetermined(job: JobErrors, diagnosis: Diagnosis, suspects: Iterable[Suspect]) -> Verdict:
     classified, suspects = diagnosis.classified, tuple(suspects)
     first = min(
@@ -326,7 +336,7 @@ def _undetermined(job: JobErrors, diagnosis: Diagnosis, suspects: Iterable[Suspe
         undetermined(job, NAME),
         code="Undetermined",
         category="hang" if any(judged.waited for judged in classified) else "unknown",
-        headline=one_line(f"undetermined: {_alike(job) or 'no rank shows a fault of its own'}{hint}", 160),
+        headline=one_line(f"undetermined: {_alike(job) or _expired(job)}{hint}", 160),
         message=first.message,
         why=tuple(reason.text for reason in why),
         sources=sources_of(why),

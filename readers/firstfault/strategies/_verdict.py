@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.remote_traceback import original_of, what_failed
+from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
 from firstfault.model.failure import shown_text
 from firstfault.model.signal_meanings import explain_end
@@ -185,6 +186,9 @@ def _sentence(root: WorkerError) -> str:
         return sentence_of(original_of(root.exception).message)
     if root.subject is Subject.AGENT:
         return sentence_of(shown_text(root.message))
+    if root.expired is not None:
+        at = where_it_stood(root).frame
+        return f"{root.expired.text} at {at}" if at else root.expired.text
     if (root.signal and not root.sent_signals) or (root.exit_code is not None and not root.signal):
         return explain_end(root)
     # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``

@@ -13,6 +13,7 @@ from firstfault.model import (
     Collective,
     CollectiveProgress,
     DocumentRef,
+    ExpiredDeadline,
     Kind,
     LogTail,
     NodePresence,
@@ -141,6 +142,8 @@ def encode(error: WorkerError) -> bytes:
         failure.resources.CopyFrom(_resources_to_pb(error.resources))
     if error.caused_by is not None:
         failure.caused_by.CopyFrom(_caused_by_to_pb(error.caused_by))
+    if error.expired is not None:
+        failure.expired.CopyFrom(_expired_to_pb(error.expired))
     container_error = _container_error(
         error.code, error.message, error.kind, error.origin, error.timestamp_ns, error.worker
     )
@@ -219,6 +222,7 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         thread_failures=threads_from_pb(failure.thread_failures, budget),
         collectives=interned(tuple(map(_collective_from_pb, failure.collectives[:MAX_NAMES]))),
         caused_by=_caused_by_from_pb(failure.caused_by) if failure.HasField("caused_by") else None,
+        expired=_expired_from_pb(failure.expired) if failure.HasField("expired") else None,
         newer=failure.schema_version > SCHEMA_VERSION,
     )
 
@@ -532,3 +536,16 @@ def _caused_by_to_pb(cause: CausedBy) -> pb.CausedBy:
 
 def _caused_by_from_pb(cause: pb.CausedBy) -> CausedBy:
     return CausedBy(cause.global_rank if cause.HasField("global_rank") else None, cause.node, cause.document)
+
+
+def _expired_to_pb(expired: ExpiredDeadline) -> pb.ExpiredDeadline:
+    return pb.ExpiredDeadline(
+        scope=clean(expired.scope, MAX_LINE),
+        seconds=expired.seconds,
+        heartbeat=expired.heartbeat,
+        since=clean(expired.since, MAX_LINE),
+    )
+
+
+def _expired_from_pb(expired: pb.ExpiredDeadline) -> ExpiredDeadline:
+    return interned(ExpiredDeadline(expired.scope, expired.seconds, expired.heartbeat, expired.since))

@@ -1,0 +1,264 @@
+"""The agent's end of the watchdog: keeps the deadlines of its workers, and says which have expired.
+
+It takes the place of torch's FileTimerServer, which sends the signal for the worker to its own process too, compares
+deadlines with the wall clock, and reads its FIFO once a second. It understands torch's clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import stat
+import tempfile
+import threading
+import time
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from firstfault_torch.guard import guarded, logger
+from firstfault_torch.node.timers import (
+    HEARTBEAT_VARIABLE,
+    TIMERS_VARIABLE,
+    TORCH_ENABLED_VARIABLE,
+    TORCH_FILE_VARIABLE,
+    Timer,
+    parse_line,
+)
+from firstfault_torch.options import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from firstfault_torch.node.files import NodeFiles
+
+__all__ = ["TimerServer", "open_timers", "watchdog_of"]
+
+_CHUNK_BYTES = 64 * 1024
+_IDLE_S = 10.0
+"""Longest sleep without a deadline, seconds."""
+_LOOK_S = 1.0
+"""Longest sleep with a deadline: a stall of this process is seen by it."""
+_STALL_S = 1.0
+"""A sleep that took so much longer than asked for was a stall of the whole pod or of this process."""
+_JOIN_S = 2.0
+_ANCESTORS = 8
+"""Generations between a process that sets a deadline and its worker."""
+
+
+def watchdog_of(asked: Watchdog | None, environment: Mapping[str, str] = os.environ) -> Watchdog | None:
+    """Return the watchdog of this agent: what the user asked for, also by torch's variable; None: there is none."""
+    if asked is None and environment.get(TORCH_ENABLED_VARIABLE) == "1":
+        return Watchdog()
+    return asked
+
+
+def open_timers(
+    files: NodeFiles | None, round_: int, environment: Mapping[str, str] = os.environ
+) -> TimerServer | None:
+    """Return a server for a round's workers; None, with a warning, if no FIFO could be made.
+
+    It tries the path that the user gave to torch, the node's folder, and a new folder.
+    """
+    paths: list[Callable[[], Path]] = []
+    if environment.get(TORCH_FILE_VARIABLE):
+        paths.append(lambda: Path(environment[TORCH_FILE_VARIABLE]))
+    if files is not None:
+        paths.append(lambda: files.timers(round_))
+    paths.append(lambda: Path(tempfile.mkdtemp(prefix="firstfault-")) / "timers.fifo")
+    problems: list[str] = []
+    for path in paths:
+        try:
+            return TimerServer(path(), owns_folder=path is paths[-1])
+        except OSError as error:
+            problems.append(str(error))
+    logger.warning("the watchdog is off on this node: no FIFO could be made (%s)", "; ".join(problems))
+    return None
+
+
+class TimerServer:
+    """Reads the deadlines of one round's workers.
+
+    Args:
+        path: of the FIFO, which is made here and removed by `stop`. One that exists is replaced.
+        owns_folder: remove its folder, too.
+
+    Raises:
+        OSError: the FIFO cannot be made, or another kind of file is there.
+    """
+
+    def __init__(self, path: Path, *, owns_folder: bool = False) -> None:
+        self.path = path
+        self._owns_folder = owns_folder
+        self._timers: dict[tuple[int, str], Timer] = {}
+        self._expired: Callable[[dict[int, Timer]], None] = lambda _: None
+        self._pids: frozenset[int] = frozenset()
+        self._rest = b""
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+        self._progress = time.time()
+        try:
+            if path.exists() and not stat.S_ISFIFO(path.stat().st_mode):
+                raise FileExistsError(f"{path} is there already, and is no FIFO")
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+            # also for writing: without a writer the FIFO would be readable for ever
+            self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            self._remove()
+            raise
+        self._stop_reader, self._stop_writer = os.pipe()
+        _living.add(self)
+
+    def environment(self, watchdog: Watchdog) -> dict[str, str]:
+        """Return the variables for the workers."""
+        timeout = "" if watchdog.heartbeat_timeout is None else str(watchdog.heartbeat_timeout)
+        path = str(self.path)
+        return {TIMERS_VARIABLE: path, TORCH_FILE_VARIABLE: path, HEARTBEAT_VARIABLE: timeout}
+
+    def start(self, pids: Iterable[int], expired: Callable[[dict[int, Timer]], None]) -> None:
+        """Begin to watch. Call it after the workers were forked: they must not inherit the thread's locks.
+
+        Args:
+            pids: the workers'.
+            expired: called in the watching thread with the expired deadline of each worker, by process id.
+        """
+        self._pids, self._expired = frozenset(pids), expired
+        self._thread = threading.Thread(target=self._run, name="firstfault-timers", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the watch, and remove the FIFO. torch's agent calls it, too, when it stops the workers."""
+        if self._stopped.is_set() or self not in _living:
+            return
+        self._stopped.set()
+        _living.discard(self)
+        os.close(self._stop_writer)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_S)
+        elif self._thread is None:
+            self._close()
+        self._remove()
+
+    def get_last_progress_time(self) -> int:
+        """Return when the watch last looked, seconds since the Unix epoch: torch's health check asks for it."""
+        return int(self._progress if self._thread is not None else time.time())
+
+    def forget(self) -> None:
+        """Close a forked child's copies: a FIFO must not have a reader when the agent is gone."""
+        for descriptor in (self._fifo, self._stop_reader, self._stop_writer):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    # --- the watching thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with guarded("watching the workers' deadlines"):
+                self._watch()
+        finally:
+            self._close()
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        poll.register(self._fifo, select.POLLIN)
+        poll.register(self._stop_reader, select.POLLIN | select.POLLHUP)
+        while not self._stopped.is_set():
+            seconds, began = self._sleep_s(), time.monotonic()
+            poll.poll(seconds * 1000)
+            slept = time.monotonic() - began
+            self._read()
+            if slept > seconds + _STALL_S:
+                self._postpone(slept)
+            self._progress = time.time()
+            expired = self._take_expired(time.monotonic())
+            if expired and not self._stopped.is_set():
+                with guarded("ending a worker at its deadline"):
+                    self._expired(expired)
+
+    def _sleep_s(self) -> float:
+        deadlines = [timer.deadline for timer in self._timers.values() if timer.deadline is not None]
+        return max(0.0, min([min(deadlines) - time.monotonic(), _LOOK_S])) if deadlines else _IDLE_S
+
+    def _postpone(self, seconds: float) -> None:
+        """Move all deadlines: while this process was frozen, its workers may have been frozen, too."""
+        logger.warning("the watchdog's deadlines move by %.1f s: its agent did not run for so long", seconds)
+        for key, timer in self._timers.items():
+            if timer.deadline is not None:
+                self._timers[key] = replace(timer, deadline=timer.deadline + seconds)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._fifo, _CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                try:
+                    self._register(parse_line(line))
+                except ValueError as error:
+                    logger.warning("the watchdog got an invalid line: %s", error)
+
+    def _register(self, timer: Timer) -> None:
+        key = (timer.pid, timer.number)
+        if timer.deadline is None:
+            self._timers.pop(key, None)
+        else:
+            self._timers[key] = timer
+
+    def _take_expired(self, now: float) -> dict[int, Timer]:
+        """Return the earliest expired deadline of each worker, and forget all deadlines of those workers."""
+        expired: dict[int, Timer] = {}
+        timers = self._timers.values()
+        due = [timer for timer in timers if timer.deadline is not None and timer.deadline <= now]
+        for timer in sorted(due, key=lambda timer: timer.deadline or 0.0):
+            worker = self._worker_of(timer.pid)
+            if not timer.kills:
+                logger.warning("process %d exceeded %r; it asked not to be killed", timer.pid, timer.scope)
+            elif worker is None:
+                logger.warning("process %d exceeded %r; it is no worker of this node", timer.pid, timer.scope)
+            else:
+                expired.setdefault(worker, timer)
+        gone = {timer.pid for timer in due if timer.kills}
+        for timer in due:
+            del self._timers[timer.pid, timer.number]
+        self._timers = {key: timer for key, timer in self._timers.items() if timer.pid not in gone}
+        return expired
+
+    def _worker_of(self, pid: int) -> int | None:
+        """Return the worker that is this process or one of its ancestors; None: no worker is, or it has ended."""
+        for _ in range(_ANCESTORS):
+            if pid in self._pids:
+                return pid
+            try:
+                pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                return None
+        return None
+
+    def _close(self) -> None:
+        for descriptor in (self._fifo, self._stop_reader):
+            os.close(descriptor)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(OSError):
+            if self.path.exists() and stat.S_ISFIFO(self.path.stat().st_mode):
+                self.path.unlink()
+        if self._owns_folder:
+            with contextlib.suppress(OSError):
+                self.path.parent.rmdir()
+
+
+_living: weakref.WeakSet[TimerServer] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for server in list(_living):
+        server.forget()
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

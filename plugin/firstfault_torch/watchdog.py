@@ -1,0 +1,255 @@
+"""Deadlines for the training: a worker that does not keep one is killed by its agent and reported as hung.
+
+``Elastic(watchdog=Watchdog(heartbeat_timeout=300))`` or ``Options(watchdog=Watchdog())`` turns the watchdog on. Then::
+
+    from firstfault_torch import watchdog
+
+    for batch in loader:
+        watchdog.ping()  # every 300 s at least
+        with watchdog.expires(after=30, scope="train step"):
+            step(batch)
+
+In a process without a watchdog these functions do nothing. They never raise because of the watchdog itself: if the
+agent cannot be reached, there is one warning and no deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import sys
+import threading
+import time
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from firstfault.errors import UsageError
+from firstfault_torch.guard import logger
+from firstfault_torch.node.timers import HEARTBEAT_VARIABLE, MAX_SCOPE, TIMERS_VARIABLE, Timer, timer_line
+
+if TYPE_CHECKING:
+    from types import FrameType, TracebackType
+
+    from typing_extensions import Self
+
+__all__ = ["expires", "pause", "ping"]
+
+_BLOCKED_S = 1.0
+"""Longest wait for an agent that does not read, seconds."""
+_HEART = "heartbeat"
+_SPARED = 0.1
+"""Share of the heartbeat's timeout, at most 1 s, within which a second ping sends nothing."""
+
+
+class _Deadline(contextlib.ContextDecorator):
+    """A block with a deadline; see `expires`."""
+
+    def __init__(self, after: float, scope: str, since: str) -> None:
+        self._after, self._scope, self._since = after, scope, since
+        self._begun: list[tuple[_Client, str]] = []
+
+    def _recreate_cm(self) -> Self:
+        return type(self)(self._after, self._scope, self._since)
+
+    def __enter__(self) -> None:
+        client = _client()
+        if client is not None:
+            self._begun.append((client, client.begin(self._after, self._scope, self._since)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # a fork in the block: the deadline stays with the process that began it
+        if self._begun:
+            client, number = self._begun.pop()
+            client.end(number)
+
+
+def expires(after: float, scope: str = "") -> _Deadline:
+    """Return a context manager whose block has to end within `after` seconds; it may also decorate a function.
+
+    Blocks may be nested. An exception that leaves the block ends it. Inside a block the heartbeat of the same thread
+    rests: the block's own deadline counts.
+
+    Args:
+        after: seconds, more than 0.
+        scope: the name of the block in reports; empty: file and line where it begins.
+
+    Raises:
+        firstfault.errors.UsageError: `after` is no number of seconds above 0, or `scope` is no text.
+    """
+    if isinstance(after, bool) or not isinstance(after, int | float) or not 0 < after < math.inf:
+        raise UsageError(f"watchdog.expires(after=...) must be a number of seconds above 0, not {after!r}")
+    if not isinstance(scope, str):
+        raise UsageError(f"watchdog.expires(scope=...) must be a text, not {scope!r}")
+    since = _line_of(sys._getframe(1)) if _client() is not None else ""  # noqa: SLF001 - documented, as in logging
+    return _Deadline(float(after), scope[:MAX_SCOPE] or since, since)
+
+
+def ping() -> None:
+    """Show that the loop makes progress: the next ping has to come within ``Watchdog.heartbeat_timeout``.
+
+    The first ping starts the heartbeat; it ends with the task function, and at `pause`. Call it as often as you like:
+    most calls send nothing.
+    """
+    client = _client()
+    if client is not None and client.timeout:
+        client.ping(sys._getframe(1))  # noqa: SLF001 - as above
+
+
+def pause() -> None:
+    """Let the heartbeat rest until the next ping: after the loop, or before a step of unknown length."""
+    client = _client()
+    if client is not None:
+        client.pause()
+
+
+def release_all() -> None:
+    """End all deadlines of this process: its task function has ended."""
+    client = _client()
+    if client is not None:
+        client.release_all()
+
+
+class _Client:
+    """This process's end of the FIFO.
+
+    Args:
+        path: of the FIFO.
+        timeout: of the heartbeat, seconds; 0: there is none.
+    """
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self.timeout = timeout
+        self.owner = os.getpid()
+        self.path = path
+        self._spared = min(timeout * _SPARED, 1.0)
+        # a signal handler may use the watchdog, too
+        self._lock = threading.RLock()
+        self._descriptor: int | None = None
+        self._numbers = 0
+        self._open: dict[str, int] = {}
+        """Open blocks, each with its thread."""
+        self._heart: int | None = None
+        """The thread that pings; None: the heartbeat rests."""
+        self._pinged = -math.inf
+        """When a ping was last sent."""
+        self._since = ""
+        self._unsent: dict[str, bytes] = {}
+        self._is_lost = False
+        self._is_blocked = False
+
+    def begin(self, after: float, scope: str, since: str) -> str:
+        """Begin a block; return its number."""
+        thread = threading.get_ident()
+        with self._lock:
+            self._numbers += 1
+            number = str(self._numbers)
+            if self._heart == thread and thread not in self._open.values():
+                self._put(Timer(self.owner, _HEART, "", None, heartbeat=True))
+            self._open[number] = thread
+            self._put(Timer(self.owner, number, scope, time.monotonic() + after, after, since))
+            self._send()
+        return number
+
+    def end(self, number: str) -> None:
+        """End a block; in a forked child of the process that began it, do nothing."""
+        if os.getpid() != self.owner:
+            return
+        with self._lock:
+            thread = self._open.pop(number, None)
+            if thread is None:
+                return  # the task function has ended
+            if self._unsent.pop(number, None) is None:
+                self._put(Timer(self.owner, number, "", None))
+            if self._heart == thread and thread not in self._open.values():
+                self._beat(time.monotonic())
+            self._send()
+
+    def ping(self, frame: FrameType) -> None:
+        """Move the heartbeat's deadline."""
+        now, thread = time.monotonic(), threading.get_ident()
+        with self._lock:
+            begins = self._heart != thread
+            self._heart = thread
+            if thread in self._open.values() or (not begins and now - self._pinged < self._spared):
+                return
+            self._since = _line_of(frame)
+            self._beat(now)
+            self._send()
+
+    def pause(self) -> None:
+        """End the heartbeat until the next ping."""
+        with self._lock:
+            if self._heart is not None:
+                self._heart = None
+                self._put(Timer(self.owner, _HEART, "", None, heartbeat=True))
+                self._send()
+
+    def release_all(self) -> None:
+        """End all blocks and the heartbeat."""
+        with self._lock:
+            for number in self._open:
+                self._put(Timer(self.owner, number, "", None))
+            self._open.clear()
+            self.pause()
+            self._send()
+
+    def _beat(self, now: float) -> None:
+        # a ping within the spared time is not sent: it must not expire early for that
+        deadline = now + self.timeout + self._spared
+        self._pinged = now
+        self._put(Timer(self.owner, _HEART, "", deadline, self.timeout, self._since, heartbeat=True))
+
+    def _put(self, timer: Timer) -> None:
+        self._unsent.pop(timer.number, None)
+        self._unsent[timer.number] = timer_line(timer)
+
+    def _send(self) -> None:
+        """Send what is not sent yet; what an agent does not take in time is sent with the next call."""
+        try:
+            while self._unsent and not self._is_lost:
+                number = next(iter(self._unsent))
+                self._write(self._unsent[number])
+                del self._unsent[number]
+                self._is_blocked = False
+        except BlockingIOError:
+            self._is_blocked = True  # the next call does not wait
+        except OSError as error:
+            self._is_lost = True
+            self._unsent.clear()
+            logger.warning("the watchdog of this process is off: its agent cannot be reached (%s)", error)
+
+    def _write(self, line: bytes) -> None:
+        if self._descriptor is None:
+            # fails if no agent reads it
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            os.write(self._descriptor, line)
+        except BlockingIOError:
+            if self._is_blocked:
+                raise
+            poll = select.poll()
+            poll.register(self._descriptor, select.POLLOUT)
+            poll.poll(_BLOCKED_S * 1000)
+            os.write(self._descriptor, line)
+
+
+_current: _Client | None = None
+
+
+def _client() -> _Client | None:
+    """Return this process's client; None: there is no watchdog. A forked child gets its own."""
+    global _current  # noqa: PLW0603 - one for each process
+    path = os.environ.get(TIMERS_VARIABLE)
+    if not path:
+        return None
+    if _current is None or _current.owner != os.getpid() or _current.path != path:
+        _current = _Client(path, float(os.environ.get(HEARTBEAT_VARIABLE) or 0))
+    return _current
+
+
+def _line_of(frame: FrameType) -> str:
+    return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"

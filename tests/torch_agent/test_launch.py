@@ -1,0 +1,234 @@
+"""torchrun's options and the watchdog through `launch`, with real workers in a real agent."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
+
+import pytest
+from torch.distributed import TCPStore
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.launcher.api import LaunchConfig
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault.render.first_line import first_line
+from firstfault_torch import NodeFailedError, Options, PlainEngine, Watchdog, launch, watchdog
+from firstfault_torch.agent.agent import ReportingAgent
+from firstfault_torch.agent.signals import SignalWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from firstfault import Conclusion
+
+# Python 3.12 and later warn of a fork beside threads
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+LONG_S = 60.0
+
+
+def _run(folder: Path, function: Callable[..., Any], *args: Any, options: Options | None = None, **fields: Any) -> Any:
+    """Run two forked workers on one node; return their results."""
+    values: dict[str, Any] = {"nproc_per_node": 2, "start_method": "fork", "max_restarts": 0, "run_id": "job"}
+    values |= {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", **fields}
+    config = LaunchConfig(1, 1, **values)
+    return launch(config, function, *args, engine=PlainEngine(str(folder), node="worker-0"), options=options)
+
+
+def _failed(folder: Path, function: Callable[..., Any], *args: Any, **fields: Any) -> Conclusion:
+    """Run workers that fail; return what is concluded."""
+    with pytest.raises(NodeFailedError):
+        _run(folder, function, *args, **fields)
+    conclusion = MultiErrorFileOutputReader(f"{folder}/0").conclude()
+    assert conclusion is not None
+    return conclusion
+
+
+# --- the workers' environment -----------------------------------------------------------------------------------------
+
+DOCUMENTED = {
+    "LOCAL_RANK": "1",
+    "RANK": "1",
+    "GROUP_RANK": "0",
+    "ROLE_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "WORLD_SIZE": "2",
+    "GROUP_WORLD_SIZE": "1",
+    "ROLE_WORLD_SIZE": "2",
+    "ROLE_NAME": "trainer",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "3",
+    "TORCHELASTIC_RUN_ID": "job",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "MY_OWN": "kept",
+    "OMP_NUM_THREADS": "3",
+}
+
+
+def _environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def test_the_documented_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has every variable that torch documents, and those of its agent, also those that the user gave."""
+    monkeypatch.setenv("MY_OWN", "kept")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    found = _run(tmp_path, _environment, role="trainer", max_restarts=3)[1]
+    assert {name: found.get(name) for name in DOCUMENTED} == DOCUMENTED
+    assert int(found["MASTER_PORT"]) > 0
+    assert found["MASTER_ADDR"]
+    assert found["TORCHELASTIC_ERROR_FILE"].endswith("/attempt_0/1/error.json")
+    assert found["TORCHELASTIC_USE_AGENT_STORE"] in {"True", "False"}
+    assert not {"TORCHELASTIC_TIMER_FILE", "FIRSTFAULT_TIMERS"} & found.keys(), "there is no watchdog"
+
+
+def _fail_on_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        raise LookupError(os.environ["LOCAL_RANK"])
+    time.sleep(LONG_S)
+
+
+def test_virtual_local_ranks(tmp_path: Path) -> None:
+    """With LOCAL_RANK 0 in each worker, as torch's option sets it, each has its own documents and its own rank."""
+    conclusion = _failed(tmp_path, _fail_on_rank_1, virtual_local_rank=True)
+    root, victim = sorted(conclusion.job.failures, key=lambda failure: -(failure.rank or 0))
+    assert conclusion.verdict.ranks == (1,)
+    assert (root.exception is not None and root.exception.message, root.place.local_rank) == ("0", 1)
+    assert (victim.stopped_by_agent, victim.place.local_rank, len(victim.stack_dumps)) == (True, 0, 1)
+
+
+# --- log files --------------------------------------------------------------------------------------------------------
+
+
+def test_redirected_and_teed_output(tmp_path: Path) -> None:
+    """Output goes where torch sends it, and each failure keeps the end of its stderr all the same."""
+    command = [sys.executable, str(Path(__file__).parent / "redirected.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    conclusion = MultiErrorFileOutputReader(f"{tmp_path}/0").conclude()
+    assert conclusion is not None
+    tails = {failure.rank: failure.log_tail for failure in conclusion.job.failures}
+    assert tails == {rank: f"stderr of rank {rank}\nits reason" for rank in range(4)}
+    assert "[worker-0 0 $ trainer1] stdout of rank 1\n" in done.stdout
+    assert "[worker-0 0 $ trainer1] stderr of rank 1\n" in done.stderr
+    assert done.stdout.count("\nstdout of rank 2\n") + done.stdout.startswith("stdout of rank 2\n") == 1
+    assert "\nstderr of rank 2\n" in f"\n{done.stderr}"
+    for rank in (0, 3):
+        assert f"of rank {rank}\n" not in done.stdout
+    (folder,) = (tmp_path / "logs").glob("job_*")
+    files = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.log")}
+    assert files == {
+        f"attempt_0/{rank}/{stream}.log": f"{stream} of rank {rank}\nits reason\n" if stream == "stderr" else text
+        for rank in (0, 1)
+        for stream, text in (("stderr", ""), ("stdout", f"stdout of rank {rank}\n"))
+    }
+
+
+def _fail_once() -> str:
+    print(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", file=sys.stderr, flush=True)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os._exit(3)
+    return "well"
+
+
+def test_a_folder_for_each_restart(tmp_path: Path) -> None:
+    """Each restart has its own folder of log files."""
+    logs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ERR)
+    assert _run(tmp_path, _fail_once, max_restarts=1, nproc_per_node=1, logs_specs=logs) == {0: "well"}
+    files = {path.parts[-3]: path.read_text() for path in (tmp_path / "logs").rglob("stderr.log")}
+    assert files == {"attempt_0": "restart 0\n", "attempt_1": "restart 1\n"}
+
+
+# --- the watchdog -----------------------------------------------------------------------------------------------------
+
+
+def _hang_on_rank_1() -> None:
+    if os.environ["RANK"] == "1":
+        with watchdog.expires(after=1.0, scope="train step"):
+            time.sleep(LONG_S)
+    with watchdog.expires(after=LONG_S):
+        time.sleep(LONG_S)
+
+
+def test_a_deadline_in_each_round(tmp_path: Path) -> None:
+    """The worker that misses a deadline is killed and named, the agent lives; a restarted one has new deadlines."""
+    began = time.monotonic()
+    options = Options(watchdog=Watchdog())
+    conclusion = _failed(tmp_path, _hang_on_rank_1, options=options, max_restarts=1)
+    assert time.monotonic() - began < LONG_S
+    verdict, job = conclusion.verdict, conclusion.job
+    assert (verdict.ranks, verdict.category, verdict.code, verdict.confidence) == ((1,), "hang", "USER:Hang", "high")
+    line = first_line(verdict, conclusion.decision)
+    assert line.startswith('hang rank 1 worker-0 no retry: "train step" exceeded 1 s at test_launch.py:')
+    root = verdict.root
+    assert root is not None
+    assert root.expired is not None
+    assert (root.signal, root.sent_signals, root.place.round) == ("SIGKILL", (), 1)
+    assert "_hang_on_rank_1" in root.stack_dumps[0].text
+    assert "its agent killed it" in root.message
+    (victim,) = (failure for failure in job.failures if failure is not root)
+    assert victim.stopped_by_agent
+    (before,) = (failure for failure in job.history if failure.rank == 1)
+    assert (before.expired, before.place.round) == (root.expired, 0)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_signals_that_are_handled() -> None:
+    """The agent handles the signals that the user names, and leaves the others as they are."""
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)
+    with SignalWatch((signal.SIGUSR1,)) as watch:
+        assert signal.getsignal(signal.SIGTERM) is before[0]
+        with contextlib.suppress(Exception):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert watch.gave_up.wait(LONG_S)
+        assert watch.gave_up.is_set()
+        watch.notice()
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGUSR1)) == before
+
+
+def test_events_go_to_the_users_handler(tmp_path: Path) -> None:
+    """Torch's events of agent and workers go to the handler that the user names."""
+    handler = Mock(level=logging.INFO)
+    logger = logging.getLogger("torchelastic-events-console")
+    logger.addHandler(handler)
+    try:
+        _run(tmp_path, _environment, event_log_handler="console", nproc_per_node=1)
+    finally:
+        logger.removeHandler(handler)
+    events = [json.loads(call.args[0].getMessage()) for call in handler.handle.call_args_list]
+    assert {(event["source"], event["metadata"]["state"]) for event in events} >= {
+        ("AGENT", "SUCCEEDED"),
+        ("WORKER", "SUCCEEDED"),
+    }
+
+
+@pytest.fixture
+def without_garbage_collection() -> Iterator[None]:
+    """Let objects end only when no reference is left."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_garbage_collection")
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_agent_outlives_its_run(tmp_path: Path, fails: bool) -> None:
+    """After a run nothing holds its agent and its store, which a later fork would inherit: their end aborts it."""
+    if fails:
+        with pytest.raises(NodeFailedError):
+            _run(tmp_path, _fail_on_rank_1)
+    else:
+        _run(tmp_path, _environment)
+    assert not [item for item in gc.get_objects() if type(item) in {ReportingAgent, TCPStore}]

@@ -1,0 +1,120 @@
+"""torchrun's options for output, signals and NUMA are understood in torchrun's forms, and refused if they are wrong."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.numa.binding import AffinityMode, NumaOptions
+
+from firstfault.errors import UsageError
+from firstfault_torch.agent.worker_logs import with_node
+from firstfault_torch.launch_options import (
+    DEFAULT_SIGNALS,
+    check_numa,
+    logs_specs,
+    numa_options,
+    parse_ranks,
+    parse_signals,
+    parse_streams,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WORKERS = 12
+
+
+@pytest.mark.parametrize("value", ["0", "1", "2", "3", "0:3", "0:1,1:2", "9:0,3:3"])
+def test_streams_as_torch_reads_them(value: str) -> None:
+    """A text means what torch makes of it."""
+    assert parse_streams(value, "tee", WORKERS) == Std.from_str(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(3, 3), (Std.ERR, 2), ({0: 1, 11: Std.ALL}, {0: 1, 11: 3}), ("10:1,11:2", {10: 1, 11: 2}), ({}, {})],
+)
+def test_streams_in_other_forms(value: Any, expected: Any) -> None:
+    """A number, torch's Std and a dictionary are taken, too; so are local ranks above 9, which torch refuses."""
+    assert parse_streams(value, "tee", WORKERS) == expected
+
+
+@pytest.mark.parametrize("value", ["", "4", "out", "0:4", "0:1,", "a:1", 4, -1, True, None, {0: 4}, {"0": 1}, [3]])
+def test_bad_streams(value: Any) -> None:
+    """Anything else is refused with the forms that are taken."""
+    with pytest.raises(UsageError, match=r'^Elastic.tee must be 0 \(none\), .* as "0:1,1:2", not '):
+        parse_streams(value, "Elastic.tee", WORKERS)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("0,1", {0, 1}), (" 3 , 11", {3, 11}), ([0, 2], {0, 2}), ({5}, {5}), (None, None), ("", None)],
+)
+def test_ranks(value: Any, expected: set[int] | None) -> None:
+    """Local ranks are a text as torchrun takes it, or a collection."""
+    assert parse_ranks(value, "local_ranks_filter", WORKERS) == expected
+
+
+@pytest.mark.parametrize("value", ["a", "0,,1", "-1", [], [True], {0: 1}, 3, b"0"])
+def test_bad_ranks(value: Any) -> None:
+    """Anything else is refused."""
+    with pytest.raises(UsageError, match=r'local_ranks_filter must be local ranks like "0,1" or \[0, 1\], not'):
+        parse_ranks(value, "local_ranks_filter", WORKERS)
+
+
+def test_a_rank_that_no_worker_has() -> None:
+    """A local rank beyond the number of workers is refused."""
+    with pytest.raises(UsageError, match="redirects names local rank 12, but a node has only 12 workers"):
+        parse_streams("0:1,12:3", "redirects", WORKERS)
+    with pytest.raises(UsageError, match="names local rank 99"):
+        parse_ranks([99, 1], "local_ranks_filter", WORKERS)
+
+
+def test_signals() -> None:
+    """Signals are named as torch names them."""
+    assert parse_signals(DEFAULT_SIGNALS) == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    assert parse_signals(" SIGUSR1 ,SIGTERM,SIGUSR1") == (signal.SIGUSR1, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("value", ["", "SIGTERM,", "SIGNONE", "TERM", "SIGKILL", "SIGTERM,SIGSTOP", 15, None])
+def test_bad_signals(value: Any) -> None:
+    """A signal that does not exist, or that no process can handle, is refused."""
+    with pytest.raises(UsageError, match="signals_to_handle must be names of signals that can be handled"):
+        parse_signals(value)
+
+
+def test_numa() -> None:
+    """A mode's name becomes torch's options; torch's own pass, and anything else is refused."""
+    assert numa_options(None) is None
+    assert numa_options("core-complex") == NumaOptions(AffinityMode.CORE_COMPLEX)
+    own = NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True)
+    assert numa_options(own) is own
+    for value in (None, "node", own):
+        check_numa(value, "numa_options")
+    for wrong in ("nodes", 3, ["node"]):
+        with pytest.raises(UsageError, match=re.escape("numa_options must be None, one of node, socket, exclusive, ")):
+            check_numa(wrong, "numa_options")
+
+
+def test_torchs_specs(tmp_path: Path) -> None:
+    """The options become torch's own logs_specs."""
+    found = logs_specs(str(tmp_path), "1", "0:2", "0,1", 2)
+    assert found == DefaultLogsSpecs(str(tmp_path), Std.OUT, {0: Std.ERR}, {0, 1})
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("[${node}/${group_rank} ${rank}]", "[w$$1/3 ${rank}]"),
+        ("$node $group_rank $local_rank", "w$$1 3 $local_rank"),
+        ("$$node $${group_rank} $nodes ${role_name}", "$$node $${group_rank} $nodes ${role_name}"),
+        ("[", "["),
+    ],
+)
+def test_the_prefix_of_log_lines(template: str, expected: str) -> None:
+    """Node and group rank are filled in; the rest, also an escaped dollar sign, is left to torch."""
+    assert with_node(template, {"node": "w$1", "group_rank": 3}) == expected

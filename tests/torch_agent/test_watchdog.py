@@ -1,0 +1,403 @@
+"""The watchdog's deadlines, from `watchdog.expires` in a worker to the agent's server, over a real FIFO."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from torch.distributed.elastic.timer import FileTimerClient
+
+from firstfault.errors import UsageError
+from firstfault_torch import Watchdog, watchdog
+from firstfault_torch.agent.timers import TimerServer, open_timers, watchdog_of
+from firstfault_torch.node.files import NodeFiles
+from firstfault_torch.node.timers import Timer, parse_line, timer_line
+from tests.plugin.running import short_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Python 3.12 and later warn of a fork beside threads
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+SOON_S = 0.3
+NEVER_S = 60.0
+LIMIT_S = 20.0
+HEARTBEAT_S = 0.6
+
+
+class Expired:
+    """A server for this process's deadlines, and what has expired."""
+
+    def __init__(self, server: TimerServer) -> None:
+        self.server = server
+        self.found: list[Timer] = []
+
+    def start(self) -> None:
+        """Let the server watch."""
+        self.server.start([os.getpid()], lambda timers: self.found.append(timers[os.getpid()]))
+
+    def wait(self) -> Timer:
+        """Return the first deadline that expires."""
+        end = time.monotonic() + LIMIT_S
+        while not self.found:
+            assert time.monotonic() < end, "nothing expires"
+            time.sleep(0.01)
+        return self.found[0]
+
+    def none_is_open(self) -> bool:
+        """Whether the server has read everything and no deadline is left."""
+        end = time.monotonic() + LIMIT_S
+        while self.server._timers:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.01)
+        return not self.found
+
+
+@pytest.fixture
+def expired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Expired]:
+    """Return a server that this process's `watchdog` reaches, with a heartbeat; `start` it."""
+    server = TimerServer(tmp_path / "timers.fifo")
+    for name, value in server.environment(Watchdog(heartbeat_timeout=HEARTBEAT_S)).items():
+        monkeypatch.setenv(name, value)
+    yield Expired(server)
+    watchdog.release_all()
+    server.stop()
+
+
+# --- off --------------------------------------------------------------------------------------------------------------
+
+
+def test_off_it_does_nothing_and_loads_no_torch() -> None:
+    """Without a watchdog the functions do nothing, start no thread, and import neither torch nor flytekit."""
+    program = """
+import sys, threading
+from firstfault_torch import watchdog
+with watchdog.expires(after=0.001, scope="step"):
+    watchdog.ping()
+@watchdog.expires(5)
+def step(): return 7
+assert step() == 7
+watchdog.pause()
+assert threading.active_count() == 1
+assert not {"torch", "flytekit"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("after", [0, -1, float("inf"), float("nan"), True, "5", None])
+def test_a_bad_deadline(after: Any) -> None:
+    """A deadline that is no number of seconds above 0 is refused, also where there is no watchdog."""
+    with pytest.raises(UsageError, match=r"watchdog.expires\(after=...\) must be a number of seconds above 0, not"):
+        watchdog.expires(after)
+
+
+def test_a_bad_scope() -> None:
+    """A scope that is no text is refused."""
+    with pytest.raises(UsageError, match="must be a text, not 3"):
+        watchdog.expires(1, scope=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), True, "5"])
+def test_a_bad_heartbeat(seconds: Any) -> None:
+    """A heartbeat's timeout that is no number of seconds above 0 is refused."""
+    with pytest.raises(UsageError, match=r"Watchdog.heartbeat_timeout must be a number of seconds above 0, or None"):
+        Watchdog(heartbeat_timeout=seconds)
+
+
+def test_torchs_variable_turns_it_on() -> None:
+    """TORCHELASTIC_ENABLE_FILE_TIMER=1 turns our watchdog on instead of torch's; what the user asked for counts."""
+    assert watchdog_of(None, {}) is None
+    assert watchdog_of(None, {"TORCHELASTIC_ENABLE_FILE_TIMER": "0"}) is None
+    assert watchdog_of(None, {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) == Watchdog()
+    assert watchdog_of(Watchdog(5), {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}) == Watchdog(5)
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_block_that_takes_too_long(expired: Expired) -> None:
+    """The server gets the block's name, its seconds and its line, not before the deadline."""
+    expired.start()
+    began = time.monotonic()
+    with watchdog.expires(after=SOON_S, scope="train step"):
+        line = sys._getframe().f_lineno - 1
+        timer = expired.wait()
+    assert time.monotonic() - began >= SOON_S
+    assert (timer.scope, timer.seconds, timer.heartbeat) == ("train step", SOON_S, False)
+    assert timer.since == f"test_watchdog.py:{line}"
+
+
+def test_blocks_that_end(expired: Expired) -> None:
+    """Nested blocks, also of one name, end one by one; so do decorated ones, and those that an exception leaves."""
+    expired.start()
+
+    @watchdog.expires(after=NEVER_S, scope="step")
+    def step(depth: int) -> None:
+        if depth:
+            step(depth - 1)
+
+    step(2)
+    with pytest.raises(LookupError), watchdog.expires(NEVER_S), watchdog.expires(NEVER_S):
+        raise LookupError
+    assert expired.none_is_open()
+
+
+def test_the_outer_of_two_blocks_of_one_name(expired: Expired) -> None:
+    """The end of the inner block leaves the outer one's deadline; torch's client would release both."""
+    expired.start()
+    with watchdog.expires(after=SOON_S, scope="step"):
+        with watchdog.expires(after=NEVER_S, scope="step"):
+            pass
+        assert expired.wait().seconds == SOON_S
+
+
+def test_a_block_without_a_name(expired: Expired) -> None:
+    """It is named by its line."""
+    expired.start()
+    with watchdog.expires(after=SOON_S):
+        timer = expired.wait()
+    assert timer.scope == timer.since
+    assert timer.scope.startswith("test_watchdog.py:")
+
+
+@pytest.mark.parametrize("scope", ["x" * 5000, "\U0001f525" * 5000, 'a "quoted"\n\x00 name'])
+def test_an_odd_name(scope: str) -> None:
+    """Any name fits into one write to a FIFO, and is one line."""
+    line = timer_line(Timer(1, "1", scope, 5.0, 3.0))
+    assert len(line) <= 4096
+    assert line.count(b"\n") == 1
+    assert parse_line(line).seconds == 3.0
+
+
+# --- the heartbeat ----------------------------------------------------------------------------------------------------
+
+
+def test_a_heartbeat_that_stops(expired: Expired) -> None:
+    """The deadline counts from the last ping; the first one starts it."""
+    expired.start()
+    for _ in range(10):
+        watchdog.ping()
+        time.sleep(HEARTBEAT_S / 5)
+    assert not expired.found
+    began = time.monotonic()
+    watchdog.ping()
+    timer = expired.wait()
+    assert time.monotonic() - began >= HEARTBEAT_S
+    assert (timer.heartbeat, timer.seconds, timer.scope) == (True, HEARTBEAT_S, "")
+    assert timer.since.startswith("test_watchdog.py:")
+
+
+def test_a_heartbeat_that_rests(expired: Expired) -> None:
+    """It rests after `pause`, and inside a block, whose own deadline counts; after the block it goes on."""
+    expired.start()
+    watchdog.ping()
+    watchdog.pause()
+    time.sleep(2 * HEARTBEAT_S)
+    watchdog.ping()
+    with watchdog.expires(after=NEVER_S):
+        watchdog.ping()
+        time.sleep(2 * HEARTBEAT_S)
+    assert not expired.found
+    assert expired.wait().heartbeat
+
+
+def test_the_end_of_the_task_function(expired: Expired) -> None:
+    """All deadlines end with it, also that of a block which is never left."""
+    expired.start()
+    watchdog.ping()
+    block = watchdog.expires(after=SOON_S)
+    block.__enter__()
+    watchdog.release_all()
+    time.sleep(2 * HEARTBEAT_S)
+    assert expired.none_is_open()
+    block.__exit__(None, None, None)
+
+
+# --- clocks and stalls ------------------------------------------------------------------------------------------------
+
+
+def test_the_wall_clock_does_not_count() -> None:
+    """A deadline is one of the monotonic clock, whatever the wall clock said when it was sent."""
+    fields = json.loads(timer_line(Timer(1, "7", "step", 123.5, 3.0)))
+    assert parse_line(json.dumps({**fields, "expiration_time": 5.0}).encode()).deadline == 123.5
+    assert parse_line(json.dumps({**fields, "deadline": None}).encode()).deadline is None
+
+
+def test_torchs_client(expired: Expired) -> None:
+    """A deadline that torch's own client writes is converted when it is read, and its release ends it."""
+    expired.start()
+    client = FileTimerClient(str(expired.server.path))
+    client.acquire("torch's", time.time() + NEVER_S)
+    client.acquire("soon", time.time() + SOON_S)
+    assert expired.wait().scope == "soon"
+
+
+def test_torchs_client_releases(expired: Expired) -> None:
+    """Its release ends its deadline; one that asks for no signal does not end a worker."""
+    expired.start()
+    client = FileTimerClient(str(expired.server.path))
+    client.acquire("step", time.time() + NEVER_S)
+    client.release("step")
+    FileTimerClient(str(expired.server.path), signal=0).acquire("only a log line", time.time() + 0.01)
+    time.sleep(SOON_S)
+    assert expired.none_is_open()
+
+
+def _watch_and_tell(path: Path, pid: int, told: Any) -> None:
+    server = TimerServer(path)
+    server.start([pid], lambda timers: told.put((time.monotonic(), timers[pid].scope)))
+    told.put((time.monotonic(), "ready"))
+    time.sleep(NEVER_S)
+
+
+def test_an_agent_that_was_frozen(tmp_path: Path) -> None:
+    """While the agent does not run, its workers may not run either: deadlines move by that time."""
+    context = multiprocessing.get_context("fork")
+    told = context.Queue()
+    agent = context.Process(target=_watch_and_tell, args=(tmp_path / "timers.fifo", os.getpid(), told))
+    agent.start()
+    try:
+        assert told.get(timeout=LIMIT_S)[1] == "ready"
+        FileTimerClient(str(tmp_path / "timers.fifo")).acquire("step", time.time() + 1.0)
+        time.sleep(0.3)
+        os.kill(agent.pid or 0, signal.SIGSTOP)
+        time.sleep(2.7)
+        os.kill(agent.pid or 0, signal.SIGCONT)
+        resumed = time.monotonic()
+        when, scope = told.get(timeout=LIMIT_S)
+        assert (scope, when > resumed + 0.2) == ("step", True)
+    finally:
+        agent.kill()
+        agent.join()
+
+
+def test_an_agent_that_does_not_read(expired: Expired) -> None:
+    """A full FIFO delays the training once, by about a second; what is not sent goes with a later call."""
+    began = time.monotonic()
+    for _ in range(3000):
+        with watchdog.expires(after=NEVER_S, scope="step"):
+            pass
+    assert time.monotonic() - began < 5.0
+    expired.start()
+    end = time.monotonic() + LIMIT_S
+    while expired.server._timers or watchdog._current._unsent:  # type: ignore[union-attr]
+        assert time.monotonic() < end
+        with watchdog.expires(after=NEVER_S, scope="step"):
+            time.sleep(0.01)
+    assert expired.none_is_open()
+
+
+def test_an_agent_that_is_gone(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
+    """The training goes on, with one warning."""
+    with watchdog.expires(after=NEVER_S):
+        expired.start()
+        expired.server.stop()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            with watchdog.expires(after=NEVER_S):
+                watchdog.ping()
+    assert [record.message for record in caplog.records if "the watchdog of this process is off" in record.message]
+    assert len(caplog.records) <= 1
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def _too_slow() -> None:
+    with watchdog.expires(after=SOON_S, scope="in a child"):
+        time.sleep(NEVER_S)
+
+
+def test_a_child_of_a_worker(expired: Expired) -> None:
+    """A deadline of a process that a worker forked, like a data loader's, counts for the worker."""
+    with watchdog.expires(after=NEVER_S):
+        child = multiprocessing.get_context("fork").Process(target=_too_slow)
+        child.start()
+        expired.start()
+        try:
+            assert expired.wait().scope == "in a child"
+        finally:
+            child.kill()
+            child.join()
+
+
+def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
+    """A deadline of a process that is no worker of this node ends nothing; an invalid line is skipped."""
+    expired.start()
+    with expired.server.path.open("wb") as fifo, caplog.at_level(logging.WARNING):
+        fifo.write(b'{"pid": 1}\n[]\nnonsense\n')
+        fifo.write(timer_line(Timer(1, "1", "step", time.monotonic(), 0.1)))
+        fifo.flush()
+        end = time.monotonic() + LIMIT_S
+        while "it is no worker of this node" not in caplog.text:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert caplog.text.count("invalid line") == 3
+    assert not expired.found
+
+
+# --- the FIFO ---------------------------------------------------------------------------------------------------------
+
+
+def test_where_the_fifo_is(tmp_path: Path) -> None:
+    """It is where the user told torch, in the node's folder, or in a folder of its own; `stop` removes it."""
+    files = NodeFiles(tmp_path)
+    mine = {"TORCHELASTIC_TIMER_FILE": str(tmp_path / "mine")}
+    for found, path in [
+        (open_timers(files, 2, {}), tmp_path / "timers-2.fifo"),
+        (open_timers(files, 2, mine), tmp_path / "mine"),
+        (open_timers(None, 2, {}), None),
+    ]:
+        assert found is not None
+        assert path in {None, found.path}
+        assert found.path.is_fifo()
+        found.stop()
+        assert not found.path.exists()
+    assert found.path.parent != tmp_path
+    assert not found.path.parent.exists()
+
+
+def test_a_path_that_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a path too long, or one of another file, the node's folder is taken; without any room it is off."""
+    other = tmp_path / "data"
+    other.write_text("precious")
+    for path in (str(tmp_path / ("x" * 300)), str(other)):
+        server = open_timers(NodeFiles(tmp_path), 1, {"TORCHELASTIC_TIMER_FILE": path})
+        assert server is not None
+        assert server.path == tmp_path / "timers-1.fifo"
+        server.stop()
+    assert other.read_text() == "precious"
+    monkeypatch.setattr(tempfile, "tempdir", str(other))  # no file can be made below a file
+    assert open_timers(NodeFiles(other), 1, {}) is None
+    assert "the watchdog is off on this node: no FIFO could be made" in caplog.text
+
+
+def test_a_forked_child_keeps_no_end() -> None:
+    """When the agent is gone no forked worker keeps its FIFO readable."""
+    path = short_folder() / "timers.fifo"
+    server = TimerServer(path)
+    ready = multiprocessing.get_context("fork").Event()
+    child = multiprocessing.get_context("fork").Process(target=ready.wait, args=(NEVER_S,))
+    child.start()
+    try:
+        server.start([], lambda _: None)
+        path.rename(f"{path}.kept")
+        server.stop()
+        with pytest.raises(OSError, match="No such device or address"):
+            os.open(f"{path}.kept", os.O_WRONLY | os.O_NONBLOCK)
+    finally:
+        ready.set()
+        child.join()
