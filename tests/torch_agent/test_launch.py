@@ -143,7 +143,9 @@ def _fail_once() -> str:
 def test_a_folder_for_each_restart(tmp_path: Path) -> None:
     """Each restart has its own folder of log files."""
     logs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ERR)
-    assert _run(tmp_path, _fail_once, max_restarts=1, nproc_per_node=1, logs_specs=logs) == {0: "well"}
+    always = Options(restarts_follow_policy=False)
+    ended = _run(tmp_path, _fail_once, options=always, max_restarts=1, nproc_per_node=1, logs_specs=logs)
+    assert ended == {0: "well"}
     files = {path.parts[-3]: path.read_text() for path in (tmp_path / "logs").rglob("stderr.log")}
     assert files == {"attempt_0": "restart 0\n", "attempt_1": "restart 1\n"}
 
@@ -162,7 +164,7 @@ def _hang_on_rank_1() -> None:
 def test_a_deadline_in_each_round(tmp_path: Path) -> None:
     """The worker that misses a deadline is killed and named, the agent lives; a restarted one has new deadlines."""
     began = time.monotonic()
-    options = Options(watchdog=Watchdog())
+    options = Options(watchdog=Watchdog(), restarts_follow_policy=False)
     conclusion = _failed(tmp_path, _hang_on_rank_1, options=options, max_restarts=1)
     assert time.monotonic() - began < LONG_S
     verdict, job = conclusion.verdict, conclusion.job
