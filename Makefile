@@ -1,7 +1,7 @@
 # Each target needs python3 only: it makes .venv if it is missing, or older than pyproject.toml or constraints.txt.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick timing matrix frameworks agent-faults cascades replay simulation scale bench golden pictures lint format types proto proto-check floors wheel clean
+.PHONY: help demo test quick timing matrix frameworks agent-faults cascades replay simulation scale bench bench-restart golden pictures lint format types proto proto-check floors wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -53,6 +53,10 @@ replay: $(VENV) ## judge the strategies on the recorded cascades, and count what
 
 bench: $(VENV) ## measure reading, raising, failing, succeeding (forty minutes); ARGS="read" for a part
 	@$(BIN)/python tests/benchmarks/bench.py $(ARGS)
+
+bench-restart: $(VENV) ## restart after faults, side by side with NVIDIA's Wrapper (fifteen minutes); ARGS="--runs 1" for fewer
+	@tools/quietly.sh "installing NVIDIA's nvidia-resiliency-ext" tools/make_nvrx_venv.sh
+	@build/nvrx-venv/bin/python tests/benchmarks/restarting.py $(ARGS)
 
 golden: $(VENV) ## rewrite the texts with which tests compare reports; read the difference
 	@FIRSTFAULT_GOLDEN=write $(BIN)/pytest -q tests/reports/test_golden.py

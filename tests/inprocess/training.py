@@ -61,8 +61,15 @@ class TwoArgumentsError(Exception):
         super().__init__(f"{one} {other}")
 
 
-def train(call: inprocess.CallWrapper, kind: str, say: Callable[..., None]) -> tuple[int, int]:
-    """Train; return rank and world size of the last iteration."""
+def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> tuple[int, int]:
+    """Train; return rank and world size of the last iteration.
+
+    Args:
+        call: the wrapper's, ours or NVIDIA's.
+        kind: of the fault; empty: none.
+        say: tells the parent what happens.
+        store: where the process group meets; None: the wrapper takes care of that.
+    """
     say("enter", call.iteration)
     rank = int(os.environ["RANK"])
     if kind == "second fault" and call.iteration == 1 and rank == 2:
@@ -70,7 +77,12 @@ def train(call: inprocess.CallWrapper, kind: str, say: Callable[..., None]) -> t
     if kind == "before the group" and call.iteration == 0 and rank == FAULTY:
         say("fault")
         raise ValueError("the fault")
-    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+    if store is None:
+        dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+    else:
+        world = int(os.environ["WORLD_SIZE"])
+        own = dist.PrefixStore(f"iteration-{call.iteration}", store())
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=world, timeout=dt.timedelta(seconds=60))
     me, world = dist.get_rank(), dist.get_world_size()
     for step in range(STEPS):
         call.ping()

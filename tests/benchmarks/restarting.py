@@ -1,0 +1,356 @@
+"""What a restart after a fault takes, in several ways: ``make bench-restart``.
+
+    python tests/benchmarks/restarting.py [--runs N] [--ranks 4 8] [--faults 100] [PART ...]
+
+One machine, gloo, the same training function; rank 1 fails in a collective's loop. The ways run in turn:
+
+- ours: `firstfault_torch.inprocess.Wrapper`
+- nvrx: ``nvidia_resiliency_ext.inprocess.Wrapper``, with the same timeouts; its process groups get a store that the
+  parent hosts, so that no port is needed for an iteration
+- torch: torch elastic's own agent with ``max_restarts=1``
+- attempt: new processes, as a new attempt has them, without a scheduler's or an image's time
+
+"seconds" is from the fault until the last rank that goes on calls the function again, median and worst; "lost" counts
+healthy ranks that did not, over all runs. "steps" does training steps with and without a wrapper, in turn. "leak" is
+one run with many faults.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import multiprocessing
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # started as a script
+
+import torch  # noqa: E402 - only now all is found
+import torch.distributed as dist  # noqa: E402
+
+from firstfault_torch import inprocess  # noqa: E402
+from tests.inprocess.training import FAULTY, fail, run, train  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SOFT_S, HARD_S = 4.0, 7.0
+KINDS = ("raise", "kill", "hang", "blocked")
+LEAVES = {"kill", "blocked"}
+"""After these the faulty rank is gone."""
+TIMEOUTS = {
+    "soft_timeout": SOFT_S,
+    "hard_timeout": HARD_S,
+    "barrier_timeout": 60.0,
+    "heartbeat_timeout": 30.0,
+    "monitor_process_interval": 0.1,
+    "termination_grace_time": 0.5,
+    "monitor_thread_interval": 0.05,
+    "progress_watchdog_interval": 0.5,
+}
+STEPS = 1000
+ROUNDS = 7
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# --- ours and NVIDIA's ----------------------------------------------------------------------------------------------
+
+
+def _ours(kind: str, ranks: int) -> tuple[float, int]:
+    ended = run(kind, ranks, **TIMEOUTS)
+    return _result({rank: event.seconds for rank, event in ended.of("enter", 1).items()}, _fault(ended), kind, ranks)
+
+
+def _fault(ended: Any) -> float:
+    (fault,) = ended.of("fault").values()
+    return float(fault.seconds)
+
+
+def _result(entered: dict[int, float], fault: float, kind: str, ranks: int) -> tuple[float, int]:
+    """Return the seconds until the last rank called again, and how many healthy ranks did not."""
+    healthy = set(range(ranks)) - ({FAULTY} if kind in LEAVES else set())
+    seconds = max((entered[rank] - fault for rank in healthy & entered.keys()), default=float("nan"))
+    return seconds, len(healthy - entered.keys())
+
+
+def _nvrx_worker(rank: int, world: int, ports: tuple[int, int], kind: str, events: Any) -> None:
+    from nvidia_resiliency_ext import inprocess as nvrx  # noqa: PLC0415 - only this way needs it
+
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(ports[0]))
+
+    def say(what: str, value: Any = None) -> None:
+        events.put((rank, what, value, time.monotonic()))
+
+    options: dict[str, Any] = {name: dt.timedelta(seconds=value) for name, value in TIMEOUTS.items()}
+    options |= {"completion_timeout": dt.timedelta(seconds=60), "last_call_wait": dt.timedelta(seconds=0.2)}
+
+    def store() -> Any:
+        return dist.TCPStore("127.0.0.1", ports[1], wait_for_workers=False)
+
+    def function(call: Any = None) -> Any:
+        return train(call, kind, say, store)
+
+    function.__annotations__["call"] = nvrx.CallWrapper
+    say("done", nvrx.Wrapper(store_kwargs={"port": ports[0]}, **options)(function)())
+
+
+def _nvrx(kind: str, ranks: int) -> tuple[float, int]:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("spawn")
+    events = context.SimpleQueue()
+    ports = (_free_port(), server.port)
+    workers = [context.Process(target=_nvrx_worker, args=(rank, ranks, ports, kind, events)) for rank in range(ranks)]
+    return _watched(workers, events, kind, ranks)
+
+
+def _watched(workers: list[Any], events: Any, kind: str, ranks: int) -> tuple[float, int]:
+    """Start processes, wait until they have called the function again or have ended, and end them."""
+    for worker in workers:
+        worker.start()
+    entered: dict[int, float] = {}
+    fault, deadline = 0.0, time.monotonic() + 120
+    healthy = set(range(ranks)) - ({FAULTY} if kind in LEAVES else set())
+    while time.monotonic() < deadline and not healthy <= entered.keys():
+        while not events.empty():
+            rank, what, value, moment = events.get()
+            if what == "fault":
+                fault = moment
+            if what == "enter" and value == 1:
+                entered[rank] = moment
+        if fault and time.monotonic() > fault + 4 * HARD_S:
+            break
+        time.sleep(0.02)
+    for worker in workers:
+        worker.kill()
+        worker.join()
+    return _result(entered, fault, kind, ranks)
+
+
+# --- torch elastic, and a new attempt -------------------------------------------------------------------------------
+
+
+def _elastic_worker(kind: str, file: str) -> None:
+    rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    _write(file, rank, "enter", restart)
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=SOFT_S))
+    for step in range(30):
+        ones = torch.ones(100)
+        dist.all_reduce(ones)
+        if not restart and step == 10 and rank == FAULTY:
+            _write(file, rank, "fault", 0)
+            fail(kind, None)
+    dist.destroy_process_group()
+
+
+def _write(file: str, rank: int, what: str, value: int) -> None:
+    with Path(file).open("a") as opened:
+        opened.write(f"{rank} {what} {value} {time.monotonic()}\n")
+
+
+def _read(file: Path, ranks: int) -> tuple[float, int]:
+    lines = [line.split() for line in file.read_text().splitlines()]
+    fault = next((float(moment) for _, what, _, moment in lines if what == "fault"), 0.0)
+    entered = {int(rank): float(moment) for rank, what, value, moment in lines if (what, value) == ("enter", "1")}
+    return _result(entered, fault, "raise", ranks)
+
+
+def _torch(kind: str, ranks: int) -> tuple[float, int]:
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415 - only this way needs it
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "events"
+        config = LaunchConfig(
+            1,
+            1,
+            ranks,
+            run_id="bench",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=1,
+            monitor_interval=0.1,
+            start_method="spawn",
+        )
+        elastic_launch(config, _elastic_worker)(kind, str(file))
+        return _read(file, ranks)
+
+
+def _attempt(kind: str, ranks: int) -> tuple[float, int]:
+    """Wait for the end of all processes, and start new ones."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415 - as above
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415 - only this way needs it
+
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "events"
+        for attempt in range(2):
+            config = LaunchConfig(
+                1,
+                1,
+                ranks,
+                run_id=f"bench{attempt}",
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                max_restarts=0,
+                monitor_interval=0.1,
+                start_method="spawn",
+            )
+            work = _elastic_worker if not attempt else _second_attempt
+            try:
+                elastic_launch(config, work)(kind, str(file))
+            except ChildFailedError:
+                continue
+        return _read(file, ranks)
+
+
+def _second_attempt(kind: str, file: str) -> None:
+    del kind
+    _write(file, int(os.environ["RANK"]), "enter", 1)
+
+
+WAYS: dict[str, Callable[[str, int], tuple[float, int]]] = {
+    "ours": _ours, "nvrx": _nvrx, "torch": _torch, "attempt": _attempt,
+}  # fmt: skip
+
+
+def restarts(runs: int, sizes: list[int]) -> None:
+    """Print a table of all ways."""
+    print(f"\nrestarts: {runs} runs each, in turn; soft timeout {SOFT_S:g} s, hard timeout {HARD_S:g} s")
+    print(f"{'ranks':>5} {'fault':8} {'way':8} {'median':>8} {'worst':>8} {'lost':>5}")
+    for ranks in sizes:
+        for kind in KINDS:
+            found: dict[str, list[tuple[float, int]]] = {way: [] for way in WAYS}
+            for _ in range(runs):
+                for way, measure in WAYS.items():
+                    if kind == "blocked" and way in {"torch", "attempt"}:
+                        continue  # torch's agent has no limit of its own, and its peers' timeout ends them as a hang
+                    found[way].append(measure(kind, ranks))
+            for way, results in found.items():
+                seconds = [value for value, _ in results if value == value]  # noqa: PLR0124 - not a number
+                if results:
+                    middle = statistics.median(seconds) if seconds else float("nan")
+                    worst = max(seconds, default=float("nan"))
+                    lost = sum(count for _, count in results)
+                    print(f"{ranks:5} {kind:8} {way:8} {middle:8.2f} {worst:8.2f} {lost:5}", flush=True)
+
+
+# --- without a fault ------------------------------------------------------------------------------------------------
+
+
+def _step(state: list[torch.Tensor]) -> None:
+    state[0] = torch.tanh(state[0] @ state[1])
+
+
+def _steps(call: Any) -> float:
+    torch.set_num_threads(1)
+    state = [torch.rand(256, 256), torch.rand(256, 256) / 16]
+    for _ in range(50):
+        _step(state)
+    began = time.perf_counter()
+    for _ in range(STEPS):
+        if call is not None:
+            call.ping()
+        _step(state)
+    return time.perf_counter() - began
+
+
+def steps() -> None:
+    """Print what a wrapper costs a thousand steps without a fault."""
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+
+    def wrapped(call: inprocess.CallWrapper | None = None) -> float:
+        return _steps(call)
+
+    wrapped.__annotations__["call"] = inprocess.CallWrapper
+    with_restarts = inprocess.Wrapper()(wrapped)
+    plain, ours = [], []
+    for _ in range(ROUNDS):
+        plain.append(_steps(None))
+        ours.append(with_restarts())
+    ratio = statistics.median(one / other for one, other in zip(ours, plain, strict=True))
+    each = statistics.median(plain) / STEPS * 1e6
+    print(f"\nsteps: {STEPS} steps of {each:.0f} µs, {ROUNDS} pairs; with a wrapper {ratio:.4f} times the time")
+
+
+# --- many faults ----------------------------------------------------------------------------------------------------
+
+
+def _held() -> dict[str, int]:
+    status = Path("/proc/self/status").read_text()
+    return {
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": int(status.partition("Threads:")[2].split()[0]),
+        "MiB": int(status.partition("VmRSS:")[2].split()[0]) // 1024,
+    }
+
+
+def _leaking(rank: int, port: int, faults: int, answers: Any) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    seen: list[dict[str, int]] = []
+
+    def function(call: inprocess.CallWrapper | None = None) -> None:
+        assert call is not None
+        seen.append(_held())
+        dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
+        dist.all_reduce(torch.ones(10))
+        if call.iteration < faults and rank == call.iteration % 2:
+            raise ValueError("the fault")
+        dist.all_reduce(torch.ones(10))
+        dist.destroy_process_group()
+
+    function.__annotations__["call"] = inprocess.CallWrapper
+    inprocess.Wrapper(last_call_wait=0.01)(function)()
+    answers.put((rank, seen))
+
+
+def leak(faults: int) -> None:
+    """Print what two ranks hold after few and after many faults."""
+    context = multiprocessing.get_context("spawn")
+    answers = context.SimpleQueue()
+    port = _free_port()
+    began = time.monotonic()
+    workers = [context.Process(target=_leaking, args=(rank, port, faults, answers)) for rank in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    print(f"\nleak: {faults} faults in one run of two ranks, {time.monotonic() - began:.0f} s")
+    while not answers.empty():
+        rank, seen = answers.get()
+        print(f"rank {rank} after 10 faults {seen[min(10, faults)]}, after {len(seen) - 1} {seen[-1]}")
+
+
+def main() -> None:
+    """Measure what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="restarts, steps or leak; default: all")
+    given = parser.parse_args()
+    parts = given.parts or ["restarts", "steps", "leak"]
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    )
+    if "steps" in parts:
+        steps()
+    if "leak" in parts:
+        leak(given.faults)
+    if "restarts" in parts:
+        restarts(given.runs, given.ranks)
+
+
+if __name__ == "__main__":
+    main()
