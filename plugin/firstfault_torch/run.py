@@ -141,7 +141,9 @@ def run_node(
 
 def by_last_rank(results: Mapping[int, Any]) -> dict[int, Any]:
     """Return what workers with in-process restarts returned, by the rank that each had in the last iteration."""
-    return {result.rank: result.value for result in results.values() if result is not None and result.rank is not None}
+    found = {item.rank: item.value for item in results.values() if item is not None and item.rank is not None}
+    # none: each of them called sys.exit(0)
+    return found or dict.fromkeys(results)
 
 
 def recording_of(engine: Engine, options: Options) -> Recording:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -89,8 +91,17 @@ def test_no_fault_leaves_nothing_behind(tmp_path: Path) -> None:
     assert set(ended.of("done")) == ALL
     assert not ended.of("enter", 1)
     assert [file.read_text() for file in sorted(tmp_path.iterdir())] == [""] * 4
+    deadline = time.monotonic() + SLOW_S
+    while _listens(ended.port):
+        assert time.monotonic() < deadline, "the store's host lives on"
+        time.sleep(0.1)
     opened = [Path(f"/proc/{pid}/fd/1") for pid in map(attrgetter("name"), Path("/proc").iterdir()) if pid.isdigit()]
     assert not [file for file in opened if _target(file).startswith(str(tmp_path))]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _target(file: Path) -> str:

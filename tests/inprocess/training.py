@@ -134,9 +134,11 @@ def _worker(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], 
 class Run:
     """What happened."""
 
-    def __init__(self, events: list[Event], codes: list[int | None]) -> None:
+    def __init__(self, events: list[Event], codes: list[int | None], port: int) -> None:
         self.events = events
         self.codes = codes
+        self.port = port
+        """Of the store."""
 
     def of(self, what: str, value: Any = None) -> dict[int, Event]:
         """Return the events of a kind, by rank."""
@@ -172,4 +174,4 @@ def run(kind: str, world: int = 4, seconds: float = 120, **options: Any) -> Run:
     while not events.empty():
         found.append(Event(*events.get()))
     assert not late, f"{len(late)} ranks did not end: {found}"
-    return Run(sorted(found, key=lambda event: event.seconds), [process.exitcode for process in processes])
+    return Run(sorted(found, key=lambda event: event.seconds), [process.exitcode for process in processes], port)

@@ -49,9 +49,10 @@ def test_the_last_fault_is_the_root_cause(tmp_path: Path) -> None:
     assert [(record.number, record.rank) for record in records] == [(0, 3), (1, 1)]
 
 
-def test_too_few_ranks_are_left(tmp_path: Path) -> None:
-    """When too few are left, the rank that was killed last is the root cause, on whichever node it was."""
-    ended = _end(tmp_path, ["3 kill", "0 kill"])
-    assert ended.verdict["ranks"] == [0], ended.verdict
+@pytest.mark.parametrize("last", [0, 2])
+def test_too_few_ranks_are_left(tmp_path: Path, last: int) -> None:
+    """When too few are left, the rank that was killed last is the root cause, also if its node has no others left."""
+    ended = _end(tmp_path, ["3 kill", f"{last} kill"])
+    assert ended.verdict["ranks"] == [last], ended.verdict
     assert ended.verdict["category"] == "signal"
     ended.flyte_saw_the_verdict()

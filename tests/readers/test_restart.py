@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault.cli import main
 from firstfault.conclude import conclude
 from firstfault.layout.paths import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
 from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
@@ -233,3 +235,27 @@ def test_a_report_after_restarts() -> None:
     (line,) = recovered_lines(job)
     assert line.startswith("round 2: ValueError, rank 3 on worker-1: boom: restarted, it may help; ")
     assert line.endswith("; 12 s until the workers ran again; 4 ranks instead of 8")
+
+
+def test_what_was_recovered_from(attempt: Attempt, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command lists the restarts of an attempt and the seconds that they cost, also if it succeeded."""
+
+    def show(*options: str) -> tuple[Any, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["show", "--recovered", *options, attempt.uri])
+        return ended.value.code, capsys.readouterr().out
+
+    attempt.put("outputs.pb", b"")
+    assert show() == (0, "no restart is on record\n")
+    for number in range(2):
+        record = replace(RECORD, kind=RestartKind.IN_PROCESS, number=number, lost_seconds=1.25, restart=True)
+        attempt.put(f"{ROSTER}/{restart_record_name('in-process', number, 0)}", restart_to_json(record))
+    code, output = show()
+    *lines, total = output.splitlines()
+    assert code == 0
+    assert [line.partition(":")[0] for line in lines] == ["in-process restart 0", "in-process restart 1"]
+    assert total == "2 restarts, 2 s lost in all"
+    found = json.loads(show("--json")[1])
+    assert found["lost_seconds"] == 2.5
+    assert [record["number"] for record in found["restarts"]] == [0, 1]
+    assert show("--markdown")[0] == 2

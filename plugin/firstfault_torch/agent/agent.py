@@ -199,6 +199,8 @@ class ReportingAgent(HookedAgent):
         if self._survivors is not None:
             going_on = self._survivors.look(group, self.process_context)
             if going_on is not None:
+                if going_on.state is WorkerState.HEALTHY:
+                    self._restart_with_a_failed_peer(group)
                 return going_on
         failed: list[Death] = []
         with _guarded("looking at the workers"):

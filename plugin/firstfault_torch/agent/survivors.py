@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
-from firstfault_torch.compat.torch_agent import handed_over, let_workers_end, worker_processes
-from firstfault_torch.guard import bounded, logger
+from firstfault_torch.compat.torch_agent import BARRIER_MEMBERS, handed_over, let_workers_end, worker_processes
+from firstfault_torch.guard import NonBlocking, bounded, logger
 from firstfault_torch.inprocess.store import TCPStore, recovered_key
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _NO_WORKERS = "firstfault/inprocess/no-workers"
 _GIVING_UP_S = 2.0
 """Longest wait for the other workers when one has given up."""
 _ENDING_S = 0.05
+_LOOK_S = 1.0
+"""Seconds between two looks of a node without workers for the others."""
 
 
 class Survivors:
@@ -45,18 +47,17 @@ class Survivors:
         self._workers = workers
         self._rank_of = rank_of
         self._reporter = reporter
-        self._lost: set[int] = set()
-        self._has_none = False
-        self._gave_up = 0.0
+        self.begin_round()
 
     def begin_round(self) -> None:
         """Forget the round before."""
-        self._lost = set()
-        self._has_none = False
+        self._lost: set[int] = set()
         self._gave_up = 0.0
+        self._others: NonBlocking[tuple[int, int]] | None = None
+        self._looked = 0.0
 
     def look(self, group: WorkerGroup, context: Any) -> RunResult | None:
-        """Return the state of the workers; None if they have given up, or all nodes have lost all of theirs."""
+        """Return the state of the workers; None if they have failed: given up, or all are lost on all nodes."""
         gave_up = [report for report in self._workers.reported().values() if not report.get("others_go_on")]
         lost = self._ended()
         for local_rank in sorted(lost - self._lost):
@@ -66,31 +67,65 @@ class Survivors:
         goes_on = set(local) - lost
         if gave_up and goes_on and self._is_within(_GIVING_UP_S):
             return RunResult(WorkerState.HEALTHY)
-        if gave_up or (not goes_on and self._is_last_node(group)):
+        if gave_up:
             self.forget_recovered(group)
             return None
-        values = handed_over(context)
+        if not goes_on:
+            return self._without_workers(group, local)
+        values = handed_over(context, goes_on)
         if not goes_on <= values.keys():
             return RunResult(WorkerState.HEALTHY)
-        let_workers_end(context)
-        processes = worker_processes(context)
-        while any(processes[rank].exitcode is None for rank in goes_on):
-            time.sleep(_ENDING_S)
+        if lost and not self._have_recovered(group):
+            return None  # a rank was lost after all had completed, and its result with it
+        self._let_end(context, goes_on, had_lost=bool(lost))
+        return self._succeeded(local, values, goes_on)
+
+    def _succeeded(self, local: range, values: dict[int, Any], goes_on: set[int]) -> RunResult:
         # torch wants a value for each of its workers
         results = {self._rank_of(rank) or 0: values[rank] if rank in goes_on else None for rank in local}
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
-    def _is_last_node(self, group: WorkerGroup) -> bool:
-        """Whether no node has workers that go on; else this one waits for the others as if it had succeeded."""
+    @staticmethod
+    def _let_end(context: Any, goes_on: set[int], *, had_lost: bool) -> None:
+        """Let the workers end that have handed over their results, and wait for that.
+
+        The event for which they wait blocks for ever if a process died while it waited, so it has a limit.
+        """
+        bounded(lambda: let_workers_end(context), _STORE_S, "telling the workers that they may end")
+        processes = worker_processes(context)
+        deadline = time.monotonic() + _GIVING_UP_S
+        while any(processes[rank].exitcode is None for rank in goes_on):
+            time.sleep(_ENDING_S)
+            if had_lost and time.monotonic() > deadline:
+                return  # torch stops them when the agent ends
+
+    # --- other nodes --------------------------------------------------------------------------------------------
+
+    def _without_workers(self, group: WorkerGroup, local: range) -> RunResult | None:
+        """Wait for the other nodes, on which workers may go on; a failure there reaches the agent as always.
+
+        The node counts as finished when all others have: its documents of what it lost may still be needed.
+        """
         nodes = group.group_world_size or 1
         if nodes == 1:
-            return True
-        if self._has_none:
-            return False
-        self._has_none = True
+            return None
         store: Any = group.store
-        count = bounded(lambda: store.add(_NO_WORKERS, 1), _STORE_S, "counting the nodes that have no workers")
-        return count is None or count >= nodes
+        if self._others is None:
+            bounded(lambda: store.add(_NO_WORKERS, 1), _STORE_S, "counting the nodes that have no workers")
+            self._others = NonBlocking(
+                lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(BARRIER_MEMBERS, 0))), (0, 0)
+            )
+        if time.monotonic() - self._looked < _LOOK_S:
+            return RunResult(WorkerState.HEALTHY)
+        self._looked = time.monotonic()
+        without, finished = self._others()
+        if without >= nodes:
+            return None
+        if without and finished >= nodes - without:
+            return self._succeeded(local, {}, set())
+        return RunResult(WorkerState.HEALTHY)
+
+    # --- giving up ----------------------------------------------------------------------------------------------
 
     def _is_within(self, seconds: float) -> bool:
         """Whether the first worker gave up less than so many seconds ago."""
@@ -111,14 +146,24 @@ class Survivors:
         """Return the local ranks of the workers that have ended without a result, or are about to."""
         return set(self._workers.reported()) | {death.local_rank for death in self._workers.deaths()}
 
+    # --- what they recovered from -------------------------------------------------------------------------------
+
+    def _have_recovered(self, group: WorkerGroup) -> bool:
+        """Whether the others have gone on without each of the workers that are lost; True if nothing tells."""
+        found = self._recovered(group)
+        return found is None or self._lost <= found
+
     def forget_recovered(self, group: WorkerGroup) -> None:
         """Take those workers for ended without a failure, without which the others had gone on before they gave up."""
+        self._workers.forget(frozenset(self._recovered(group) or ()))
+
+    def _recovered(self, group: WorkerGroup) -> set[int] | None:
+        """Return the local ranks without which the others have gone on; None if the store does not answer."""
         ranks = {self._rank_of(local_rank): local_rank for local_rank in self._ended()}
         round_ = str(self._reporter.recording.round)
 
-        def ask() -> list[int | None]:
+        def ask() -> set[int]:
             store = TCPStore(group.master_addr, group.master_port, timeout=dt.timedelta(seconds=_STORE_S))
-            return [rank for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])]
+            return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
-        found = bounded(ask, _STORE_S, "asking from which faults the ranks had recovered") if ranks else None
-        self._workers.forget(frozenset(ranks[rank] for rank in found or ()))
+        return bounded(ask, _STORE_S, "asking from which faults the ranks had recovered") if ranks else set()

@@ -13,7 +13,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from firstfault_torch.compat import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
@@ -265,18 +265,19 @@ def unfinished(context: Any) -> frozenset[int]:
     return frozenset(rank for rank, queue in queues.items() if rank not in taken and queue.empty())
 
 
-def handed_over(context: Any) -> dict[int, Any]:
+def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
     """Return the results that workers have handed over so far, by local rank.
 
     Args:
         context: torch's MultiprocessContext.
+        local_ranks: whose results are read; one that died while it wrote would block.
     """
     taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
     if taken is None or queues is None:
         warn_once("the workers' results", "the workers of a node cannot go on after one of them has ended")
         return {}
     for rank, queue in queues.items():
-        if rank not in taken and not queue.empty():
+        if rank in local_ranks and rank not in taken and not queue.empty():
             taken[rank] = queue.get()
     return dict(taken)
 

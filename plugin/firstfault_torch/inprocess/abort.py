@@ -14,6 +14,7 @@ import torch.distributed as dist
 from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
 from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups
 from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.inprocess.exception import TimeoutError  # noqa: A004 - NVRx's name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,12 +73,17 @@ class Connections:
         self._lock = threading.Lock()
         self._sockets: list[tuple[int, int]] = []
 
-    def open(self, connect: Callable[[], Any]) -> Any:
-        """Return what `connect` returns, and remember the sockets that it opened."""
+    def open(self, connect: Callable[[], Any], port: int | None) -> Any:
+        """Return what `connect` returns, and remember the sockets that it opened.
+
+        Args:
+            connect: makes the connection.
+            port: of the store; sockets of other threads lead elsewhere. None: not known.
+        """
         with self._lock:
             before = _sockets()
             connection = connect()
-            self._sockets += _sockets() - before
+            self._sockets += [item for item in _sockets() - before if port is None or _leads_to(item[0], port)]
         return connection
 
     def shut_down(self) -> None:
@@ -89,6 +95,14 @@ class Connections:
             if (number, inode) in open_now:
                 with guarded("ending a wait for the store"), socket.socket(fileno=os.dup(number)) as connection:
                     connection.shutdown(socket.SHUT_RDWR)
+
+
+def _leads_to(number: int, port: int) -> bool:
+    try:
+        with socket.socket(fileno=os.dup(number)) as connection:
+            return bool(connection.getpeername()[1] == port)
+    except (OSError, IndexError):
+        return False
 
 
 def _sockets() -> set[tuple[int, int]]:
@@ -105,9 +119,16 @@ def _sockets() -> set[tuple[int, int]]:
 
 
 def destroy_process_groups(seconds: float) -> None:
-    """Destroy all process groups; give up after `seconds`."""
-    if dist.is_available():
+    """Destroy all process groups.
+
+    Raises:
+        firstfault_torch.inprocess.exception.TimeoutError: that took longer than `seconds`.
+    """
+    if not dist.is_available():
+        return
+    if dist.is_initialized():
+        bounded(dist.destroy_process_group, seconds, "destroying the process groups")
         if dist.is_initialized():
-            bounded(dist.destroy_process_group, seconds, "destroying the process groups")
-        with guarded("forgetting process groups"):
-            forget_process_groups()
+            raise TimeoutError(f"the process groups could not be destroyed within {seconds:g} s (soft_timeout)")
+    with guarded("forgetting process groups"):
+        forget_process_groups()

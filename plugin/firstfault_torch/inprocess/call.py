@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import torch.distributed as dist
+
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.abort import Connections, destroy_process_groups
@@ -54,6 +56,7 @@ _LOOK_S = 0.2
 """Seconds between two looks for the outcome; the main thread can be interrupted by signals in between."""
 _JOINING_S = 5.0
 _WHAT_LENGTH = 300
+_LOST = "the store of the in-process restart is lost"
 _calls = itertools.count()
 _current: list[CallWrapper] = []
 
@@ -75,8 +78,6 @@ class Interruption:
     world_after: int
     seconds: float
     """From the moment at which this rank learned of the interruption, until it called the function again."""
-    error: BaseException | None
-    """What this rank's function raised; None if it was interrupted."""
     first: bool
     """Whether this rank is the one that speaks for all: the lowest that goes on."""
 
@@ -103,8 +104,6 @@ class CallWrapper:
     """
 
     def __init__(self, options: InProcessRestart, observer: Observer | None = None) -> None:
-        import torch.distributed as dist  # noqa: PLC0415 - not for those that only configure
-
         if threading.current_thread() is not threading.main_thread():
             raise RestartError("call the wrapped function in the main thread: only that can be interrupted")
         if dist.is_initialized():
@@ -118,6 +117,10 @@ class CallWrapper:
         self._progress = Progress()
         self._atomic = threading.RLock()
         self._connections = Connections()
+        self._last_error: BaseException | None = None
+        """What the function raised in the last iteration; None if it was interrupted."""
+        self._unrecovered: list[Fault] = []
+        """Faults since the function was last called again."""
         self._iteration: Iteration | None = None
         self._prefix = f"{round_prefix()}/{next(_calls)}"
         self._stack = contextlib.ExitStack()
@@ -212,8 +215,9 @@ class CallWrapper:
         value, error = _called(monitor, partial(self._enter, function, before))
         if error is None:
             self._progress.phase = Phase.COMPLETED
-            iteration.complete()
-            error = self._await_completion(monitor)
+            with contextlib.suppress(dist.DistNetworkError, dist.DistStoreError):  # the thread sees that, too
+                iteration.complete()
+            error = self._await_completion(monitor, iteration)
             if error is None and monitor.outcome is Outcome.COMPLETED:
                 return value, None
         return None, self._recover(monitor, iteration, error)
@@ -226,8 +230,11 @@ class CallWrapper:
                 options.initialize(state.freeze())
             except RestartAbort as abort:
                 if abort.__cause__ is None and before is not None:
-                    raise abort from before.error or RestartError("; ".join(map(str, before.faults[:3])))
+                    raise abort from self._last_error or RestartError("; ".join(map(str, before.faults[:3])))
                 raise
+        self._last_error = None  # it holds the last iteration's frames, and all that they hold
+        if state.active_world_size == 0:
+            raise RestartAbort(f"no rank is active: the rank assignment left none of {state.world_size} ranks")
         self._check_health()
         if before is not None:
             self._go_on(replace(before, seconds=time.monotonic() - before.seconds, first=state.rank == 0))
@@ -235,6 +242,7 @@ class CallWrapper:
 
     def _go_on(self, interruption: Interruption) -> None:
         """Say that the ranks have recovered from a fault: to the agents of those that are gone, and to the observer."""
+        self._unrecovered = []
         if interruption.first:
             for fault in interruption.faults:
                 if fault.kind in GONE:
@@ -251,13 +259,16 @@ class CallWrapper:
         except Exception as error:
             raise HealthCheckError(f"rank {self.state.initial_rank} is not healthy: {error}") from error
 
-    def _await_completion(self, monitor: MonitorThread) -> BaseException | None:
-        """Wait for the other ranks; return an error if they take too long."""
-        deadline = time.monotonic() + self._options.seconds("completion_timeout")
+    def _await_completion(self, monitor: MonitorThread, iteration: Iteration) -> BaseException | None:
+        """Wait for the other ranks; return an error if they take too long. A reserve waits without a limit."""
+        limit = self._options.seconds("completion_timeout") if self.state.mode is Mode.ACTIVE else float("inf")
+        deadline = time.monotonic() + limit
         while not monitor.known.wait(_LOOK_S):
             if time.monotonic() > deadline:
-                limit = self._options.seconds("completion_timeout")
-                return RestartError(f"the other ranks did not complete within {limit:g} s (completion_timeout)")
+                late = RestartError(f"the other ranks did not complete within {limit:g} s (completion_timeout)")
+                if iteration.interrupt(self._fault(FaultKind.EXCEPTION, late)) is Outcome.INTERRUPTED:
+                    return late
+                deadline = float("inf")  # they have, just now
         return None
 
     # --- after a fault ------------------------------------------------------------------------------------------
@@ -266,26 +277,28 @@ class CallWrapper:
         """End the interrupted iteration on this rank, and begin the next one when all others have."""
         try:
             return self._end_iteration(monitor, iteration, error)
+        except (dist.DistNetworkError, dist.DistStoreError) as lost:
+            self._progress.phase = Phase.LEFT
+            raise RestartAbort(f"{_LOST}: {str(lost).partition(chr(10))[0]}") from self._last_error or lost
         except BaseException as leaving:
             self._leave(iteration, leaving)
             raise
 
     def _end_iteration(self, monitor: MonitorThread, iteration: Iteration, error: BaseException | None) -> Interruption:
         options, state = self._options, self.state
-        own = error if not isinstance(error, RankShouldRestart) else None
+        self._last_error = own = error if not isinstance(error, RankShouldRestart) else None
         learned = self._progress.interrupted or time.monotonic()
         self._progress.phase = Phase.ENDING
-        if own is not None and not monitor.known.is_set():
+        if own is not None and not monitor.aborted.is_set():
             # first: the others abort meanwhile
-            iteration.interrupt(self._fault(FaultKind.EXCEPTION if isinstance(own, Exception) else FaultKind.LEFT, own))
+            leaves = not isinstance(own, Exception) or isinstance(own, HealthCheckError)
+            iteration.interrupt(self._fault(FaultKind.LEFT if leaves else FaultKind.EXCEPTION, own))
             if self._observer is not None and isinstance(own, Exception):
                 with guarded("recording a fault"):
                     self._observer.raised(own)
         monitor.aborted.wait(options.seconds("hard_timeout"))
         if monitor.outcome is Outcome.LOST:
-            raise RestartAbort(
-                "the store of the in-process restart is lost: the process that hosted it is gone"
-            ) from own
+            raise RestartAbort(f"{_LOST}: the process that hosted it is gone") from own
         if own is not None and not isinstance(own, Exception):
             raise own
         if isinstance(own, HealthCheckError):
@@ -296,10 +309,11 @@ class CallWrapper:
         if options.finalize is not None:
             options.finalize(state.freeze())
         self._check_health()
-        faults = tuple(iteration.faults())
         iteration.arrive()
         self._progress.phase = Phase.ARRIVED
         gone = iteration.await_all(dt.timedelta(seconds=options.seconds("barrier_timeout")))
+        self._unrecovered += iteration.faults()
+        faults = tuple(self._unrecovered)
         if not monitor.join(_JOINING_S):
             raise InternalError("the thread that watches the iteration does not end")
         logger.warning(
@@ -310,7 +324,7 @@ class CallWrapper:
             state.world_size,
         )
         interruption = Interruption(
-            state.iteration, faults, state.world_size, state.world_size - len(gone), learned, own, first=False
+            state.iteration, faults, state.world_size, state.world_size - len(gone), learned, first=False
         )
         if state.rank in gone:
             raise RankLost(f"rank {state.initial_rank} was taken for lost, and the others go on without it") from own
@@ -322,16 +336,19 @@ class CallWrapper:
         """Take no part in further iterations; the others go on."""
         if isinstance(error, RankDiscarded):
             self._progress.phase = Phase.LEFT  # all ranks have agreed on it
-        if self._progress.phase in {Phase.LEFT, Phase.ARRIVED}:
-            return
         with guarded("leaving an in-process restart"):
-            if iteration.outcome() is None:
-                iteration.interrupt(self._fault(FaultKind.LEFT, error))
-            iteration.leave(self.state.rank or 0)
-            iteration.arrive()
-        self._progress.phase = Phase.LEFT
-        if self._options.terminate is not None:
-            self._options.terminate(self.state.freeze())
+            fault = self._fault(FaultKind.LEFT, error)
+            if self._progress.phase is Phase.ARRIVED:
+                # the others count on this rank: they learn of it in the next iteration
+                Iteration(self._store, self._prefix, iteration.number + 1, iteration.world_size).interrupt(fault)
+            elif self._progress.phase is not Phase.LEFT:
+                iteration.interrupt(fault)
+                iteration.leave(self.state.rank or 0)
+                self._progress.phase = Phase.LEFT
+                iteration.arrive()
+        with guarded("calling `terminate`"):
+            if self._options.terminate is not None:
+                self._options.terminate(self.state.freeze())
 
     def _assign(self, gone: Collection[int]) -> None:
         """Give this rank its place among those that go on."""
@@ -383,7 +400,7 @@ class CallWrapper:
         iteration, state = self._iteration, self.state
         if iteration is None:
             raise InternalError("a process group was made before the first iteration")
-        connection = self._connections.open(self._store.clone)
+        connection = self._connections.open(self._store.clone, getattr(self._store, "port", None))
         if timeout is not None:
             connection.set_timeout(timeout)
         return iteration.over(connection).process_group_store(), state.active_rank or 0, state.active_world_size or 1
@@ -430,6 +447,7 @@ def _called(monitor: MonitorThread, call: Callable[[], Any]) -> tuple[Any, BaseE
         try:
             if not began:
                 began = True
+                monitor.begin()
                 try:
                     value = call()
                 except BaseException as raised:  # noqa: BLE001 - judged by the caller

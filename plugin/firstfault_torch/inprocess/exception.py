@@ -18,7 +18,7 @@ class RestartError(Exception):
 
 
 class RestartAbort(BaseException):
-    """Ends the wrapped call at once; no rank restarts. A hook raises it to give up."""
+    """Ends the wrapped call on this rank. A hook raises it to give up; a limit does so on all ranks alike."""
 
 
 class HealthCheckError(RestartError):

@@ -40,6 +40,7 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 _LOOK_S = 0.2
 """Seconds between two chances for Python's signal handlers while the main thread waits."""
 _OUTCOME = "outcome"
+_ENDED = "ended"
 _FAULTS = "faults"
 _GONE = "gone"
 _ARRIVED = "arrived"
@@ -47,6 +48,7 @@ _ALL = "all"
 _AGREED = "agreed"
 _COMPLETED = "completed"
 _BEAT = "beat/"
+_INITIAL = "initial/"
 
 
 class BarrierTimeout(RestartError):  # noqa: N818 - NVRx's name
@@ -178,9 +180,13 @@ class Iteration:
 
     # --- outcome ------------------------------------------------------------------------------------------------
 
+    def report(self, fault: Fault) -> None:
+        """Record a fault; the iteration goes on, or has ended."""
+        self._store.append(_FAULTS, fault.encode() + "\n")
+
     def interrupt(self, fault: Fault) -> Outcome:
         """Record a fault and end the iteration; return how it has ended."""
-        self._store.append(_FAULTS, fault.encode() + "\n")
+        self.report(fault)
         return self._end(Outcome.INTERRUPTED)
 
     def complete(self) -> None:
@@ -189,7 +195,10 @@ class Iteration:
             self._end(Outcome.COMPLETED)
 
     def _end(self, outcome: Outcome) -> Outcome:
-        return Outcome(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
+        ended = Outcome(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
+        # a key of its own: without libuv torch's store wakes nobody after a compare-and-set
+        self._store.set(_ENDED, "1")
+        return ended
 
     def outcome(self) -> Outcome | None:
         """Return how the iteration has ended; None while it has not."""
@@ -201,7 +210,7 @@ class Iteration:
         Raises:
             torch.distributed.DistStoreError: after `timeout`.
         """
-        self._store.wait([_OUTCOME], timeout)
+        self._store.wait([_ENDED], timeout)
         return Outcome(self._store.get(_OUTCOME).decode())
 
     def faults(self) -> list[Fault]:
@@ -295,9 +304,15 @@ class Iteration:
 
     # --- monitor processes --------------------------------------------------------------------------------------
 
-    def beat(self, rank: int) -> None:
+    def beat(self, rank: int, initial_rank: int) -> None:
         """Count one more heartbeat of a rank's monitor process."""
-        self._store.add(f"{_BEAT}{rank}", 1)
+        if self._store.add(f"{_BEAT}{rank}", 1) == 1:
+            self._store.set(f"{_INITIAL}{rank}", str(initial_rank))
+
+    def initial_rank(self, rank: int) -> int:
+        """Return what a rank was in the beginning, as its monitor process says; -1: it has not."""
+        key = f"{_INITIAL}{rank}"
+        return int(self._store.get(key)) if self._store.check([key]) else -1
 
     def beats(self, rank: int) -> int:
         """Return how many heartbeats a rank's monitor process has sent in this iteration."""

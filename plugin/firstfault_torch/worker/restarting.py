@@ -10,15 +10,15 @@ from firstfault.model import RestartKind, RestartRecord
 from firstfault.wire.restart_json import restart_to_json
 from firstfault_torch.guard import bounded
 from firstfault_torch.inprocess.call import CallWrapper
-from firstfault_torch.inprocess.exception import HealthCheckError, RankLost, RestartAbort, RestartError
-from firstfault_torch.inprocess.rank_assignment import RankDiscarded
-from firstfault_torch.inprocess.store import FaultKind
+from firstfault_torch.inprocess.exception import InternalError, RestartAbort, RestartError
+from firstfault_torch.inprocess.store import BarrierTimeout, FaultKind
 from firstfault_torch.node.document_writer import put_on_node
 from firstfault_torch.worker.recording import recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from firstfault.model import Place
     from firstfault_torch.engine import Engine
     from firstfault_torch.inprocess.call import Interruption
     from firstfault_torch.inprocess.options import InProcessRestart
@@ -29,8 +29,10 @@ __all__ = ["Restarted", "call_with_restarts", "root_of", "run_with_restarts"]
 
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
 _HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
-_ALONE = (HealthCheckError, RankLost, RankDiscarded)
-"""With these one rank leaves, and the others go on."""
+_FOR_ALL = (BarrierTimeout, InternalError)
+"""With these all ranks end; with other errors of a restart one rank leaves, and the others go on."""
+_ROUND = 1000
+"""Added to an iteration's number for each round before."""
 
 
 class Restarted(NamedTuple):
@@ -63,7 +65,7 @@ def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], m
         if isinstance(abort.__cause__, Exception) and not isinstance(abort.__cause__, RestartError):
             error = abort.__cause__  # the user's own, which tells more
     except RestartError as restart:
-        monitor.others_go_on = isinstance(restart, _ALONE)
+        monitor.others_go_on = type(restart) is not RestartError and not isinstance(restart, _FOR_ALL)
         error = restart
     except BaseException as own:  # noqa: BLE001 - it is raised below
         monitor.others_go_on = True
@@ -92,21 +94,22 @@ class _Faults:
         self._monitor.in_flight.release()
         recording, place = self._monitor.recording, self._monitor.place
         if interruption.first and recording is not None and place is not None:
-            name = restart_record_name(RestartKind.IN_PROCESS.value, interruption.iteration, place.group_rank or 0)
-            data = restart_to_json(_record(interruption, place.node))
+            record = _record(interruption, place)
+            name = restart_record_name(record.kind.value, record.number, place.group_rank or 0)
+            data = restart_to_json(record)
             deadline = recording.upload_deadline_seconds
             put = partial(put_on_node, f"{ROSTER}/{name}", data, recording, deadline)
             bounded(put, 0, "keeping a record of a restart")
 
 
-def _record(interruption: Interruption, node: str) -> RestartRecord:
+def _record(interruption: Interruption, place: Place) -> RestartRecord:
     root = root_of(interruption.faults)
     return RestartRecord(
         kind=RestartKind.IN_PROCESS,
-        number=interruption.iteration,
+        number=interruption.iteration + _ROUND * place.round,
         headline=str(root) if root is not None else "",
         restart=True,
-        reason=f"the ranks that were left called the function again, as {node} reports",
+        reason=f"the ranks that were left called the function again, as {place.node} reports",
         rank=root.initial_rank if root is not None else None,
         category="hang" if root is not None and root.kind in _HANGS else "",
         timestamp_ns=root.wall_ns if root is not None else None,

@@ -46,6 +46,9 @@ def _html(context: click.Context, parameter: click.Parameter, value: str | None)
     "--expected-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes that should have reported."
 )
 @click.option("--fresh", is_flag=True, help="Open every document, not the copies that the pods left.")
+@click.option(
+    "--recovered", is_flag=True, help="Show the faults from which the attempt recovered; with --json as JSON."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Show all that is known instead of one screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (firstfault.verdict/v1).")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown, for a bug report.")
@@ -63,6 +66,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     strategy: str | None,
     expected_nodes: int | None,
     fresh: bool,
+    recovered: bool,
     verbose: bool,
     as_json: bool,
     as_markdown: bool,
@@ -84,6 +88,7 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
       firstfault show s3://bucket/metadata/propeller/f3a9/n0/data/0
       firstfault show flyte://flytesnacks/development/f3a9
       firstfault show --last
+      firstfault show --recovered s3://bucket/metadata/propeller/f3a9/n0/data/0
       aws s3 cp s3://bucket/metadata/f3a9/n0/data/0/error.pb - | firstfault show -
       firstfault show -v .firstfault/runs/f3a9 | less
       firstfault show --html report.html s3://bucket/metadata/f3a9/n0/data/0
@@ -94,6 +99,8 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     on_stdout = [name for name, is_wanted in wanted.items() if is_wanted]
     if len(on_stdout) > 1:
         raise click.UsageError(f"{' and '.join(on_stdout)} write to stdout; choose one")
+    if recovered and (as_markdown or html):
+        raise click.UsageError("--recovered prints text, or JSON with --json")
     from firstfault.attempts import read_attempt, read_document  # noqa: PLC0415 - `--help` needs none of these
     from firstfault.errors import ObjectNotFoundError  # noqa: PLC0415
     from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
@@ -112,6 +119,8 @@ def show(  # noqa: PLR0913, PLR0917 - click's options
     except ObjectNotFoundError as error:
         fail(str(error))
         return EXIT.NOTHING_FOUND
+    if recovered:
+        return _print_recovered(read, as_json=as_json)
     return print_attempt(read, uri, strategy, verbose=verbose, as_json=as_json, as_markdown=as_markdown, html=html)
 
 
@@ -155,6 +164,25 @@ def print_attempt(  # noqa: PLR0913 - keywords
     if not read.conclusion.job.failures and not read.conclusion.job.seals:
         return _unread(read)
     return EXIT.ROOT_CAUSE_RETRYABLE if read.conclusion.decision.retry else EXIT.ROOT_CAUSE
+
+
+def _print_recovered(read: ReadAttempt, *, as_json: bool) -> int:
+    """Print the restarts within an attempt and the seconds that they cost, also if it succeeded."""
+    from firstfault.render.flyte_message import restart_line  # noqa: PLC0415 - as above
+    from firstfault.report.words import counted  # noqa: PLC0415 - as above
+    from firstfault.wire.restart_json import restart_to_json  # noqa: PLC0415 - as above
+
+    restarts = [record for record in read.job.restarts if record.restart]
+    lost = sum(record.lost_seconds or 0 for record in restarts)
+    if as_json:
+        records = [json.loads(restart_to_json(record)) for record in restarts]
+        click.echo(json.dumps({"uri": read.uri, "lost_seconds": round(lost, 3), "restarts": records}))
+        return EXIT.OK
+    for record in restarts:
+        echo(restart_line(record))
+    total = f"{counted(len(restarts), 'restart')}, {lost:.0f} s lost in all"
+    echo(total if restarts else "no restart is on record")
+    return EXIT.OK
 
 
 def _stdin() -> bytes:

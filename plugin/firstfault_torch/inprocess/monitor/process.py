@@ -12,10 +12,12 @@ import select
 import signal
 import socket
 import struct
+import threading
 import time
 import traceback
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -30,6 +32,8 @@ __all__ = ["MonitorProcess", "Timeouts", "host_store"]
 
 _STARTING_S = 60.0
 """Longest wait for a monitor process to start; a busy machine takes seconds."""
+_STORE_S = 5.0
+"""Longest wait for the store."""
 _LINGER_S = 30.0
 _QUIET_LOOKS = 3
 """Looks without a connection after which the store's host ends."""
@@ -185,7 +189,9 @@ class _Process:
     def __init__(self, number: int) -> None:
         self.number = number
         self._started = _start_of(number)
-        self._descriptor = os.pidfd_open(number) if hasattr(os, "pidfd_open") else None
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError, AttributeError):  # an old kernel, or a sandbox
+            self._descriptor = os.pidfd_open(number)
 
     def has_died(self, seconds: float) -> bool:
         """Wait at most so long for its end."""
@@ -219,15 +225,32 @@ class _Host:
 
 
 def _has_connections(port: int) -> bool:
-    """Whether anything is connected to a port on which this machine listens."""
-    wanted = f":{port:04X}"
+    """Whether another process is connected to a port on which this one listens; torch's store connects to itself."""
+    wanted = f"{port:04X}"
+    served: set[str] = set()
+    own: set[str] = set()
+    inodes = _own_sockets()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                _, local, _, state, *_ = line.split()
-                if local.endswith(wanted) and state == _ESTABLISHED:
-                    return True
-    return False
+                _, local, remote, state, _, _, _, _, _, inode, *_ = line.split()
+                here, there = local.rpartition(":")[2], remote.rpartition(":")[2]
+                if state == _ESTABLISHED and here == wanted:
+                    served.add(there)
+                elif there == wanted and inode in inodes:
+                    own.add(here)
+    return bool(served - own)
+
+
+def _own_sockets() -> set[str]:
+    """Return the inodes of this process's sockets."""
+    found = set()
+    for file in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            target = str(file.readlink())
+            if target.startswith("socket:["):
+                found.add(target[8:-1])
+    return found
 
 
 @dataclass
@@ -247,6 +270,7 @@ class _Watcher:
         self._killed = False
         self._beats: dict[tuple[int, int], tuple[int, float]] = {}
         self._next_beat = 0.0
+        self._asking: threading.Thread | None = None
 
     def begin(self) -> None:
         """Open the worker's process."""
@@ -259,7 +283,7 @@ class _Watcher:
                 return
             self._look()
         if self.progress.phase not in {Phase.IDLE, Phase.CLOSED, Phase.LEFT}:
-            self._report_death()
+            self._with_store(self._report_death)
 
     # --- the worker ---------------------------------------------------------------------------------------------
 
@@ -268,13 +292,29 @@ class _Watcher:
         stalled, ending = progress.stalled_seconds, progress.ending_seconds
         if stalled > timeouts.soft and self._reported != progress.iteration:
             self._reported = progress.iteration
-            self._report(FaultKind.SOFT_TIMEOUT, f"no progress for {stalled:.1f} s")
+            self._with_store(partial(self._report, FaultKind.SOFT_TIMEOUT, f"no progress for {stalled:.1f} s"))
         if max(stalled, ending) > timeouts.hard:
             what = f"no progress for {stalled:.1f} s" if stalled > ending else f"not interrupted for {ending:.1f} s"
-            self._report(FaultKind.HARD_TIMEOUT, what)
+            self._with_store(partial(self._report, FaultKind.HARD_TIMEOUT, what))
             self._kill()
         if timeouts.heartbeat_interval and progress.phase not in {Phase.IDLE, Phase.LEFT, Phase.CLOSED}:
-            self._beat()
+            self._with_store(self._beat)
+
+    def _with_store(self, call: Callable[[], None]) -> None:
+        """Call what needs the store; a store that is lost or frozen must not keep the worker from being killed."""
+        if self._asking is not None and self._asking.is_alive():
+            return
+
+        def run() -> None:
+            try:
+                call()
+            except Exception:  # noqa: BLE001 - the worker learns of a lost store by itself
+                self._connection = None
+                os.write(2, traceback.format_exc().encode())
+
+        self._asking = threading.Thread(target=run, daemon=True)
+        self._asking.start()
+        self._asking.join(_STORE_S)
 
     def _kill(self) -> None:
         """Let the worker end itself on SIGTERM, then kill it."""
@@ -328,30 +368,30 @@ class _Watcher:
             return
         self._next_beat = now + self.timeouts.heartbeat_interval
         iteration, rank, world = self._iteration(), self.progress.rank, self.progress.world_size
-        iteration.beat(rank)
+        iteration.beat(rank, self.initial_rank)
         for step in range(1, world):
             other = (rank + step) % world
             if not self._is_silent(iteration, other, now):
                 return
-            if iteration.outcome() is Outcome.COMPLETED or other in iteration.gone():
+            if iteration.outcome() is Outcome.COMPLETED:
                 return
-            fault = Fault(other, FaultKind.UNRESPONSIVE, "no heartbeat of its monitor process", time.time_ns(), other)
-            iteration.interrupt(fault)
+            if other in iteration.gone():
+                continue  # it is known to be gone, and so is nobody who looks after the next one
+            began_as = iteration.initial_rank(other)
+            what = "no heartbeat of its monitor process"
+            iteration.interrupt(Fault(other, FaultKind.UNRESPONSIVE, what, time.time_ns(), began_as))
             iteration.leave(other)
             iteration.arrive()
 
     def _is_silent(self, iteration: Iteration, other: int, now: float) -> bool:
-        """Whether a rank has sent nothing for so long; then it is reported once."""
+        """Whether a rank has sent nothing for so long."""
         key = (iteration.number, other)
         beats, since = self._beats.get(key, (-1, now))
         current = iteration.beats(other)
         if current != beats:
             self._beats[key] = (current, now)
             return False
-        if now - since < self.timeouts.heartbeat:
-            return False
-        self._beats[key] = (current, float("inf"))
-        return since != float("inf")
+        return now - since >= self.timeouts.heartbeat
 
 
 def _start_of(process: int) -> str:

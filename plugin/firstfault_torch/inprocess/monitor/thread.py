@@ -62,7 +62,7 @@ class MonitorThread:
         self._atomic = atomic
         self._main = threading.get_ident()
         self._lock = threading.Lock()
-        self._may_raise = True
+        self._may_raise = False
         self._left = threading.Event()
         self.outcome: Outcome | None = None
         """How the iteration ended; None while it has not."""
@@ -111,8 +111,13 @@ class MonitorThread:
             self._abort()
         self.aborted.set()
 
+    def begin(self) -> None:
+        """Allow the interruption of the main thread; call it there, where RankShouldRestart is handled."""
+        self._may_raise = True
+
     def let_go(self) -> None:
         """Raise nothing in the main thread from now on; call it there, until it returns."""
+        self._may_raise = False
         with self._lock:
             self._may_raise = False
             _set_exception(self._main, ctypes.py_object())
