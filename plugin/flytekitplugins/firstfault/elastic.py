@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -135,6 +135,8 @@ def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[s
         "virtual_local_rank": config.virtual_local_rank,
         "numa_options": numa_options(config.numa_options),
     }
+    if not is_dataclass(launch_config):
+        return {}  # another class stands in for torch's
     defaults = {field.name: field.default for field in fields(launch_config)}
     chosen = {name: value for name, value in values.items() if value != defaults.get(name, _ABSENT.get(name))}
     for name in chosen:
