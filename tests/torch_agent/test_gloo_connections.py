@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import select
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +13,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PATIENCE = dt.timedelta(seconds=60)
 
@@ -43,8 +40,10 @@ def _rank(rank: int, store: str, marks: Path) -> None:
             epoll = select.epoll()
             epoll.register(listener)
             epoll.register(other)
+            opened = len(list(Path("/proc/self/fd").iterdir()))
             assert shut_down_gloo_connections() == 2
             assert shut_down_gloo_connections() == 0
+            assert len(list(Path("/proc/self/fd").iterdir())) == opened
             accepted, _ = listener.accept()
             other.sendall(b"still here")
             assert accepted.recv(10) == b"still here"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import stat
 import time
 from pathlib import Path
 
@@ -69,8 +70,9 @@ def _shut_down(number: int, inode: int) -> bool:
         mine = os.dup(number)
     except OSError:
         return False  # closed since
-    if os.fstat(mine).st_ino != inode:
-        os.close(mine)
+    found = os.fstat(mine)
+    if found.st_ino != inode or not stat.S_ISSOCK(found.st_mode):
+        os.close(mine)  # another file by now, or the pipe that wakes gloo's thread
         return False
     try:
         with socket.socket(fileno=mine) as connection:
@@ -78,5 +80,5 @@ def _shut_down(number: int, inode: int) -> bool:
                 return False
             connection.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return False  # a pipe, or a connection that has ended
+        return False  # a connection that has ended
     return True
