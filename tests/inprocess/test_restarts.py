@@ -77,7 +77,7 @@ def test_a_limit() -> None:
 
 
 def test_a_world_that_is_too_small() -> None:
-    """With too few ranks left nobody goes on, and the message says how many are needed."""
+    """If too few ranks are left, all of them end, and the message says how many are needed."""
     limit = inprocess.initialize.RetryController(min_world_size=4)
     ended = run("kill", initialize=limit, **FAST)
     assert set(ended.of("raised")) == ALL - {FAULTY}

@@ -397,7 +397,7 @@ def test_the_same_fault_on_all_ranks_is_the_reason() -> None:
 
 
 def test_undetermined_is_said_plainly() -> None:
-    """Without a known root cause there is no retry, nobody is blamed, and the reason says so."""
+    """An undetermined verdict means no retry and no fault owner, and the reason says so."""
     decision = decide(undetermined(make_job(), "earliest"))
     assert decision == Decision(
         retry=False,

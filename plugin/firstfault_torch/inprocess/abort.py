@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from firstfault_torch.inprocess.state import FrozenState
 
-__all__ = ["Abort", "AbortTorchDistributed", "Connections", "destroy_process_groups"]
+__all__ = ["Abort", "AbortTorchDistributed", "Connections", "destroy_process_groups", "open_sockets"]
 
 _NCCL_S = 30.0
 """Longest wait for all of NCCL's communicators to abort."""
@@ -81,16 +81,16 @@ class Connections:
             port: of the store; sockets of other threads lead elsewhere. None: not known.
         """
         with self._lock:
-            before = _sockets()
+            before = open_sockets()
             connection = connect()
-            self._sockets += [item for item in _sockets() - before if port is None or _leads_to(item[0], port)]
+            self._sockets += [item for item in open_sockets() - before if port is None or _leads_to(item[0], port)]
         return connection
 
     def shut_down(self) -> None:
         """End all connections: whatever waits on one of them raises."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
-        open_now = _sockets()
+        open_now = open_sockets()
         for number, inode in sockets:
             if (number, inode) in open_now:
                 with guarded("ending a wait for the store"), socket.socket(fileno=os.dup(number)) as connection:
@@ -105,7 +105,7 @@ def _leads_to(number: int, port: int) -> bool:
         return False
 
 
-def _sockets() -> set[tuple[int, int]]:
+def open_sockets() -> set[tuple[int, int]]:
     """Return file descriptor and inode of each socket of this process."""
     found = set()
     for file in Path("/proc/self/fd").iterdir():

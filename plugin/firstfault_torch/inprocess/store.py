@@ -196,7 +196,7 @@ class Iteration:
 
     def _end(self, outcome: Outcome) -> Outcome:
         ended = Outcome(self._store.compare_set(_OUTCOME, "", outcome.value).decode())
-        # a key of its own: without libuv torch's store wakes nobody after a compare-and-set
+        # waiting ranks wait for this key: without libuv, torch's store does not wake them after a compare-and-set
         self._store.set(_ENDED, "1")
         return ended
 

@@ -13,8 +13,8 @@ class ResponsiveRendezvous:
     """A rendezvous handler that never blocks the agent's main loop.
 
     After each look at its workers torch's agent asks how many nodes wait to join, and the answer comes from the store's
-    host. If that machine is frozen, or cut off without a word, the question blocks for minutes, and the agent neither
-    sees nor reports what happens to its own workers. Here it has no answer then: no node waits.
+    host. If that machine is frozen or unreachable, the question blocks for minutes, and the agent does not see what
+    happens to its own workers. Here the answer is 0 until the host replies.
 
     Args:
         handler: torch's, or any other; all else is passed to it.

@@ -49,7 +49,7 @@ class _Keys:
         self.arrivals = f"{prefix}arrivals"
         """Their number."""
         self.order = f"{prefix}order"
-        """Set once, when nobody else is waited for: who concludes, in turn."""
+        """Set once, when all expected agents have arrived: who concludes, in turn."""
         self.sealer = f"{prefix}sealer"
         """Whose turn it is to conclude; ``!`` behind it: that one publishes, and is not replaced meanwhile."""
         self.seal = f"{prefix}seal"
@@ -203,7 +203,7 @@ class Settlement:
                 bytes(store.compare_set(self._keys.seal, "", _packed(SettledDocument(b"", durable=False))))
             )
 
-        return bounded(end, self._step_s, "telling the other agents that nobody has concluded")
+        return bounded(end, self._step_s, "telling the other agents that there is no conclusion")
 
     @property
     def _turn_seconds(self) -> float:

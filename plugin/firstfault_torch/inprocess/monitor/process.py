@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from firstfault_torch.inprocess.abort import open_sockets
 from firstfault_torch.inprocess.exception import InternalError
 from firstfault_torch.inprocess.monitor.progress import Phase, Progress
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome
@@ -229,7 +230,7 @@ def _has_connections(port: int) -> bool:
     wanted = f"{port:04X}"
     served: set[str] = set()
     own: set[str] = set()
-    inodes = _own_sockets()
+    inodes = {str(inode) for _, inode in open_sockets()}
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -240,17 +241,6 @@ def _has_connections(port: int) -> bool:
                 elif there == wanted and inode in inodes:
                     own.add(here)
     return bool(served - own)
-
-
-def _own_sockets() -> set[str]:
-    """Return the inodes of this process's sockets."""
-    found = set()
-    for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            target = str(file.readlink())
-            if target.startswith("socket:["):
-                found.add(target[8:-1])
-    return found
 
 
 @dataclass
@@ -376,7 +366,7 @@ class _Watcher:
             if iteration.outcome() is Outcome.COMPLETED:
                 return
             if other in iteration.gone():
-                continue  # it is known to be gone, and so is nobody who looks after the next one
+                continue  # its monitor process is gone too, so this one checks the next rank
             began_as = iteration.initial_rank(other)
             what = "no heartbeat of its monitor process"
             iteration.interrupt(Fault(other, FaultKind.UNRESPONSIVE, what, time.time_ns(), began_as))
