@@ -27,7 +27,6 @@ class Case:
     """
     task: str = ""
     inputs: dict[str, object] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
     clock: tuple[int, float] | None = None
     """Index of a pod, and the error of its wall clock, seconds."""
     store: str = "folder"
@@ -49,7 +48,6 @@ class Case:
         return f"{self.fault}{clock}{extra}-rank{self.culprit}-of{self.per_node * self.nodes}"
 
 
-_A_STORE_EACH = ("--env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1")
 _OF_A_RANK = (
     "raise",
     "recoverable",
@@ -119,7 +117,6 @@ def _restarted(culprit: int) -> list[Case]:
             culprit,
             task="restarted",
             inputs={"rounds": rounds},
-            options=_A_STORE_EACH,
             scope="rank" if rounds > 1 else "none",
         )
         for fault in ("raise", "SIGKILL")

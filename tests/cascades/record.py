@@ -95,7 +95,7 @@ class Lab(contextlib.ExitStack):
             subprocess.TimeoutExpired: it did not end.
         """
         task = case.task or {2: "two_by_two", 4: "four_by_two"}[case.nodes]
-        options = list(case.options)
+        options: list[str] = []
         if case.clock is not None:
             pod, seconds = case.clock
             options += ["--env", f"LAB_CLOCK=-worker-{pod} {seconds:+g} {faketime()}"]

@@ -8,7 +8,7 @@ import time
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
-from firstfault_torch.rounds.rendezvous import ResponsiveRendezvous
+from firstfault_torch.rounds.rendezvous import Rendezvous
 
 AT_ONCE_S = 0.25
 
@@ -42,7 +42,7 @@ class Handler:
 def test_a_healthy_rendezvous_is_asked_each_time() -> None:
     """Every call has its own answer, and all other attributes are the handler's."""
     handler = Handler()
-    rendezvous = ResponsiveRendezvous(handler)
+    rendezvous = Rendezvous(handler)
     for number in range(3):
         handler.waiting = number
         assert rendezvous.num_nodes_waiting() == number
@@ -55,7 +55,7 @@ def test_a_frozen_host_blocks_nothing() -> None:
     handler = Handler()
     handler.may_answer.clear()
     handler.waiting = 2
-    rendezvous = ResponsiveRendezvous(handler)
+    rendezvous = Rendezvous(handler)
     assert rendezvous.num_nodes_waiting() == 0
     began = time.monotonic()
     assert [rendezvous.num_nodes_waiting() for _ in range(100)] == [0] * 100
@@ -72,7 +72,7 @@ def test_an_error_reaches_the_agent() -> None:
     """A lost rendezvous fails the agent as torch means it, also if the question ended later."""
     handler = Handler()
     handler.error = RendezvousConnectionError("the connection is lost")
-    rendezvous = ResponsiveRendezvous(handler)
+    rendezvous = Rendezvous(handler)
     with pytest.raises(RendezvousConnectionError):
         rendezvous.num_nodes_waiting()
     handler.may_answer.clear()

@@ -23,6 +23,7 @@ __all__ = [
     "HookedAgent",
     "WorkerProcess",
     "flight_recorder_variables",
+    "forget_shared_store",
     "format_exceptions_early",
     "handed_over",
     "let_workers_end",
@@ -222,6 +223,13 @@ def missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:
     hooks = [name for name in _HOOKS if not callable(getattr(LocalElasticAgent, name, None))]
     attributes = [name for name in _ATTRIBUTES if agent is not None and not hasattr(agent, name)]
     return (*hooks, *attributes)
+
+
+def forget_shared_store(handler: Any) -> None:
+    """Let the next rendezvous make a new store for the workers. A torch that makes one anyway has no such names."""
+    for name in ("_bootstrap_store_info", "_shared_tcp_store_server"):
+        if name in vars(handler):
+            setattr(handler, name, None)
 
 
 def worker_processes(context: Any) -> Sequence[WorkerProcess]:

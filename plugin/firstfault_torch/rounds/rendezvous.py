@@ -1,20 +1,27 @@
-"""Keeps an agent responsive while the machine that hosts the rendezvous does not answer."""
+"""A rendezvous that does not block the agent, and that gives each round a store of its own."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from firstfault_torch.compat.torch_agent import forget_shared_store
 from firstfault_torch.guard import NonBlocking
 
-__all__ = ["ResponsiveRendezvous"]
+__all__ = ["Rendezvous"]
 
 
-class ResponsiveRendezvous:
-    """A rendezvous handler that never blocks the agent's main loop.
+class Rendezvous:
+    """torch's rendezvous handler, without two faults.
+
+    It never blocks the agent's main loop.
 
     After each look at its workers torch's agent asks how many nodes wait to join, and the answer comes from the store's
     host. If that machine is frozen or unreachable, the question blocks for minutes, and the agent does not see what
     happens to its own workers. Here the answer is 0 until the host replies.
+
+    It gives the workers of each round a store of their own. torch 2.6 to 2.13 keep that of the first round, so that
+    workers who are started again find the addresses of those before them, and gloo and NCCL cannot connect
+    (pytorch#135712).
 
     Args:
         handler: torch's, or any other; all else is passed to it.
@@ -23,6 +30,11 @@ class ResponsiveRendezvous:
     def __init__(self, handler: Any) -> None:
         self._handler = handler
         self.num_nodes_waiting = NonBlocking[int](handler.num_nodes_waiting, 0)
+
+    def next_rendezvous(self) -> Any:
+        """Return torch's answer; see `torch.distributed.elastic.rendezvous.RendezvousHandler`."""
+        forget_shared_store(self._handler)
+        return self._handler.next_rendezvous()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)

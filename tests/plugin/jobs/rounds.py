@@ -44,6 +44,19 @@ def _summed() -> float:
     return float(part)
 
 
+@task(task_config=Elastic(nnodes=1, nproc_per_node=4, start_method="fork", max_restarts=1, increase_shared_mem=False))
+def again() -> float:
+    """One of four workers raises a recoverable error in the first round."""
+    number = _runs()
+    dist.init_process_group("gloo", timeout=dt.timedelta(seconds=30))
+    total = _summed()
+    if number == 0 and dist.get_rank() == 1:
+        raise FlyteRecoverableException("the first round fails")
+    total = _summed()
+    dist.destroy_process_group()
+    return total
+
+
 @task(task_config=Elastic(nnodes=2, nproc_per_node=1, start_method="fork", max_restarts=2, increase_shared_mem=False))
 def in_turn() -> float:
     """A worker of a different node raises a recoverable error in each of the first two rounds."""

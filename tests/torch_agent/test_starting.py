@@ -1,0 +1,72 @@
+"""Forked workers begin when all of a node's workers have been forked."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import pytest
+
+from firstfault_torch.node.starting import await_siblings, starting
+
+LONG_S = 30.0
+PAUSE_S = 0.5
+_fork = multiprocessing.get_context("fork")
+
+
+def _begin(began: Any) -> None:
+    await_siblings()
+    began.put((os.getpid(), time.monotonic(), "FIRSTFAULT_START" in os.environ))
+
+
+def test_forked_workers_begin_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first worker waits for the last fork, whenever that is; the variable is gone then, and so are the files."""
+    files = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names only
+    began = _fork.SimpleQueue()
+    workers = [_fork.Process(target=_begin, args=(began,)) for _ in range(3)]
+    with starting("fork") as variables:
+        monkeypatch.setenv("FIRSTFAULT_START", variables["FIRSTFAULT_START"])
+        for worker in workers[:2]:
+            worker.start()
+        time.sleep(PAUSE_S)
+        last = time.monotonic()
+        workers[2].start()
+    for worker in workers:
+        worker.join(LONG_S)
+        assert worker.exitcode == 0
+    found = [began.get() for _ in workers]
+    assert {pid for pid, *_ in found} == {worker.pid for worker in workers}
+    assert all(moment > last for _, moment, _ in found)
+    assert not any(left for *_, left in found)
+    began.close()
+    for worker in workers:
+        worker.close()
+    assert set(os.listdir("/proc/self/fd")) == files  # noqa: PTH208 - names only
+
+
+def test_a_worker_that_dies_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others begin although one is killed before it begins."""
+    began = _fork.SimpleQueue()
+    workers = [_fork.Process(target=_begin, args=(began,)), _fork.Process(target=time.sleep, args=(LONG_S,))]
+    with starting("fork") as variables:
+        monkeypatch.setenv("FIRSTFAULT_START", variables["FIRSTFAULT_START"])
+        for worker in workers:
+            worker.start()
+    started = time.monotonic()
+    workers[1].kill()
+    workers[0].join(LONG_S)
+    assert time.monotonic() - started < LONG_S / 4
+    workers[1].join()
+
+
+@pytest.mark.parametrize("value", [None, "", "1 5 6", f"{os.getppid()} 900 901", f"{os.getppid()} 0 1"])
+def test_a_process_that_was_not_forked_so(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a pipe of its parent a process begins at once."""
+    monkeypatch.setenv("FIRSTFAULT_START", value or "")
+    began = time.monotonic()
+    await_siblings()
+    assert time.monotonic() - began < 1.0
+    with starting("spawn") as variables:
+        assert variables == {}
