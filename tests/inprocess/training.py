@@ -29,7 +29,7 @@ FAULTY = 1
 """The rank that fails in the first iteration."""
 
 
-def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one branch a fault
+def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901, PLR0912 - one branch a fault
     """Fail in one of several ways."""
     if kind == "raise":
         raise ValueError("the fault")
@@ -48,10 +48,43 @@ def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901 - one br
         while True:
             with contextlib.suppress(BaseException):  # as some programs do
                 time.sleep(1000)
+    if kind == "frozen":  # with its monitor process, as on a machine that is gone
+        os.kill(_monitor_of(call), signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if kind.startswith("store:"):
+        os.kill(int(kind.partition(":")[2]), signal.SIGKILL)
+        time.sleep(1000)
     if kind == "atomic":
         with call.atomic():
             while True:
                 time.sleep(0.01)
+
+
+def _monitor_of(call: Any) -> int:
+    number: int = call._monitor.pid
+    return number
+
+
+class OnOneRank(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck):
+    """A hook that fails on one rank.
+
+    Args:
+        how: "raise" or "hang".
+        healthy: so many calls before do not fail.
+    """
+
+    def __init__(self, how: str, healthy: int) -> None:
+        self.how = how
+        self.healthy = healthy
+        self.calls = 0
+
+    def __call__(self, state: Any) -> Any:
+        self.calls += 1
+        if state.initial_rank == FAULTY + 1 and self.calls > self.healthy:
+            if self.how == "hang":
+                time.sleep(1000)
+            raise OSError("this machine is broken")
+        return state
 
 
 class TwoArgumentsError(Exception):
@@ -71,6 +104,8 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
         store: where the process group meets; None: the wrapper takes care of that.
     """
     say("enter", call.iteration)
+    if kind == "frozen":
+        say("monitor", _monitor_of(call))
     rank = int(os.environ["RANK"])
     if kind == "second fault" and call.iteration == 1 and rank == 2:
         raise ValueError("a fault during the recovery")
@@ -94,6 +129,10 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
             fail("raise" if kind == "second fault" else kind, call)
         if kind == "two at once" and call.iteration == 0 and step == FAULT_STEP and me == 2:
             raise KeyError("another one at the same time")
+    if kind == "slow" or (kind == "late" and me == FAULTY):
+        for _ in range(30):
+            call.ping()
+            time.sleep(0.1)
     dist.destroy_process_group()
     return me, world
 
@@ -150,22 +189,34 @@ class Run:
         return max(event.seconds for event in self.of("enter", iteration).values()) - fault.seconds
 
 
-def run(kind: str, world: int = 4, seconds: float = 120, **options: Any) -> Run:
-    """Train on so many processes, of which one fails; return what happened."""
+def run(kind: str, world: int = 4, seconds: float = 120, port: int = 0, **options: Any) -> Run:
+    """Train on so many processes, of which one fails; return what happened. One that freezes itself is killed.
+
+    Args:
+        kind: of the fault; empty: none.
+        world: number of processes.
+        seconds: longest time.
+        port: of the store; 0: a free one.
+        options: of the restart.
+    """
     context = mp.get_context("forkserver")  # a process that has torch loaded, and nothing else
     context.set_forkserver_preload(["torch", "firstfault_torch.inprocess", "tests.inprocess.training"])
     events = context.SimpleQueue()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    if not port:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
     processes = [
         context.Process(target=_worker, args=(rank, world, port, (kind, options), events)) for rank in range(world)
     ]
     for process in processes:
         process.start()
     deadline = time.monotonic() + seconds
-    for process in processes:
+    for process in [one for rank, one in enumerate(processes) if kind != "frozen" or rank != FAULTY]:
         process.join(max(deadline - time.monotonic(), 0.1))
+    if kind == "frozen":
+        processes[FAULTY].kill()
+        processes[FAULTY].join()
     late = [process for process in processes if process.is_alive()]
     for process in late:
         process.kill()
@@ -173,5 +224,8 @@ def run(kind: str, world: int = 4, seconds: float = 120, **options: Any) -> Run:
     found = []
     while not events.empty():
         found.append(Event(*events.get()))
+    for event in found:
+        if event.what == "monitor" and event.rank == FAULTY:
+            os.kill(event.value, signal.SIGKILL)
     assert not late, f"{len(late)} ranks did not end: {found}"
     return Run(sorted(found, key=lambda event: event.seconds), [process.exitcode for process in processes], port)

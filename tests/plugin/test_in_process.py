@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,17 @@ def test_the_job_goes_on(tmp_path: Path) -> None:
     assert (second.number, second.rank, second.headline) == (1, 0, "rank 0: terminated, its process ended")
     assert (second.world_size_before, second.world_size_after) == (4, 3)
     assert 0 < (second.lost_seconds or 0) < 60
+
+
+def test_a_hang_is_interrupted(tmp_path: Path) -> None:
+    """The record names the rank that hung, not those that waited for it in a collective, and the line it hung at."""
+    ended = _end(tmp_path, ["2 hang"])
+    assert ended.status == 0, ended.stderr
+    (record,) = MultiErrorFileOutputReader(str(ended.prefix)).restarts()
+    assert (record.rank, record.category) == (2, "hang")
+    assert re.fullmatch(
+        r"rank 2: soft timeout, no progress for 1\d\.\d s, at in_process\.py:\d+ in train", record.headline
+    )
 
 
 def test_the_last_fault_is_the_root_cause(tmp_path: Path) -> None:

@@ -25,8 +25,10 @@ from firstfault_torch.inprocess.exception import (
     RankShouldRestart,
     RestartAbort,
     RestartError,
+    one_line,
 )
-from firstfault_torch.inprocess.monitor.process import MonitorProcess, Timeouts, host_store
+from firstfault_torch.inprocess.monitor.position import position_of
+from firstfault_torch.inprocess.monitor.process import OVER, MonitorProcess, Timeouts, host_store
 from firstfault_torch.inprocess.monitor.progress import Phase, Progress, Stamping
 from firstfault_torch.inprocess.monitor.thread import MonitorThread
 from firstfault_torch.inprocess.rank_assignment import RankAssignmentCtx, RankDiscarded
@@ -55,7 +57,6 @@ __all__ = ["CallWrapper", "Interruption", "Observer", "current_call"]
 _LOOK_S = 0.2
 """Seconds between two looks for the outcome; the main thread can be interrupted by signals in between."""
 _JOINING_S = 5.0
-_WHAT_LENGTH = 300
 _LOST = "the store of the in-process restart is lost"
 _calls = itertools.count()
 _current: list[CallWrapper] = []
@@ -90,6 +91,9 @@ class Observer(Protocol):
 
     def went_on(self, interruption: Interruption) -> None:
         """All ranks that are left call the function again."""
+
+    def collectives_begun(self) -> int | None:
+        """Return how many collectives this rank has begun; None: not known. Runs in another thread."""
 
 
 class CallWrapper:
@@ -126,7 +130,7 @@ class CallWrapper:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
             connect = self._connector()
-            monitor = MonitorProcess(
+            self._monitor = monitor = MonitorProcess(
                 progress=self._progress,
                 initial_rank=self.state.initial_rank or 0,
                 prefix=self._prefix,
@@ -137,7 +141,7 @@ class CallWrapper:
             opening.callback(monitor.close)
             stamping = Stamping(self._progress, options.seconds("progress_watchdog_interval"))
             opening.callback(stamping.end)
-            self._store = connect()
+            self._store = self._begin_on(connect)
             self._watching = connect()
             opening.callback(serve_env_rendezvous(self._meet))
             opening.callback(self._restore_environment)
@@ -151,6 +155,8 @@ class CallWrapper:
     def __exit__(self, *_: object) -> None:
         _current.remove(self)
         self._stack.close()
+        # an exception that leaves holds this call in its frames: that must keep no connection open
+        self._last_error = self.state.fn_exception = self._iteration = self._store = self._watching = None
 
     # --- for the wrapped function -------------------------------------------------------------------------------
 
@@ -207,20 +213,24 @@ class CallWrapper:
         monitor = MonitorThread(
             iteration.over(self._watching),
             self._progress,
-            partial(self._abort, state.freeze()),
+            partial(self._abort, iteration.over(self._watching), state.freeze()),
             self._options.seconds("last_call_wait"),
             self._options.seconds("monitor_thread_interval"),
             self._atomic,
         )
-        value, error = _called(monitor, partial(self._enter, function, before))
-        if error is None:
-            self._progress.phase = Phase.COMPLETED
-            with contextlib.suppress(dist.DistNetworkError, dist.DistStoreError):  # the thread sees that, too
-                iteration.complete()
-            error = self._await_completion(monitor, iteration)
-            if error is None and monitor.outcome is Outcome.COMPLETED:
-                return value, None
-        return None, self._recover(monitor, iteration, error)
+        try:
+            value, error = _called(monitor, partial(self._enter, function, before))
+            if error is None:
+                self._progress.phase = Phase.COMPLETED
+                with contextlib.suppress(dist.DistNetworkError, dist.DistStoreError):  # the thread sees that, too
+                    iteration.complete()
+                error = self._await_completion(monitor, iteration)
+                if error is None and monitor.outcome is Outcome.COMPLETED:
+                    return value, None
+            return None, self._recover(monitor, iteration, error)
+        finally:
+            iteration.close()
+            monitor.close()
 
     def _enter(self, function: Callable[[], Any], before: Interruption | None) -> Any:
         """Initialize, check this rank's health, and call the function; a reserve waits."""
@@ -232,7 +242,14 @@ class CallWrapper:
                 if abort.__cause__ is None and before is not None:
                     raise abort from self._last_error or RestartError("; ".join(map(str, before.faults[:3])))
                 raise
-        self._last_error = None  # it holds the last iteration's frames, and all that they hold
+        if self._last_error is not None:
+            self._last_error = None
+            gc.collect()  # it held the last iteration's frames, and all that they hold
+        if state.mode is Mode.INITIALIZED:
+            raise RestartAbort(
+                f"the rank assignment left rank {state.initial_rank} neither active nor a reserve; "
+                "add ActivateAllRanks, or a rank filter"
+            )
         if state.active_world_size == 0:
             raise RestartAbort(f"no rank is active: the rank assignment left none of {state.world_size} ranks")
         self._check_health()
@@ -247,6 +264,9 @@ class CallWrapper:
             for fault in interruption.faults:
                 if fault.kind in GONE:
                     self._store.set(recovered_key(fault.initial_rank), str(interruption.iteration))
+            with guarded("asking where the ranks stood"):
+                ended = Iteration(self._store, self._prefix, interruption.iteration, interruption.world_before)
+                interruption = replace(interruption, faults=ended.located(interruption.faults))
         if self._observer is not None:
             with guarded("recording that the ranks have recovered"):
                 self._observer.went_on(interruption)
@@ -289,10 +309,10 @@ class CallWrapper:
         self._last_error = own = error if not isinstance(error, RankShouldRestart) else None
         learned = self._progress.interrupted or time.monotonic()
         self._progress.phase = Phase.ENDING
-        if own is not None and not monitor.aborted.is_set():
+        if error is not None and not monitor.aborted.is_set() and (own is not None or not monitor.known.is_set()):
             # first: the others abort meanwhile
-            leaves = not isinstance(own, Exception) or isinstance(own, HealthCheckError)
-            iteration.interrupt(self._fault(FaultKind.LEFT if leaves else FaultKind.EXCEPTION, own))
+            leaves = own is not None and (not isinstance(own, Exception) or isinstance(own, HealthCheckError))
+            iteration.interrupt(self._fault(FaultKind.LEFT if leaves else FaultKind.EXCEPTION, error))
             if self._observer is not None and isinstance(own, Exception):
                 with guarded("recording a fault"):
                     self._observer.raised(own)
@@ -359,19 +379,33 @@ class CallWrapper:
             self.state = self._options.rank_filter(RankAssignmentCtx(self.state, exchange, set())).state
 
     def _fault(self, kind: FaultKind, error: BaseException) -> Fault:
-        try:
-            text = str(error).partition("\n")[0]
-        except Exception:  # noqa: BLE001 - the user's code
-            text = "<no text>"
-        what = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        return Fault(self.state.rank or 0, kind, what[:_WHAT_LENGTH], time.time_ns(), self.state.initial_rank or 0)
+        return Fault(self.state.rank or 0, kind, one_line(error), time.time_ns(), self.state.initial_rank or 0)
 
-    def _abort(self, state: Any) -> None:
+    def _abort(self, iteration: Iteration, state: Any) -> None:
+        """Unblock the main thread; if this rank makes no progress, say first where it stands."""
+        with guarded("noting where a rank stands"):
+            self._locate(iteration)
         try:
             if self._options.abort is not None:
                 self._options.abort(state)
         finally:
             self._connections.shut_down()
+
+    def _locate(self, iteration: Iteration) -> None:
+        stalled, limit = self._progress.stalled_seconds, self._options.seconds("soft_timeout")
+        if stalled < limit / 2:
+            return
+        begun = self._observer.collectives_begun() if self._observer is not None else None
+        position = position_of(threading.main_thread().ident or 0, begun)
+        rank = self._progress.rank
+        if position is None:
+            return
+        iteration.put_position(rank, position)
+        faults = iteration.faults() if not position.waits else []
+        if faults and all(fault.kind is FaultKind.SOFT_TIMEOUT and fault.rank != rank for fault in faults):
+            # the others wait for this one, and were a moment earlier
+            what = f"no progress for {stalled:.1f} s"
+            iteration.report(Fault(rank, FaultKind.SOFT_TIMEOUT, what, time.time_ns(), self.state.initial_rank or 0))
 
     # --- the store ----------------------------------------------------------------------------------------------
 
@@ -388,12 +422,45 @@ class CallWrapper:
                 "MASTER_ADDR and MASTER_PORT, or host_name and port in store_kwargs, must say where to meet"
             )
         is_agents = os.environ.get(AGENT_STORE) == "True" and "port" not in options.store_kwargs
+        connect = partial(TCPStore, host, port, **given)
         if self.state.rank == 0 and not is_agents:
+            self._host(partial(connect, is_master=True), connect, (host, port))
+        return connect
+
+    def _host(self, create: Callable[[], Any], connect: Callable[[], Any], address: tuple[str, int]) -> None:
+        """Host the store, if need be when that of a job that has just ended is gone; use another that is there."""
+        deadline = time.monotonic() + self._options.seconds("barrier_timeout")
+        while True:
             try:
-                host_store(partial(TCPStore, host, port, is_master=True, **given), (host, port))
+                host_store(create, address)
             except InternalError as error:
-                logger.info("%s; using the store that is there", error)
-        return partial(TCPStore, host, port, **given)
+                try:
+                    is_over = connect().check([OVER])
+                except (dist.DistNetworkError, dist.DistStoreError):
+                    is_over = True  # it has ended in between
+                if not is_over or time.monotonic() > deadline:
+                    logger.info("%s; using the store that is there", error)
+                    return
+                time.sleep(_LOOK_S)
+            else:
+                return
+
+    def _begin_on(self, connect: Callable[[], Any]) -> Any:
+        """Return a connection to this job's store, not to that of one that has just ended at the same address."""
+        if self._options.store_factory is not None:
+            return connect()
+        deadline = time.monotonic() + self._options.seconds("barrier_timeout")
+        while True:
+            store = connect()
+            try:
+                if not store.check([OVER]):
+                    return store
+            except dist.DistNetworkError:
+                pass  # it has ended in between
+            del store
+            if time.monotonic() > deadline:
+                raise RestartError("the store that is there is that of a job that has ended")
+            time.sleep(_LOOK_S)
 
     def _meet(self, timeout: dt.timedelta | None) -> tuple[Any, int, int]:
         """Return where process groups of this iteration meet, on a connection that ends with the iteration."""

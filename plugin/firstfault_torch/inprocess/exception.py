@@ -10,7 +10,12 @@ __all__ = [
     "RestartAbort",
     "RestartError",
     "TimeoutError",
+    "one_line",
 ]
+
+
+_LENGTH = 300
+"""Characters of a line about an exception."""
 
 
 class RestartError(Exception):
@@ -42,3 +47,12 @@ class RankShouldRestart(BaseException):
 
     It is no `Exception`, so that ``except Exception`` in the function does not catch it.
     """
+
+
+def one_line(error: BaseException) -> str:
+    """Return the type and the first line of `error`, shortened; its text is the user's code, and may raise."""
+    try:
+        text = str(error).partition("\n")[0]
+    except Exception:  # noqa: BLE001 - the user's code
+        text = "<no text>"
+    return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_LENGTH]

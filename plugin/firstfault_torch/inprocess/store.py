@@ -11,16 +11,17 @@ import enum
 import json
 import os
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from firstfault_torch.context import ROUND_VARIABLE
 from firstfault_torch.inprocess.exception import RestartError
+from firstfault_torch.inprocess.monitor.position import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
 __all__ = [
     "AGENT_STORE",
@@ -49,6 +50,7 @@ _AGREED = "agreed"
 _COMPLETED = "completed"
 _BEAT = "beat/"
 _INITIAL = "initial/"
+_POSITION = "position/"
 
 
 class BarrierTimeout(RestartError):  # noqa: N818 - NVRx's name
@@ -142,6 +144,10 @@ class Fault:
     wall_ns: int
     """Nanoseconds since the Unix epoch, by the rank's clock."""
     initial_rank: int = -1
+    waits: bool = False
+    """Whether the rank waited in a collective, and so perhaps for another rank."""
+    begun: int | None = None
+    """Collectives that it had begun; None: not known."""
 
     def __str__(self) -> str:
         return f"rank {self.initial_rank}: {self.kind.value}{f', {self.what}' if self.what else ''}"
@@ -177,6 +183,10 @@ class Iteration:
     def over(self, connection: Any) -> Iteration:
         """Return the same part over another connection."""
         return Iteration(connection, self._prefix.rpartition("/")[0], self.number, self.world_size)
+
+    def close(self) -> None:
+        """Hold the connection no longer; nothing else may be called afterwards."""
+        self._store = self._base = None
 
     # --- outcome ------------------------------------------------------------------------------------------------
 
@@ -217,6 +227,22 @@ class Iteration:
         """Return the faults so far, in the order in which they were reported."""
         self._store.append(_FAULTS, "")
         return [Fault.decode(line) for line in self._store.get(_FAULTS).decode().splitlines()]
+
+    def put_position(self, rank: int, position: Position) -> None:
+        """Say where a rank stands; before it arrives."""
+        self._store.set(f"{_POSITION}{rank}", position.encode())
+
+    def located(self, faults: Sequence[Fault]) -> tuple[Fault, ...]:
+        """Return the faults; those without progress with the position that their rank has given."""
+        found = []
+        for fault in faults:
+            key = f"{_POSITION}{fault.rank}"
+            if fault.kind is FaultKind.SOFT_TIMEOUT and self._store.check([key]):
+                position = Position.decode(self._store.get(key).decode())
+                what = f"{fault.what}, at {position.text}"
+                fault = replace(fault, what=what, waits=position.waits, begun=position.begun)  # noqa: PLW2901
+            found.append(fault)
+        return tuple(found)
 
     # --- who goes on --------------------------------------------------------------------------------------------
 

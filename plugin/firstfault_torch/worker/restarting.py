@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ from firstfault_torch.inprocess.call import CallWrapper
 from firstfault_torch.inprocess.exception import InternalError, RestartAbort, RestartError
 from firstfault_torch.inprocess.store import BarrierTimeout, FaultKind
 from firstfault_torch.node.document_writer import put_on_node
+from firstfault_torch.worker.introspection import collective_progress
 from firstfault_torch.worker.recording import recorded
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from firstfault_torch.inprocess.store import Fault
     from firstfault_torch.worker.recording import WorkerMonitor
 
-__all__ = ["Restarted", "call_with_restarts", "root_of", "run_with_restarts"]
+__all__ = ["RecordedFaults", "Restarted", "call_with_restarts", "root_of", "run_with_restarts"]
 
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
 _HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
@@ -57,7 +59,7 @@ def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], m
             rank whose function raised nothing of itself.
     """
     try:
-        with CallWrapper(options, _Faults(monitor)) as call:
+        with CallWrapper(options, RecordedFaults(monitor)) as call:
             value = call(function, (), {})
             return Restarted(value, call.state.active_rank)
     except RestartAbort as abort:
@@ -74,7 +76,7 @@ def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], m
     raise error
 
 
-class _Faults:
+class RecordedFaults:
     """Keeps an exception on record until it is known whether the ranks go on.
 
     Args:
@@ -88,6 +90,12 @@ class _Faults:
         """Record an exception as one that may still be handled."""
         self._monitor.in_flight.seen(error)
         self._monitor.in_flight.hold(error)
+
+    @staticmethod
+    def collectives_begun() -> int | None:
+        """Return how many collectives this rank has begun, by torch's flight recorder; None: it has none."""
+        groups = collective_progress()
+        return sum(group.enqueued for group in groups) if groups else None
 
     def went_on(self, interruption: Interruption) -> None:
         """Withdraw it: the job goes on. One rank keeps a record of the restart, in the background."""
@@ -122,6 +130,11 @@ def _record(interruption: Interruption, place: Place) -> RestartRecord:
 def root_of(faults: Sequence[Fault]) -> Fault | None:
     """Return the fault that caused the others: a process that ended or was killed, else the first that was reported.
 
-    A rank whose peer is gone raises, and may report that before the peer's monitor process does.
+    A rank whose peer is gone raises, and may report that before the peer's monitor process does. Of ranks that made no
+    progress, one that waited in no collective is the cause, and of several the one that had begun the fewest.
     """
-    return min(faults, key=lambda fault: fault.kind not in _ENDED, default=None)
+    root = min(faults, key=lambda fault: (fault.kind not in _ENDED, fault.waits), default=None)
+    if root is None or root.kind is not FaultKind.SOFT_TIMEOUT:
+        return root
+    alike = [fault for fault in faults if fault.kind is root.kind and fault.waits == root.waits]
+    return min(alike, key=lambda fault: sys.maxsize if fault.begun is None else fault.begun)

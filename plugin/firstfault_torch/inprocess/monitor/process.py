@@ -29,16 +29,21 @@ from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcom
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["MonitorProcess", "Timeouts", "host_store"]
+__all__ = ["OVER", "MonitorProcess", "Timeouts", "host_store"]
+
+OVER = "firstfault/inprocess/over"
+"""Set in a store whose first rank has ended: no further call may begin there, so it is another job's."""
 
 _STARTING_S = 60.0
 """Longest wait for a monitor process to start; a busy machine takes seconds."""
 _STORE_S = 5.0
 """Longest wait for the store."""
+_PATIENCE_S = 20.0
+"""Longest wait for a slow store when the worker's death must be told."""
 _LINGER_S = 30.0
 _QUIET_LOOKS = 3
 """Looks without a connection after which the store's host ends."""
-_LOOK_S = 1.0
+_LOOK_S = 0.2
 _ESTABLISHED = "01"
 
 
@@ -81,15 +86,13 @@ class MonitorProcess:
     ) -> None:
         self._progress = progress
         watcher = _Watcher(os.getpid(), progress, initial_rank, prefix, connect, timeouts)
-        self._pid = _start_detached(
-            watcher.begin, watcher.watch, f"the monitor process of rank {initial_rank}", logfile
-        )
+        self.pid = _start_detached(watcher.begin, watcher.watch, f"the monitor process of rank {initial_rank}", logfile)
 
     def close(self) -> None:
         """End it."""
         self._progress.phase = Phase.CLOSED
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
 
 
 _hosts: set[tuple[str, int]] = set()
@@ -213,12 +216,15 @@ class _Host:
     def begin(self) -> None:
         """Host the store."""
         self._process = _Process(self.worker)
+        # torch's store resolves the address of each client in the thread that serves all others
+        os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
         self._server = self.create()
 
     def stay(self) -> None:
         """Stay while the worker lives, and then while others are connected."""
         while not self._process.has_died(_LINGER_S):
             pass
+        self._server.set(OVER, "1")
         quiet = 0
         while quiet < _QUIET_LOOKS:
             quiet = 0 if _has_connections(self.port) else quiet + 1
@@ -273,7 +279,7 @@ class _Watcher:
                 return
             self._look()
         if self.progress.phase not in {Phase.IDLE, Phase.CLOSED, Phase.LEFT}:
-            self._with_store(self._report_death)
+            self._with_store(self._report_death, patient=True)
 
     # --- the worker ---------------------------------------------------------------------------------------------
 
@@ -281,19 +287,32 @@ class _Watcher:
         progress, timeouts = self.progress, self.timeouts
         stalled, ending = progress.stalled_seconds, progress.ending_seconds
         if stalled > timeouts.soft and self._reported != progress.iteration:
-            self._reported = progress.iteration
-            self._with_store(partial(self._report, FaultKind.SOFT_TIMEOUT, f"no progress for {stalled:.1f} s"))
+            what = f"no progress for {stalled:.1f} s"
+            if self._with_store(partial(self._report, FaultKind.SOFT_TIMEOUT, what)):
+                self._reported = progress.iteration
         if max(stalled, ending) > timeouts.hard:
             what = f"no progress for {stalled:.1f} s" if stalled > ending else f"not interrupted for {ending:.1f} s"
-            self._with_store(partial(self._report, FaultKind.HARD_TIMEOUT, what))
+            self._killed = self._with_store(partial(self._report, FaultKind.HARD_TIMEOUT, what))
             self._kill()
         if timeouts.heartbeat_interval and progress.phase not in {Phase.IDLE, Phase.LEFT, Phase.CLOSED}:
             self._with_store(self._beat)
 
-    def _with_store(self, call: Callable[[], None]) -> None:
-        """Call what needs the store; a store that is lost or frozen must not keep the worker from being killed."""
+    def _with_store(self, call: Callable[[], None], *, patient: bool = False) -> bool:
+        """Call what needs the store; return whether that was possible.
+
+        A store that is lost or frozen must not keep the worker from being killed. Its thread is also slow, because it
+        resolves the address of each client: torch's libuv store waits for the name service then.
+
+        Args:
+            call: what to do.
+            patient: wait for the call before, which may take long.
+        """
         if self._asking is not None and self._asking.is_alive():
-            return
+            if not patient:
+                return False
+            self._asking.join(_PATIENCE_S)
+            if self._asking.is_alive():
+                self._connection = None  # it may wait for ever on that one
 
         def run() -> None:
             try:
@@ -304,11 +323,11 @@ class _Watcher:
 
         self._asking = threading.Thread(target=run, daemon=True)
         self._asking.start()
-        self._asking.join(_STORE_S)
+        self._asking.join(_PATIENCE_S if patient else _STORE_S)
+        return True
 
     def _kill(self) -> None:
         """Let the worker end itself on SIGTERM, then kill it."""
-        self._killed = True
         for number in (signal.SIGCONT, signal.SIGTERM):
             self._send(number)
         if not self._process.has_died(self.timeouts.grace):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MonitorThread"]
 
+_CLOSING_S = 1.0
 _FOREVER = dt.timedelta(days=30)
 """Longer than any iteration: each ends with an outcome, or with the store."""
 
@@ -127,3 +128,13 @@ class MonitorThread:
         """Wait for the thread's end; False if it still runs."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Hold the connection no longer, if the thread has ended."""
+        if self.join(_CLOSING_S):
+            self._iteration.close()
+            self._abort = _nothing
+
+
+def _nothing() -> None:
+    pass

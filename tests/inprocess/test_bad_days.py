@@ -1,0 +1,131 @@
+"""Real ranks on bad days: hooks that fail, machines that are gone, a store that is lost, reserves that wait."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+
+from firstfault_torch import inprocess
+from firstfault_torch.inprocess.rank_assignment import ActiveWorldSizeDivisibleBy, MaxActiveWorldSize, ShiftRanks
+from firstfault_torch.inprocess.store import TCPStore
+from tests.inprocess.training import FAULTY, OnOneRank, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.inprocess.training import Run
+
+pytestmark = pytest.mark.jobs
+
+FAST = {
+    "soft_timeout": 4.0,
+    "hard_timeout": 7.0,
+    "barrier_timeout": 60.0,
+    "heartbeat_timeout": 30.0,
+    "monitor_process_interval": 0.1,
+    "termination_grace_time": 0.5,
+}
+OTHER = FAULTY + 1
+"""The rank whose hook fails."""
+
+HOOKS = pytest.mark.parametrize(("hook", "healthy"), [("finalize", 0), ("health_check", 1)])
+"""A health check is also called before the first iteration."""
+
+
+def _others_went_on(ended: Run, gone: int) -> None:
+    assert set(ended.of("done")) == {0, 1, 2, 3} - {gone}
+    assert sorted(event.value for event in ended.of("done").values()) == [(0, 3), (1, 3), (2, 3)]
+
+
+@HOOKS
+def test_a_hook_that_raises(hook: str, healthy: int) -> None:
+    """The rank leaves with the hook's exception; the others go on."""
+    ended = run("raise", **{hook: OnOneRank("raise", healthy)}, **FAST)
+    _others_went_on(ended, OTHER)
+    name, text, *_ = ended.of("raised")[OTHER].value
+    assert name == ("OSError" if hook == "finalize" else "HealthCheckError")
+    assert "this machine is broken" in text
+
+
+@HOOKS
+def test_a_hook_that_hangs(hook: str, healthy: int) -> None:
+    """After `hard_timeout` the rank is ended; the others go on."""
+    ended = run("raise", **{hook: OnOneRank("hang", healthy)}, **FAST)
+    _others_went_on(ended, OTHER)
+    assert ended.codes[OTHER] in {-15, -9}
+
+
+def test_a_machine_that_is_gone() -> None:
+    """Of a rank that is frozen with its monitor process nothing is heard; the others go on without it."""
+    ended = run("frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 3.0})
+    _others_went_on(ended, FAULTY)
+
+
+def _serve(answer: Any) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    answer.send(server.port)
+    time.sleep(1000)
+
+
+@pytest.fixture
+def store() -> Iterator[tuple[int, int]]:
+    """Run a store in a process that a rank can kill; its port and process."""
+    context = multiprocessing.get_context("spawn")
+    ours, its = context.Pipe()
+    process = context.Process(target=_serve, args=(its,), daemon=True)
+    process.start()
+    yield ours.recv(), process.pid or 0
+    process.kill()
+    process.join()
+
+
+def test_a_store_that_is_lost(store: tuple[int, int]) -> None:
+    """Every rank ends within seconds, with an error that says so."""
+    factory = partial(TCPStore, "127.0.0.1", store[0])
+    began = time.monotonic()
+    ended = run(f"store:{store[1]}", world=3, store_factory=factory, **FAST)
+    assert time.monotonic() - began < 60
+    raised = {rank: event.value for rank, event in ended.of("raised").items()}
+    assert {name for name, *_ in raised.values()} == {"RestartAbort"}
+    assert all("the store of the in-process restart is lost" in text for _, text, *_ in raised.values())
+    assert set(raised) | {FAULTY} == {0, 1, 2}
+    assert 0 not in ended.codes
+
+
+def test_a_store_without_libuv() -> None:
+    """Torch's older store wakes waiting ranks, too."""
+    ended = run("raise", store_kwargs={"use_libuv": False}, **FAST)
+    assert set(ended.of("enter", 1)) == set(ended.of("done")) == {0, 1, 2, 3}
+
+
+def test_a_reserve_waits_as_long_as_it_takes() -> None:
+    """`completion_timeout` is for ranks that have completed; a reserve takes over after a fault, and only then."""
+    assignment = inprocess.Compose(MaxActiveWorldSize(2), ShiftRanks())
+    ended = run("slow", world=3, rank_assignment=assignment, completion_timeout=1.0, **FAST)
+    assert set(ended.of("enter", 0)) == {0, 1}
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 2), 1: (1, 2), 2: None}
+    ended = run("kill", world=3, rank_assignment=assignment, **FAST)
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 2), 2: (1, 2)}
+
+
+def test_ranks_that_do_not_complete() -> None:
+    """A rank that takes longer than `completion_timeout` after another has completed is a fault of that one."""
+    limit = inprocess.initialize.RetryController(max_iterations=1)
+    ended = run("late", world=2, initialize=limit, completion_timeout=1.0, **FAST)
+    told = [event.value for event in ended.of("raised").values()]
+    assert len(told) == 2
+    assert any("completion_timeout" in f"{text}" or cause == "RestartError" for _, text, cause, _ in told)
+
+
+def test_no_rank_is_active() -> None:
+    """A rank assignment that leaves no rank ends every one with a message that says so."""
+    assignment = inprocess.Compose(ActiveWorldSizeDivisibleBy(4), ShiftRanks())
+    ended = run("kill", rank_assignment=assignment, **FAST)
+    raised = {rank: event.value for rank, event in ended.of("raised").items()}
+    assert set(raised) == {0, 1, 2, 3} - {FAULTY}
+    assert all("no rank is active" in text for _, text, *_ in raised.values())

@@ -1,0 +1,107 @@
+"""A job of one rank, in this process: what a restart leaves behind, and what ends it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from typing import Any
+
+import pytest
+
+from firstfault_torch import inprocess
+from firstfault_torch.inprocess.abort import open_sockets
+from tests.inprocess.training import run
+
+pytestmark = pytest.mark.jobs
+
+FEW = inprocess.initialize.RetryController(max_iterations=3)
+FAST = {"last_call_wait": 0.01, "monitor_process_interval": 0.05, "initialize": FEW}
+
+
+class Model:
+    """Stands for what takes memory."""
+
+
+@pytest.fixture(autouse=True)
+def _world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+
+
+def test_what_the_function_held_is_freed_before_it_is_called_again() -> None:
+    """Also what only the traceback of its exception holds: on a GPU there is no memory for both."""
+    held: list[weakref.ref[Model]] = []
+    alive = []
+
+    @inprocess.Wrapper(**FAST)
+    def train() -> None:
+        alive.append([model() is not None for model in held])
+        model = Model()
+        held.append(weakref.ref(model))
+        if len(held) < FEW.max_iterations:
+            raise ValueError("the fault")
+
+    train()
+    assert alive == [[], [False], [False, False]]
+
+
+def test_a_call_that_has_failed_keeps_no_connection_open() -> None:
+    """Not even while its exception, whose frames hold the call, is in use."""
+    before = open_sockets()
+
+    @inprocess.Wrapper(**FAST)
+    def train() -> None:
+        raise ValueError("the fault")
+
+    with pytest.raises(inprocess.exception.RestartAbort) as caught:
+        train()
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert not open_sockets() - before
+
+
+def test_the_function_may_ask_for_a_restart() -> None:
+    """A RankShouldRestart that nobody has sent is a fault of this rank: all restart at once."""
+    iterations = []
+
+    @inprocess.Wrapper(**FAST, hard_timeout=100.0)
+    def train(call: inprocess.CallWrapper | None = None) -> str:
+        assert call is not None
+        iterations.append(call.iteration)
+        if call.iteration == 0:
+            raise inprocess.exception.RankShouldRestart
+        return os.environ["RANK"]
+
+    assert train() == "0"
+    assert iterations == [0, 1]
+
+
+class Unchanged(inprocess.rank_assignment.RankAssignment):
+    """Says for no rank whether it is active."""
+
+    def __call__(self, ctx: Any) -> Any:
+        """Return what was given."""
+        return ctx
+
+
+def test_a_rank_assignment_that_activates_no_rank_ends_the_call() -> None:
+    """The function must not be skipped as if all ranks had completed it."""
+
+    @inprocess.Wrapper(**FAST, rank_assignment=Unchanged())
+    def train() -> None:
+        pytest.fail("the rank is not active")
+
+    with pytest.raises(inprocess.exception.RestartAbort, match="neither active nor a reserve"):
+        train()
+
+
+def test_two_jobs_one_after_the_other_at_the_same_port() -> None:
+    """The second does not find the faults of the first, whose store stays a moment longer."""
+    first = run("raise", 2, initialize=FEW)
+    assert set(first.of("enter", 1)) == {0, 1}
+    second = run("", 2, port=first.port, initialize=FEW)
+    assert not second.of("enter", 1)
+    assert {rank: event.value for rank, event in second.of("done").items()} == {0: (0, 2), 1: (1, 2)}
