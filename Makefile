@@ -1,7 +1,7 @@
 # Each target needs python3 only: it makes .venv if it is missing, or older than pyproject.toml or constraints.txt.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick timing matrix frameworks agent-faults cascades replay simulation scale bench bench-restart golden pictures lint format types proto proto-check floors wheel clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades replay simulation scale bench bench-restart fuzz golden pictures lint format types proto proto-check floors wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -36,6 +36,10 @@ frameworks: $(VENV) ## run faults under Lightning, transformers, Accelerate and 
 	@tools/quietly.sh "installing the frameworks" tools/make_frameworks_venv.sh
 	@FIRSTFAULT_FRAMEWORKS=all build/frameworks-venv/bin/pytest tests/frameworks $(ARGS)
 
+nvrx: $(VENV) ## test the adapter for NVIDIA's nvidia-resiliency-ext with the real package, in an environment of its own
+	@tools/quietly.sh "installing NVIDIA's nvidia-resiliency-ext" tools/make_nvrx_venv.sh
+	@build/nvrx-venv/bin/python -m pytest -q -W ignore tests/plugin/test_nvrx.py $(ARGS)
+
 agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals); print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/plugin/test_agent_faults.py tests/plugin/test_concluding.py -s $(ARGS)
 
@@ -56,7 +60,11 @@ bench: $(VENV) ## measure reading, raising, failing, succeeding (forty minutes);
 
 bench-restart: $(VENV) ## restart after faults, side by side with NVIDIA's Wrapper (fifteen minutes); ARGS="--runs 1" for fewer
 	@tools/quietly.sh "installing NVIDIA's nvidia-resiliency-ext" tools/make_nvrx_venv.sh
-	@build/nvrx-venv/bin/python tests/benchmarks/restarting.py $(ARGS)
+	@build/nvrx-venv/bin/python -W ignore tests/benchmarks/restarting.py $(ARGS)
+
+fuzz: $(VENV) ## look for bytes that make a reader raise, for a minute; ARGS="--seconds 300"
+	@$(BIN)/python -c "import atheris" 2>/dev/null || tools/quietly.sh "installing atheris" $(BIN)/pip install atheris
+	@$(BIN)/python tools/fuzz.py $(ARGS)
 
 golden: $(VENV) ## rewrite the texts with which tests compare reports; read the difference
 	@FIRSTFAULT_GOLDEN=write $(BIN)/pytest -q tests/reports/test_golden.py

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# Makes build/nvrx-venv: .venv's packages, and NVIDIA's nvidia-resiliency-ext on top of them, to compare with.
+# Makes build/nvrx-venv: a copy of .venv with NVIDIA's nvidia-resiliency-ext. It is kept out of .venv, because it brings
+# a module that prints a warning whenever torch is imported.
 set -euo pipefail
-cd "$(dirname "$0")/.."
-venv=build/nvrx-venv
+root=$(cd "$(dirname "$0")/.." && pwd)
+venv=$root/build/nvrx-venv
 package=nvidia-resiliency-ext==0.4.1
-stamp="$package for $PWD"
+stamp="$package, $(cat "$root/pyproject.toml" "$root/constraints.txt" | sha256sum)"
 [ "$(cat "$venv/.made-with" 2>/dev/null)" = "$stamp" ] && exit 0
-.venv/bin/python -m venv --clear "$venv"
-site=$(.venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-echo "import site; site.addsitedir('$site')" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/outer.pth"
+"$root/tools/copy_venv.sh" "$venv"
 "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$package"
 echo "$stamp" >"$venv/.made-with"

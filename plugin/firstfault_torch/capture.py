@@ -48,12 +48,15 @@ def before_exit(error: BaseException) -> BaseException:
     """Return the exception that the program turned into ``sys.exit(code)``; `error` itself if there is none.
 
     Scripts and frameworks (Hydra, click, a plain main) catch an exception, print it and exit: the exit says nothing,
-    the exception says why.
+    the exception says why. So it is with the end of in-process restarts.
     """
     for _ in range(_MAX_CAUSES):
-        if not isinstance(error, SystemExit):
+        if isinstance(error, SystemExit):
+            following = _attribute(error, "__cause__") or _attribute(error, "__context__")
+        elif type(error).__name__ == "RestartAbort":
+            following = _attribute(error, "__cause__")
+        else:
             break
-        following = _attribute(error, "__cause__") or _attribute(error, "__context__")
         if not _is_exception(following):
             break
         error = following

@@ -23,6 +23,7 @@ from firstfault_torch.node.channel import WorkerChannel
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.lost_agent import lost_agent
 from firstfault_torch.node.stack_dumps import register_stacks, write_unasked
+from firstfault_torch.node.starting import await_siblings
 from firstfault_torch.node.stderr_relay import redirect_stderr
 from firstfault_torch.node.worker_state import to_message
 from firstfault_torch.worker.exception_document import describe_and_record
@@ -35,12 +36,20 @@ if TYPE_CHECKING:
     from firstfault.model import Receipt
     from firstfault_torch.engine import Engine
 
-__all__ = ["WorkerMonitor", "recorded", "run_recorded"]
+__all__ = ["WorkerMonitor", "current_monitor", "recorded", "run_recorded"]
 
 _DEATH_S = 0.3
 """How long an exit waits to see whether its agent is dying, seconds."""
 _LEAVING_S = 3.0
 """How long a worker that called ``sys.exit(0)`` stays connected, seconds: the others may exit too."""
+
+
+_monitors: list[WorkerMonitor] = []
+
+
+def current_monitor() -> WorkerMonitor | None:
+    """Return the monitor of this process; None: nothing is recorded here."""
+    return _monitors[-1] if _monitors else None
 
 
 def run_recorded(engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
@@ -56,9 +65,12 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     It waits for at most the upload deadline. A clean ``sys.exit()`` is no failure.
     """
     agent = os.getppid()
+    with guarded("waiting for this node's other workers to start"):
+        await_siblings()
     monitor = WorkerMonitor(engine)
     with guarded("preparing to record"):
         monitor.open()
+    _monitors.append(monitor)
     try:
         yield monitor
     except BaseException as error:
@@ -79,6 +91,8 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
         with guarded("withdrawing handled exceptions"):
             monitor.in_flight.reconcile(None)
         monitor.close()
+    finally:
+        _monitors.remove(monitor)
 
 
 class WorkerMonitor:

@@ -1,0 +1,65 @@
+"""Workers restart with NVIDIA's own wrapper, and its faults are on our record: the real package, real pods."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault.model import RestartKind
+from tests.plugin.running import Ended, running
+
+pytestmark = pytest.mark.jobs
+pytest.importorskip("nvidia_resiliency_ext", reason="make nvrx runs it")
+
+FILE = Path(__file__).parent / "jobs" / "nvrx.py"
+
+
+def _end(folder: Path, faults: list[str]) -> Ended:
+    with running(FILE, "train", folder, {"faults": faults}) as run:
+        ended = run.end()
+    assert run.left_over() == []
+    return ended
+
+
+def test_the_job_goes_on(tmp_path: Path) -> None:
+    """After two exceptions the job succeeds; both restarts are on record, with what was raised."""
+    ended = _end(tmp_path, ["2 raise", "0 raise"])
+    assert ended.status == 0, ended.stderr
+    assert ended.verdict is None
+    reader = MultiErrorFileOutputReader(str(ended.prefix))
+    assert not reader.is_error()
+    first, second = reader.restarts()
+    assert (first.kind, first.number, first.rank) == (RestartKind.IN_PROCESS, 0, 2)
+    assert first.headline.startswith("rank 2: exception, FlyteRecoverableException: ")
+    assert first.headline.endswith("the fault of iteration 0")
+    assert (first.world_size_before, first.world_size_after) == (3, 3)
+    assert (second.number, second.rank) == (1, 0)
+    assert 0 < (first.lost_seconds or 0) < 60
+    shown = subprocess.run(
+        [sys.executable, "-m", "firstfault", "show", "--recovered", "--json", str(ended.prefix)],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert len(json.loads(shown.stdout)["restarts"]) == 2
+
+
+def test_the_restarts_end(tmp_path: Path) -> None:
+    """When NVIDIA's RetryController gives up, the last exception is the root cause, and it decides on the retry."""
+    ended = _end(tmp_path, ["2 raise", "0 raise", "1 raise"])
+    assert ended.verdict["ranks"] == [1], ended.verdict
+    assert "the fault of iteration 2" in ended.verdict["headline"]
+    assert ended.verdict["code"] == "USER:Recoverable"
+    ended.flyte_saw_the_verdict()
+    records = MultiErrorFileOutputReader(str(ended.prefix)).restarts()
+    assert [(record.number, record.rank) for record in records] == [(0, 2), (1, 0)]
+
+
+def test_a_killed_worker_ends_the_round(tmp_path: Path) -> None:
+    """NVIDIA's wrapper would go on without it; torch's agent stops the others. The killed rank is the root cause."""
+    ended = _end(tmp_path, ["1 kill"])
+    assert ended.verdict["ranks"] == [1], ended.verdict
+    assert ended.verdict["category"] == "signal"
