@@ -4,39 +4,9 @@ from __future__ import annotations
 
 import re
 
+from firstfault.credentials import redact
+
 __all__ = ["clean", "clean_end", "elide", "one_line", "printable", "redact", "sentence_of"]
-
-_SECRETS = (
-    # user:password@ in a URL
-    (re.compile(r"(?P<keep>[a-z][a-z0-9+.-]{0,20}://[^\s/:@]+:)[^\s/@]+(?=@)", re.IGNORECASE), r"\g<keep>***"),
-    # AWS access key ids
-    (re.compile(r"\b(?P<keep>AKIA|ASIA)[0-9A-Z]{16}\b"), r"\g<keep>***"),
-    # query parameters and assignments that carry a credential
-    (
-        re.compile(
-            r"(?P<keep>(?:\b|_)(?:x-amz-signature|x-amz-security-token|access_token|auth_token|session_token|api[_-]?key|"
-            r"password|passwd|secret(?:[_-]access[_-]key)?|aws_secret_access_key|client_secret)"
-            r"(?:['\"]?\s*[:=]\s*)['\"]?)[^\s'\",&;)}\]]{4,}",
-            re.IGNORECASE,
-        ),
-        r"\g<keep>***",
-    ),
-    # of a signed URL; "signature:" with a colon is common in other texts
-    (re.compile(r"(?P<keep>\b(?:signature|sig)=)[^\s'\",&;)}\]]{4,}", re.IGNORECASE), r"\g<keep>***"),
-    (
-        re.compile(r"(?P<keep>\bauthorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s'\",]+", re.IGNORECASE),
-        r"\g<keep>***",
-    ),
-    # tokens with a well-known prefix: Hugging Face, GitHub, GitLab, Slack
-    (re.compile(r"\b(?P<keep>hf_|ghp_|gho_|github_pat_|glpat-|xox[bp]-)[0-9A-Za-z_-]{16,}"), r"\g<keep>***"),
-)
-
-
-def redact(text: str) -> str:
-    """Replace credentials by ``***``, in time linear in the text's length."""
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
-    return text
 
 
 def elide(text: str, limit: int) -> str:
@@ -52,18 +22,46 @@ def elide(text: str, limit: int) -> str:
 def clean(text: str, limit: int) -> str:
     """Return `text` for storage: valid UTF-8 without NUL and credentials, at most `limit` characters."""
     # redact before the final cut, which may remove what identifies a credential; the first cut bounds the work
-    text = elide(text, 4 * limit)
+    text = _first_cut(text, 4 * limit)
     text = text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "")
     return elide(redact(text), limit)
 
 
 def clean_end(text: str, limit: int) -> str:
     """As `clean`, but return the end of `text`: whole lines, if the last one is not longer than `limit`."""
-    text = clean(text[-4 * limit :], 4 * limit)
+    most = 4 * limit
+    end = text[-most:]
+    if len(text) > most and text[-most - 1] != "\n":
+        end = _without_part(end, "\n")
+    text = clean(end, most)
     if len(text) <= limit:
         return text
     end = text[-limit:]
     return end.partition("\n")[2] if text[-limit - 1] != "\n" and "\n" in end else end
+
+
+_LONGEST_PART = 1000
+
+
+def _first_cut(text: str, most: int) -> str:
+    """Return both ends of a long text, without the word and the line through which the cuts go.
+
+    Half of a credential is not recognised, and would be shown if redaction makes the text around it short.
+    """
+    if len(text) <= most:
+        return text
+    head, tail = text[: most // 2], text[len(text) - most // 2 :]
+    near_end = max(len(head) - _LONGEST_PART, 0)
+    word = max(head.rfind(" ", near_end), head.rfind("\n", near_end))
+    head = head[:word] if word >= 0 else head
+    near = tail[:_LONGEST_PART]
+    tail = _without_part(near, "\n" if "\n" in near else " ") + tail[_LONGEST_PART:]
+    return f"{head}\n... {len(text) - len(head) - len(tail)} characters left out ...\n{tail}"
+
+
+def _without_part(text: str, separator: str) -> str:
+    """Return what follows the first separator; the text itself if nothing does."""
+    return text.partition(separator)[2] or text
 
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")

@@ -1,0 +1,281 @@
+"""Names of credentials in texts, and what stands around them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from firstfault.credentials.quotes import QUOTE
+from firstfault.credentials.values import Form, Named, Strength, is_placeholder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["LOOK_BACK", "SHORT_LOOK", "Place", "Word", "place_of", "words"]
+
+_CORES = (
+    "pass",
+    "pwd",
+    "secret",
+    "token",
+    "auth",
+    "cookie",
+    "jwt",
+    "bearer",
+    "cred",
+    "sig",
+    "key",
+    "code",
+    "_pat",
+    "identified",
+)
+"""One of these is in each name; searching for them first is many times faster than one regular expression."""
+_WORD = re.compile(
+    r"""(?P<sure>pass(?:word|wd|phrase|code)s?|pwd|secrets?|identified[ ]by)
+      |(?P<likely>authorization|cookies?|tokens?|auth|jwt|bearer|credentials?|creds?|pass)
+      |(?P<key>keys?(?:[_-]?id|[_-]?data)?)
+      |(?P<weak>signature|sig|code|_pat)
+    """,
+    re.VERBOSE,
+)
+_KEY_OF = re.compile(
+    r"(?:api|access|account|private|secret|signing|encryption|master|auth|subscription|consumer|deploy|license|ssh|hmac"
+    r"|fernet|webhook|app|application)[_ .-]?$"
+)
+_LONGEST_KEY_OF = 16
+_END_OF_NAME = re.compile(r"(?:[_-]?\d{1,2})?(?![A-Za-z0-9_])(?P<close>" + QUOTE + r")?\]?(?:[ ]provided)?")
+_SEPARATOR = re.compile(
+    r"""(?P<named>[,\s]{1,40}(?:\\{0,7}["'])?value(?:\\{0,7}["'])?[ \t]{0,8}[:=](?!=))
+      |[ \t]{0,8}(?P<sign>=>|==|!=|:=|=|:(?!:)|%3[Dd]|%3[Aa]|,|>)
+      |(?P<blank>[ \t]{1,8})""",
+    re.VERBOSE,
+)
+_TYPE = re.compile(
+    r"[ \t]{0,4}(?P<type>[A-Za-z_][\w.]{0,60}(?:\[[\w., |\[\]]{0,60}\])?(?:[ ]?\|[ ]?\w{1,20}){0,2})[ \t]{0,4}=(?!=)"
+    r"(?=[ \t]{0,4}[rbuf]{0,2}[\"'])"
+)
+_GAP = re.compile(r"[ \t]{0,40}(?:\r?\n[ \t]{0,80}(?=[rbuf]{0,2}\\{0,7}[\"']))?")
+LOOK_BACK = 300
+_LONGEST_NAME = 80
+_NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-$"
+_NEEDS_BOUNDARY = {"auth", "sig", "pass", "pwd", "creds", "cred", "jwt", "code", "key", "bearer", "signature", "cookie"}
+_OF_TEXTS = re.compile(
+    r"(?:^|[_.-])(?:pad|eos|bos|unk|mask|sep|cls|special|image|img|video|audio|stop|start|end|next|last|first|prompt|bo[is]"
+    r"|eo[ihst]|eot|begin|think|per|input|output|label|text|word|sub|new|max|min|num|n|prev|previous|current|bad|good|target"
+    r"|source|generated?|draft|decoded?|cached?|dummy|sequence|bpe|speech|tool|oov|vision|class|additional|added|unexpected"
+    r"|invalid|unknown|illegal|forward|backward|single|multi|second|by)[_.-]?$",
+    re.IGNORECASE,
+)
+_ADJECTIVE = re.compile(
+    r"\b(?:unexpected|invalid|unknown|illegal|special|missing|bad|wrong|unrecogni[sz]ed|unsupported|(?:pad|eos|bos|unk|mask)"
+    r"|next|last|first|current|expected|parse)[ \t]{1,4}$",
+    re.IGNORECASE,
+)
+_KEYWORD = re.compile(
+    r"(?:^|[^\w.])(?:if|elif|while|lambda|not|and|or|in|is|for|case|return|else|except|async|await|del)[ \t]{1,4}$|\[$"
+)
+_BEFORE_VALUE = {"password", "passphrase", "passwd", "identified by", "api key"}
+"""Words after which a value can follow without a sign: in SQL, and in sentences if it is random."""
+_OTHER_KEY = re.compile(r"(?:CACHE|PRIMARY|FOREIGN|PARTITION|SORT|OBJECT|PUBLIC|S3|STATE|GROUP|SHARD|INDEX)_KEY$")
+_LOGIN_CALL = re.compile(r"\blogin\([^()\n]{0,80}$")
+_LOOK_AHEAD = 100
+SHORT_LOOK = 60
+
+
+class Word(NamedTuple):
+    """A word in a text that is the end of a credential's name."""
+
+    start: int
+    end: int
+    kind: str
+    word: str
+
+
+@dataclass
+class Place:
+    """The name of a credential in a text, and what stands before and after it."""
+
+    text: str
+    kind: str
+    word: str
+    name: str
+    before: str
+    """The line before the name, at most so much of it as is looked at."""
+    sign: str
+    closed: bool
+    """Whether the name is in quotes."""
+    spaced: bool
+    """Whether there is a blank before the sign."""
+    start: int
+    """Where the value starts."""
+
+    @property
+    def flag(self) -> bool:
+        """Whether it is an option of a command: ``--password``."""
+        return self.name.startswith("-")
+
+    @property
+    def query(self) -> bool:
+        """Whether it is a parameter of a URL."""
+        return self.before.endswith(("?", "&", "&amp;")) or self.sign.startswith("%")
+
+    @cached_property
+    def in_call(self) -> bool:
+        """Whether a call is open before it on its line."""
+        opened = self.before.rfind("(")
+        caller = self.before[max(opened - 1, 0) : max(opened, 0)]
+        return (caller.isalnum() or caller in {"_", ")", "]"}) and self.before.count("(") > self.before.count(")")
+
+    @property
+    def in_code(self) -> bool:
+        """Whether it is part of a statement: ``lambda token: x``."""
+        return not self.closed and self.sign == ":" and bool(_KEYWORD.search(self.before[-SHORT_LOOK:]))
+
+    @cached_property
+    def strength(self) -> Strength:
+        """How surely its value is a credential."""
+        if self.kind == "sure":
+            return Strength.SURE
+        if self.kind == "weak":
+            if self.query and self.word not in {"key", "code"}:
+                return Strength.LIKELY
+            login = self.word == "key" and _LOGIN_CALL.search(self.before[-_LONGEST_NAME:])
+            return Strength.SURE if login else Strength.WORD
+        prefix = self.name[: -len(self.word)]
+        if self.word == "tokens" or _OF_TEXTS.search(prefix) or (self.word == "pass" and not prefix.strip("-")):
+            return Strength.WORD
+        if self.sign in {"==", "!="} or (self.sign == ":" and _ADJECTIVE.search(self.before[-SHORT_LOOK:])):
+            return Strength.WORD
+        return Strength.LIKELY
+
+    def form(self, end: int) -> Form:
+        """Return how a value without quotes stands there that ends at `end`."""
+        after = self.text[end : end + 3]
+        alone = not self.before.strip()
+        if self.flag or self.query or self.sign == "value":
+            return Form.PLAIN
+        if self.sign == ":":
+            return self._form_after_colon(end)
+        if self.in_call or (alone and (after[:1] == ")" or (after[:1] == "," and not after[1:].strip(" \n")))):
+            return Form.CALL
+        if self.spaced:
+            return Form.SPACED
+        return Form.PLAIN if self.name.isupper() else Form.TIGHT
+
+    def _form_after_colon(self, end: int) -> Form:
+        if self.in_call or _KEYWORD.search(self.before[-SHORT_LOOK:]):
+            return Form.CODE
+        rest = self.text[end : end + _LOOK_AHEAD].partition("\n")[0].strip()
+        before = self.before.rstrip()
+        likely = self.strength is not Strength.SURE
+        apart = not self.text[self.start - 1 : self.start].isspace() and "-" not in self.name
+        if (rest and rest[0] not in "#,;}])\"'`|\\") or (likely and (apart or before[-1:] not in "{,-\"'`|:>")):
+            return Form.PROSE
+        return Form.COLON
+
+    def named(self, end: int) -> Named:
+        """Return the name of a value that ends at `end`."""
+        return Named(self.name, self.strength, self.form(end))
+
+
+def words(text: str) -> Iterator[Word]:
+    """Yield the words in a text that end names of credentials, in their order."""
+    lowered = text.lower()
+    if len(lowered) != len(text):
+        lowered = re.sub("[A-Z]+", lambda found: found[0].lower(), text)
+    after = 0
+    for at in sorted(_cores(lowered)):
+        found = _WORD.match(lowered, at) if at >= after else None
+        # the rest is a longer word
+        if found is None or (found.end() < len(text) and text[found.end()].isalpha()):
+            continue
+        start, kind = found.start(), found.lastgroup or ""
+        if kind == "key":
+            owner = _KEY_OF.search(lowered[max(start - _LONGEST_KEY_OF, 0) : start])
+            start -= len(owner[0]) if owner else 0
+            kind = "sure" if owner else "weak"
+        after = found.end()
+        word = lowered[start:after].strip("_")
+        if kind == "weak" and word.startswith("key") and word != "key" and not lowered.startswith("client", start - 7):
+            continue
+        yield Word(start, after, kind if "data" not in word else "sure", word)
+
+
+def _cores(text: str) -> Iterator[int]:
+    for core in _CORES:
+        at = text.find(core)
+        while at >= 0:
+            yield at
+            at = text.find(core, at + 1)
+
+
+def place_of(text: str, found: Word) -> Place | None:
+    """Return where a value follows a name; None if none does."""
+    end = _END_OF_NAME.match(text, found.end)
+    separator = _SEPARATOR.match(text, end.end()) if end is not None else None
+    if end is None or separator is None:
+        return None
+    before = text[max(found.start - LOOK_BACK, 0) : found.start]
+    if separator["sign"] == "," and end["close"] is None and "--" not in before[-_LONGEST_NAME:]:
+        return None
+    stem = before.rstrip(_NAME_CHARACTERS)
+    prefix = before[len(stem) :][-_LONGEST_NAME:]
+    if stem.endswith("\\") and prefix[:1] in {"n", "r", "t"}:
+        prefix = prefix[1:]  # an escaped newline or tab
+    written = text[found.start : found.end]
+    sign = "value" if separator["named"] else separator["sign"] or " "
+    line = stem[stem.rfind("\n") + 1 :]
+    place = Place(
+        text,
+        found.kind,
+        found.word,
+        prefix + written,
+        line,
+        sign,
+        end["close"] is not None,
+        separator[0][:1].isspace(),
+        separator.end(),
+    )
+    if not _is_name(place, prefix, written.lstrip("_")):
+        return None
+    place.start = _after_type(place)
+    gap = _GAP.match(text, place.start)
+    if gap is not None:
+        place.start = gap.end()
+    return place
+
+
+def _is_name(place: Place, prefix: str, word: str) -> bool:
+    """Whether the word is a name of its own, or the end of one, and the sign fits."""
+    last = prefix[-1:]
+    if place.word in _NEEDS_BOUNDARY and last.isalpha() and not (last.islower() and word[0].isupper()):
+        return False
+    if place.sign == ">":
+        return place.before.endswith("<")
+    if place.sign == " ":
+        return place.flag or (place.word in _BEFORE_VALUE and not place.closed)
+    if place.sign == ",":
+        return place.closed or place.flag
+    if place.kind == "weak":
+        if place.word in {"key", "code"}:
+            return place.query or (
+                place.word == "key" and (_is_variable(place) or bool(_LOGIN_CALL.search(place.before[-_LONGEST_NAME:])))
+            )
+        return (place.word != "pat" or _is_variable(place)) and place.sign in {"=", "%3D", "%3d"} and not place.spaced
+    return True
+
+
+def _is_variable(place: Place) -> bool:
+    """Whether the name is that of an environment variable, such as ``KAGGLE_KEY``, and not one of many other keys."""
+    return place.name.isupper() and "_" in place.name and not _OTHER_KEY.search(place.name)
+
+
+def _after_type(place: Place) -> int:
+    """Return where the value starts, after a type such as in ``password: str = "x"``."""
+    found = _TYPE.match(place.text, place.start) if place.sign == ":" and not place.closed else None
+    if found is None:
+        return place.start
+    known = is_placeholder(found["type"].partition("[")[0].partition(" ")[0]) or found["type"][:1].isupper()
+    return found.end() if known or "." in found["type"] else place.start
