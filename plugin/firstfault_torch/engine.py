@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _UPLOAD_S = 5.0
 """Longest time for uploading the verdict, seconds."""
+_TERMINATED_S = 2.0
+"""The same after a signal that terminates this process."""
 
 __all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]
 
@@ -142,9 +144,10 @@ class PlainEngine:
         self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
     ) -> SealedVerdict:
         """Write the verdict to ``<folder>/<attempt>/error.pb``."""
-        del give_up, leaving_now
         if not verdict.durable:
-            durable = put_on_node(ERROR_FILE, verdict.document, verdict.recording, _UPLOAD_S)
+            hurried = leaving_now or (give_up is not None and give_up.is_set())
+            seconds = _TERMINATED_S if hurried else _UPLOAD_S
+            durable = put_on_node(ERROR_FILE, verdict.document, verdict.recording, seconds)
             return replace(verdict, durable=durable)
         return verdict
 

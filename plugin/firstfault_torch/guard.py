@@ -55,10 +55,26 @@ def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Ite
         )
 
 
-def bounded(call: Callable[[], T], seconds: float, doing: str, give_up: threading.Event | None = None) -> T | None:
+def bounded(  # noqa: PLR0913 - keywords
+    call: Callable[[], T],
+    seconds: float,
+    doing: str,
+    give_up: threading.Event | None = None,
+    *,
+    hurried_seconds: float = _HURRIED_S,
+    local: bool = False,
+) -> T | None:
     """Return what `call` returns; None if it raises, or does not end within `seconds` or soon after `give_up` is set.
 
     It runs in a daemon thread, which is left running if `call` blocks, as a ``__str__`` or a storage may.
+
+    Args:
+        call: what to do.
+        seconds: longest wait.
+        doing: what it does, for the warning.
+        give_up: shortens the wait when it is set.
+        hurried_seconds: longest wait after that.
+        local: it needs this process and its disk only. If the system allows no further thread, it runs in this one.
     """
     results: list[T] = []
     # not join(): after a signal handler raised in it, Python takes the thread for dead
@@ -73,13 +89,19 @@ def bounded(call: Callable[[], T], seconds: float, doing: str, give_up: threadin
     with guarded(doing):
         deadline = time.monotonic() + max(seconds, 0)
         try:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError as refused:
+                if not local:
+                    raise
+                logger.info("%s while %s; doing that without a limit of time", refused, doing)
+                run()
             while give_up is not None and not give_up.is_set() and time.monotonic() < deadline:
                 if done.wait(_POLL_S):
                     break
             hurried = give_up is not None and give_up.is_set()
             left = max(deadline - time.monotonic(), 0)
-            done.wait(min(left, _HURRIED_S) if hurried else left)
+            done.wait(min(left, hurried_seconds) if hurried else left)
         except BaseException:
             # a signal handler raised here: wait a moment more for a call that is almost done
             done.wait(max(min(deadline - time.monotonic(), _HURRIED_S), 0))

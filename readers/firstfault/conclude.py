@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from firstfault.strategies import AggregationStrategy
 
 __all__ = ["Conclusion", "conclude", "failed", "strategy_of"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ def conclude(
     if not failed(job):
         return None
     diagnosis = diagnose(job)
-    seal = job.seals[0] if job.seals else None
+    seal = _seal_of(job)
     if seal is not None and _overrules(seal, job, strategy):
         verdict = _verdict_of_seal(seal, job)
     else:
@@ -89,6 +92,21 @@ def strategy_of(seals: Sequence[Seal]) -> AggregationStrategy:
         except FirstFaultError:
             continue  # a plug-in that is not installed here, or broken here
     return get_strategy(DEFAULT_STRATEGY)
+
+
+def _seal_of(job: JobErrors) -> Seal | None:
+    """Return the sealed verdict that rests on the most documents, without those that are not valid.
+
+    Of an attempt without documents, one that another version sealed is taken all the same: Flyte's part is readable.
+    """
+    valid = [seal for seal in job.seals if verdict_from_json(seal.json) is not None]
+    chosen = valid or ([] if job.failures else job.seals)
+    if left := len(job.seals) - len(valid):
+        use = "only its code and message are used" if chosen and not valid else "it is ignored"
+        more = f", as in {left - 1} more" if left > 1 else ""
+        first = next(seal.name for seal in job.seals if seal not in valid)
+        logger.warning("the verdict in %s is not valid, or of another version%s; %s", first, more, use)
+    return chosen[0] if chosen else None
 
 
 def _overrules(seal: Seal, job: JobErrors, strategy: str | AggregationStrategy | None) -> bool:

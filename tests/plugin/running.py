@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault import MultiErrorFileOutputReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from firstfault.model import JobErrors, WorkerError
 
@@ -121,10 +121,27 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(file: Path, task: str, folder: Path, inputs: dict[str, Any], *options: str) -> Iterator[Running]:
+def running(
+    file: Path,
+    task: str,
+    folder: Path,
+    inputs: dict[str, Any],
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Iterator[Running]:
     """Start a run without retries and with its own temporary folder; end it if the test does not.
 
     The caller's options override those that are set here.
+
+    Args:
+        file: with the task.
+        task: its name.
+        folder: for its store and its marks.
+        inputs: the task's.
+        options: of the command.
+        environment: variables of the command beside this process's.
+        cwd: in which the pods' logs lie if the store is remote; None: this process's.
     """
     marks, temporary = folder / "marks", short_folder()
     marks.mkdir()
@@ -135,7 +152,8 @@ def running(file: Path, task: str, folder: Path, inputs: dict[str, Any], *option
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**os.environ, "TMPDIR": str(temporary), **(environment or {})},
+        cwd=cwd,
     )
     try:
         yield Running(process, marks, temporary)

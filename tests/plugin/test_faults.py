@@ -28,6 +28,19 @@ def test_a_store_that_fails_does_not_hide_the_exception(tmp_path: Path) -> None:
     assert not attempt["verdict"]["coverage"]["complete"]
 
 
+@pytest.mark.parametrize("name", ["SIGSTOP", "SIGKILL"])
+def test_a_recorder_that_does_not_answer(tmp_path: Path, name: str) -> None:
+    """Frozen or killed, it loses nothing: worker and agent upload by themselves, and Flyte reads the verdict."""
+    with running(FAULTS, "one_node", tmp_path, {"kind": f"recorder {name}", "rank": 1}) as run:
+        ended = run.end()
+    assert ended.status == 10, ended.logs
+    assert ended.verdict["ranks"] == [1]
+    assert f"asked for: recorder {name}" in ended.verdict["headline"]
+    ended.flyte_saw_the_verdict()
+    assert not ended.attempt["decision"]["retry"]
+    assert run.left_over() == []
+
+
 def test_an_agent_that_is_killed(tmp_path: Path) -> None:
     """The workers report that their agent died; the job fails, Flyte reads no file and the decision is not enforced."""
     with running(FAULTS, "one_node", tmp_path, {"kind": "none", "rank": 9}) as run:

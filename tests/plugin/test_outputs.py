@@ -6,11 +6,13 @@ import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from firstfault.layout.paths import is_stock_error_file
+from firstfault_torch.node.document_writer import put_file
 from flytekitplugins.firstfault import outputs
 from flytekitplugins.firstfault.outputs import await_outputs, sealed_name
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tests.prefix import Prefix
+    from tests.s3_server import S3
 
 LONG_S = 30.0
 SOON_S = 1.0
@@ -127,6 +130,31 @@ def test_a_storage_that_cannot_be_listed(prefix: Prefix, caplog: pytest.LogCaptu
     prefix.folder.touch()
     assert await_outputs(f"{prefix.uri}/below/a/file", threading.Event(), 0.1) is False
     assert "no outputs within" in caplog.text
+
+
+def _use(account: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in account.environment().items():
+        monkeypatch.setenv(name, value)
+
+
+def test_an_account_that_may_not_list(s3_no_list: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs end the wait as soon as they can be read."""
+    _use(s3_no_list, monkeypatch)
+    uri = s3_no_list.uri()
+    put_file(uri, "outputs.pb", b"the outputs")
+    assert await_outputs(uri, threading.Event(), LONG_S) is True
+
+
+def test_an_account_that_may_not_look(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pod that may not read does not wait for half an hour after its success."""
+    _use(replace(s3, access_key="no-such-key"), monkeypatch)
+    monkeypatch.setattr(outputs, "_REFUSED_S", 0.5)
+    began = time.monotonic()
+    assert await_outputs(s3.uri(), threading.Event(), 1800) is False
+    assert time.monotonic() - began < LONG_S
+    assert "rank 0's pod has written no outputs within 0.5 s" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -609,6 +609,18 @@ def test_a_node_that_reported_is_not_lost() -> None:
     assert "403 Forbidden" in verdict.headline
 
 
+def test_a_node_that_only_knows_itself() -> None:
+    """A pod that cannot read the storage has its own files alone: what its agent was told names the root cause."""
+    told = CausedBy(3, "worker-1", "")
+    entry = make_presence(Phase.FAILED, node="worker-0", group_rank=0, nodes=2, ranks=(0, 1))
+    verdict = evidence(make_job(replace(stopped(0), caused_by=told), roster=(entry,)))
+    assert (verdict.ranks, verdict.node) == ((3,), "worker-1")
+    entry = replace(entry, first_failure=told, first_failure_reason="rank 3 on worker-1 failed: KeyError")
+    verdict = evidence(make_job(victim(0, peer=2), roster=(entry,)))
+    assert (verdict.ranks, verdict.node) == ((3,), "worker-1")
+    assert "KeyError" in verdict.headline
+
+
 def test_an_exit_that_answers_a_signal() -> None:
     """A process that exits when its agent stops it is a victim."""
     left = own(

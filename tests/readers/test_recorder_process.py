@@ -23,6 +23,7 @@ from firstfault.errors import StoreError, UsageError
 from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError, Writer
 from firstfault.recorder import NodeFolder, Recorder, RecorderProcess, RecorderUnavailableError, Spool, start_recorder
+from firstfault.recorder.client import RECEIVED
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
@@ -257,11 +258,13 @@ def test_the_same_document_twice(start: Callable[..., RecorderProcess], out: Out
     process = start(gate.uri(out), environment=gate.environment())
     file = spooled(process)
     recorder = Recorder(process.folder)
-    for _ in range(2):
-        assert not recorder.put(f"{ERRORS}/a.pb", file, deadline_seconds=SHORT_S).durable
+    recorder.resources(HANG_S)  # it is up
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(recorder.put, f"{ERRORS}/a.pb", file, deadline_seconds=HANG_S) for _ in range(2)]
         until("the upload at the gate", lambda: gate.waiting() == 1)
-    gate.open()
-    until("a receipt", lambda: receipt_of(process.folder) is not None)
+        time.sleep(SHORT_S)
+        gate.open()
+        assert all(receipt.result().durable for receipt in both)
     assert gate.waiting() == 1
 
 
@@ -269,10 +272,11 @@ def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out,
     """The client returns at its deadline; the recorder finishes the upload and writes the receipt to the spool."""
     process = start(gate.uri(out), environment=gate.environment())
     file = spooled(process)
+    Recorder(process.folder).resources(HANG_S)  # it is up
     began = time.monotonic()
-    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", file, deadline_seconds=SHORT_S, rank=1)
-    assert SHORT_S <= time.monotonic() - began < SHORT_S + TOLERANCE_S
-    assert receipt == Receipt("a.pb", durable=False, error="the storage did not answer within 0.5 s", rank=1)
+    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", file, deadline_seconds=4.0, rank=1)
+    assert 4.0 <= time.monotonic() - began < 4.0 + TOLERANCE_S
+    assert receipt == Receipt("a.pb", durable=False, error="the storage did not answer within 4.0 s", rank=1)
     assert (out.files(), receipt_of(process.folder)) == ({}, None)
     gate.open()
     until("a receipt", lambda: receipt_of(process.folder) is not None)
@@ -281,16 +285,15 @@ def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out,
 
 
 def test_a_recorder_that_is_frozen(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """The client returns at its deadline if the recorder hangs; the recorder does the upload later."""
+    """The client says so early enough for its caller to upload by itself; the recorder does the upload later."""
     process = start(out.uri)
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
-    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=SHORT_S)
-    assert time.monotonic() - began < SHORT_S + TOLERANCE_S
-    assert not receipt.durable
-    assert "did not answer" in receipt.error
+    with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.5 s"):
+        Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=1.0)
+    assert time.monotonic() - began < 1.0
     with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.1 s"):
-        Recorder(process.folder).resources(0.1)
+        Recorder(process.folder).resources(0.2)
     os.kill(process.pid, signal.SIGCONT)
     until("the upload", lambda: "a.pb" in out.files())
 
@@ -388,20 +391,20 @@ def test_an_answer_that_breaks_off(short: str) -> None:
         connection, _ = listener.accept()
         with connection:
             connection.recv(1024)
-            connection.sendall(b'{"oom_kill"')
+            connection.sendall(RECEIVED + b'{"oom_kill"')
         with pytest.raises(RecorderUnavailableError, match="without an answer"):
             asked.result()
 
 
 def test_a_full_queue(short: str) -> None:
-    """A client waits while the recorder's backlog is full, at most until its deadline."""
+    """A client waits while the recorder's backlog is full, for half of its time: its caller may do without."""
     folder = NodeFolder(Path(short))
     with listening(folder, 0), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as first:
         first.connect(str(folder.socket))
         began = time.monotonic()
-        receipt = Recorder(folder).put(f"{ERRORS}/a.pb", Path("a.pb"), deadline_seconds=SHORT_S)
-        assert SHORT_S <= time.monotonic() - began < SHORT_S + TOLERANCE_S
-        assert not receipt.durable
+        with pytest.raises(RecorderUnavailableError, match="did not answer"):
+            Recorder(folder).put(f"{ERRORS}/a.pb", Path("a.pb"), deadline_seconds=SHORT_S)
+        assert SHORT_S / 2 <= time.monotonic() - began < SHORT_S / 2 + TOLERANCE_S
 
 
 # --- life and end ---------------------------------------------------------------------------------------------------
@@ -541,7 +544,7 @@ def test_modules_in_the_working_directory(
 def test_a_request_that_makes_no_sense(
     start: Callable[..., RecorderProcess], out: Out, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """An invalid request gets no answer, and the next request does."""
+    """An invalid request gets no result, and the next request does."""
     process = start(out.uri)
     for line in (b"\n", b"not json\n", b"[]\n", b'{"op": "fly"}\n', b'{"op": "put"}\n', b"\xff\xfe\n", b"{" * 200_000):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -550,7 +553,8 @@ def test_a_request_that_makes_no_sense(
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 connection.sendall(line)
                 connection.shutdown(socket.SHUT_WR)
-                assert connection.recv(1024) == b""
+                with connection.makefile("rb") as answer:
+                    assert answer.read() in {b"", RECEIVED}
     Recorder(process.folder).resources(HANG_S)
     assert capfd.readouterr().err == ""
 
@@ -792,7 +796,8 @@ def test_a_worker_that_asks_late(agent: Callable[..., Agent], out: Out) -> None:
         dying.kill()
         until("the roster entry", lambda: bool(out.roster()))
         connection.sendall(b'{"op": "resources"}\n')
-        assert b"oom_kill" in connection.recv(1024)
+        with connection.makefile("rb") as answer:
+            assert b"oom_kill" in answer.read()
     dying.wait_for_recorder()
 
 
@@ -821,7 +826,11 @@ def test_a_dying_process_imports_next_to_nothing(module: str) -> None:
         "firstfault.recorder.process",
         "firstfault.recorder.server",
     )
-    code = f"import sys, firstfault.recorder.{module}; print([name for name in {heavy!r} if name in sys.modules])"
+    # an installed package may import some at every start of Python
+    code = (
+        f"import sys; before = set(sys.modules); import firstfault.recorder.{module}; after = set(sys.modules) - before"
+    )
+    code += f"; print([name for name in {heavy!r} if name in after])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert ran.stdout.strip() == "[]"
 

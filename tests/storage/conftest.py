@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import http.client
-import http.server
 import socket
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -22,12 +19,14 @@ from firstfault.layout.paths import ERRORS
 from firstfault.store import Store, open_store
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
+from tests.faulty_proxy import faulty_proxy_before
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from firstfault.model import WorkerError
+    from tests.faulty_proxy import FaultyProxy
     from tests.s3_server import S3
 
 T = TypeVar("T")
@@ -192,90 +191,12 @@ def silent_server() -> Iterator[SilentServer]:
             connection.close()
 
 
-@dataclass
-class FaultyProxy:
-    """A proxy before the real server that makes the next requests fail."""
-
-    endpoint: str
-    faults: deque[str] = field(default_factory=deque)
-    """Faults of the next requests, in order: a status, "drop" or "truncate"."""
-    forbidden: list[str] = field(default_factory=list)
-    """Requests with one of these parts in their path get 403."""
-    sends_away: str = ""
-    """Clients with this part in their name get 301 without a location, as for a bucket in another region."""
-    broken_listings: int = 0
-    """Number of the first listing that fails, as do all later ones; 0: none fails."""
-    requests: list[str] = field(default_factory=list)
-    """Method and path of every request."""
-
-    def next_fault(self, path: str, client: str) -> str:
-        """Return the fault of the current request; empty if there is none."""
-        if self.sends_away and self.sends_away in client:
-            return "301"
-        if any(part in path for part in self.forbidden):
-            return "403"
-        if self.broken_listings and sum("list-type=2" in request for request in self.requests) >= self.broken_listings:
-            return "503" if "list-type=2" in path else ""
-        return self.faults.popleft() if self.faults else ""
-
-
 @pytest.fixture
-def faulty_proxy(s3: S3, s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+def faulty_proxy(s3_environ: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
     """Send this process's requests to the S3 server through a proxy that can be told to fail."""
-    proxy = FaultyProxy("")
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def handle_any(self) -> None:
-            proxy.requests.append(f"{self.command} {self.path}")
-            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            fault = proxy.next_fault(self.path, self.headers.get("User-Agent", ""))
-            if fault == "drop":
-                self.close_connection = True
-            elif fault.isdigit():
-                self.reply(int(fault), [], b"<Error><Code>" + _S3_CODES[fault] + b"</Code></Error>")
-            else:
-                self.reply(*self.forward(body), cut=fault == "truncate")
-
-        do_GET = do_PUT = do_HEAD = handle_any  # noqa: N815 - http.server's names
-
-        def forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
-            connection = http.client.HTTPConnection(urlsplit(s3.endpoint).netloc, timeout=10)
-            with contextlib.closing(connection):
-                # the host is part of the signature, so it stays the proxy's
-                connection.request(self.command, self.path, body, dict(self.headers.items()))
-                answer = connection.getresponse()
-                return answer.status, answer.getheaders(), answer.read()
-
-        def reply(self, status: int, headers: list[tuple[str, str]], body: bytes, *, cut: bool = False) -> None:
-            self.send_response_only(status)
-            length = next((value for name, value in headers if name.lower() == "content-length"), str(len(body)))
-            for name, value in headers:
-                if name.lower() not in {"content-length", "transfer-encoding", "connection"}:
-                    self.send_header(name, value)
-            self.send_header("Content-Length", length if self.command == "HEAD" else str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":  # whose answer has no body; the next one on the connection would begin with it
-                self.wfile.write(body[: len(body) // 2] if cut else body)
-            self.close_connection = self.close_connection or cut
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="faulty-proxy")
-        thread.start()
-        proxy.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    with faulty_proxy_before(s3_environ) as proxy:
         monkeypatch.setenv("FLYTE_AWS_ENDPOINT", proxy.endpoint)
-        try:
-            yield proxy
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-_S3_CODES = {"301": b"PermanentRedirect", "403": b"AccessDenied", "500": b"InternalError", "503": b"SlowDown"}
+        yield proxy
 
 
 @pytest.fixture

@@ -14,14 +14,16 @@ from firstfault.reading import fetch as reading
 from firstfault.reading.listing import list_everything
 from firstfault.store._open import CLIENT_VARIABLE
 from tests.benchmarks.cascade import Cascade, put_all
+from tests.faulty_proxy import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault.reading.listing import Listing
     from firstfault.store import Store
+    from tests.faulty_proxy import FaultyProxy
     from tests.s3_server import S3
-    from tests.storage.conftest import Crowd, FaultyProxy, Peer
+    from tests.storage.conftest import Crowd, Peer
 
 WORKERS = 1_200
 CULPRIT = Cascade(WORKERS).culprit
@@ -90,7 +92,7 @@ def test_a_document_of_another_writer_is_found(crowd: Crowd, s3_environ: S3, str
 @pytest.mark.parametrize("strategy", ["earliest", "evidence"])
 def test_a_storage_that_slows_down(large: str, faulty_proxy: FaultyProxy, strategy: str) -> None:
     """SlowDown during the listing does not change the verdict."""
-    faulty_proxy.faults.extend(["", "503", "503", "", "drop"])
+    faulty_proxy.plan("pass", "503", "503", "pass", "drop")
     verdict = MultiErrorFileOutputReader(large, strategy=strategy).verdict()
     assert verdict is not None
     assert verdict.ranks == (CULPRIT,)
@@ -99,7 +101,7 @@ def test_a_storage_that_slows_down(large: str, faulty_proxy: FaultyProxy, strate
 @pytest.mark.usefixtures("no_waiting")
 def test_a_page_that_cannot_be_read(large: str, faulty_proxy: FaultyProxy) -> None:
     """If the listing fails behind its first page, an error is raised."""
-    faulty_proxy.broken_listings = 3
+    faulty_proxy.plan(Fault("503", path="list-type=2", after=2))
     with pytest.raises(StoreUnavailableError, match="cannot list"):
         MultiErrorFileOutputReader(large).verdict()
 

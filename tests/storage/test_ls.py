@@ -237,7 +237,7 @@ def test_the_seal_of_the_most_documents(tmp_path: Path) -> None:
 
     files = _sealed(_error())
     early = _resealed(_error(), change, count=1)["error.pb"]
-    _put(str(tmp_path / "0"), {"error-1.pb": early, "error-2.pb": files["error.pb"]})
+    _put(str(tmp_path / "0"), {f"error-{'1' * 32}.pb": early, f"error-{'2' * 32}.pb": files["error.pb"]})
     ((attempt,), _) = failed_attempts(str(tmp_path))
     assert attempt.category == "user_code"
 

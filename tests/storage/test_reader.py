@@ -19,13 +19,15 @@ from firstfault.reading import fetch as reading
 from firstfault.store import Store, open_store
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
+from tests.faulty_proxy import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault.store import ObjectInfo
+    from tests.faulty_proxy import FaultyProxy
     from tests.s3_server import S3
-    from tests.storage.conftest import Crowd, FaultyProxy
+    from tests.storage.conftest import Crowd
 
 ROOT = make_error(3, node="worker-1", at_ms=0, message="the first fault", group_world_size=2, world_size=4)
 VICTIMS = [
@@ -216,7 +218,7 @@ def test_a_document_that_may_not_be_read_is_counted(
     """A document whose read is refused is unreadable; the verdict comes from the others."""
     uri = s3_environ.uri()
     names = write(uri, ROOT, VICTIMS[0])
-    faulty_proxy.forbidden.append(names[0])
+    faulty_proxy.plan(Fault("403", path=names[0]))
     job = MultiErrorFileOutputReader(uri).job()
     assert [failure.rank for failure in job.failures] == [0]
     assert job.coverage.unreadable == 1

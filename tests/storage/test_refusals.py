@@ -11,12 +11,14 @@ import pytest
 from firstfault.errors import AccessDeniedError, FirstFaultError, StoreError, StoreUnavailableError, UsageError
 from firstfault.store import Store, _fsspec, _obstore_settings, _settings
 from firstfault.store._open import CLIENT_VARIABLE
+from tests.faulty_proxy import Fault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.faulty_proxy import FaultyProxy
     from tests.s3_server import S3
-    from tests.storage.conftest import FaultyProxy, SilentServer
+    from tests.storage.conftest import SilentServer
 
 
 @pytest.fixture(autouse=True, params=["fsspec", "obstore"])
@@ -243,9 +245,9 @@ def test_a_fault_that_passes(
     uri = s3_environ.uri()
     with_store(uri, put_it)
     before = len(faulty_proxy.requests)
-    faulty_proxy.faults.extend(faults)
+    faulty_proxy.plan(*faults)
     with_store(uri, VERBS[verb])
-    assert not faulty_proxy.faults
+    assert faulty_proxy.is_used_up
     assert len(faulty_proxy.requests) - before == len(faults) + 1
 
 
@@ -260,7 +262,7 @@ def test_a_fault_that_stays(
     fault: str,
 ) -> None:
     """A lasting fault raises StoreUnavailableError after four requests."""
-    faulty_proxy.faults.extend([fault] * 100)
+    faulty_proxy.plan(Fault(fault))
     text = refusal(StoreUnavailableError, lambda: with_store(s3_environ.uri(), VERBS[verb]))
     assert f"cannot {SAID.get(verb, verb)}" in text
     # aiohttp by itself repeats once what was sent on a connection that closed
@@ -272,9 +274,9 @@ def test_an_answer_that_is_cut_off(s3_environ: S3, faulty_proxy: FaultyProxy, wi
     """A truncated object is read again, and raises an error if it stays truncated."""
     uri = s3_environ.uri()
     with_store(uri, put_it)
-    faulty_proxy.faults.append("truncate")
+    faulty_proxy.plan("truncate")
     assert with_store(uri, get_it) == b"data"
-    faulty_proxy.faults.extend(["truncate"] * 100)
+    faulty_proxy.plan(Fault("truncate"))
     refusal(StoreUnavailableError, lambda: with_store(uri, get_it))
 
 
@@ -291,7 +293,7 @@ def test_a_bucket_in_another_region(
     s3_environ: S3, faulty_proxy: FaultyProxy, with_store: Callable[..., Any], client: str
 ) -> None:
     """If S3 redirects to the bucket's region, the store follows."""
-    faulty_proxy.sends_away = "object_store"
+    faulty_proxy.plan(Fault("301", client="object_store"))
 
     async def use(store: Store) -> object:
         await store.put("a.pb", b"data")

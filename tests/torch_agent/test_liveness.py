@@ -151,6 +151,45 @@ def test_a_stranger_is_not_missed(store: PrefixStore) -> None:
     lines.end()
 
 
+def test_slow_strangers(store: PrefixStore, other: Any) -> None:
+    """Strangers that say nothing, or a byte at a time, keep nobody from learning of a death, and are dropped."""
+    deaths = Deaths()
+    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
+    where = json.loads(store.get("firstfault/lifeline"))
+    address = ("127.0.0.1", where["port"])
+    strangers = [socket.create_connection(address, LONG_S) for _ in range(3)]
+    stop = threading.Event()
+
+    def whisper() -> None:
+        while not stop.wait(0.2):
+            with socket.create_connection(address, LONG_S) as slow:
+                while not stop.wait(0.2):
+                    try:
+                        slow.sendall(b"x")
+                    except OSError:
+                        break
+
+    whispering = [threading.Thread(target=whisper) for _ in range(3)]
+    for thread in whispering:
+        thread.start()
+    try:
+        process, _ = other(1)
+        _connected(store)
+        os.kill(process.pid, signal.SIGKILL)
+        assert deaths.news.wait(LONG_S / 4)
+        for stranger in strangers:
+            stranger.settimeout(LONG_S)
+            assert stranger.recv(1) == b""
+    finally:
+        stop.set()
+        for thread in whispering:
+            thread.join()
+        for stranger in strangers:
+            stranger.close()
+    lines.end()
+    assert deaths.seen == [(1, "worker-1")]
+
+
 def test_a_connection_that_breaks_and_comes_back(store: PrefixStore) -> None:
     """An agent that reconnects within 1.5 s is not reported dead."""
     deaths = Deaths()

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -519,6 +520,51 @@ def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> N
     assert failure.exception.type.endswith("BlockingError")
     assert failure.exception.message == "<no text: reading the exception took too long>"
     assert 1 <= took < 2 + TOLERANCE_S
+
+
+_WITHOUT_THREADS = """
+import os, resource, sys, threading
+
+from firstfault_torch.worker.recording import recorded
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine
+
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+threading.stack_size(2**31)
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**30, size + 2**30))
+try:
+    threading.Thread(target=print).start()
+except RuntimeError as error:
+    print(error)
+with recorded(FlyteEngine(sys.argv[1])):
+    raise ValueError("the fault")
+"""
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_no_thread_can_be_started(
+    alive: bool, prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exception is recorded whole, through the recorder; without one it waits in the spool for the agent."""
+    as_worker()
+    with node_recorder(prefix.recording()) as with_recorder:
+        monkeypatch.setenv("FIRSTFAULT_NODE_FOLDER", with_recorder.node_folder)
+        if not alive:
+            end_node_recorder(with_recorder)
+        ran = subprocess.run(
+            [sys.executable, "-c", _WITHOUT_THREADS, prefix.uri],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert ran.stdout == "can't start new thread\n"
+        assert ran.stderr.rstrip().endswith("ValueError: the fault")
+        if alive:
+            (failure,) = prefix.failures()
+            assert failure.exception is not None
+            assert failure.exception.message == "the fault"
+        else:
+            assert "the system allows no further thread" in ran.stderr
 
 
 def test_a_document_too_large_is_cut(prefix: Prefix, as_worker: Callable[..., Path]) -> None:

@@ -33,11 +33,12 @@ from firstfault_torch.compat.torch_agent import HookedAgent, flight_recorder_var
 from firstfault_torch.context import LOCAL_RANK_VARIABLE, Moment, node_place
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.guard import guarded, logger
+from firstfault_torch.node.starting import starting
 from firstfault_torch.node.timers import TORCH_ENABLED_VARIABLE
 from firstfault_torch.rounds.agreement import await_all, begin_round
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
-from firstfault_torch.rounds.rendezvous import ResponsiveRendezvous
+from firstfault_torch.rounds.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,7 +105,7 @@ class ReportingAgent(HookedAgent):
         watchdog: Watchdog | None = None,
         **kwargs: Any,
     ) -> None:
-        handler: Any = ResponsiveRendezvous(spec.rdzv_handler)
+        handler: Any = Rendezvous(spec.rdzv_handler)
         kwargs["logs_specs"] = ObservedLogs(kwargs["logs_specs"], weakly(self._prepare_workers))
         super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE_S, rdzv_handler=handler), **kwargs)
         self._interval = spec.monitor_interval
@@ -168,7 +169,7 @@ class ReportingAgent(HookedAgent):
         variables = {**flight_recorder_variables(os.environ), **self.recording.environment()}
         if TORCH_ENABLED_VARIABLE in os.environ:
             variables[TORCH_ENABLED_VARIABLE] = "0"
-        with environment_set(variables):
+        with starting(self._start_method) as gate, environment_set({**variables, **gate}):
             ids = super().start_workers(group)
         with _guarded("watching the workers"):
             self._signals.install()
@@ -511,6 +512,7 @@ class ReportingAgent(HookedAgent):
         try:
             if self._finished:
                 return
+            self._reporter.hurry()
             error = SignalException("terminated", sigval=received.number)
             self._reporter.write(about_agent(error, ErrorClass.PREEMPTION, self.place(), received.moment))
             others_suffice = (self.group.group_world_size or 1) - 1 >= self._min_nodes

@@ -46,6 +46,10 @@ _UPLOADS = 4
 """Uploads of one node at a time."""
 _ASKING_S = 1.0
 """Longest wait for the recorder's data on the container's memory."""
+_TERMINATED_S = 3.0
+"""Longest wait for all uploads of a node after a signal that terminates it, seconds; the recorder continues them."""
+_LEAST_S = 0.3
+"""Longest wait for an upload that begins later."""
 
 
 @dataclass
@@ -83,6 +87,20 @@ class Reporter:
         self._entries: list[Future[Any]] = []
         self._documented: dict[int, Future[Any]] = {}
         self._own_logs: dict[int, LogTail] = {}
+        self._hurried_until: float | None = None
+
+    @property
+    def deadline_seconds(self) -> float:
+        """The longest wait for an upload that begins now; shorter after `hurry`."""
+        seconds = self.recording.upload_deadline_seconds
+        if self._hurried_until is None:
+            return seconds
+        return min(seconds, max(self._hurried_until - time.monotonic(), _LEAST_S))
+
+    def hurry(self) -> None:
+        """Let all further uploads together take a few seconds: this process is terminated, and will be killed."""
+        if self._hurried_until is None:
+            self._hurried_until = time.monotonic() + _TERMINATED_S
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -137,8 +155,9 @@ class Reporter:
 
     def put(self, path: str, data: bytes) -> None:
         """Write another small file below the output prefix, in the background."""
-        deadline = self.recording.upload_deadline_seconds
-        self._entries.append(self._submit(partial(put_on_node, path, data, self.recording, deadline)))
+        self._entries.append(
+            self._submit(lambda: put_on_node(path, data, self.recording, self.deadline_seconds)),
+        )
 
     def _spool_dead_agent(self, ranks: tuple[int, ...]) -> None:
         if self.recording.files is None:
@@ -153,7 +172,7 @@ class Reporter:
     def write(self, failure: WorkerError) -> Receipt:
         """Make a document that the agent wrote durable, within the deadline."""
         spool = spool_for_agent(self.recording)
-        receipt = record_error(failure, self.recording, spool, self.recording.upload_deadline_seconds)
+        receipt = record_error(failure, self.recording, spool, self.deadline_seconds)
         self.report.copies[document_path(receipt.name)] = encode(failure)
         self.report.receipts.append(receipt)
         return receipt
@@ -256,8 +275,7 @@ class Reporter:
         self.report.copies[document_path(document.name)] = data
         if document.receipt is not None and document.receipt.durable:
             return document.receipt, failure
-        deadline = self.recording.upload_deadline_seconds
-        receipt = put_document(document, self.recording, failure.monotonic_ns, failure.rank, deadline)
+        receipt = put_document(document, self.recording, failure.monotonic_ns, failure.rank, self.deadline_seconds)
         return receipt, failure
 
     def _kept_by_torch(self, death: Death) -> KeptException | None:

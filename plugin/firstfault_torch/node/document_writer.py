@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -120,7 +121,7 @@ def record_error(
     path = None
     if spool is not None:
         wait = max(deadline_seconds, _SPOOL_S)
-        path = bounded(lambda: spool.add(name, data, held=held), wait, "spooling an error document")
+        path = bounded(lambda: spool.add(name, data, held=held), wait, "spooling an error document", local=True)
     if held:
         return Receipt(name, durable=False, error="held back until the node fails", rank=error.rank)
     left = max(deadline - time.monotonic(), 0)
@@ -131,7 +132,7 @@ def record_error(
         left = max(deadline - time.monotonic(), 0)
     receipt = _upload_directly(name, data, recording.output_prefix, error.monotonic_ns, error.rank, left)
     if spool is not None:
-        bounded(lambda: spool.add_receipt(receipt), _RECEIPT_S, "writing a receipt")
+        bounded(lambda: spool.add_receipt(receipt), _RECEIPT_S, "writing a receipt", local=True)
     return receipt
 
 
@@ -175,7 +176,7 @@ def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) ->
     files = _files(recording)
     if files is not None:
         spool = files.outgoing_spool
-        file = bounded(lambda: spool.add(path.rsplit("/", 1)[-1], data), _SPOOL_S, "spooling a file")
+        file = bounded(lambda: spool.add(path.rsplit("/", 1)[-1], data), _SPOOL_S, "spooling a file", local=True)
         receipt = _put_by_recorder(path, file, recording, seconds) if file is not None else None
         if receipt is not None:
             return receipt.durable
@@ -281,8 +282,10 @@ def _upload_directly(  # noqa: PLR0913, PLR0917 - as above
     deadline_seconds: float,
 ) -> Receipt:
     failures: list[str] = []
+    asked = threading.Event()
 
     def upload() -> int | None:
+        asked.set()
         _, error = caught(lambda: put_file(output_prefix, document_path(name), data), Exception)
         if error is None:
             return time.monotonic_ns()
@@ -293,7 +296,8 @@ def _upload_directly(  # noqa: PLR0913, PLR0917 - as above
     if done is not None:
         took = done - fault_monotonic_ns if fault_monotonic_ns else None
         return Receipt(name, durable=True, fault_to_durable_ns=took, rank=rank)
-    reason = failures[0] if failures else f"the storage did not answer within {deadline_seconds:.1f} s"
+    late = f"the storage did not answer within {deadline_seconds:.1f} s"
+    reason = failures[0] if failures else late if asked.is_set() else "the system allows no further thread"
     _log_failed_upload(output_prefix, name, reason)
     return Receipt(name, durable=False, error=reason, rank=rank)
 

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
@@ -23,6 +23,8 @@ from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from typing_extensions import Self
 
 __all__ = ["Liveness"]
 
@@ -37,6 +39,8 @@ _CONNECTING_S = 5.0
 _FIRST_AGENT_S = 300.0
 """Longest wait for the first agent to open its port; without firstfault it never does."""
 _LONGEST_LINE = 4096
+_MOST_GREETINGS = 1024
+"""Connections that have not said yet who they are; of more, the oldest are closed, and an agent tries again."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds, seconds, times: detects within a minute a machine that vanished without closing its connections."""
 
@@ -47,6 +51,119 @@ class _Peer:
 
     group_rank: int
     node: str
+
+
+@dataclass(slots=True)
+class _Greeting:
+    """The first line of a new connection; a stranger may send it slowly, or never."""
+
+    since: float
+    line: bytes = b""
+
+    def read(self, connection: socket.socket) -> bool:
+        """Read what is there; return whether nothing more is to come."""
+        try:
+            part = connection.recv(_LONGEST_LINE - len(self.line))
+        except BlockingIOError:
+            return False
+        except OSError:
+            part = b""
+        self.line += part
+        return not part or self.line.endswith(b"\n") or len(self.line) >= _LONGEST_LINE
+
+    def is_late(self) -> bool:
+        """Whether it has taken too long."""
+        return time.monotonic() - self.since > _RECONNECT_S
+
+
+class _Clients:
+    """The connections of all other agents, and of strangers who have not said yet who they are.
+
+    Args:
+        secret: an agent's greeting contains it.
+        node: the first agent's name.
+        on_death: called once for each agent that died.
+    """
+
+    def __init__(self, secret: str, node: str, on_death: Callable[[int, str], None]) -> None:
+        self._secret = secret
+        self._node = node
+        self._on_death = on_death
+        self._greeting: dict[socket.socket, _Greeting] = {}
+        self._peers: dict[socket.socket, _Peer] = {}
+        self._latest: dict[int, socket.socket] = {}
+        self._missing: dict[int, tuple[float, _Peer]] = {}
+        self.waiting = selectors.DefaultSelector()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.waiting.close()
+        for connection in (*self._greeting, *self._peers):
+            connection.close()
+
+    @property
+    def hurry(self) -> bool:
+        """Whether something has a limit of time."""
+        return bool(self._greeting or self._missing)
+
+    def accept(self, listener: socket.socket) -> None:
+        """Take a new connection, which has not said yet whose it is."""
+        with contextlib.suppress(OSError):  # closed before it was accepted
+            connection, _ = listener.accept()
+            connection.settimeout(0)
+            if len(self._greeting) >= _MOST_GREETINGS:
+                self._drop(next(iter(self._greeting)))
+            self._greeting[connection] = _Greeting(time.monotonic())
+            self.waiting.register(connection, selectors.EVENT_READ)
+
+    def read(self, connection: socket.socket) -> None:
+        """Read from a connection."""
+        greeting = self._greeting.get(connection)
+        if greeting is not None:
+            if greeting.read(connection):
+                del self._greeting[connection]
+                self._welcome(connection, greeting.line)
+        elif connection in self._peers and (over := _is_over(connection, self.waiting)):
+            peer = self._peers.pop(connection)
+            connection.close()
+            # the old connection's end may be read after the new one was accepted
+            if over == "broken" and self._latest.get(peer.group_rank) is connection:
+                self._missing[peer.group_rank] = (time.monotonic(), peer)
+
+    def _welcome(self, connection: socket.socket, line: bytes) -> None:
+        """Answer an agent's greeting; close a stranger's connection."""
+        try:
+            peer = _parse_greeting(line, self._secret)
+            connection.settimeout(_RECONNECT_S)
+            connection.sendall(json.dumps({"node": self._node}).encode() + b"\n")
+            _keep_alive(connection)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.debug("dropped a connection that is not an agent's: %s", error)
+            self._drop(connection)
+            return
+        self._peers[connection] = peer
+        self._latest[peer.group_rank] = connection
+        self._missing.pop(peer.group_rank, None)
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._greeting.pop(connection, None)
+        self.waiting.unregister(connection)
+        connection.close()
+
+    def look_at_the_clock(self) -> None:
+        """Drop those who say nothing, and report agents that did not come back."""
+        for connection in [one for one, greeting in self._greeting.items() if greeting.is_late()]:
+            self._drop(connection)
+        for rank, (since, peer) in list(self._missing.items()):
+            if time.monotonic() - since > _RECONNECT_S:
+                del self._missing[rank]
+                self._on_death(rank, peer.node)
+
+    def say_farewell(self) -> None:
+        """Tell all agents that this one ends."""
+        _send_farewell(list(self._peers))
 
 
 class Liveness:
@@ -91,49 +208,18 @@ class Liveness:
 
     def _serve(self) -> None:
         secret = secrets.token_hex(16)
-        with _listening() as listener, selectors.DefaultSelector() as waiting, contextlib.ExitStack() as open_:
+        with _listening() as listener, _Clients(secret, self._own.node, self._on_death) as clients:
             self._store.clone().set(_KEY, json.dumps({"port": listener.getsockname()[1], "secret": secret}))
-            waiting.register(listener, selectors.EVENT_READ)
-            waiting.register(self._waker, selectors.EVENT_READ)
-            missing: dict[int, tuple[float, _Peer]] = {}
-            latest: dict[int, Any] = {}
+            clients.waiting.register(listener, selectors.EVENT_READ)
+            clients.waiting.register(self._waker, selectors.EVENT_READ)
             while not self._ended.is_set():
-                for key, _ in waiting.select(_PAUSE_S if missing else None):
+                for key, _ in clients.waiting.select(_PAUSE_S if clients.hurry else None):
                     if key.fileobj is listener:
-                        peer, connection = self._accept(listener, waiting, open_, secret)
-                        if peer is not None:
-                            latest[peer.group_rank] = connection
-                            missing.pop(peer.group_rank, None)
-                    elif key.data is not None and _is_over(key.fileobj, waiting) == "broken":
-                        rank = key.data.group_rank
-                        # the old connection's end may be read after the new one was accepted
-                        if latest.get(rank) is key.fileobj:
-                            missing[rank] = (time.monotonic(), key.data)
-                for rank, (since, peer) in list(missing.items()):
-                    if time.monotonic() - since > _RECONNECT_S:
-                        del missing[rank]
-                        self._on_death(rank, peer.node)
-            _send_farewell([key.fileobj for key in waiting.get_map().values() if key.data is not None])
-
-    def _accept(
-        self, listener: socket.socket, waiting: selectors.BaseSelector, open_: contextlib.ExitStack, secret: str
-    ) -> tuple[_Peer | None, Any]:
-        try:
-            connection, _ = listener.accept()
-        except OSError:
-            return None, None  # closed before it was accepted
-        try:
-            connection.settimeout(_RECONNECT_S)
-            peer = _parse_greeting(_read_line(connection), secret)
-            connection.sendall(json.dumps({"node": self._own.node}).encode() + b"\n")
-            _keep_alive(connection)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            logger.debug("dropped a connection that is not an agent's: %s", error)
-            connection.close()
-            return None, None
-        open_.enter_context(connection)
-        waiting.register(connection, selectors.EVENT_READ, peer)
-        return peer, connection
+                        clients.accept(listener)
+                    elif key.fileobj is not self._waker:
+                        clients.read(cast("socket.socket", key.fileobj))
+                clients.look_at_the_clock()
+            clients.say_farewell()
 
     # --- every other agent's end --------------------------------------------------------------------------------
 

@@ -82,6 +82,8 @@ _HURRIED_S = 1.5
 """Longest wait for the other nodes' reports after this process received SIGTERM."""
 _LEAVING_S = 5.0
 """The same for the verdict."""
+_PUBLISHED_S = 2.0
+"""The same for a verdict that another node is publishing."""
 _FOREVER = dt.timedelta(days=30)
 
 
@@ -175,7 +177,7 @@ class Settlement:
                     return self._published(store, document, publish)
             found = _next_from(results, self._turn_seconds, give_up, _LEAVING_S)
             if found is None and bounded(partial(self._is_publishing, store), self._step_s, "asking whose turn it is"):
-                found = _next_from(results, _PUBLISHING_S, give_up, _LEAVING_S)
+                found = _next_from(results, _PUBLISHING_S, give_up, _PUBLISHED_S)
             if isinstance(found, bytes):
                 return _unpacked(found)
             if isinstance(found, Exception) or (give_up is not None and give_up.is_set()):

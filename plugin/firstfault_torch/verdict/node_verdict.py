@@ -40,6 +40,8 @@ _LEAST_S = 0.3
 """The same if the process is about to end."""
 _STORAGE_S = 10.0
 """Longest time that listing and reading may take beyond the wait for the other nodes."""
+_HURRIED_STORAGE_S = 1.5
+"""The same if the process is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,9 @@ def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple
             logger.warning("the attempt's documents cannot be read: %s", error)
             return None
 
-    job = bounded(read, wait.seconds + _STORAGE_S, "reading the nodes' documents")
+    seconds = wait.seconds + (_HURRIED_STORAGE_S if wait.is_hurried else _STORAGE_S)
+    doing = "reading the nodes' documents"
+    job = bounded(read, seconds, doing, wait.give_up, hurried_seconds=_HURRIED_STORAGE_S)
     if job is None:
         alone = reader.job_of_copies("only the documents at hand were read; the storage did not answer in time")
         return alone, reader.read_files

@@ -52,7 +52,8 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     wall_ns, monotonic_ns = moment_of(error)
     deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
     source = error if is_clean_exit(error) else before_exit(error)
-    exception = bounded(partial(_read, source, error), recording.upload_deadline_seconds / 2, "reading an exception")
+    half = recording.upload_deadline_seconds / 2
+    exception = bounded(partial(_read, source, error), half, "reading an exception", local=True)
     if exception is None:
         exception = replace(bare(source), message="<no text: reading the exception took too long>")
     progress: tuple[CollectiveProgress, ...] = ()

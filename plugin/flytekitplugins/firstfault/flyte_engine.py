@@ -31,6 +31,8 @@ _PLAIN_CODE = "USER:RuntimeError"
 """flytekit's code for an exception without an ``error_code``."""
 _UPLOAD_S = 5.0
 """Longest time for uploading the verdict, seconds; the stock entrypoint tries again."""
+_TERMINATED_S = 2.0
+"""The same after a signal that terminates this pod."""
 _NOW_S = 1.0
 """The same if the process ends now."""
 
@@ -113,11 +115,12 @@ class FlyteEngine:
             return verdict if verdict.durable else self._uploaded(verdict, _NOW_S)
         if not verdict.for_all:
             # the nodes could not settle on one verdict
-            document = newest_seal(verdict.seal, verdict.document, self._output_prefix)
+            document = newest_seal(verdict.seal, verdict.document, self._output_prefix, give_up)
             verdict = replace(verdict, document=document)
         writes_deck = self._leave_deck(verdict, give_up)
         if not verdict.durable:
-            verdict = self._uploaded(verdict, _UPLOAD_S)
+            hurried = give_up is not None and give_up.is_set()
+            verdict = self._uploaded(verdict, _TERMINATED_S if hurried else _UPLOAD_S)
         self.published = Published(verdict.document, verdict.durable, writes_deck)
         return verdict
 

@@ -8,7 +8,13 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-from firstfault.errors import BadDocumentError, StoreError
+from firstfault.errors import (
+    AccessDeniedError,
+    BadDocumentError,
+    ObjectNotFoundError,
+    ObjectTooLargeError,
+    StoreError,
+)
 from firstfault.layout.paths import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
 from firstfault.model import DocumentRef, Seal
 from firstfault.store import open_store
@@ -20,12 +26,18 @@ from firstfault_torch.node.document_writer import get_file
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from firstfault.store import Store
+
 __all__ = ["await_deck", "await_outputs", "multi_error_files", "newest_seal", "sealed_name"]
 
 _LONGEST_S = 1800.0
 """Longest wait for the outputs, seconds. If rank 0's pod dies meanwhile, the operator ends the job and this pod."""
+_REFUSED_S = 60.0
+"""Longest wait for the outputs if this pod may not look for them, seconds; rank 0's pod needs seconds to write them."""
 _LOOK_S = 2.0
 """Longest look for the verdict of another pod."""
+_HURRIED_LOOK_S = 1.0
+"""The same if the process is about to end."""
 _FIRST_POLL_S = 0.05
 _LONGEST_POLL_S = 2.0
 
@@ -42,13 +54,20 @@ def sealed_name(output_prefix: str) -> str:
     return f"error-{unique}.pb" if multi_error_files() else ERROR_FILE
 
 
-def newest_seal(seal: Seal, document: bytes, output_prefix: str) -> bytes:
+def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: threading.Event | None = None) -> bytes:
     """Return the ``error.pb`` to keep: another pod's, unless this pod's was concluded from more documents.
 
     Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
+
+    Args:
+        seal: this pod's verdict.
+        document: its ``error.pb``.
+        output_prefix: the folder of the verdict's file.
+        give_up: once set, shortens the look for another pod's.
     """
     name = sealed_name(output_prefix)
-    other = bounded(lambda: get_file(output_prefix, name), _LOOK_S, "looking for the verdict of another pod")
+    doing = "looking for the verdict of another pod"
+    other = bounded(lambda: get_file(output_prefix, name), _LOOK_S, doing, give_up, hurried_seconds=_HURRIED_LOOK_S)
     try:
         found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
     except BadDocumentError:
@@ -64,10 +83,22 @@ def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float =
     Args:
         output_prefix: the folder of the outputs.
         give_up: ends the wait.
-        seconds: longest wait.
+        seconds: longest wait; a minute if the storage does not let this pod look.
     """
     missed = "rank 0's pod has written no outputs"
-    return _await(lambda: _are_there(output_prefix), missed, give_up, seconds)
+    refusals: set[str] = set()
+
+    def look() -> bool:
+        try:
+            return _are_there(output_prefix)
+        except StoreError as error:
+            refusals.clear()
+            if isinstance(error, AccessDeniedError):
+                refusals.add(str(error))
+            logger.warning("cannot look for rank 0's outputs: %s", error)
+            return False
+
+    return _await(look, missed, give_up, lambda: min(_REFUSED_S, seconds) if refusals else seconds)
 
 
 def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None, seconds: float) -> bool:
@@ -80,16 +111,16 @@ def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None,
         seconds: longest wait.
     """
     missed = "the elected pod has not written the deck"
-    return _await(lambda: _is_marked(output_prefix, mark), missed, give_up or threading.Event(), seconds)
+    return _await(lambda: _is_marked(output_prefix, mark), missed, give_up or threading.Event(), lambda: seconds)
 
 
-def _await(are_there: Callable[[], bool], missed: str, give_up: threading.Event, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+def _await(are_there: Callable[[], bool], missed: str, give_up: threading.Event, limit: Callable[[], float]) -> bool:
+    began = time.monotonic()
     pause = _FIRST_POLL_S
     while not are_there():
-        left = deadline - time.monotonic()
+        left = began + limit() - time.monotonic()
         if left <= 0:
-            logger.warning("%s within %g s; this pod waits no longer", missed, seconds)
+            logger.warning("%s within %g s; this pod waits no longer", missed, limit())
             return False
         if give_up.wait(min(pause, left)):
             return False
@@ -100,13 +131,25 @@ def _await(are_there: Callable[[], bool], missed: str, give_up: threading.Event,
 def _are_there(output_prefix: str) -> bool:
     async def look() -> bool:
         async with open_store(output_prefix) as store:
-            return any(item.name == OUTPUTS or is_stock_error_file(item.name) for item in await store.list())
+            try:
+                return any(item.name == OUTPUTS or is_stock_error_file(item.name) for item in await store.list())
+            except AccessDeniedError:
+                # reading may be allowed without listing
+                if await _can_be_read(store, OUTPUTS) or await _can_be_read(store, sealed_name(output_prefix)):
+                    return True
+                raise
 
+    return run_sync(look())
+
+
+async def _can_be_read(store: Store, name: str) -> bool:
     try:
-        return run_sync(look())
-    except StoreError as error:
-        logger.warning("cannot look for rank 0's outputs: %s", error)
+        await store.get(name, limit=1)
+    except ObjectTooLargeError:
+        return True
+    except (AccessDeniedError, ObjectNotFoundError):
         return False
+    return True
 
 
 def _is_marked(output_prefix: str, mark: bytes) -> bool:

@@ -99,7 +99,8 @@ def broadcast_root(job: JobErrors, accusations: Accusations, *, waited: bool) ->
     most = max(accusations.broadcast.values(), default=0)
     causes = [cause for cause, count in accusations.broadcast.items() if count == most]
     nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
-    if len(causes) != 1 or causes[0].node not in nodes:
+    is_everyone = len(nodes) >= (job.coverage.expected or 0)
+    if len(causes) != 1 or (is_everyone and causes[0].node not in nodes):
         return []
     who = (causes[0].rank, causes[0].node)
     # if a node left any document, that counts more than what others say of it

@@ -1,4 +1,8 @@
-"""The client of the node's recorder: one connection and one line of JSON each way. Imports nothing slow."""
+"""The client of the node's recorder: one connection, a line of JSON, two lines as the answer. Imports nothing slow.
+
+The first line of the answer comes at once. Without it the recorder is frozen, and the caller uploads by itself; with it
+and no second line the storage is slow.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +18,15 @@ from firstfault.recorder.folder import NodeFolder
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["NodeFolder", "Recorder"]
+__all__ = ["RECEIVED", "NodeFolder", "Recorder"]
 
 _CHUNK_BYTES = 64 * 1024
 _BACKLOG_FULL_S = 0.01
 """Pause before the next attempt to connect while the recorder's backlog is full, seconds."""
+RECEIVED = b"received\n"
+"""The first line of each answer."""
+_RECEIVED_S = 3.0
+"""Longest wait for it, seconds, and at most half of the caller's time; a recorder that starts may need so long."""
 _SHORTEST_TIMEOUT_S = 0.001
 """Shortest timeout of a socket, seconds: zero would make it non-blocking."""
 
@@ -50,7 +58,7 @@ class Recorder:
             rank: the worker's global rank, for the receipt.
 
         Raises:
-            RecorderUnavailableError: no recorder is running, or it ended without an answer.
+            RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
         """
         name = path.rsplit("/", 1)[-1]
         request = {
@@ -112,18 +120,19 @@ class Recorder:
         """Return the recorder's answer.
 
         Raises:
-            RecorderUnavailableError: no recorder is running, or it ended without an answer.
-            TimeoutError: no answer within `seconds`.
+            RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
+            TimeoutError: no result within `seconds`.
         """
         deadline = time.monotonic() + seconds
+        first = min(_RECEIVED_S, seconds / 2)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                _connect(connection, str(self._folder.socket), deadline)
-                connection.settimeout(_left(deadline))
-                # SIGPIPE would end a worker that has set it to its default action
-                connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
-                line = _receive(connection, deadline)
-        except TimeoutError:
+                try:
+                    received = _send(connection, str(self._folder.socket), request, time.monotonic() + first)
+                except TimeoutError:
+                    raise self._no_answer(first) from None
+                line = _receive(connection, deadline) if received == RECEIVED else b""
+        except (TimeoutError, RecorderUnavailableError):
             raise
         except OSError as error:
             raise RecorderUnavailableError(
@@ -133,6 +142,15 @@ class Recorder:
             raise RecorderUnavailableError(f"the recorder in {self._folder.path} ended without an answer")
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _send(connection: socket.socket, address: str, request: dict[str, Any], deadline: float) -> bytes:
+    """Send a request, and return the first line of the answer."""
+    _connect(connection, address, deadline)
+    connection.settimeout(_left(deadline))
+    # SIGPIPE would end a worker that has set it to its default action
+    connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
+    return _receive(connection, deadline, len(RECEIVED))
 
 
 def _connect(connection: socket.socket, address: str, deadline: float) -> None:
@@ -149,12 +167,12 @@ def _connect(connection: socket.socket, address: str, deadline: float) -> None:
             return
 
 
-def _receive(connection: socket.socket, deadline: float) -> bytes:
-    """Return one line, or its beginning if the connection ends early."""
+def _receive(connection: socket.socket, deadline: float, length: int | None = None) -> bytes:
+    """Return one line, of `length` bytes if that is given, or its beginning if the connection ends early."""
     line = b""
-    while not line.endswith(b"\n"):
+    while not line.endswith(b"\n") and len(line) != length:
         connection.settimeout(_left(deadline))
-        chunk = connection.recv(_CHUNK_BYTES)
+        chunk = connection.recv(_CHUNK_BYTES if length is None else length - len(line))
         if not chunk:
             break
         line += chunk

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.layout.paths import ROSTER
 from firstfault.recorder.agent_death import DeadAgent, report_agent_death
+from firstfault.recorder.client import RECEIVED
 from firstfault.recorder.memory import MemoryWatch
 from firstfault.recorder.spool import Spool
 from firstfault.recorder.uploads import Uploads, log_line
@@ -116,12 +117,13 @@ class _Server:
     # --- requests -----------------------------------------------------------------------------------------------
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request; close the connection without an answer if the request is invalid."""
+        """Answer one request in two lines, at once and with the result; close the connection if it is invalid."""
         self._connections += 1
         self._last_request = time.monotonic()
         request: dict[str, Any] = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             request = dict(json.loads(await reader.readline()))
+            writer.write(RECEIVED)  # a client that has gone still wants its upload
             answer = await self._answer(request)
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()

@@ -24,6 +24,8 @@ _PARALLEL = 16
 """Uploads at a time."""
 _SPARE_THREADS = 2
 """Threads for imports, beside those of uploads to a storage that is not asynchronous."""
+_SLOW_S = 1.0
+"""Age of an upload, seconds, at which a further request for it begins a second one: its connection may hang."""
 
 
 class Uploads:
@@ -36,6 +38,8 @@ class Uploads:
         self._warm = asyncio.Event()
         self._slots = asyncio.Semaphore(_PARALLEL)
         self._in_progress: dict[str, asyncio.Task[Receipt]] = {}
+        self._began: dict[str, float] = {}
+        """When the last upload of each path in progress began, by the monotonic clock."""
 
     @property
     def in_progress(self) -> list[str]:
@@ -87,12 +91,18 @@ class Uploads:
 
     async def _once(self, path: str, upload: Coroutine[None, None, Receipt]) -> Receipt:
         """Run an upload, or join the one of the same path; it continues if the caller stops waiting."""
-        if path in self._in_progress:
-            upload.close()
+        running, now = self._in_progress.get(path), time.monotonic()
+        if running is None or now - self._began[path] >= _SLOW_S:
+            task = asyncio.create_task(upload if running is None else _first_durable(running, upload))
+            self._in_progress[path], self._began[path] = task, now
+            task.add_done_callback(lambda ended: self._forget(path, ended))
         else:
-            self._in_progress[path] = asyncio.create_task(upload)
-            self._in_progress[path].add_done_callback(lambda _: self._in_progress.pop(path))
+            upload.close()
         return await asyncio.shield(self._in_progress[path])
+
+    def _forget(self, path: str, ended: asyncio.Task[Receipt]) -> None:
+        if self._in_progress.get(path) is ended:
+            del self._in_progress[path], self._began[path]
 
     async def _put(self, path: str, data: bytes, fault_monotonic_ns: int | None, rank: int | None) -> Receipt:
         name = path.rsplit("/", 1)[-1]
@@ -117,6 +127,16 @@ class Uploads:
         if spool is not None:
             _note(spool, receipt)
         return receipt
+
+
+async def _first_durable(running: asyncio.Task[Receipt], upload: Coroutine[None, None, Receipt]) -> Receipt:
+    """Run an upload beside one that is slow; return the first durable receipt, else the last one."""
+    pending = {running, asyncio.create_task(upload)}
+    while True:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        receipts = sorted((task.result() for task in done), key=lambda receipt: not receipt.durable)
+        if receipts[0].durable or not pending:
+            return receipts[0]
 
 
 def log_line(text: str) -> None:

@@ -21,6 +21,7 @@ from firstfault.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from firstfault.store import _settings
 from firstfault.store._api import ObjectInfo, Page
 from firstfault.store._listing import PAGE, PART, by_name, nanoseconds, only_page
 from firstfault.store._retry import ATTEMPTS, retried
@@ -240,7 +241,13 @@ class FsspecStore:
     async def _retried(self, verb: str, full: str, call: Callable[[], Awaitable[T]]) -> T:
         if self._fs is None:
             raise RuntimeError("the store is closed; use it inside `async with`")
-        return await retried(call, lambda error: self._typed(error, verb, full), self._attempts)
+        ask = functools.partial(self._bounded, call) if self._protocol in {"s3", "s3a"} else call
+        return await retried(ask, lambda error: self._typed(error, verb, full), self._attempts)
+
+    @staticmethod
+    async def _bounded(call: Callable[[], Awaitable[T]]) -> T:
+        """Bound one request as obstore does; botocore's own limit begins again with each byte that comes."""
+        return await asyncio.wait_for(call(), _settings.CONNECT_TIMEOUT_S + _settings.READ_TIMEOUT_S)
 
     def _typed(self, error: Exception, verb: str, full: str) -> Exception:
         """Return the `StoreError` for an error of fsspec, botocore or aiohttp; any other error as it is."""

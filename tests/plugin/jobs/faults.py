@@ -1,8 +1,10 @@
 """Tasks whose workers write a mark, and then fail as a test asks for."""
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import threading
 from pathlib import Path
 
@@ -26,7 +28,19 @@ def fail(kind: str) -> None:
         shutil.rmtree(errors, ignore_errors=True)
         errors.parent.mkdir(parents=True, exist_ok=True)
         errors.write_text("in the way")
+    if kind.startswith("recorder"):
+        os.kill(_recorder(), signal.Signals[kind.split()[1]])
     raise ValueError(f"asked for: {kind}")
+
+
+def _recorder() -> int:
+    """Return the process of this node's recorder, a child of the agent."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            parent = (file.parent / "stat").read_text().rpartition(")")[2].split()[1]
+            if parent == str(os.getppid()) and "firstfault.recorder" in file.read_text():
+                return int(file.parent.name)
+    raise LookupError("no recorder runs")
 
 
 def work(kind: str, rank: int) -> None:

@@ -1,0 +1,130 @@
+"""Reading an attempt while the storage fails in every way that a network and a server can."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.cli import main
+from firstfault.errors import StoreError
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.store import _obstore_settings, _settings
+from firstfault.store._open import CLIENT_VARIABLE
+from firstfault.testing import make_error
+from tests.faulty_proxy import FAULTS, faulty_proxy_before
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.faulty_proxy import FaultyProxy
+    from tests.s3_server import S3
+
+FIRST = make_error(3, node="worker-1", at_ms=0, message="the first fault", group_world_size=2, world_size=4)
+SECOND = make_error(0, node="worker-0", at_ms=900, exception="RuntimeError", message="peer is gone")
+LISTING = "list-type=2"
+LONGEST_S = 30.0
+SLOWLY_S = 0.05
+"""Between two bytes of a trickle, less than a client's longest wait for one."""
+CASES = [(what, "obstore") for what in FAULTS if what not in {"twice", "refused"}]
+CASES += [(what, "fsspec") for what in ("reset", "truncate", "half", "trickle")]
+"""Faults and clients; `test_refusals` has the others of fsspec."""
+
+pytestmark = pytest.mark.usefixtures("no_waiting")
+
+
+@pytest.fixture(scope="module")
+def proxy(s3: S3) -> Iterator[FaultyProxy]:
+    """Send this process's requests through a proxy."""
+    with faulty_proxy_before(s3) as proxy, pytest.MonkeyPatch.context() as patch:
+        for name, value in proxy.server.environment().items():
+            patch.setenv(name, value)
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def attempt(proxy: FaultyProxy, write: Callable[..., list[str]]) -> tuple[str, str]:
+    """Write two documents; return their output prefix and the first one's name."""
+    uri = proxy.server.uri()
+    names = write(uri, FIRST, SECOND)
+    return uri, names[0]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the clients wait a moment only; end all faults after the test."""
+    for module in (_settings, _obstore_settings):
+        monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(module, "READ_TIMEOUT_S", 0.6)
+    yield
+    proxy.plan()
+    proxy.accept()
+
+
+@pytest.mark.parametrize(("what", "client"), [*CASES, ("refused", "obstore")])
+def test_a_listing_that_fails(  # noqa: PLR0917 - fixtures
+    proxy: FaultyProxy,
+    attempt: tuple[str, str],
+    what: str,
+    client: str,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: Callable[[], float],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The reader raises an error of one line and never says that there is no error; nor does the command."""
+    monkeypatch.setenv(CLIENT_VARIABLE, client)
+    proxy.fail(what, path=LISTING, seconds=SLOWLY_S if what == "trickle" else None)
+    with pytest.raises(StoreError) as caught:
+        MultiErrorFileOutputReader(attempt[0]).is_error()
+    assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(SystemExit) as ended:
+        main(["show", attempt[0]])
+    assert ended.value.code == 1
+    assert "cannot list" in capsys.readouterr().err
+    assert seconds() < LONGEST_S
+
+
+@pytest.mark.parametrize(("what", "client"), CASES)
+def test_a_document_that_cannot_be_read(  # noqa: PLR0917 - fixtures
+    proxy: FaultyProxy,
+    attempt: tuple[str, str],
+    what: str,
+    client: str,
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: Callable[[], float],
+) -> None:
+    """It is counted and named, the other one is judged, and no part of it is taken for an error."""
+    monkeypatch.setenv(CLIENT_VARIABLE, client)
+    proxy.fail(what, path=attempt[1], seconds=SLOWLY_S if what == "trickle" else None)
+    job = MultiErrorFileOutputReader(attempt[0]).job()
+    assert [(failure.rank, failure.message) for failure in job.failures] == [(0, SECOND.message)]
+    assert job.coverage.unreadable == 1
+    assert not job.coverage.complete
+    assert any(attempt[1] in note for note in job.coverage.notes)
+    assert seconds() < LONGEST_S
+
+
+@pytest.mark.parametrize("what", ["503", "half"])
+def test_no_document_can_be_read(proxy: FaultyProxy, attempt: tuple[str, str], what: str) -> None:
+    """An attempt whose documents are all unreadable has failed."""
+    proxy.fail(what, path="/e1-")
+    reader = MultiErrorFileOutputReader(attempt[0])
+    assert reader.is_error()
+    verdict = reader.verdict()
+    assert verdict is not None
+    assert verdict.coverage.unreadable == 2
+
+
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+def test_answers_that_come_twice(
+    proxy: FaultyProxy, attempt: tuple[str, str], client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second answer to a request is not taken for the answer to the next one."""
+    monkeypatch.setenv(CLIENT_VARIABLE, client)
+    proxy.fail("twice")
+    reader = MultiErrorFileOutputReader(attempt[0])
+    for _ in range(3):
+        assert {(failure.rank, failure.message) for failure in reader.job().failures} == {
+            (3, FIRST.message),
+            (0, SECOND.message),
+        }
