@@ -120,8 +120,8 @@ def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"<html>404</html>", "not readable: error.pb: error.pb is not an error document"),
-        (b"", "not readable: error.pb: error.pb is empty"),
+        (b"<html>404</html>", "not readable: error.pb is not an error document"),
+        (b"", "not readable: error.pb is empty"),
     ],
 )
 @pytest.mark.parametrize("command", [("show",), ("show", "--json"), ("watch", "--interval", "0.1", "--timeout", "1")])

@@ -10,6 +10,9 @@ from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 
 from firstfault.model import Origin, Scope
 from firstfault.output_reader import ExecutionError
+from firstfault.reading.attempts_below import FoundAttempt, attempts_below
+from firstfault.store import open_store
+from firstfault.sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ def test_multi_user_error(attempt: Attempt) -> None:
     """The file with the earliest time of three workers is the root cause."""
     for number, seconds in enumerate([100, 99, 100]):
         attempt.stock(
-            f"error-{number}.pb",
+            f"error-{number:032x}.pb",
             seconds=seconds,
             code=f"red-{number}",
             message=f"hi-{number}",
@@ -51,13 +54,11 @@ def test_multi_user_error(attempt: Attempt) -> None:
     assert (read.kind, read.recoverable) == (Origin.USER, False)
 
 
-@pytest.mark.parametrize(
-    "names", [("error-2.pb", "error-0.pb", "error-1.pb"), ("error-b.pb", "error-c.pb", "error-a.pb")]
-)
-def test_multi_user_error_under_any_names(attempt: Attempt, names: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("names", ["201", "bca"])
+def test_multi_user_error_under_any_names(attempt: Attempt, names: str) -> None:
     """The files' random names do not matter."""
     for number, (name, seconds) in enumerate(zip(names, [100, 99, 100], strict=True)):
-        attempt.stock(name, seconds=seconds, worker=f"worker-{number}")
+        attempt.stock(f"error-{name * 32}.pb", seconds=seconds, worker=f"worker-{number}")
     assert attempt.reader().read_error().worker == "worker-1"
 
 
@@ -86,16 +87,46 @@ def test_too_large(attempt: Attempt) -> None:
 
 def test_too_large_beside_others(attempt: Attempt) -> None:
     """A file that is too large does not hide the others."""
-    attempt.stock("error-0.pb", message="x" * MAX_DOCUMENT_BYTES, seconds=1, worker="worker-0")
-    attempt.stock("error-1.pb", seconds=100, worker="worker-1")
+    attempt.stock(f"error-{'0' * 32}.pb", message="x" * MAX_DOCUMENT_BYTES, seconds=1, worker="worker-0")
+    attempt.stock(f"error-{'1' * 32}.pb", seconds=100, worker="worker-1")
     assert attempt.reader().read_error().worker == "worker-1"
 
 
-@pytest.mark.parametrize("name", ["errors.pb", "error-.pb", "error_0.pb"])
-def test_what_flytes_reader_matches_we_match(attempt: Attempt, name: str) -> None:
-    """Flyte's reader takes every name that starts with "error" and ends with ".pb"; so does this one."""
+@pytest.mark.parametrize("name", ["error.pb", f"error-{'0123456789abcdef' * 2}.pb"])
+def test_names_that_flytekit_gives_to_errors(attempt: Attempt, name: str) -> None:
+    """An error has one of these names."""
     attempt.stock(name)
     assert attempt.reader().is_error()
+
+
+_OUTPUTS = (
+    "error_rate",
+    "error_rate_offloaded_metadata.pb",
+    "errors_total.pb",
+    "errors_by_class/part-0.pb",
+    "error.json",
+    "error-x.pb",
+)
+"""Files of outputs that are called "error_rate", "errors_total" and so on."""
+
+
+async def _attempts_below(uri: str) -> list[FoundAttempt]:
+    async with open_store(uri) as store:
+        return await attempts_below(store)
+
+
+@pytest.mark.parametrize("has_error", [False, True])
+def test_outputs_whose_names_begin_with_error(attempt: Attempt, has_error: bool) -> None:
+    """Outputs beside an error are neither read as errors nor hide it, whatever is in them."""
+    for name in _OUTPUTS:
+        attempt.put(name, b"0.25")
+    attempt.put("outputs.pb", b"")
+    names = [attempt.stock(name, worker="w-1") for name in ("error.pb", f"error-{'a' * 32}.pb") if has_error]
+    job = attempt.reader().job()
+    assert [ref.name for failure in job.failures for ref in failure.documents] == sorted(names)
+    assert (job.coverage.unreadable, attempt.reader().is_error()) == (0, has_error)
+    (found,) = run_sync(_attempts_below(attempt.uri))
+    assert [item.name for item in found.error_files] == sorted(names)
 
 
 @pytest.mark.parametrize("name", ["outputs.pb", "my-error.pb", "error.pb.tmp", "error.txt", "Error.pb", "error/0.pb"])

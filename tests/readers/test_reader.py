@@ -110,7 +110,7 @@ def test_read_error_carries_the_whole_report(attempt: Attempt) -> None:
 
 def test_a_stock_root_cause_keeps_its_text(attempt: Attempt) -> None:
     """If the root cause is a file of Flyte's own, its text is not touched."""
-    attempt.stock("error-a.pb", message="Trace:\n\n  File x\n\nMessage:\n\n  boom", seconds=5, worker="w-1")
+    attempt.stock(f"error-{'a' * 32}.pb", message="Trace:\n\n  File x\n\nMessage:\n\n  boom", seconds=5, worker="w-1")
     assert attempt.reader().read_error().message == "Trace:\n\n  File x\n\nMessage:\n\n  boom"
 
 
@@ -120,7 +120,7 @@ def test_a_stock_root_cause_keeps_its_text(attempt: Attempt) -> None:
 def test_the_three_layouts_are_read_together(attempt: Attempt) -> None:
     """Our documents, error-<uuid>.pb and error.pb beside the outputs are read together."""
     attempt.write(make_error(0, node="w-0", at_ms=2_000, message="ours"))
-    attempt.stock("error-a.pb", seconds=START_NS // 10**9 + 1, worker="w-1", message="with a uuid")
+    attempt.stock(f"error-{'a' * 32}.pb", seconds=START_NS // 10**9 + 1, worker="w-1", message="with a uuid")
     attempt.stock("error.pb", message="plain")
     conclusion = attempt.reader().conclude()
     assert [failure.message for failure in conclusion.job.failures] == ["with a uuid", "ours", "plain"]
@@ -376,7 +376,7 @@ def test_a_seal_is_no_failure(attempt: Attempt) -> None:
     """A seal beside the outputs is neither a failure nor part of the digest."""
     attempt.write(make_error())
     before = attempt.reader().conclude()
-    attempt.put("error-a.pb", _seal(before))
+    attempt.put(f"error-{'a' * 32}.pb", _seal(before))
     after = attempt.reader().conclude()
     assert after.job.failures == before.job.failures
     assert after.verdict == before.verdict
@@ -430,9 +430,9 @@ def test_of_several_seals_the_one_that_rests_on_most_speaks(attempt: Attempt) ->
     """The seal with the most documents is used, not the latest."""
     few = attempt.reader()
     attempt.write(make_error(3, at_ms=5, message="few"))
-    attempt.put("error-z.pb", _seal(few.conclude()))
+    attempt.put(f"error-{'f' * 32}.pb", _seal(few.conclude()))
     attempt.write(make_error(0, at_ms=0, message="many"))
-    attempt.put("error-y.pb", _seal(few.conclude()))
+    attempt.put(f"error-{'e' * 32}.pb", _seal(few.conclude()))
     for path in (attempt.folder / "firstfault" / "errors").iterdir():
         path.unlink()
     assert attempt.reader().verdict().message == "many"

@@ -215,7 +215,7 @@ def test_verbose_shows_everything() -> None:
         "Where it stood: rank 2",
         "Last lines of the log of rank 3",
         "  epoch 4",
-        "  a file of another kind",
+        "Unknown  a file of another kind",
         f"  {_URI}/firstfault/errors",
     ):
         assert line in text.splitlines(), line
@@ -307,7 +307,7 @@ def test_a_terminal_has_room_for_so_much() -> None:
     assert len(text.splitlines()) < 600
     for line in ("line 0", "line 199", "... 299600 lines left out ...", "line 299999", "(a pipe (| less) shows all)"):
         assert f"\n  {line}\n" in text
-    assert "\nline 150000\n" in terminal_text(report)
+    assert "\n  line 150000\n" in terminal_text(report)
 
 
 def test_a_terminal_has_room_for_a_line() -> None:

@@ -463,7 +463,10 @@ def test_what_a_uri_stands_for(uri: str, errors_uri: str, roster: str | None, st
     [
         ("e1-0.pb", True, False),
         ("error.pb", True, True),
-        ("error-abc.pb", True, True),
+        (f"error-{'0f' * 16}.pb", True, True),
+        ("error-abc.pb", True, False),
+        (f"error-{'0F' * 16}.pb", True, False),
+        ("error_rate_offloaded_metadata.pb", True, False),
         ("error.pb.part", False, False),
         ("deck.html", False, False),
     ],

@@ -14,6 +14,7 @@ from firstfault.render.json_report import json_report
 from firstfault.report import markdown
 from firstfault.testing import make_error, make_job
 from tests.reports.conftest import SCREENSHOTS
+from tests.reports.every_field import report_full_of
 from tests.reports.pages import page_of, report_of_scene, until
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, report_on
 
@@ -463,6 +464,28 @@ def test_hostile_text_is_inert(kind: str, open_page: Callable[..., Page]) -> Non
     assert "onerror=" in opened.locator(".ff-raised").first.inner_text()
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+@pytest.mark.parametrize("root", ["raised", "killed"])
+@pytest.mark.parametrize("kind", ["page", "deck"])
+def test_no_field_runs_a_script(kind: str, root: str, open_page: Callable[..., Page]) -> None:
+    """No field runs a script, a handler or an address that is one, also where the page's own script shows it."""
+    script = "window.owned=1;document.title='owned'"
+    text = (
+        f'</script><script>{script}</script></textarea></title></style></svg></pre><svg onload="{script}">'
+        f'<img src=x onerror="{script}"><a href="javascript:{script}">a</a>" autofocus onfocus="{script}'
+    )
+    report = report_full_of(text, root)
+    opened = open_page(page(report) if kind == "page" else f"<!doctype html><title>deck</title>{deck_html(report)}")
+    for part in opened.locator("details").all():
+        part.evaluate("part => part.open = true")
+    for cell in opened.locator(".ff-cell").all():
+        cell.click(force=True)
+        assert opened.locator("#ff-detail").inner_text().strip()
+    opened.evaluate("scrollTo(0, document.body.scrollHeight)")
+    assert opened.evaluate("window.owned") is None
+    assert opened.title() != "owned"
+    assert opened.locator("img, [onload], [onerror], [onfocus], a:not([href^='#'])").count() == 0
 
 
 # --- the deck ---------------------------------------------------------------------------------------------------------

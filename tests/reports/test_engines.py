@@ -19,9 +19,10 @@ _NO = Decision(retry=False, kind=Kind.NON_RECOVERABLE, origin=Origin.USER, enfor
 _YES = replace(_NO, retry=True, kind=Kind.RECOVERABLE)
 
 
-def _report(engine: str, *, category: str = "", logs: dict[str, str] | None = None) -> Report:
+def _report(engine: str, *, category: str = "", logs: dict[str, str] | None = None, **place: str) -> Report:
     fields = {"exception": None, "subject": Subject.AGENT, "writer": Writer.AGENT} if category else {}
-    job = make_job(make_error(3, node="w-1", namespace="team", engine=engine, category=category, **fields))
+    place = {"node": "w-1", "namespace": "team", **place}
+    job = make_job(make_error(3, engine=engine, category=category, **place, **fields))
     verdict = run_strategy(get_strategy("earliest"), job)
     return report_of(job, verdict, decide(verdict), logs=logs)
 
@@ -58,6 +59,16 @@ def test_a_roster_names_the_engine_too() -> None:
 def test_the_commands(engine: str, category: str, commands: list[str]) -> None:
     """Only reports on Kubernetes have kubectl commands."""
     assert _commands(_report(engine, category=category)) == commands
+
+
+@pytest.mark.parametrize("text", ["x; touch owned", "$(touch owned)", "-n", "a b", "a\nb", "`x`", "a'b", "\u00e9"])
+def test_a_command_has_no_text_of_a_document(text: str) -> None:
+    """What cannot be a name in Kubernetes is left out of the commands to copy: a document may hold anything."""
+    for category in ("", "node_lost"):
+        bare = [command.removesuffix(" -n team") for command in _commands(_report("flyte", category=category))]
+        assert _commands(_report("flyte", category=category, namespace=text)) == bare
+    assert _commands(_report("flyte", node=text)) == []
+    assert _commands(_report("flyte", category="gpu_hardware", node=text, machine=text)) == []
 
 
 @pytest.mark.parametrize("engine", ["flyte", "plain"])

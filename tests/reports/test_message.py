@@ -241,7 +241,8 @@ def test_the_message() -> None:
         "in your code:",
         "  train.py:7 in train: step(batch)",
         "",
-        "bad sample",
+        "message:",
+        "  bad sample",
         "",
         "job: execution f00; 2 pods",
         "victims: 2",
@@ -468,13 +469,13 @@ def test_a_short_message_leaves_room_for_stack_and_log() -> None:
     lines = _shown(stack_dumps=(StackDump(99, 3, text),), log_tail=text, message="the message")
     assert len(_block(lines, "where it stood:")) == 30
     assert len(_block(lines, "last lines of its log:")) == 20
-    assert "the message" in lines
+    assert _block(lines, "message:") == ["  the message"]
 
 
 def test_a_long_message_is_shown_from_both_ends() -> None:
     """Of a message of 1 MB, the beginning, the end and the number of left-out characters are shown."""
     message = _message(_verdict(make_error(message="first " + "x" * 1_000_000 + " last")), _NO)
-    assert "\nfirst xxx" in message
+    assert "\nmessage:\n  first xxx" in message
     assert "xxx last\n" in message
     assert "characters left out" in message
 

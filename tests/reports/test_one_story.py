@@ -105,7 +105,8 @@ def _jobs(draw: st.DrawFn) -> Report:
     job = make_job(*failures, roster=tuple(roster))
     expected = draw(st.none() | st.integers(1, 5))
     if expected is not None:
-        job = replace(job, coverage=replace(job.coverage, expected=expected))
+        complete = job.coverage.complete and expected <= job.coverage.reported
+        job = replace(job, coverage=replace(job.coverage, expected=expected, complete=complete))
     return report_on(replace(job, settled=draw(st.booleans())))
 
 

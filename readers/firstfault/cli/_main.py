@@ -18,6 +18,7 @@ from firstfault.cli._show import show
 from firstfault.cli._support import EXIT, debug_option, debugging, fail, missing_package
 from firstfault.cli._watch import watch
 from firstfault.errors import FirstFaultError
+from firstfault.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,11 +132,21 @@ _CLIENTS = ("aiobotocore", "asyncio", "azure", "botocore", "fsspec", "gcsfs", "g
 """Loggers of the storages' clients: the one line of an error says what they would."""
 
 
+class _OneLine(logging.Formatter):
+    """Formats a log record as one line without control characters: it may quote a document."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Return the record's line."""
+        return " ".join(printable(super().formatMessage(record)).split())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with one of `EXIT`."""
     if sys.stdout is None:  # closed: the caller wants the exit code alone
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open until the process ends
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     for client in _CLIENTS:
         logging.getLogger(client).setLevel(logging.CRITICAL)
     try:

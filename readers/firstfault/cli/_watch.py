@@ -90,7 +90,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
         uri, following = following, _next_of(following) if follow else None
         reader = reader_of(uri)
         progress = _Progress(reader, as_json=as_json)
-        click.echo(f"firstfault: watching {reader.errors_uri}", err=True)
+        fail(f"watching {reader.errors_uri}")
         in_time = asyncio.run(_watched(progress, interval, reader_of(following) if following else None, deadline))
         if progress.last is None:
             if not in_time:

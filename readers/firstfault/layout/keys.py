@@ -138,10 +138,10 @@ def error_key_for(error: WorkerError) -> str:
     return str(key)
 
 
-def roster_key_for(presence: NodePresence) -> str:
-    """Return a new unique name for a roster entry."""
+def roster_key_for(presence: NodePresence, unique: str = "") -> str:
+    """Return a name for a roster entry, with a new uuid unless `unique` is one."""
     place = presence.place
-    return str(RosterKey(place.round, place.group_rank, presence.phase, place.incarnation, uuid.uuid4().hex))
+    return str(RosterKey(place.round, place.group_rank, presence.phase, place.incarnation, unique or uuid.uuid4().hex))
 
 
 def _round(number: int) -> str:

@@ -36,6 +36,7 @@ OUTPUTS = "outputs.pb"
 ERROR_FILE = "error.pb"
 """The attempt's error as Flyte reads it, where all pods write one file."""
 DECK = "deck.html"
+_STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
 _BUNDLE = re.compile(r"copies-[0-9a-f]{64}\.bundle")
 _RESTART = re.compile(r"decision-(?:round|in-process)-\d{5}-\d{7}\.json", re.ASCII)
 _MAX_NUMBER, _MAX_RANK = 99_999, 9_999_999
@@ -77,8 +78,11 @@ def is_error_file(name: str) -> bool:
 
 
 def is_stock_error_file(name: str) -> bool:
-    """Whether Flyte's reader takes this file beside the outputs for an error: prefix error, suffix .pb."""
-    return name.startswith("error") and name.endswith(".pb")
+    """Whether a file beside the outputs has one of the names that flytekit gives to errors.
+
+    Flyte's own reader takes every ``error*.pb``, also ``error_rate_offloaded_metadata.pb``: an output "error_rate".
+    """
+    return _STOCK.fullmatch(name) is not None
 
 
 def bundle_name(data: bytes) -> str:

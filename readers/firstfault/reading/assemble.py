@@ -432,9 +432,13 @@ def _reporter(failure: WorkerError, joined: dict[str, NodeKey]) -> NodeKey | Non
 
 
 def _unreadable_notes(unreadable: Sequence[Unreadable]) -> list[str]:
-    shown = [f"not readable: {item.name}: {item.reason}" for item in unreadable[:_MAX_NAMED]]
+    shown = [f"not readable: {_with_name(item)}" for item in unreadable[:_MAX_NAMED]]
     more = len(unreadable) - _MAX_NAMED
     return [*shown, f"{more} more documents are not readable"] if more > 0 else shown
+
+
+def _with_name(item: Unreadable) -> str:
+    return item.reason if item.reason.startswith(item.name) else f"{item.name}: {item.reason}"
 
 
 def _foreign_notes(foreign: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
-from firstfault.layout.keys import RosterKey
+from firstfault.layout.keys import RosterKey, roster_key_for
 from firstfault.layout.paths import bundle_name, bundle_path, join_name
 from firstfault.model import DocumentRef, NodePresence, Phase, Place, Reads, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
@@ -62,10 +62,34 @@ _PARALLEL_GETS = 64
 _WORTH_A_BUNDLE = 8
 """Fewer documents and entries are read one by one."""
 _MAX_BUNDLE_BYTES = 64 * 1024 * 1024
+_MOST_BUNDLES = 4
+"""Of more bundles, the largest are tried: all but one are damaged, or left by a pod that concluded early."""
+MAX_OPENED = 65_536
+"""Documents and roster entries that are opened of one attempt."""
+MAX_OPENED_BYTES = 1024 * 1024 * 1024
+"""Bytes of them together, as listed."""
 _KEY = re.compile(rb"e1-[0-9a-z-]{60,160}\.pb")
 """Names of documents in the receipts of a roster entry."""
 _CUT_DOCUMENTS, _CUT_ENTRIES = 900, 450
 """Names between two cuts of a listing; a page has 1,000."""
+
+
+@dataclass
+class _Room:
+    """What may still be opened of an attempt: whoever may write to it must not fill a reader's memory."""
+
+    documents: int = field(default_factory=lambda: MAX_OPENED)
+    size: int = field(default_factory=lambda: MAX_OPENED_BYTES)
+
+    def admits(self, item: ObjectInfo) -> bool:
+        """Whether a document may be opened, which is then counted."""
+        if item.size > MAX_DOCUMENT_BYTES:
+            return True  # it will not be opened
+        if not self.documents or item.size > self.size:
+            return False
+        self.documents -= 1
+        self.size -= item.size
+        return True
 
 
 @dataclass
@@ -214,6 +238,7 @@ class _Look:
         self._roster = roster
         self._bad_roster: list[Unreadable] = []
         self._copies = copies
+        self._room = _Room()
         self._opened = _Opened()
         self._found: tuple[int, Snapshot] | None = None
         """What was read, with the number of documents that were open then."""
@@ -241,7 +266,11 @@ class _Look:
         return self._findings()
 
     async def _read_rest(self, names: Iterable[tuple[str, ObjectInfo]]) -> None:
-        self._rest = await _each(lambda path: read_document(self._store, *path), names)
+        async def read(place: tuple[str, ObjectInfo]) -> WorkerError | Seal | Unreadable:
+            path, item = place
+            return await read_document(self._store, path, item) if self._room.admits(item) else _no_room(item)
+
+        self._rest = await _each(read, names)
 
     async def _read_restarts(self) -> None:
         self._restarts = await read_restarts(self._store, self._layout.roster or "", self._listing.restarts)
@@ -250,7 +279,8 @@ class _Look:
         items = [item for item in self._listing.roster if item.name not in self._roster]
         if len(items) > SMALL:
             items = roster_entries_to_open(items)
-        read, self._bad_roster = await read_roster(self._store, self._layout.roster or "", items, self._copies)
+        folder, admits = self._layout.roster or "", self._room.admits
+        read, self._bad_roster = await read_roster(self._store, folder, items, self._copies, admits)
         self._roster.update(read)
 
     async def _open(self, rows: Iterable[int]) -> None:
@@ -259,6 +289,8 @@ class _Look:
 
         async def read(row: int) -> WorkerError | Seal | Unreadable:
             item = self._table.item(row)
+            if not self._room.admits(item):
+                return _no_room(item)
             return await read_document(self._store, join_name(folder, item.name), item, self._copies)
 
         self._opened.rows.update(zip(new, await _each(read, new), strict=True))
@@ -384,7 +416,7 @@ async def _copies(store: ReadableStore, layout: Layout, listing: Listing) -> dic
     """
     if len(listing.table) + len(listing.roster) < _WORTH_A_BUNDLE:
         return {}
-    for item in sorted(listing.bundles, key=lambda item: -item.size):
+    for item in sorted(listing.bundles, key=lambda item: -item.size)[:_MOST_BUNDLES]:
         path = join_name(layout.roster or "", item.name)
         try:
             data = await store.get(path, limit=_MAX_BUNDLE_BYTES)
@@ -420,22 +452,43 @@ def _copy(copies: dict[str, bytes], path: str, item: ObjectInfo | None) -> bytes
     return data if data is not None and item is not None and len(data) == item.size else None
 
 
+def _no_room(item: ObjectInfo) -> Unreadable:
+    return Unreadable(
+        item.name, f"not opened: of an attempt {MAX_OPENED} documents and {MAX_OPENED_BYTES} bytes are read"
+    )
+
+
 def _too_large(name: str, size: int) -> Unreadable:
     return Unreadable(name, f"{size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
 
 
 async def read_roster(
-    store: ReadableStore, folder: str, names: Sequence[ObjectInfo], copies: dict[str, bytes] | None = None
+    store: ReadableStore,
+    folder: str,
+    names: Sequence[ObjectInfo],
+    copies: dict[str, bytes] | None = None,
+    admits: Callable[[ObjectInfo], bool] = lambda _: True,
 ) -> tuple[dict[str, NodePresence], list[Unreadable]]:
-    """Return the entries by name, and the unreadable ones; those have an entry with the fields of their names."""
+    """Return the entries by name, and the unreadable ones; those have an entry with the fields of their names.
+
+    Args:
+        store: the store of the layout's root.
+        folder: of the roster.
+        names: of the entries, as listed.
+        copies: as in `read_document`.
+        admits: whether an entry may be opened.
+    """
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
         if item.size > MAX_DOCUMENT_BYTES:
             return _too_large(item.name, item.size)
+        if not admits(item):
+            return _no_room(item)
         path = join_name(folder, item.name)
         try:
             data = _copy(copies or {}, path, item)
-            return decode_presence(await store.get(path) if data is None else data, item.name)
+            entry = decode_presence(await store.get(path) if data is None else data, item.name)
+            return entry if _is_named(entry, item.name) else Unreadable(item.name, "it contradicts its name")
         except (StoreError, BadDocumentError) as error:
             return Unreadable(item.name, str(error))
 
@@ -448,6 +501,12 @@ async def read_roster(
             place = Place(round=key.round, group_rank=key.group_rank, incarnation=key.incarnation)
             entries[item.name] = NodePresence(key.phase, place)
     return entries, bad
+
+
+def _is_named(entry: NodePresence, name: str) -> bool:
+    """Whether an entry says what its name says: a wrong round would turn failures into those of an earlier round."""
+    key = RosterKey.parse(name)
+    return key is None or key == RosterKey.parse(roster_key_for(entry, key.uuid))
 
 
 async def _each(call: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:

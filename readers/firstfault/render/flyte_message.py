@@ -24,8 +24,20 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors, RestartRecord, Verdict, WorkerError
     from firstfault.report.data import Report
 
-__all__ = ["fact_lines", "flyte_message", "log_lines", "recovered_lines", "restart_line", "said", "stack_lines"]
+__all__ = [
+    "MESSAGE_TITLE",
+    "fact_lines",
+    "flyte_message",
+    "indented",
+    "log_lines",
+    "recovered_lines",
+    "restart_line",
+    "said",
+    "stack_lines",
+]
 
+MESSAGE_TITLE = "message:"
+"""Stands above the root cause's text, whose lines are indented."""
 _MESSAGE = 16_000
 """Characters; Flyte keeps the first and last 50 KB of a text."""
 _SHOWN = 8
@@ -46,10 +58,10 @@ def flyte_message(report: Report) -> str:
     facts = [line, "", *(_bounded(fact) for fact in _shown(_answers(report))), *_own_code(root)]
     details = ["", *(_bounded(fact) for fact in _shown(_details(report)))]
     room = _MESSAGE - sum(len(part) + 1 for part in [*facts, *details, *tail]) - 2
-    blocks = [elide(_ascii(block), max(room // 3, 200)) for block in _blocks(verdict)]
+    blocks = [_block(title, "\n".join(lines), max(room // 3, 200)) for title, lines in _blocks(verdict)]
     room -= sum(len(block) + 2 for block in blocks)
-    body = elide(printable(_ascii(said(verdict))), max(room, 200))
-    return elide("\n".join([*facts, "", body, *_apart(blocks), *details, *tail]), _MESSAGE)
+    body = [_block(MESSAGE_TITLE, text, max(room, 200))] if (text := said(verdict)) else []
+    return _both_ends("\n".join([*facts, *_apart([*body, *blocks]), *details, *tail]))
 
 
 def fact_lines(report: Report) -> list[str]:
@@ -65,10 +77,20 @@ def _shown(lines: Iterable[str]) -> list[str]:
 
 
 def said(verdict: Verdict) -> str:
-    """Return the verdict's text; for a hang without the stack at its end, which `stack_lines` returns."""
+    """Return the verdict's text; for a hang without the stack at its end, which `stack_lines` returns.
+
+    The text of an attempt of which nothing could be read is its notes, which every form shows elsewhere.
+    """
     text = verdict.message.strip()
+    if verdict.root is None and text == "\n".join(verdict.coverage.notes):
+        return "no error document could be read"
     own = _own_stack(verdict.root).strip() if verdict.root is not None else ""
     return text.removesuffix(own).rstrip() if own else text
+
+
+def indented(text: str) -> str:
+    """Return a quoted text with every line indented, so that none of them looks like an answer of the report."""
+    return "\n".join(f"  {line}" if line.strip() else "" for line in text.split("\n"))
 
 
 def stack_lines(root: WorkerError) -> list[str]:
@@ -190,8 +212,8 @@ def _own_code(root: WorkerError | None) -> Iterator[str]:
         yield "  " + _bounded(f"{place_of(frame)}: {frame.code}" if frame.code else place_of(frame), _LINE)
 
 
-def _blocks(verdict: Verdict) -> Iterator[str]:
-    """Yield the root cause's stack and its last log lines, each with a title, indented."""
+def _blocks(verdict: Verdict) -> Iterator[tuple[str, list[str]]]:
+    """Yield the root cause's stack and its last log lines, each with its title."""
     root = verdict.root
     if root is None:
         return
@@ -199,10 +221,29 @@ def _blocks(verdict: Verdict) -> Iterator[str]:
     if stack:
         more = len(stack) - _STACK_LINES
         rest = [f"... {more} more lines"] if more > 0 else []
-        yield "\n  ".join(["where it stood:", *stack[:_STACK_LINES], *rest])
+        yield "where it stood:", [*stack[:_STACK_LINES], *rest]
     log = log_lines(root)
     if log:
-        yield "\n  ".join(["last lines of its log:", *log[-_LOG_LINES:]])
+        yield "last lines of its log:", log[-_LOG_LINES:]
+
+
+def _block(title: str, text: str, limit: int) -> str:
+    """Return a quoted text below its title, at most `limit` characters."""
+    # first cut, then indented: a cut begins a line too
+    text = printable(_ascii(text))
+    room = limit - len(title)
+    while len(shown := indented(elide(text, room))) + len(title) + 1 > limit and room:
+        room = max(room - max(len(shown) + len(title) + 1 - limit, 1), 0)
+    return f"{title}\n{shown}"
+
+
+def _both_ends(text: str) -> str:
+    """Return whole lines of both ends of a text, `_MESSAGE` characters at most."""
+    if len(text) <= _MESSAGE:
+        return text
+    half = _MESSAGE // 2 - 50
+    head, tail = text[:half].rpartition("\n")[0], text[-half:].partition("\n")[2]
+    return f"{head}\n... {len(text) - len(head) - len(tail)} characters left out ...\n{tail}"
 
 
 def _lines(text: str) -> list[str]:

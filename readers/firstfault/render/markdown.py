@@ -21,7 +21,14 @@ _TEXT = 20_000
 _LINES = 60
 _CELL = 160
 _LINE = 500
-_ESCAPED = str.maketrans({character: f"\\{character}" for character in "\\`*_{}[]<>()#|!~&"})
+_ESCAPED = str.maketrans(
+    {
+        **{character: f"\\{character}" for character in "\\`*_{}[]<>()|!~&"},
+        # a space of no width: where Markdown is pasted, "@team" calls people and "#7" links an issue, escaped or not
+        "@": "@\u200b",
+        "#": "\\#\u200b",
+    }
+)
 
 
 def markdown(report: Report) -> str:

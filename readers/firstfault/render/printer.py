@@ -54,8 +54,8 @@ class Printer:
             self._rows(" " * inner, " " * (inner + 2), line.lstrip(" "))
 
     def line(self, text: str, *, indent: int = 0, style: str = "") -> None:
-        """Add one line."""
-        self._rows(" " * indent, " " * indent, text, style)
+        """Add one line; where it is folded, its other rows are indented, so that none of them begins like a label."""
+        self._rows(" " * indent, " " * (indent + 2), text, style)
 
     def labelled(self, label: str, values: Sequence[str], styles: Sequence[str] = ()) -> None:
         """Add values beside their label; on a narrow terminal the first after it and the others below."""

@@ -13,7 +13,15 @@ from firstfault.exceptions.tracebacks import chain, own_frames, place_of, runs
 from firstfault.layout.paths import Layout
 from firstfault.model import Scope
 from firstfault.render.first_line import first_line
-from firstfault.render.flyte_message import fact_lines, log_lines, recovered_lines, said, stack_lines
+from firstfault.render.flyte_message import (
+    MESSAGE_TITLE,
+    fact_lines,
+    indented,
+    log_lines,
+    recovered_lines,
+    said,
+    stack_lines,
+)
 from firstfault.render.printer import Printer, encodable, one_row
 from firstfault.report.words import State, counted, duration, ranks_text
 from firstfault.text import elide, printable
@@ -144,7 +152,8 @@ def _plain(report: Report, *, verbose: bool) -> Iterator[str]:
     quoted = list(_quoted(report, verbose=verbose))
     for failure in quoted:
         yield from _plain_block("where it stood:", stack_lines(failure), None if verbose else _PLAIN_STACK)
-    yield from ("", printable(said(verdict)))
+    if text := said(verdict):
+        yield from ("", MESSAGE_TITLE, indented(printable(text)))
     for failure in quoted:
         log = log_lines(failure)
         yield from _plain_block("last lines of its log:", log if verbose else log[-_PLAIN_LOG:], None)
@@ -306,7 +315,8 @@ def _print_quoted(printer: Printer, report: Report) -> None:
 
 def _print_more(printer: Printer, report: Report) -> None:
     _print_nodes(printer, report)
-    printer.section("Facts", fact_lines(report))
+    # what is not known stands above
+    printer.section("Facts", [line for line in fact_lines(report) if not line.startswith("unknown: ")])
     numbers = {name: number for number, name in enumerate(dict.fromkeys(_sources(report)), 1)}
     printer.section(
         "Evidence",
@@ -315,7 +325,6 @@ def _print_more(printer: Printer, report: Report) -> None:
     if len(report.attempts) > 1:
         printer.section("Attempts side by side", [f"attempt {_attempt_text(attempt)}" for attempt in report.attempts])
     printer.section("Recovered from, by restarts within this attempt", recovered_lines(report.job))
-    printer.section("What could not be read", report.verdict.coverage.notes)
     printer.section("Documents", [Layout.of(report.uri).errors_uri()] if report.uri else [])
     raw = [f"{fact.name}: {fact.value}" for fact in report.raw]
     printer.section("Raw values", [*raw, *(f"[{number}] {name}" for name, number in numbers.items())])

@@ -66,7 +66,7 @@ class EngineWords:
     def _kubectl(self, verb: str, node: str, namespace: str) -> str:
         if not self.has_kubectl or not _POD.fullmatch(node):
             return ""
-        return f"kubectl {verb} {node}" + (f" -n {namespace}" if namespace else "")
+        return f"kubectl {verb} {node}" + (f" -n {namespace}" if _POD.fullmatch(namespace) else "")
 
 
 _NO_RETRIES = "nothing retries this job by itself"

@@ -118,16 +118,14 @@ def sources_of(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
 
 def undetermined(job: JobErrors, strategy: str) -> Verdict:
     """Return the verdict on an attempt whose failures could not be read."""
-    notes = job.coverage.notes
     return Verdict(
         scope=Scope.UNDETERMINED,
         code="ErrorFileBadFormat",
         category="unknown",
         headline=_nothing_read(job),
-        message="\n".join(notes) or "no error document could be read",
+        message="\n".join(job.coverage.notes) or "no error document could be read",
         strategy=strategy,
         confidence="low",
-        why=notes,
         coverage=job.coverage,
         settled=job.settled,
         digest=job.digest,

@@ -43,10 +43,18 @@ def unpack(value: bytes) -> dict[str, bytes]:
     files = {}
     try:
         for path, size in json.loads(content[: start - 1]):
-            files[str(path)] = content[start : start + size]
-            start += size
+            end = start + _size(size, len(content) - start)
+            files[str(path)] = content[start:end]
+            start = end
     except (ValueError, TypeError, RecursionError) as error:
         raise BadDocumentError(f"not a bundle of files: {error}") from error
     if not decompressor.eof or start != len(content):
         raise BadDocumentError("a bundle of files is damaged: its index does not match its content")
     return files
+
+
+def _size(value: object, left: int) -> int:
+    # a negative size would let one file be taken again and again
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= left:
+        raise ValueError("a file in it has an impossible size")
+    return value

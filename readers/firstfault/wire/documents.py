@@ -38,6 +38,7 @@ from firstfault.wire.exceptions import (
     exception_from_pb,
     exception_to_pb,
     interned,
+    line_from_pb,
     long_to_pb,
     thread_to_pb,
     threads_from_pb,
@@ -158,6 +159,7 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
     """
     if not data:
         raise BadDocumentError(f"{ref.name} is empty (0 bytes); its upload was interrupted")
+    _check_size(data, ref.name)
     document = pb.WorkerErrorDocument()
     try:
         document.ParseFromString(data)
@@ -168,6 +170,12 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
     if document.HasField("verdict"):
         return _seal_from_pb(document, ref)
     return _error_from_pb(document, ref)
+
+
+def _check_size(data: bytes, name: str) -> None:
+    # a listing gave the size, but an object may have been overwritten since
+    if len(data) > MAX_DOCUMENT_BYTES:
+        raise BadDocumentError(f"{name} has {len(data)} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
 
 
 def _within_limit(document: pb.WorkerErrorDocument) -> bytes:
@@ -194,28 +202,33 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
     budget = Budget()
     timestamp_ns = failure.wall_time_ns or _timestamp_from_pb(error)
     return WorkerError(
-        code=error.code,
+        code=line_from_pb(error.code),
         message=error.message,
         kind=_kind_from_pb(error.kind),
         origin=_origin_from_pb(error.origin),
         timestamp_ns=timestamp_ns,
-        worker=error.worker,
-        place=_place_from_pb(failure.place) if ours else Place(node=error.worker),
+        worker=line_from_pb(error.worker),
+        place=_place_from_pb(failure.place) if ours else Place(node=line_from_pb(error.worker)),
         # a writer that a later version added has the least authority of ours
         writer=_WRITERS_BACK.get(failure.writer, Writer.RECORDER) if ours else Writer.STOCK,
         subject=_SUBJECTS_BACK.get(failure.subject, Subject.WORKER),
         exception=exception_from_pb(failure.exception, budget) if failure.HasField("exception") else None,
         exit_code=failure.exit_code if failure.HasField("exit_code") else None,
-        signal=failure.signal,
-        sent_signals=interned(tuple(SentSignal(sent.signal, sent.reason) for sent in failure.sent_signals)),
-        category=failure.category,
-        fingerprint=failure.fingerprint,
+        signal=line_from_pb(failure.signal),
+        sent_signals=interned(
+            tuple(
+                SentSignal(line_from_pb(sent.signal), line_from_pb(sent.reason))
+                for sent in failure.sent_signals[:MAX_NAMES]
+            )
+        ),
+        category=line_from_pb(failure.category),
+        fingerprint=line_from_pb(failure.fingerprint),
         log_tail=failure.log_tail,
         resources=interned(_resources_from_pb(failure.resources)),
         monotonic_ns=failure.monotonic_ns or None,
-        boot_id=failure.boot_id,
+        boot_id=line_from_pb(failure.boot_id),
         upload_delay_ns=failure.upload_delay_ns or None,
-        versions=interned(tuple(sorted(failure.versions.items()))),
+        versions=interned(_versions_from_pb(failure)),
         documents=(ref,),
         in_flight=failure.in_flight,
         stack_dumps=tuple(_dump_from_pb(dump) for dump in failure.stack_dumps[:_MAX_DUMPS]),
@@ -225,6 +238,11 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         expired=_expired_from_pb(failure.expired) if failure.HasField("expired") else None,
         newer=failure.schema_version > SCHEMA_VERSION,
     )
+
+
+def _versions_from_pb(failure: pb.WorkerFailure) -> tuple[tuple[str, str], ...]:
+    known = sorted(failure.versions.items())[:MAX_NAMES]
+    return tuple((line_from_pb(name), line_from_pb(text)) for name, text in known)
 
 
 # --- sealed verdicts ------------------------------------------------------------------------------------------------
@@ -313,6 +331,7 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
     Raises:
         BadDocumentError: `data` is not a roster entry, or has an unknown phase.
     """
+    _check_size(data, name)
     entry = pb.RosterEntry()
     try:
         entry.ParseFromString(data)
@@ -447,14 +466,14 @@ def _place_from_pb(place: pb.Place) -> Place:
         group_rank=place.group_rank if place.HasField("group_rank") else None,
         world_size=place.world_size,
         group_world_size=place.group_world_size,
-        role=place.role,
-        node=place.node,
-        host=place.host,
-        ip=place.ip,
-        namespace=place.namespace,
-        engine=place.engine,
-        machine=place.machine,
-        gpu=place.gpu,
+        role=line_from_pb(place.role),
+        node=line_from_pb(place.node),
+        host=line_from_pb(place.host),
+        ip=line_from_pb(place.ip),
+        namespace=line_from_pb(place.namespace),
+        engine=line_from_pb(place.engine),
+        machine=line_from_pb(place.machine),
+        gpu=line_from_pb(place.gpu),
         pid=place.pid,
     )
 
@@ -547,5 +566,7 @@ def _expired_to_pb(expired: ExpiredDeadline) -> pb.ExpiredDeadline:
     )
 
 
-def _expired_from_pb(expired: pb.ExpiredDeadline) -> ExpiredDeadline:
+def _expired_from_pb(expired: pb.ExpiredDeadline) -> ExpiredDeadline | None:
+    if not 0 <= expired.seconds <= _MAX_SECONDS:
+        return None  # no version of ours wrote it; JSON has no NaN
     return interned(ExpiredDeadline(expired.scope, expired.seconds, expired.heartbeat, expired.since))

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from firstfault.model import ExceptionInfo, FrameInfo, ThreadFailure
-from firstfault.text import clean
+from firstfault.text import clean, elide
 from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
@@ -18,10 +18,12 @@ T = TypeVar("T")
 __all__ = [
     "MAX_LINE",
     "MAX_NAMES",
+    "MAX_READ_LINE",
     "Budget",
     "exception_from_pb",
     "exception_to_pb",
     "interned",
+    "line_from_pb",
     "long_to_pb",
     "thread_to_pb",
     "threads_from_pb",
@@ -30,6 +32,8 @@ __all__ = [
 _MAX_LONG = 2**64 - 1
 MAX_LINE = 500
 """Characters of a name or a line."""
+MAX_READ_LINE = 4_096
+"""Characters of a name or a line that a reader takes: it may be drawn hundreds of times."""
 MAX_NAMES = 50
 _MAX_TEXT = 16 * 1024
 _MAX_CAUSES = 10
@@ -87,14 +91,19 @@ def _frame_to_pb(frame: FrameInfo) -> pb.Frame:
 
 def _frame_from_pb(frame: pb.Frame) -> FrameInfo:
     return FrameInfo(
-        frame.file,
+        line_from_pb(frame.file),
         frame.line,
-        frame.function,
-        frame.code,
-        tuple(frame.context[:_MAX_CONTEXT]),
+        line_from_pb(frame.function),
+        line_from_pb(frame.code),
+        tuple(map(line_from_pb, frame.context[:_MAX_CONTEXT])),
         frame.context_line,
         (frame.marked_from, frame.marked_to),
     )
+
+
+def line_from_pb(text: str) -> str:
+    """Return a name or a line with what the reader's limit admits."""
+    return elide(text, MAX_READ_LINE)
 
 
 class Budget:
@@ -117,7 +126,7 @@ def exception_from_pb(record: pb.ExceptionRecord, budget: Budget, depth: int = 1
     inner = ((record.causes, causes, "causes"), (record.members, members, "members"))
     cut = [_left_out(len(all_of) - len(taken), name) for all_of, taken, name in inner if len(all_of) > len(taken)]
     return ExceptionInfo(
-        type=record.type,
+        type=line_from_pb(record.type),
         message=record.message,
         bases=interned(tuple(record.bases)),
         frames=interned(tuple(map(_frame_from_pb, frames))),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from firstfault.model import RestartKind, RestartRecord
@@ -16,6 +15,7 @@ __all__ = ["MAX_RESTART_BYTES", "RESTART_SCHEMA", "restart_from_json", "restart_
 RESTART_SCHEMA = "firstfault.restart/v1"
 MAX_RESTART_BYTES = 64 * 1024
 _MAX_COUNT = 2**32
+_MAX_SECONDS = 100 * 366 * 86_400.0
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What a text of another kind raises."""
 
@@ -50,11 +50,11 @@ def restart_from_json(data: bytes) -> RestartRecord | None:
         sizes = document.get("world_size") or {}
         return RestartRecord(
             kind=RestartKind(document["kind"]),
-            number=_count(document["number"]) or 0,
+            number=_number(document["number"]),
             headline=clean(_text(document["headline"]), MAX_LINE),
-            restart=bool(document["restart"]),
+            restart=_flag(document["restart"]),
             reason=clean(_text(document["reason"]), MAX_LINE),
-            is_agreed=bool(document.get("agreed", True)),
+            is_agreed=_flag(document.get("agreed", True)),
             rank=_count(document.get("rank")),
             node=clean(_text(document.get("node", "")), MAX_LINE),
             fingerprint=clean(_text(document.get("fingerprint", "")), MAX_LINE),
@@ -69,8 +69,10 @@ def restart_from_json(data: bytes) -> RestartRecord | None:
 
 
 def _count(value: Any) -> int | None:
-    if value is None:
-        return None
+    return None if value is None else _number(value)
+
+
+def _number(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_COUNT:
         raise ValueError("expected a whole number from 0 to 2**32")
     return value
@@ -79,9 +81,15 @@ def _count(value: Any) -> int | None:
 def _seconds(value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError("expected a number of seconds, 0 or more")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_SECONDS:
+        raise ValueError("expected a number of seconds, from 0 to a century")
     return float(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, found {type(value).__name__}")
+    return value
 
 
 def _text(value: Any) -> str:

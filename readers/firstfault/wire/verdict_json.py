@@ -23,6 +23,10 @@ __all__ = [
 SCHEMA = "firstfault.verdict/v1"
 _NANO = 1_000_000_000
 _MAX_COUNT = 2**32
+MAX_RANKS = 100_000
+"""Ranks of a verdict that is read."""
+MAX_SENTENCES = 1_000
+"""Reasons, suspects, victims and notes that are read, each; writers have far fewer."""
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 """What a text of another kind raises."""
 _RFC3339 = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z")
@@ -97,12 +101,12 @@ def decision_from_json(text: str) -> Decision | None:
             return None
         data = document["decision"]
         return Decision(
-            retry=bool(data["retry"]),
+            retry=_flag(data["retry"]),
             kind=Kind(data["kind"]),
             origin=Origin(data["origin"]),
-            enforced=bool(data["enforced"]),
-            reason=str(data["reason"]),
-            retries_left=None if data.get("retries_left") is None else int(data["retries_left"]),
+            enforced=_flag(data["enforced"]),
+            reason=_text(data["reason"]),
+            retries_left=None if data.get("retries_left") is None else _count(data["retries_left"]),
         )
     except _NOT_OURS:
         return None
@@ -144,7 +148,7 @@ def _verdict_from_dict(data: dict[str, Any]) -> Verdict:
     coverage, victims, documents = data["coverage"], data["victims"], data["documents"]
     return Verdict(
         scope=Scope(data["scope"]),
-        ranks=tuple(map(_count, data["ranks"])),
+        ranks=tuple(map(_count, _list(data["ranks"], MAX_RANKS))),
         node=None if data["node"] is None else _text(data["node"]),
         code=_text(data["code"]),
         category=_text(data["category"]),
@@ -154,39 +158,59 @@ def _verdict_from_dict(data: dict[str, Any]) -> Verdict:
         timestamp_ns=parse_timestamp(data["timestamp"]),
         strategy=_text(data["strategy"]),
         confidence=_text(data["confidence"]),
-        why=tuple(map(_text, data["why"])),
-        suspects=tuple(_suspect_from_dict(item) for item in data["suspects"]),
+        why=tuple(map(_text, _list(data["why"], MAX_SENTENCES))),
+        suspects=tuple(_suspect_from_dict(item) for item in _list(data["suspects"], MAX_SENTENCES)),
         victims=Victims(
             count=_count(victims["count"]),
-            by_rank=tuple((_count(int(rank)), _text(line)) for rank, line in victims["ranks"].items()),
+            by_rank=tuple((_count(int(rank)), _text(line)) for rank, line in _victims(victims["ranks"]).items()),
         ),
         coverage=Coverage(
             expected=None if coverage["expected"] is None else _count(coverage["expected"]),
             reported=_count(coverage["reported"]),
             unreadable=_count(coverage["unreadable"]),
-            complete=coverage["complete"],
-            notes=tuple(map(_text, coverage.get("notes", ()))),
+            complete=_flag(coverage["complete"]),
+            notes=tuple(map(_text, _list(coverage.get("notes", []), MAX_SENTENCES))),
         ),
-        settled=data["settled"],
+        settled=_flag(data["settled"]),
         digest=_text(documents["digest"]),
         document_count=_count(documents["count"]),
     )
 
 
 def _suspect_from_dict(item: dict[str, Any]) -> Suspect:
-    rank = item.get("rank")
-    return Suspect(item["why"], None if rank is None else _count(rank), item.get("node"))
+    rank, node = item.get("rank"), item.get("node")
+    return Suspect(_text(item["why"]), None if rank is None else _count(rank), None if node is None else _text(node))
 
 
 def _count(value: object) -> int:
     """Return `value` if it is a number of ranks or documents, or a rank."""
-    if not isinstance(value, int) or not 0 <= value <= _MAX_COUNT:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_COUNT:
         raise ValueError("expected a whole number from 0 to 2**32")
     return value
 
 
+# a seal may come from any writer, and what is drawn must have its type
+
+
 def _text(value: object) -> str:
-    """Return `value` if it is a string: a seal may come from any writer."""
     if not isinstance(value, str):
         raise TypeError(f"expected a string, found {type(value).__name__}")
+    return value
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, found {type(value).__name__}")
+    return value
+
+
+def _list(value: object, limit: int) -> list[Any]:
+    if not isinstance(value, list) or len(value) > limit:
+        raise ValueError(f"expected a list of at most {limit}")
+    return value
+
+
+def _victims(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict) or len(value) > MAX_SENTENCES:
+        raise ValueError(f"expected lines of at most {MAX_SENTENCES} victims")
     return value

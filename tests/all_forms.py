@@ -1,0 +1,44 @@
+"""Every form of a report, as text, for tests of what all forms have in common."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from firstfault.render.flyte_message import flyte_message
+from firstfault.render.html import deck_html, page
+from firstfault.render.json_report import json_report
+from firstfault.render.markdown import markdown
+from firstfault.render.terminal import print_report, terminal_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from firstfault.report import Report
+
+__all__ = ["FORMS", "printed"]
+
+
+def printed(report: Report, width: int = 80, *, verbose: bool = False) -> str:
+    """Return what a terminal of this width shows."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=True, no_color=True, color_system=None)
+    print_report(report, console, verbose=verbose)
+    return out.getvalue()
+
+
+FORMS: dict[str, Callable[[Report], str]] = {
+    "terminal": printed,
+    "terminal -v": lambda report: printed(report, verbose=True),
+    "narrow terminal": lambda report: printed(report, 30),
+    "plain": terminal_text,
+    "plain -v": lambda report: terminal_text(report, verbose=True),
+    "message": flyte_message,
+    "markdown": markdown,
+    "json": json_report,
+    "page": page,
+    "deck": deck_html,
+}
+"""By name; each returns the report's text in that form."""

@@ -1,0 +1,107 @@
+"""How much of each part a writer stores and a reader takes. Files with hostile sizes are in test_hostile_files.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.model import (
+    Collective,
+    CollectiveProgress,
+    DocumentRef,
+    ExceptionInfo,
+    FrameInfo,
+    LogTail,
+    NodeSetup,
+    RestartKind,
+    RestartRecord,
+    SentSignal,
+    WorkerError,
+)
+from firstfault.reading import fetch
+from firstfault.testing import make_error, make_presence
+from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
+from firstfault.wire.restart_json import MAX_RESTART_BYTES, restart_to_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from conftest import Attempt
+
+_LONG = "x" * 1_000_000
+_FRAME = FrameInfo("t.py", 7, "f", "x", ("line",) * 50, 5)
+
+
+def _raised(**fields: Any) -> WorkerError:
+    return make_error(exception=ExceptionInfo("E", "boom", **fields))
+
+
+@pytest.mark.parametrize(
+    ("written", "size", "cap"),
+    [
+        (make_error(message=_LONG), lambda read: len(read.message), 64 * 1024),
+        (make_error(code=_LONG), lambda read: len(read.code), 500),
+        (make_error(node=_LONG), lambda read: len(read.place.node), 500),
+        (make_error(log_tail=_LONG), lambda read: len(read.log_tail), 32 * 1024),
+        (make_error(message=_LONG), lambda read: len(read.exception.message), 16 * 1024),
+        (_raised(frames=(_FRAME,) * 10_000), lambda read: len(read.exception.frames), 100),
+        (_raised(frames=(_FRAME,)), lambda read: len(read.exception.frames[0].context), 5),
+        (_raised(text_frames=(_FRAME,) * 999), lambda read: len(read.exception.text_frames), 100),
+        (_raised(bases=("B",) * 999), lambda read: len(read.exception.bases), 50),
+        (_raised(notes=("n",) * 999), lambda read: len(read.exception.notes), 50),
+        (_raised(notes=(_LONG,)), lambda read: len(read.exception.notes[0]), 16 * 1024),
+        (_raised(causes=(ExceptionInfo("E", ""),) * 99), lambda read: len(read.exception.causes), 10),
+        (_raised(members=(ExceptionInfo("E", ""),) * 99), lambda read: len(read.exception.members), 10),
+        (make_error(sent_signals=(SentSignal("S", "r"),) * 99), lambda read: len(read.sent_signals), 50),
+        (make_error(versions=tuple((str(n), "1") for n in range(99))), lambda read: len(read.versions), 50),
+        (make_error(collectives=(CollectiveProgress("g", "o", 1, 1),) * 99), lambda read: len(read.collectives), 50),
+        (
+            make_error(collectives=(CollectiveProgress("g", "o", 1, 1, members=(1,) * 20_000),)),
+            lambda read: len(read.collectives[0].members),
+            16_384,
+        ),
+        (
+            make_error(collectives=(CollectiveProgress("g", "o", 1, 1, (Collective(1, "o"),) * 99),)),
+            lambda read: len(read.collectives[0].last),
+            10,
+        ),
+    ],
+)
+def test_a_document_keeps_so_much(written: WorkerError, size: Callable[[WorkerError], int], cap: int) -> None:
+    """A writer stores exactly so much of what is too long."""
+    read = decode(encode(written), DocumentRef("e1.pb"))
+    assert isinstance(read, WorkerError)
+    assert size(read) == cap
+
+
+def test_a_roster_entry_keeps_so_much() -> None:
+    """A roster entry has the ends of eight logs, 2 KiB each, and short lines."""
+    logs = tuple(LogTail(rank, f"{rank} {_LONG}") for rank in range(20))
+    entry = make_presence(first_failure_reason=_LONG, log_tails=logs, setup=NodeSetup(task=_LONG, gpus=8))
+    read = decode_presence(encode_presence(entry), "r1.pb")
+    assert [len(tail.text) for tail in read.log_tails] == [2 * 1024] * 8
+    assert (len(read.first_failure_reason), len(read.setup.task)) == (500, 500)
+
+
+_RECORD = RestartRecord(RestartKind.ROUND, 0, "ValueError", restart=True, reason="it may help", timestamp_ns=1)
+
+
+def test_records_of_restarts_that_are_read(attempt: Attempt) -> None:
+    """A record of more than 64 KiB is left out, and of very many the last 64 by name are read."""
+    for number in range(100):
+        name = f"firstfault/roster/decision-round-{number:05d}-0000000.json"
+        attempt.put(name, restart_to_json(replace(_RECORD, number=number)))
+    large = restart_to_json(replace(_RECORD, number=99)) + b" " * MAX_RESTART_BYTES
+    attempt.put("firstfault/roster/decision-round-00099-0000000.json", large)
+    assert [record.number for record in attempt.reader().restarts()] == list(range(36, 99))
+
+
+def test_how_large_a_bundle_may_be(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger bundle of copies is not downloaded, and every document is read by itself."""
+    attempt.write(*(make_error(rank) for rank in range(9)))
+    attempt.put(f"firstfault/roster/copies-{0:064x}.bundle", b"x" * 100)
+    monkeypatch.setattr(fetch, "_MAX_BUNDLE_BYTES", 99)
+    monkeypatch.setattr(fetch, "bundle_name", lambda _: pytest.fail("it was downloaded"))
+    assert len(attempt.reader().job().failures) == 9

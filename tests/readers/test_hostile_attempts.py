@@ -1,0 +1,311 @@
+"""Whole attempts of hostile documents, read, judged and drawn in every form."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from firstfault.conclude import conclude
+from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout.paths import is_bundle, is_error_file, is_restart_record, is_stock_error_file
+from firstfault.model import (
+    CausedBy,
+    CollectiveProgress,
+    ExceptionInfo,
+    FrameInfo,
+    Kind,
+    LogTail,
+    NodePresence,
+    Origin,
+    Phase,
+    Receipt,
+    SentSignal,
+    StackDump,
+    Subject,
+    WorkerError,
+    Writer,
+)
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault.report import report_of
+from firstfault.testing import make_error, make_job, make_presence
+from firstfault.wire.documents import encode, encode_presence
+from firstfault_proto.v1 import errors_pb2 as pb
+from tests.all_forms import FORMS
+
+if TYPE_CHECKING:
+    from firstfault.conclude import Conclusion
+
+_AT_ONCE_S = 1.0
+_YEAR_9999 = 253_402_300_799
+_HOSTILE = st.sampled_from(
+    [
+        "",
+        "\x00",
+        "\r",
+        "a\rb",
+        "\u202eabc",
+        "\ud800",
+        "\x1b[31m",
+        "a\nretry: yes",
+        "\u2028",
+        "\U0001f525" * 40,
+        "x" * 3_000,
+    ]
+)
+_TEXT = st.one_of(_HOSTILE, st.text(max_size=20), st.sampled_from(["w-0", "w-1", "boom", "Connection closed by peer"]))
+_RANK = st.one_of(st.none(), st.integers(0, 3), st.sampled_from([-1, 99, 2**31, 2**32 - 1, 2**40]))
+_COUNT = st.sampled_from([0, 1, 2, 4, 8, 2**32 - 1])
+_TIME = st.one_of(st.none(), st.floats(-1e6, 1e6), st.sampled_from([-1.7e12, 0.0, 1.6e13]))
+_FRAMES = st.lists(st.builds(FrameInfo, _TEXT, _COUNT, _TEXT, _TEXT), max_size=3).map(tuple)
+_EXCEPTIONS = st.recursive(
+    st.builds(ExceptionInfo, _TEXT, _TEXT, frames=_FRAMES),
+    lambda inner: st.builds(
+        ExceptionInfo,
+        _TEXT,
+        _TEXT,
+        frames=_FRAMES,
+        notes=st.lists(_TEXT, max_size=2).map(tuple),
+        causes=st.lists(inner, max_size=2).map(tuple),
+        members=st.lists(inner, max_size=2).map(tuple),
+        relation=st.sampled_from(["", "cause", "context", "suppressed", "x"]),
+    ),
+    max_leaves=4,
+)
+
+
+@st.composite
+def _failures(draw: st.DrawFn) -> WorkerError:
+    return make_error(
+        draw(_RANK),
+        node=draw(_TEXT),
+        at_ms=draw(_TIME),
+        exception=draw(st.none() | _EXCEPTIONS),
+        message=draw(_TEXT),
+        code=draw(_TEXT),
+        kind=draw(st.sampled_from(Kind)),
+        origin=draw(st.sampled_from(Origin)),
+        writer=draw(st.sampled_from(Writer)),
+        subject=draw(st.sampled_from(Subject)),
+        signal=draw(st.sampled_from(["", "SIGKILL", "SIGTERM", "\x1b"])),
+        exit_code=draw(st.none() | st.sampled_from([0, 1, -9, 2**31 - 1])),
+        sent_signals=draw(st.lists(st.builds(SentSignal, _TEXT, _TEXT), max_size=2).map(tuple)),
+        category=draw(st.sampled_from(["", "hang", "node_lost", "preemption", "x"])),
+        in_flight=draw(st.booleans()),
+        log_tail=draw(_TEXT),
+        stack_dumps=draw(st.lists(st.builds(StackDump, _COUNT, st.none() | _COUNT, _TEXT), max_size=2).map(tuple)),
+        collectives=draw(st.lists(st.builds(CollectiveProgress, _TEXT, _TEXT, _COUNT, _COUNT), max_size=2).map(tuple)),
+        caused_by=draw(st.none() | st.builds(CausedBy, _RANK, _TEXT, _TEXT)),
+        round=draw(st.sampled_from([0, 0, 0, 1, 99_999, 2**32 - 1])),
+        incarnation=draw(st.sampled_from([0, 1, 1_700_000_000_000, 2**63])),
+        group_rank=draw(_RANK),
+        local_rank=draw(_RANK),
+        world_size=draw(_COUNT),
+        group_world_size=draw(_COUNT),
+        pid=draw(_COUNT),
+    )
+
+
+_RECEIPTS = st.builds(Receipt, _TEXT, st.booleans(), withdrawn=st.booleans())
+
+
+@st.composite
+def _entries(draw: st.DrawFn) -> NodePresence:
+    return make_presence(
+        draw(st.sampled_from(Phase)),
+        node=draw(_TEXT),
+        group_rank=draw(st.integers(0, 3)),
+        nodes=draw(st.sampled_from([0, 1, 2, 4])),
+        ranks=draw(st.lists(st.sampled_from([0, 1, 3, 99, 2**32 - 1]), max_size=3).map(tuple)),
+        receipts=draw(
+            st.lists(st.builds(Receipt, _TEXT, st.booleans(), withdrawn=st.booleans()), max_size=2).map(tuple)
+        ),
+        round=draw(st.sampled_from([0, 0, 1, 99_999])),
+        first_failure_reason=draw(_TEXT),
+        log_tails=draw(st.lists(st.builds(LogTail, _COUNT, _TEXT), max_size=2).map(tuple)),
+    )
+
+
+def _files(failures: list[WorkerError], entries: list[NodePresence]) -> list[tuple[str, bytes]]:
+    """Return paths and bytes; a time that no document can hold is left out by its writer."""
+    files = []
+    for failure in failures:
+        time = failure.timestamp_ns
+        fits = time is None or 0 <= time < _YEAR_9999 * 10**9
+        kept = failure if fits else replace(failure, timestamp_ns=None)
+        files.append((f"firstfault/errors/{error_key_for(kept)}", encode(kept)))
+    return files + [(f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry)) for entry in entries]
+
+
+def _concluded(files: list[tuple[str, bytes]]) -> tuple[MultiErrorFileOutputReader, Conclusion | None]:
+    reader = MultiErrorFileOutputReader("memory://nowhere", copies=dict(files))
+    return reader, reader.conclude_from(reader.job_of_copies("only copies were read"))
+
+
+_SLOW = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+
+
+@_SLOW
+@given(st.lists(_failures(), min_size=1, max_size=4), st.lists(_entries(), max_size=2))
+def test_no_attempt_makes_a_reader_raise(failures: list[WorkerError], entries: list[NodePresence]) -> None:
+    """Ranks beyond the world, times of any year and texts of any kind are drawn in every form."""
+    reader, conclusion = _concluded(_files(failures, entries))
+    if conclusion is not None:
+        report = reader.report(conclusion)
+        for draw in FORMS.values():
+            assert draw(report)
+
+
+@_SLOW
+@given(st.lists(_failures(), min_size=1, max_size=3))
+def test_a_copy_of_a_document_adds_no_failure(failures: list[WorkerError]) -> None:
+    """The same bytes under a second name are one failure with two documents; Flyte's own files are one each."""
+    ours = [replace(failure, writer=Writer.WORKER) for failure in failures]
+    files = _files(ours, [])
+    again = _files(ours, [])
+    assert {path for path, _ in files}.isdisjoint(path for path, _ in again)
+    one, two = (_concluded(given)[1] for given in (files, [*files, *again]))
+    assert one is not None
+    assert two is not None
+    assert len(two.job.failures) == len(one.job.failures)
+    assert (two.verdict.scope, two.verdict.ranks, two.verdict.category) == (
+        one.verdict.scope,
+        one.verdict.ranks,
+        one.verdict.category,
+    )
+
+
+@pytest.mark.parametrize("with_roster", [False, True])
+def test_an_attempt_with_a_document_cut_at_any_byte_has_failed(with_roster: bool) -> None:
+    """Whatever is left of its only document: an attempt that failed is never one without an error."""
+    failure = make_error(3, node="w-1", exit_code=1, log_tail="step")
+    data, path = encode(failure), f"firstfault/errors/{error_key_for(failure)}"
+    entry = make_presence(Phase.FAILED, node="w-1", nodes=1, ranks=(3,))
+    others = _files([], [entry]) if with_roster else []
+    for length in range(len(data) + 1):
+        _, conclusion = _concluded([(path, data[:length]), *others])
+        assert conclusion is not None
+        assert conclusion.job.failures or conclusion.job.coverage.unreadable
+
+
+@_SLOW
+@given(st.binary(max_size=60), st.sampled_from(["e1.pb", "x.pb", "error.pb"]))
+def test_random_bytes_are_an_error(data: bytes, name: str) -> None:
+    """A file with the name of an error is one, whatever is in it."""
+    path = name if name == "error.pb" else f"firstfault/errors/{name}"
+    reader, conclusion = _concluded([(path, data)])
+    assert conclusion is not None
+    assert FORMS["message"](reader.report(conclusion)).isascii()
+
+
+@given(st.text(max_size=200) | st.binary(max_size=100).map(lambda data: data.decode("utf-8", "surrogateescape")))
+def test_a_name_is_of_one_kind(name: str) -> None:
+    """No name in the roster's folder is read as two kinds of file, and nothing about a name raises."""
+    assert sum((is_error_file(name), is_bundle(name), is_restart_record(name))) <= 1
+    assert is_error_file(name) or not is_stock_error_file(name)
+
+
+@pytest.mark.parametrize("seconds", [-62_135_596_800, -1, 0, 1, _YEAR_9999, _YEAR_9999 + 1, -(2**63), 2**63 - 1])
+@pytest.mark.parametrize("nanos", [0, -1, 2**31 - 1])
+def test_times_of_any_year(seconds: int, nanos: int) -> None:
+    """The years 1 and 9999, and times that no calendar has, are drawn; times of a calendar are kept."""
+    document = pb.WorkerErrorDocument()
+    document.error.code, document.error.message = "USER", "boom"
+    document.error.timestamp.seconds, document.error.timestamp.nanos = seconds, nanos
+    other = _files([make_error(1, node="w-1")], [])
+    reader, conclusion = _concluded([("error.pb", document.SerializeToString()), *other])
+    assert conclusion is not None
+    times = {failure.timestamp_ns for failure in conclusion.job.failures}
+    assert (seconds * 10**9 in times) is (nanos == 0 and 0 < seconds <= _YEAR_9999)
+    for draw in FORMS.values():
+        assert draw(reader.report(conclusion))
+
+
+def _chain(depth: int) -> bytes:
+    document = pb.WorkerErrorDocument()
+    document.error.code = "USER"
+    at = document.failure.exception
+    for number in range(depth):
+        at.type = f"E{number}"
+        at = at.causes.add() if number % 2 else at.members.add()
+    return document.SerializeToString()
+
+
+@pytest.mark.parametrize("depth", [1, 10, 40, 90, 95])
+def test_causes_and_groups_within_each_other(depth: int) -> None:
+    """Up to the nesting that protobuf reads, and beyond, an attempt is drawn; it cannot be made to loop."""
+    reader, conclusion = _concluded([("firstfault/errors/x.pb", _chain(depth))])
+    assert conclusion is not None
+    for draw in FORMS.values():
+        assert draw(reader.report(conclusion))
+
+
+def test_ten_thousand_frames() -> None:
+    """A document with 10,000 frames, and one with 10,000 equal frames of a recursion, are drawn in every form."""
+    for name in ("f", "f%d"):
+        document = pb.WorkerErrorDocument()
+        document.error.code = "USER"
+        exception = document.failure.exception
+        exception.type = "RecursionError"
+        for number in range(10_000):
+            function = name % number if "%" in name else name
+            exception.frames.add(file="/job/train.py", line=7, function=function, code="f()")
+        reader, conclusion = _concluded([("firstfault/errors/x.pb", document.SerializeToString())])
+        assert conclusion is not None
+        for draw in FORMS.values():
+            assert len(draw(reader.report(conclusion))) < 5_000_000
+
+
+# --- time -----------------------------------------------------------------------------------------------------------
+
+_SHAPES = (
+    " \n",
+    ": ",
+    "\x1b[1",
+    "/a",
+    '  File "/job/a.py", line 1, in f\n    x\n',
+    "Thread 0x1 (most recent call first):\n",
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+    "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n",
+    "USER:X: error=",
+    "\nMessage:",
+    "https://a:b",
+    "told to go by SIG",
+    "a-1-worker-",
+    "0x1f ",
+)
+"""Beginnings of what the reader's own patterns look for, repeated."""
+
+
+def _of_text(part: str, text: str) -> WorkerError:
+    if part == "log":
+        return make_error(3, exception=None, exit_code=1, message="", log_tail=text)
+    if part == "stack":
+        sent = (SentSignal("SIGTERM", text[:100]),)
+        dumps = (StackDump(9, 3, text),)
+        return make_error(3, exception=None, signal="SIGTERM", message="", pid=9, sent_signals=sent, stack_dumps=dumps)
+    return make_error(3, exception=None if part == "message" else "ValueError", message=text)
+
+
+def _seconds(part: str, text: str) -> float:
+    job = make_job(_of_text(part, text), make_error(1, at_ms=50, message="Connection closed by peer"))
+    began = time.thread_time()
+    found = conclude(job)
+    assert found is not None
+    report = report_of(job, found.verdict, found.decision, diagnosis=found.diagnosis)
+    for form in ("message", "plain -v", "markdown", "json"):
+        FORMS[form](report)
+    return time.thread_time() - began
+
+
+@pytest.mark.parametrize("part", ["message", "exception", "log", "stack"])
+def test_time_is_linear_in_a_text(part: str) -> None:
+    """Whatever a text repeats, it is judged and drawn at once; twice the text takes about twice the time."""
+    for shape in _SHAPES:
+        text = shape * (500_000 // len(shape))
+        seconds = _seconds(part, text)
+        assert seconds < _AT_ONCE_S or seconds < 4 * _seconds(part, text[: len(text) // 2]), shape

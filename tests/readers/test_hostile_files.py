@@ -1,0 +1,532 @@
+"""Files of an attempt with fields that no version of firstfault writes: reading, judging and drawing never raise."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import logging
+import math
+import re
+import zlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from firstfault.errors import BadDocumentError
+from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.model import (
+    CausedBy,
+    Collective,
+    CollectiveProgress,
+    Coverage,
+    Decision,
+    DocumentRef,
+    ExceptionInfo,
+    ExpiredDeadline,
+    FrameInfo,
+    Kind,
+    LogTail,
+    NodeSetup,
+    Origin,
+    Phase,
+    Receipt,
+    Resources,
+    RestartKind,
+    RestartRecord,
+    Scope,
+    Seal,
+    SentSignal,
+    StackDump,
+    Suspect,
+    ThreadFailure,
+    Verdict,
+    Victims,
+)
+from firstfault.reading import fetch
+from firstfault.testing import START_NS, make_error, make_presence
+from firstfault.wire.bundle import unpack
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
+from firstfault.wire.exceptions import MAX_READ_LINE
+from firstfault.wire.restart_json import restart_from_json, restart_to_json
+from firstfault.wire.verdict_json import MAX_RANKS, MAX_SENTENCES, decision_from_json, to_json, verdict_from_json
+from firstfault_proto.v1 import errors_pb2 as pb
+from tests.all_forms import FORMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from conftest import Attempt
+    from google.protobuf.message import Message
+
+_MISSING = object()
+_TEXTS = ("", "x" * 100_000, "\x00\x1b[31m\u202e\n", "\ud800", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999Z")
+_NUMBERS = (True, 0, -1, 2**31, 2**32, 2**63, 2**64, 10**30, 1.5, math.nan, math.inf, -math.inf, 1e308)
+_NESTED = ([], [None], ["x"], [[]], [-1], [True], {}, {"1": None}, {"-1": "x"}, {"a": {"b": [1]}})
+_VALUES = (None, *_NUMBERS, *_TEXTS, *_NESTED, _MISSING)
+
+
+def _paths(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the way to every part of a JSON value."""
+    yield path
+    for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        yield from _paths(node[key], (*path, key))
+
+
+def _changed(document: Any, path: tuple[Any, ...], value: Any) -> str:
+    """Return the JSON with another value at one place, or without it."""
+    if not path:
+        return json.dumps(value)
+    changed = at = copy.deepcopy(document)
+    for key in path[:-1]:
+        at = at[key]
+    if value is _MISSING:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return json.dumps(changed)
+
+
+def _changes(text: str) -> Iterator[str]:
+    document = json.loads(text)
+    for path in _paths(document):
+        yield from (_changed(document, path, value) for value in _VALUES if path or value is not _MISSING)
+
+
+_TURNS = itertools.cycle(FORMS.values())
+
+
+def _drawn(attempt: Attempt) -> None:
+    """Read an attempt that failed, judge it, and draw its message, its JSON, and other forms by turns."""
+    reader = attempt.reader()
+    conclusion = reader.conclude()
+    assert conclusion is not None, "it failed, whatever one of its files says"
+    report = reader.report(conclusion)
+    for form in (FORMS["message"], next(_TURNS), next(_TURNS)):
+        assert form(report)
+    json.loads(FORMS["json"](report), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+# --- seals ----------------------------------------------------------------------------------------------------------
+
+_VERDICT = Verdict(
+    scope=Scope.RANK,
+    code="USER",
+    category="data",
+    headline="ValueError, rank 3",
+    message="boom",
+    strategy="evidence",
+    ranks=(3,),
+    node="w-1",
+    fingerprint="1:0123456789ab",
+    timestamp_ns=START_NS + 7,
+    confidence="high",
+    why=("it was first",),
+    suspects=(Suspect("it was near", rank=4), Suspect("it is silent", node="w-2")),
+    victims=Victims(2, ((0, "peer"), (1, "peer"))),
+    coverage=Coverage(2, 1, 1, complete=False, notes=("a note",)),
+    settled=False,
+    digest="d1",
+    document_count=3,
+)
+_DECISION = Decision(
+    retry=True, kind=Kind.RECOVERABLE, origin=Origin.SYSTEM, enforced=False, reason="because", retries_left=3
+)
+_SEALED = to_json(_VERDICT, _DECISION)
+
+
+def _seal(text: str, **changes: Any) -> bytes:
+    seal = Seal(
+        name="error.pb",
+        digest=_VERDICT.digest,
+        count=3,
+        strategy="evidence",
+        json=text,
+        timestamp_ns=START_NS,
+        node="w-1",
+        code="USER",
+        message="boom",
+        kind=Kind.RECOVERABLE,
+        origin=Origin.SYSTEM,
+        fault_timestamp_ns=START_NS,
+        worker="w-1",
+    )
+    return encode_seal(replace(seal, **changes))
+
+
+def test_every_field_of_a_seal(attempt: Attempt) -> None:
+    """A seal with any value in any field is drawn if it is valid, else ignored."""
+    drawn = set()
+    for text in _changes(_SEALED):
+        read = (verdict_from_json(text), decision_from_json(text))
+        if repr(read) in drawn:
+            continue  # the same report
+        drawn.add(repr(read))
+        attempt.put("error.pb", _seal(text))
+        _drawn(attempt)
+    assert len(drawn) > 80
+
+
+def test_a_seal_has_the_types_of_the_schema() -> None:
+    """What is read of a changed seal is written again as it was: nothing in it was taken for something else."""
+    for text in _changes(_SEALED):
+        verdict, decision = verdict_from_json(text), decision_from_json(text)
+        if verdict is None or decision is None:
+            continue
+        again, said = json.loads(to_json(verdict, decision)), json.loads(text)
+        for whole in (again, said):  # what may be left out
+            whole["verdict"]["coverage"].setdefault("notes", [])
+            whole["decision"].setdefault("retries_left", None)
+            whole["verdict"]["timestamp"] = ""
+            for suspect in whole["verdict"]["suspects"]:
+                suspect.update({name: suspect.get(name) for name in ("rank", "node")})
+        assert again == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        (lambda count: {"ranks": tuple(range(count))}, MAX_RANKS),
+        (lambda count: {"why": ("x",) * count}, MAX_SENTENCES),
+        (lambda count: {"suspects": (Suspect("x", rank=1),) * count}, MAX_SENTENCES),
+        (lambda count: {"victims": Victims(1, tuple((rank, "x") for rank in range(count)))}, MAX_SENTENCES),
+        (lambda count: {"coverage": replace(_VERDICT.coverage, notes=("x",) * count)}, MAX_SENTENCES),
+    ],
+    ids=["ranks", "why", "suspects", "victims", "notes"],
+)
+def test_a_seal_has_no_endless_lists(changes: Callable[[int], dict[str, Any]], limit: int) -> None:
+    """A seal with more of anything than a job can have is not valid: to print it would take minutes."""
+    for count, is_valid in ((limit, True), (limit + 1, False)):
+        verdict = replace(_VERDICT, **changes(count))
+        assert verdict_from_json(to_json(verdict, _DECISION)) == (verdict if is_valid else None)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_invalid_seal_does_not_overrule_documents(
+    count: int, attempt: Attempt, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The documents are judged as if the seal were not there, and one warning names it."""
+    attempt.write(make_error(3, node="w-1"))
+    without = attempt.reader().conclude()
+    broken = _SEALED.replace('"settled":false', '"settled":"no"')
+    assert broken != _SEALED
+    for number in range(count):
+        attempt.put(f"error-{number:032x}.pb", _seal(broken, count=100, code="FORGED"))
+    with caplog.at_level(logging.WARNING):
+        found = attempt.reader().conclude()
+    assert (found.verdict, found.decision) == (without.verdict, without.decision)
+    (record,) = caplog.records
+    assert f"error-{0:032x}.pb is not valid" in record.getMessage()
+
+
+def test_a_valid_seal_speaks_before_an_invalid_one(attempt: Attempt) -> None:
+    """Without documents, the seal that can be read is taken, also if another says that it rests on more."""
+    attempt.put(f"error-{'0' * 32}.pb", _seal("{}", count=100, code="FORGED"))
+    attempt.put(f"error-{'1' * 32}.pb", _seal(_SEALED))
+    assert attempt.reader().conclude().verdict.headline == _VERDICT.headline
+
+
+# --- records of restarts --------------------------------------------------------------------------------------------
+
+_RESTART = RestartRecord(
+    kind=RestartKind.ROUND,
+    number=2,
+    headline="ValueError, rank 3",
+    restart=True,
+    reason="a retry may help",
+    rank=3,
+    node="w-1",
+    fingerprint="1:0123456789ab",
+    category="data",
+    timestamp_ns=START_NS,
+    lost_seconds=12.5,
+    world_size_before=8,
+    world_size_after=7,
+)
+
+
+def test_every_field_of_a_restart_record(attempt: Attempt) -> None:
+    """A record with any value in any field is drawn if it is valid, else left out; the failure stays."""
+    attempt.write(make_error(3, node="w-1"))
+    whole = restart_to_json(_RESTART).decode()
+    read = {record for text in _changes(whole) if (record := restart_from_json(text.encode())) is not None}
+    assert len(read) > 30
+    for text in (restart_to_json(record) for record in read):
+        attempt.put("firstfault/roster/decision-round-00002-0000000.json", text)
+        _drawn(attempt)
+    attempt.put("firstfault/roster/decision-round-00002-0000000.json", b"[")
+    _drawn(attempt)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("restart", "no"), ("restart", 1), ("agreed", "yes"), ("number", None), ("number", True), ("lost_seconds", 1e300)],
+)
+def test_a_restart_record_has_the_types_of_the_schema(name: str, value: Any) -> None:
+    """A text is not true, and seconds that nobody waited are not added up."""
+    document = {**json.loads(restart_to_json(_RESTART)), name: value}
+    assert restart_from_json(json.dumps(document).encode()) is None
+
+
+# --- bundles of copies ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        [["a", 4], ["b", -4], ["c", 4]],
+        [["a", 10**30]],
+        [["a", True], ["b", 3]],
+        [["a", 4.0]],
+        [["a", "4"]],
+        [["a", None]],
+        [["a"]],
+        {"a": 4},
+        None,
+        4,
+        [[["a"], 4, 5]],
+    ],
+)
+def test_a_bundle_with_a_hostile_index(index: Any) -> None:
+    """Sizes that do not follow each other through the content make a bundle useless, and cost no memory."""
+    with pytest.raises(BadDocumentError):
+        unpack(zlib.compress(json.dumps(index).encode() + b"\ndata"))
+
+
+def test_a_bundle_that_takes_one_file_again_and_again() -> None:
+    """A few bytes cannot become gigabytes: a file in a bundle is not taken twice."""
+    index = [[str(number), size] for number in range(0, 2_000, 2) for size in (1_000_000, -1_000_000)]
+    with pytest.raises(BadDocumentError, match="impossible size"):
+        unpack(zlib.compress(json.dumps(index).encode() + b"\n" + bytes(1_000_000)))
+
+
+def test_of_many_bundles_some_are_tried(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Damaged bundles do not make a reader download them all."""
+    attempt.write(*(make_error(rank) for rank in range(9)))
+    for number in range(20):
+        attempt.put(f"firstfault/roster/copies-{number:064x}.bundle", b"damaged")
+    asked: list[str] = []
+    monkeypatch.setattr(fetch, "bundle_name", lambda data: asked.append(data) or "")
+    assert len(attempt.reader().job().failures) == 9
+    assert len(asked) == 4
+
+
+# --- documents and roster entries -----------------------------------------------------------------------------------
+
+_INNER = ExceptionInfo("OSError", "disk", relation="cause", frames=(FrameInfo("/job/a.py", 3, "f", "x"),))
+_FRAME = FrameInfo("/job/train.py", 7, "train", "step()", ("for batch in data:", "    step()"), 6, (0, 4))
+_EXCEPTION = ExceptionInfo(
+    "ValueError", "boom", ("Exception",), (_FRAME,), ("note",), (_INNER,), "", 3, (_INNER,), (_FRAME,)
+)
+_PLACE = {
+    "node": "w-1",
+    "local_rank": 1,
+    "group_rank": 1,
+    "world_size": 8,
+    "group_world_size": 2,
+    "incarnation": START_NS // 10**6,
+    "round": 2,
+    "attempt": 1,
+    "restart_count": 1,
+    "role": "trainer",
+    "host": "h",
+    "ip": "10.0.0.3",
+    "pid": 99,
+    "namespace": "team",
+    "engine": "flyte",
+    "machine": "gpu-7",
+    "gpu": "GPU-8f",
+}
+_RAISED = make_error(
+    3,
+    **_PLACE,
+    exception=_EXCEPTION,
+    exit_code=1,
+    category="data",
+    fingerprint="1:0123456789ab",
+    monotonic_ns=4,
+    boot_id="boot",
+    upload_delay_ns=5,
+    versions=(("torch", "2.7"),),
+    thread_failures=(ThreadFailure("loader", START_NS, _INNER),),
+)
+_KILLED = make_error(
+    4,
+    **_PLACE,
+    exception=None,
+    at_ms=10,
+    signal="SIGKILL",
+    sent_signals=(SentSignal("SIGTERM", "stopped"),),
+    log_tail="step 41",
+    resources=Resources(1, 2, 3, 4, 5),
+    stack_dumps=(StackDump(99, 4, 'File "/job/train.py", line 7 in train'),),
+    collectives=(
+        CollectiveProgress("pg", "allreduce", 41, 40, (Collective(41, "all_reduce", "[2]", "F", "x"),), (0, 3)),
+    ),
+    caused_by=CausedBy(3, "w-1", "e1.pb"),
+    expired=ExpiredDeadline("train step", 30.5, heartbeat=True, since="train.py:50"),
+)
+_ENTRY = make_presence(
+    Phase.FAILED,
+    **{name: value for name, value in _PLACE.items() if name not in {"group_world_size", "local_rank"}},
+    nodes=2,
+    ranks=(2, 3),
+    receipts=(Receipt("e1.pb", durable=True, fault_to_durable_ns=7, error="late", rank=3),),
+    first_failure=CausedBy(3, "w-1", "e1.pb"),
+    first_failure_reason="rank 3 on w-1 failed: ValueError",
+    log_tails=(LogTail(3, "step 41"),),
+    setup=NodeSetup("train.fit", "trainer:1", "H100", 8, "https://a.com/blob/3f2c", "/root"),
+)
+_HOSTILE_TEXT = "\x1b]0;x\x07\u202e\x00</script>\r\n\ud7ff" * 40
+_EXTREMES: dict[int, tuple[Any, ...]] = {
+    FieldDescriptor.CPPTYPE_STRING: ("", _HOSTILE_TEXT),
+    FieldDescriptor.CPPTYPE_BOOL: (True, False),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 0, 2**31 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**63, 2**64 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 0, 2**63 - 1),
+    FieldDescriptor.CPPTYPE_DOUBLE: (math.nan, math.inf, -1.0, 1e308),
+    FieldDescriptor.CPPTYPE_ENUM: (0, 1, 2, 99),
+}
+
+
+def _field_changes(root: Message, message: Message, where: str = "") -> Iterator[tuple[str, bytes]]:
+    """Yield the root's bytes with each field of a message in it set to extremes, left out, and repeated."""
+    for field in message.DESCRIPTOR.fields:
+        name, before = f"{where}.{field.name}", type(message).FromString(message.SerializePartialToString())
+        message.ClearField(field.name)
+        yield f"{name} missing", root.SerializePartialToString()
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            getattr(message, field.name)[_HOSTILE_TEXT] = _HOSTILE_TEXT
+            yield f"{name} hostile", root.SerializePartialToString()
+        elif field.is_repeated if hasattr(field, "is_repeated") else field.label == FieldDescriptor.LABEL_REPEATED:
+            values = list(getattr(before, field.name)) or (
+                [] if field.message_type else [_EXTREMES[field.cpp_type][-1]]
+            )
+            getattr(message, field.name).extend(values * 300)
+            yield f"{name} x 300", root.SerializePartialToString()
+        elif field.message_type is None:
+            for value in _EXTREMES[field.cpp_type]:
+                setattr(message, field.name, value)
+                yield f"{name} = {value!r:.20}", root.SerializePartialToString()
+        message.CopyFrom(before)
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        parts = [value] if hasattr(value, "DESCRIPTOR") else value[:1]
+        for part in parts:
+            yield from _field_changes(root, part, f"{where}.{field.name}")
+
+
+@pytest.mark.parametrize("failure", [_RAISED, _KILLED], ids=["raised", "killed"])
+def test_every_field_of_a_document(failure: Any, attempt: Attempt) -> None:
+    """A document with any value in any field is drawn, and the attempt stays failed."""
+    document = pb.WorkerErrorDocument.FromString(encode(failure))
+    attempt.join(_ENTRY)
+    attempt.write(
+        make_error(0, **{**_PLACE, "node": "w-0", "group_rank": 0}, at_ms=30, message="Connection closed by peer")
+    )
+    name = f"firstfault/errors/{error_key_for(failure)}"
+    changes = dict(_field_changes(document, document))
+    assert len(changes) > 200
+    for data in changes.values():
+        attempt.put(name, data)
+        _drawn(attempt)
+
+
+_DECISIVE = {"place", "error", "exception", "timestamp", "writer", "subject", "sent_signals", "seconds", "resources"}
+
+
+@pytest.mark.parametrize("failure", [_RAISED, replace(_KILLED, sent_signals=())], ids=["raised", "killed"])
+def test_every_field_of_a_document_alone(failure: Any, attempt: Attempt) -> None:
+    """Also a document that is all there is, and so the root cause, is drawn whatever it says."""
+    document = pb.WorkerErrorDocument.FromString(encode(failure))
+    name = error_key_for(failure)
+    for where, data in _field_changes(document, document):
+        if where.split(".")[-1].split(" ")[0] in _DECISIVE:
+            attempt.put(f"firstfault/errors/{name}", data)
+            _drawn(attempt)
+
+
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.JOINED])
+def test_every_field_of_a_roster_entry(phase: Phase, attempt: Attempt) -> None:
+    """A roster entry with any value in any field is drawn, and cannot turn a failure into one of an earlier round."""
+    attempt.write(_RAISED)
+    entry = replace(_ENTRY, phase=phase)
+    document = pb.RosterEntry.FromString(encode_presence(entry))
+    name = f"firstfault/roster/{roster_key_for(entry)}"
+    for data in dict(_field_changes(document, document)).values():
+        attempt.put(name, data)
+        _drawn(attempt)
+
+
+def test_a_roster_entry_that_contradicts_its_name(attempt: Attempt) -> None:
+    """Its name counts, and a note says that the entry was not used."""
+    attempt.write(_RAISED)
+    later = replace(_ENTRY, place=replace(_ENTRY.place, round=99))
+    attempt.put(f"firstfault/roster/{roster_key_for(_ENTRY)}", encode_presence(later))
+    job = attempt.reader().job()
+    assert (job.round, len(job.failures), len(job.history)) == (2, 1, 0)
+    assert any("contradicts its name" in note for note in job.coverage.notes)
+    assert not job.coverage.complete
+
+
+# --- how much is read -----------------------------------------------------------------------------------------------
+
+
+def test_documents_beyond_a_readers_room_are_not_opened(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader opens so many documents and bytes of an attempt; the others are counted as not read."""
+    attempt.write(*(make_error(rank) for rank in range(12)))
+    attempt.put("firstfault/errors/other.pb", encode(make_error(20)))
+    monkeypatch.setattr(fetch, "MAX_OPENED", 10)
+    job = attempt.reader().job()
+    assert (len(job.failures), job.coverage.unreadable) == (10, 3)
+    assert "not opened: of an attempt 10 documents" in job.coverage.notes[0]
+    monkeypatch.setattr(fetch, "MAX_OPENED", 100)
+    monkeypatch.setattr(fetch, "MAX_OPENED_BYTES", 5 * len(encode(make_error(0))))
+    job = attempt.reader().job()
+    assert 0 < len(job.failures) <= 5
+    assert job.coverage.unreadable == 13 - len(job.failures)
+
+
+def test_roster_entries_beyond_a_readers_room_are_not_opened(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roster entries count too; what their names say is used."""
+    attempt.join(*(make_presence(Phase.FAILED, node=f"w-{node}", group_rank=node, nodes=20) for node in range(20)))
+    monkeypatch.setattr(fetch, "MAX_OPENED", 15)
+    job = attempt.reader().job()
+    assert attempt.reader().is_error()
+    assert {entry.place.group_rank for entry in job.roster} == set(range(20))
+
+
+def test_names_beyond_a_readers_limit_are_cut() -> None:
+    """A name or a line is drawn many times, so a reader keeps both ends of a long one; texts stay whole."""
+    long, most = "x" * 10_000, 0
+    document = pb.WorkerErrorDocument.FromString(encode(_RAISED))
+    place, failure = document.failure.place, document.failure
+    for field in place.DESCRIPTOR.fields:
+        if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+            setattr(place, field.name, long)
+    document.error.code = document.error.worker = document.error.message = long
+    failure.signal = failure.category = failure.fingerprint = failure.boot_id = failure.exception.type = long
+    for name in ("file", "function", "code"):
+        setattr(failure.exception.frames[0], name, long)
+    failure.exception.frames[0].context[:] = [long] * 5
+    failure.versions[long] = long
+    failure.sent_signals.extend([pb.SentSignal(signal=long, reason=long), *[pb.SentSignal()] * 500])
+    read = decode(document.SerializeToString(), DocumentRef("e1.pb"))
+    assert len(read.message) == len(long)
+    assert (len(read.sent_signals), len(read.place.node)) == (50, MAX_READ_LINE)
+    for text in re.findall("x+", repr(replace(read, message=""))):
+        most = max(most, len(text))
+    assert 1_000 < most <= MAX_READ_LINE
+
+
+def test_an_object_that_grew_after_it_was_listed() -> None:
+    """A document and an entry beyond the limit are refused, although the listing said less."""
+    large = encode(make_error(0)) + bytes(MAX_DOCUMENT_BYTES)
+    with pytest.raises(BadDocumentError, match="more than the limit"):
+        decode(large, DocumentRef("e1.pb"))
+    with pytest.raises(BadDocumentError, match="more than the limit"):
+        decode_presence(large, "r1.pb")
