@@ -473,7 +473,9 @@ def test_an_end_does_not_wait_for_ever(
 ) -> None:
     """A hanging upload is named on stderr, and the recorder exits."""
     process = start(gate.uri(out), environment=gate.environment())
-    Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=SHORT_S)
+    recorder = Recorder(process.folder)
+    recorder.resources(HANG_S)  # it listens
+    recorder.put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S / 10)
     until("the upload at the gate", lambda: gate.waiting() == 1)
     process.end(1.0)
     assert not process.alive()

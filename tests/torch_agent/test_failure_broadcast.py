@@ -130,9 +130,14 @@ def test_a_slow_connection(store: PrefixStore, node: Callable[..., Node]) -> Non
     ids=["both fatal", "fatal after a restart", "restart, then fatal", "fatal, then restart", "restarts", "twice"],
 )
 def test_the_first_counts(
-    told: list[tuple[int, FirstFailure]], first: FirstFailure, fatal: FirstFailure | None, node: Callable[..., Node]
+    told: list[tuple[int, FirstFailure]],
+    first: FirstFailure,
+    fatal: FirstFailure | None,
+    node: Callable[..., Node],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first failure counts; `fatal_failure` also finds one that was sent after a restart."""
+    monkeypatch.setattr(outcome_module, "_LOOK_S", LONG_S)  # after it, the listener takes the fatal one
     nodes = [node(group_rank) for group_rank in range(3)]
     for sender, failure in told:
         nodes[sender].watch.send(failure)
@@ -226,8 +231,9 @@ def test_a_lost_store(
 
 
 @pytest.mark.parametrize("heard", [False, True])
-def test_the_end_leaves_no_thread(heard: bool, node: Callable[..., Node]) -> None:
+def test_the_end_leaves_no_thread(heard: bool, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a round leaves no thread, and no node takes it for a failure."""
+    monkeypatch.setattr(outcome_module, "_STORE_S", LONG_S)  # a busy machine needs longer than 2 s
     nodes = [node(0), node(1)]
     threads = [one.watch._thread for one in nodes]
     if heard:
