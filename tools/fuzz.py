@@ -1,20 +1,24 @@
 """Looks for bytes that make a reader raise: libFuzzer, by atheris, over files, names, texts and a whole attempt.
 
-``make fuzz ARGS="--seconds 300"`` installs atheris if it is missing, and runs this. Inputs that found new code are kept
-in build/fuzz; one that raises is left there as crash-*.
+``make fuzz ARGS="--seconds 300"`` installs atheris if it is missing, and runs this; each target runs so long. Inputs
+that found new code are kept in build/fuzz; one that raises, or that takes longer than 20 s, is left there.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import logging
+import re
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["firstfault"]):
+with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["firstfault"]):
     from firstfault.errors import BadDocumentError
     from firstfault.evidence.text_classification import classify
     from firstfault.layout.keys import ErrorKey, RosterKey, error_key_for, roster_key_for
@@ -48,8 +52,11 @@ _BETWEEN = b"\x00--\x00"
 """Between two files of an attempt."""
 
 
-def _whole_attempt(data: bytes) -> None:
-    files = {path: part for path, part in zip(_PATHS, data.split(_BETWEEN), strict=False) if part}
+def _reader(data: bytes) -> None:
+    files = {
+        path.decode("utf-8", "surrogateescape"): content
+        for path, _, content in (part.partition(b"\x00") for part in data.split(_BETWEEN))
+    }
     reader = MultiErrorFileOutputReader("memory://fuzz", copies=files)
     conclusion = reader.conclude_from(reader.job_of_copies("only copies"))
     if conclusion is None:
@@ -59,7 +66,7 @@ def _whole_attempt(data: bytes) -> None:
         draw(report)
 
 
-def _parts(data: bytes) -> None:
+def _wire(data: bytes) -> None:
     for read in (
         lambda: decode(data, DocumentRef("e1.pb")),
         lambda: decode_presence(data, "r1.pb"),
@@ -69,12 +76,20 @@ def _parts(data: bytes) -> None:
             read()
     restart_from_json(data)
     text = data.decode("utf-8", "surrogateescape")
+    verdict_from_json(text)
+    decision_from_json(text)
+
+
+def _keys(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
     for name in (text, f"e1-{text}.pb", f"r1-{text}.pb"):
         key = ErrorKey.parse(name) or RosterKey.parse(name)
         if key is not None and str(key) != name:
             raise AssertionError(f"{name} is not {key}")
-    verdict_from_json(text)
-    decision_from_json(text)
+
+
+def _signatures(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
     found = classify(text, "RuntimeError")
     if not found.why:
         raise AssertionError("a text without a reason")
@@ -83,30 +98,82 @@ def _parts(data: bytes) -> None:
     clean(text, 100).encode()
 
 
-def _target(data: bytes) -> None:
-    (_whole_attempt if data[:1] < b"\x80" else _parts)(data[1:])
+_CASCADES = [
+    {name: archive.read(name) for name in archive.namelist() if name != "truth.json"}
+    for archive in map(zipfile.ZipFile, sorted(Path("tests/cascades/recorded").glob("*-of4.zip"))[::10])
+]
+"""Some of the lab's."""
+_FILES = dict(zip(_PATHS, (encode(_ERROR), encode(_KILLED), b"", encode_presence(_ENTRY)), strict=False))
+_TARGETS = {
+    "wire": (
+        _wire,
+        (
+            *(content for files in (_FILES, *_CASCADES) for content in files.values()),
+            pack(_FILES),
+            b'{"schema":"firstfault.verdict/v1"}',
+        ),
+    ),
+    "keys": (_keys, tuple(path.rpartition("/")[2].encode() for path in _PATHS)),
+    "signatures": (_signatures, Path("tests/readers/texts_without_credentials.txt").read_bytes().splitlines()),
+    "reader": (
+        _reader,
+        tuple(
+            _BETWEEN.join(path.encode() + b"\x00" + content for path, content in files.items())
+            for files in (_FILES, *_CASCADES)
+        ),
+    ),
+}
+"""What is called with bytes, and the first ones."""
 
 
-def _seeds() -> list[bytes]:
-    files = [encode(_ERROR), encode(_KILLED), b"", encode_presence(_ENTRY)]
-    alone = [*files, pack({"errors/a": b"x"}), b'{"schema":"firstfault.verdict/v1"}', error_key_for(_ERROR).encode()]
-    return [b"\x00" + _BETWEEN.join(files), *(b"\xff" + part for part in alone)]
+def _fuzz(name: str, how: list[str]) -> None:
+    target, seeds = _TARGETS[name]
+    corpus = _FOLDER / name
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(seeds):
+        (corpus / f"seed-{number}").write_bytes(seed)
+    logging.disable()  # most inputs are worth a warning
+    atheris.Setup([sys.argv[0], *how], target)
+    atheris.Fuzz()
+
+
+def _tried(name: str, seconds: int) -> int:
+    """Fuzz in a process of its own, which libFuzzer ends; return the number of inputs tried."""
+    how = (
+        f"-max_total_time={seconds}",
+        "-max_len=32768",
+        "-timeout=20",
+        "-print_final_stats=1",
+        f"-artifact_prefix={_FOLDER}/{name}-",
+    )
+    done = subprocess.run(
+        (sys.executable, __file__, "--target", name, *how, str(_FOLDER / name)),
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    executed = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    if done.returncode or executed is None:
+        sys.exit(f"{name}:\n{done.stderr[-4000:]}")
+    return int(executed[1])
 
 
 def main() -> None:
-    """Fuzz for some seconds."""
-    logging.disable()  # most inputs are worth a warning
+    """Fuzz for some seconds, or try files again."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=int, default=60)
-    parser.add_argument("input", nargs="*", help="files to try once, such as build/fuzz/crash-*")
-    given = parser.parse_args()
-    corpus = _FOLDER / "corpus"
-    corpus.mkdir(parents=True, exist_ok=True)
-    for number, seed in enumerate(_seeds()):
-        (corpus / f"seed-{number}").write_bytes(seed)
-    how = given.input or [f"-max_total_time={given.seconds}", "-max_len=8192", "-timeout=20", str(corpus)]
-    atheris.Setup([sys.argv[0], f"-artifact_prefix={_FOLDER}/", *how], _target)
-    atheris.Fuzz()
+    parser.add_argument("--seconds", type=int, default=15, help="for each target")
+    parser.add_argument(
+        "--target", choices=_TARGETS, help="only this one, with libFuzzer's own options or files to try"
+    )
+    given, how = parser.parse_known_args()
+    if given.target and how:
+        _fuzz(given.target, how)
+    total = 0
+    for name in [given.target] if given.target else _TARGETS:
+        tried = _tried(name, given.seconds)
+        total += tried
+        print(f"{name:<12} {tried:>12,} inputs in {given.seconds} s, none raised", flush=True)
+    print(f"{'together':<12} {total:>12,}")
 
 
 if __name__ == "__main__":
