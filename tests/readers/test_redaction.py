@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firstfault.testing import make_error
 from firstfault.text import clean, clean_end, redact
+from firstfault.wire.documents import encode
 
 # The samples are made up. They are put together here, so that no scanner takes them for real ones.
 _PW = "hunter2" + "-Zx9"
@@ -431,3 +433,39 @@ def test_a_private_key_without_begin_or_end_is_replaced(text: str) -> None:
     """A private key whose first or last lines were cut off is replaced."""
     assert not _left(redact(text))
     assert "PRIVATE KEY" in redact(text)
+
+
+# --- rules of one's own ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "text", "expected"),
+    [
+        ("corp-key-(\\w+)", "use corp-key-a1 here", "use corp-key-*** here"),
+        ("customer \\d+", "customer 17, customer 18", "***, ***"),
+        ("^id (\\d+)$", "é\nid 17\nno id 18", "é\nid ***\nno id 18"),
+        ("(never)?x*", "y", "y"),
+        ("\n  corp-(\\w+)\n\nface", "corp-a in \udcffface", "corp-*** in \udcff***"),
+        ("", "corp-a", "corp-a"),
+    ],
+    ids=["a group", "no group", "lines", "empty matches", "several", "none"],
+)
+def test_own_rules(rules: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FIRSTFAULT_REDACT adds rules, one a line."""
+    monkeypatch.setenv("FIRSTFAULT_REDACT", rules)
+    assert redact(text) == expected
+
+
+def test_a_wrong_rule(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A wrong rule is named once, by its line, and the others count."""
+    monkeypatch.setenv("FIRSTFAULT_REDACT", "(s3cret\ncorp-\\w+")
+    assert [redact("corp-a"), redact("corp-b")] == ["***", "***"]
+    (record,) = caplog.records
+    assert "line 1 of FIRSTFAULT_REDACT is no regular expression of RE2 (missing ))" in record.getMessage()
+    assert "s3cret" not in record.getMessage()
+
+
+def test_own_rules_before_a_document_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document is written without what the rules match."""
+    monkeypatch.setenv("FIRSTFAULT_REDACT", "corp-key-(\\w+)")
+    assert b"a1b2" not in encode(make_error(message="corp-key-a1b2 is refused"))
