@@ -1,6 +1,8 @@
 # Each target needs python3 only: it makes .venv if it is missing, or older than pyproject.toml or constraints.txt.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+# Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades replay simulation scale bench bench-restart fuzz golden pictures lint format types proto proto-check floors wheel clean
 
 BIN := .venv/bin
@@ -90,8 +92,8 @@ proto: ## generate the protobuf code from its .proto file
 proto-check: ## fail if the checked-in protobuf code is not what its .proto file generates
 	@tools/quietly.sh "generating the protobuf code and comparing it" tools/check_generated.sh
 
-floors: $(VENV) ## test the library with its oldest supported dependencies
-	@tools/quietly.sh "testing with the oldest dependencies" tools/test_floors.sh
+floors: $(VENV) ## test with the oldest supported dependencies; ARGS=2.3.1 also with that torch (5 GB)
+	@tools/quietly.sh "testing with the oldest dependencies" tools/test_floors.sh $(ARGS)
 
 wheel: $(VENV) ## build the source distribution and the wheel into dist/
 	@rm -rf dist

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Tests with the oldest dependencies that pyproject.toml admits, in a venv of its own: what reads and writes storage
-# (fsspec), documents (protobuf, flyteidl), text (google-re2), reports (jinja2, rich) and the command line (click).
+# test_floors.sh [TORCH]
+# Tests with the oldest dependencies that pyproject.toml admits: first, in a venv of its own, what reads and writes
+# storage (fsspec), documents (protobuf, flyteidl), text (google-re2), reports (jinja2, rich) and the command line
+# (click); then, in a copy of .venv, the plugin with the oldest flytekit, also in a real job. With TORCH, such as 2.3.1,
+# the plugin is tested with that release too; its CUDA packages take 5 GB.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 venv=$root/build/floors-venv
@@ -23,6 +26,15 @@ echo "oldest: ${floors[*]}"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --editable "$root" "${floors[@]}" \
   pytest pytest-timeout pytest-xdist hypothesis botocore
 cd "$root"
-exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n auto --maxprocesses 4 --dist loadfile tests/proto \
+"$venv/bin/python" -m pytest -q -p no:cacheprovider -n auto --maxprocesses 4 --dist loadfile tests/proto \
   tests/readers/test_{cli,classify_command,flyte_conformance,report_terminal,signatures,store,watch,wire}.py \
   tests/reports/test_golden.py
+
+venv=$root/build/flytekit-floor-venv
+"$root/tools/copy_venv.sh" "$venv"
+oldest=$(sed -n 's/^elastic = .*"flytekit>=\([0-9.]*\)".*/\1/p' "$root/pyproject.toml")
+echo "oldest: flytekit==$oldest ${1:+torch==$1}"
+"$venv/bin/pip" install --quiet --disable-pip-version-check "flytekit==$oldest.0" ${1:+"torch==$1"}
+# this release warns of its own use of `disable_deck`
+exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 2 -W 'ignore:`disable_deck`' \
+  tests/plugin/test_{config,task}.py tests/plugin/test_jobs.py::test_a_worker_raises

@@ -14,6 +14,9 @@ unset PYTHONPATH
 
 "$quietly" "checking the content of $(basename "$wheel")" "$root/.venv/bin/python" "$root/tools/check_wheel.py" "$wheel"
 
+"$quietly" "building it again" "$root/.venv/bin/python" -m build --no-isolation --wheel --outdir "$work/again" "$root"
+cmp "$wheel" "$work/again/$(basename "$wheel")"  # the same bytes
+
 core=$work/core
 "$quietly" "making an environment for the core" "$root/.venv/bin/python" -m venv "$core"
 "$quietly" "installing the wheel alone" "$core/bin/python" -m pip --no-input \

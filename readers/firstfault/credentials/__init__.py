@@ -1,7 +1,8 @@
 """Finds credentials in texts and replaces them by ``***``.
 
 `tokens` finds private keys and tokens by their form, `urls` passwords and hooks in URLs, `named` values after a name
-such as ``password`` or a flag. `values` decides whether such a value is a literal, or code and ordinary text. `own_rules` are those of the platform.
+such as ``password`` or a flag. `values` decides whether such a value is a literal, or code and ordinary text.
+`own_rules` are those of the platform.
 """
 
 from __future__ import annotations
