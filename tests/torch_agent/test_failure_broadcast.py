@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import TCPStore
 
 from firstfault_torch.rounds import failure_broadcast as outcome_module
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
+from firstfault_torch.rounds.round_store import RoundStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,13 +67,13 @@ class Waited:
 
 
 @pytest.fixture
-def store() -> PrefixStore:
+def store() -> RoundStore:
     """Return the store of a round."""
-    return PrefixStore("round", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0)
 
 
 @pytest.fixture
-def node(store: PrefixStore) -> Iterator[Callable[..., Node]]:
+def node(store: RoundStore) -> Iterator[Callable[..., Node]]:
     """Make nodes; none of their threads outlives the test."""
     made: list[Node] = []
 
@@ -105,7 +106,7 @@ def test_a_node_that_comes_late(node: Callable[..., Node]) -> None:
     assert late.watch.failure == FATAL
 
 
-def test_a_slow_connection(store: PrefixStore, node: Callable[..., Node]) -> None:
+def test_a_slow_connection(store: RoundStore, node: Callable[..., Node]) -> None:
     """Sending a failure opens no new connection, which a slow name service would delay by 5 s."""
     slow = Waited(store)
     sender, listener = node(0, slow), node(1, slow)
@@ -163,7 +164,7 @@ def test_all_have_finished(node: Callable[..., Node]) -> None:
         assert one.watch.fatal_failure() is None
 
 
-def test_who_has_heard(store: PrefixStore, node: Callable[..., Node]) -> None:
+def test_who_has_heard(store: RoundStore, node: Callable[..., Node]) -> None:
     """Every node that learns of a failure calls back, on a connection of its own; no node does when all finished."""
     nodes = [node(0), node(1)]
     nodes[1].watch.send(FATAL)
@@ -172,7 +173,7 @@ def test_who_has_heard(store: PrefixStore, node: Callable[..., Node]) -> None:
     assert sorted(store.get("heard").split()) == [b"0", b"1"]
 
 
-def test_to_have_finished_is_no_failure_heard(store: PrefixStore, node: Callable[..., Node]) -> None:
+def test_to_have_finished_is_no_failure_heard(store: RoundStore, node: Callable[..., Node]) -> None:
     """Nobody has heard of a failure without one."""
     nodes = [node(0), node(1)]
     nodes[0].watch.send_finished()
@@ -188,14 +189,14 @@ def _host(port: Connection) -> None:
 
 
 @pytest.fixture
-def host() -> Iterator[tuple[multiprocessing.process.BaseProcess, PrefixStore]]:
+def host() -> Iterator[tuple[multiprocessing.process.BaseProcess, RoundStore]]:
     """Return the process that hosts a store, and the store as another one sees it."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_host, args=(theirs,))
     process.start()
     client = TCPStore("127.0.0.1", ours.recv(), is_master=False, wait_for_workers=False)
-    yield process, PrefixStore("round", client)
+    yield process, RoundStore(client, 0)
     process.kill()
     process.join()
 
@@ -203,7 +204,7 @@ def host() -> Iterator[tuple[multiprocessing.process.BaseProcess, PrefixStore]]:
 @pytest.mark.parametrize("told", [False, True])
 def test_a_lost_store(
     told: bool,
-    host: tuple[multiprocessing.process.BaseProcess, PrefixStore],
+    host: tuple[multiprocessing.process.BaseProcess, RoundStore],
     node: Callable[..., Node],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import TCPStore
 
 from firstfault_torch.rounds.liveness import Liveness
+from firstfault_torch.rounds.round_store import RoundStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,19 +41,19 @@ class Deaths:
 
 
 @pytest.fixture
-def store() -> PrefixStore:
+def store() -> RoundStore:
     """Return the store of a round."""
-    return PrefixStore("round", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0)
 
 
-def _port(store: PrefixStore) -> int:
+def _port(store: RoundStore) -> int:
     port: int = store.underlying_store.port
     return port
 
 
 def other_agent(port: int, group_rank: int, ready: Any, leave: Any) -> None:
     """Be the agent of another node until ordered to end with a farewell."""
-    store = PrefixStore("round", TCPStore("127.0.0.1", port, is_master=False))
+    store = RoundStore(TCPStore("127.0.0.1", port, is_master=False), 0)
     lines = Liveness(store, group_rank, f"worker-{group_rank}", "127.0.0.1", lambda *_: None)
     if group_rank == 0:
         store.wait(["firstfault/lifeline"])
@@ -66,7 +67,7 @@ def other_agent(port: int, group_rank: int, ready: Any, leave: Any) -> None:
 
 
 @pytest.fixture
-def other(store: PrefixStore) -> Iterator[Any]:
+def other(store: RoundStore) -> Iterator[Any]:
     """Start the agent of another node in its own process; return the process and the event that ends it."""
     started = []
 
@@ -84,7 +85,7 @@ def other(store: PrefixStore) -> Iterator[Any]:
         process.join()
 
 
-def _connected(store: PrefixStore) -> None:
+def _connected(store: RoundStore) -> None:
     """Wait until two agents are connected and the first one answers the next greeting."""
     where = json.loads(store.get("firstfault/lifeline"))
     deadline = time.monotonic() + LONG_S
@@ -109,7 +110,7 @@ def _is_established(port: int) -> bool:
 
 
 @pytest.mark.parametrize(("own", "others"), [(0, 1), (1, 0)])
-def test_an_agent_that_is_killed(store: PrefixStore, other: Any, own: int, others: int) -> None:
+def test_an_agent_that_is_killed(store: RoundStore, other: Any, own: int, others: int) -> None:
     """When either of two agents is killed, the other one learns its rank and node."""
     deaths = Deaths()
     process, _ = other(others) if others == 0 else (None, None)
@@ -124,7 +125,7 @@ def test_an_agent_that_is_killed(store: PrefixStore, other: Any, own: int, other
     assert deaths.seen == [(others, f"worker-{others}")]
 
 
-def test_an_agent_that_leaves(store: PrefixStore, other: Any) -> None:
+def test_an_agent_that_leaves(store: RoundStore, other: Any) -> None:
     """An agent that sends a farewell is not reported dead."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
@@ -138,7 +139,7 @@ def test_an_agent_that_leaves(store: PrefixStore, other: Any) -> None:
     lines.end()
 
 
-def test_a_stranger_is_not_missed(store: PrefixStore) -> None:
+def test_a_stranger_is_not_missed(store: RoundStore) -> None:
     """A connection without the secret from the store cannot report a death."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
@@ -151,7 +152,7 @@ def test_a_stranger_is_not_missed(store: PrefixStore) -> None:
     lines.end()
 
 
-def test_slow_strangers(store: PrefixStore, other: Any) -> None:
+def test_slow_strangers(store: RoundStore, other: Any) -> None:
     """Strangers that say nothing, or a byte at a time, keep nobody from learning of a death, and are dropped."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
@@ -190,7 +191,7 @@ def test_slow_strangers(store: PrefixStore, other: Any) -> None:
     assert deaths.seen == [(1, "worker-1")]
 
 
-def test_a_connection_that_breaks_and_comes_back(store: PrefixStore) -> None:
+def test_a_connection_that_breaks_and_comes_back(store: RoundStore) -> None:
     """An agent that reconnects within 1.5 s is not reported dead."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
@@ -210,7 +211,7 @@ def test_a_connection_that_breaks_and_comes_back(store: PrefixStore) -> None:
 
 
 @pytest.mark.parametrize("group_rank", [0, 1])
-def test_the_end_leaves_no_thread(store: PrefixStore, group_rank: int) -> None:
+def test_the_end_leaves_no_thread(store: RoundStore, group_rank: int) -> None:
     """The next round may fork: no thread is left, also where the first agent never opened its end."""
     lines = Liveness(store, group_rank, "worker", "127.0.0.1", lambda *_: None)
     lines.end()

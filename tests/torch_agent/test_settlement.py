@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import TCPStore
 
 from firstfault_torch.rounds import settlement as settlement_module
+from firstfault_torch.rounds.round_store import RoundStore
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 
 if TYPE_CHECKING:
@@ -90,13 +91,13 @@ class Agent:
 
 
 @pytest.fixture
-def store() -> PrefixStore:
+def store() -> RoundStore:
     """Return the store of a round."""
-    return PrefixStore("round", TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0)
 
 
 @pytest.fixture
-def agents(store: PrefixStore) -> Callable[..., list[Agent]]:
+def agents(store: RoundStore) -> Callable[..., list[Agent]]:
     """Make the agents of a round; fields by group rank."""
 
     def make(nodes: int, **fields: dict[int, Any]) -> list[Agent]:
@@ -163,7 +164,7 @@ def test_one_that_publishes_slowly_is_not_replaced(agents: Callable[..., list[Ag
     assert [len(agent.published) for agent in made] == [1, 0, 0, 0, 0, 0]
 
 
-def test_one_that_died_before_its_turn_is_replaced(agents: Callable[..., list[Agent]], store: PrefixStore) -> None:
+def test_one_that_died_before_its_turn_is_replaced(agents: Callable[..., list[Agent]], store: RoundStore) -> None:
     """The next one takes over at once after the time limit, and the others take its verdict."""
     made = agents(3)
     assert made[0].settlement._arrive(store.clone(), {"report-0": b"it failed"}, leaving=False)
@@ -207,7 +208,7 @@ def test_a_dead_node_is_not_waited_for(agents: Callable[..., list[Agent]]) -> No
     assert 0.5 <= max(agent.took_s for agent in made[1:]) < 2.5
 
 
-def test_a_node_that_lives_is_waited_for(agents: Callable[..., list[Agent]], store: PrefixStore) -> None:
+def test_a_node_that_lives_is_waited_for(agents: Callable[..., list[Agent]], store: RoundStore) -> None:
     """A node that has heard is waited for until the limit; without it the reports are not complete."""
     made = agents(3)
     made[0].settlement.heard(store)
@@ -245,7 +246,7 @@ def test_a_report_that_is_too_large(agents: Callable[..., list[Agent]], monkeypa
     assert set(reports.copies) == {"report-0"}
 
 
-def test_what_is_not_a_report(agents: Callable[..., list[Agent]], store: PrefixStore) -> None:
+def test_what_is_not_a_report(agents: Callable[..., list[Agent]], store: RoundStore) -> None:
     """A value that cannot be unpacked is left out."""
     made = agents(1)
     store.append(settlement_module._Keys("").reports, settlement_module._FRAME.pack(7, 3) + b"abc")
@@ -253,9 +254,9 @@ def test_what_is_not_a_report(agents: Callable[..., list[Agent]], store: PrefixS
     assert _documents(made) == {b"sealed by 0"}
 
 
-def test_the_requests_of_one_agent_do_not_grow(store: PrefixStore) -> None:
+def test_the_requests_of_one_agent_do_not_grow(store: RoundStore) -> None:
     """Each agent sends the store the same number of requests, however many there are; one more reads."""
-    counts = {nodes: _most_requests(PrefixStore(str(nodes), store), nodes) for nodes in (4, 32)}
+    counts = {nodes: _most_requests(RoundStore(store, nodes), nodes) for nodes in (4, 32)}
     assert counts[4] == counts[32]
     assert counts[32] <= 12
 
@@ -293,19 +294,19 @@ def _host(port: Connection) -> None:
 
 
 @pytest.fixture
-def host() -> Iterator[tuple[multiprocessing.process.BaseProcess, PrefixStore]]:
+def host() -> Iterator[tuple[multiprocessing.process.BaseProcess, RoundStore]]:
     """Return the process that hosts a store, and the store as another one sees it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_host, args=(theirs,))
     process.start()
     client = TCPStore("127.0.0.1", ours.recv(), is_master=False, wait_for_workers=False)
-    yield process, PrefixStore("round", client)
+    yield process, RoundStore(client, 0)
     process.kill()
     process.join()
 
 
-def test_the_host_is_killed_meanwhile(host: tuple[multiprocessing.process.BaseProcess, PrefixStore]) -> None:
+def test_the_host_is_killed_meanwhile(host: tuple[multiprocessing.process.BaseProcess, RoundStore]) -> None:
     """The agents notice at once that they cannot settle."""
     process, store = host
     made = [Agent(store, rank, 3) for rank in range(3)]

@@ -10,6 +10,7 @@ from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.rounds.roster_poll import RosterPoll
+from firstfault_torch.rounds.round_store import round_store
 from firstfault_torch.rounds.settlement import Settlement
 
 if TYPE_CHECKING:
@@ -63,12 +64,11 @@ class Peers:
         self._others_suffice = others_suffice
         self._settlement = Settlement(own, nodes)
         self._agreement = Settlement(own, nodes, "restart")
-        self.broadcast = FailureBroadcast(group.store, own, wake, self._heard)
+        store = round_store(group.store, recording.round)
+        self.broadcast = FailureBroadcast(store, own, wake, self._heard)
         with guarded("telling the other agents that this node has joined"):
-            self._settlement.join(group.store, copies)
-        self._liveness: Liveness | None = Liveness(
-            group.store, own, node, group.master_addr or "", self._report_dead_agent
-        )
+            self._settlement.join(store, copies)
+        self._liveness: Liveness | None = Liveness(store, own, node, group.master_addr or "", self._report_dead_agent)
         self._roster_poll: RosterPoll | None = None
         if recording.files is not None:
             patience = interval + (_COMING_BACK_S if can_restart else 0)

@@ -28,7 +28,8 @@ def without_own_rules(text: str) -> str:
 
 def _without(pattern: Any, data: bytes) -> bytes:
     group = min(pattern.groups, 1)
-    parts, end = [], 0
+    parts: list[bytes] = []
+    end = 0
     for found in pattern.finditer(data):
         first, last = found.span(group)
         if first < last:  # neither an empty match nor a group that took no part in it
