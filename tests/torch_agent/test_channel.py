@@ -99,6 +99,20 @@ def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
     assert answers[0]["pid"] == process.pid
 
 
+def test_earlier_rounds_are_forgotten(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
+    """What workers said before a round is dropped, so that an agent that restarts them often does not grow."""
+    for round_ in range(2):
+        one = worker(0, lambda: {"stack": "x"}, round_)
+        one.report_failure({"type": "ValueError"})
+        assert agent.woken.acquire(timeout=LONG_S)
+        assert list(agent.channel.ask(round_, [0], LONG_S)) == [0]
+        one.close()
+    agent.channel.forget_before(1)
+    # a worker whose socket is gone keeps the answer that it gave before
+    assert [list(agent.channel.ask(round_, [0], 0)) for round_ in range(2)] == [[], [0]]
+    assert [list(agent.channel.failed(round_)) for round_ in range(2)] == [[], [0]]
+
+
 @pytest.mark.parametrize("others", [0, 1])
 def test_a_worker_that_does_not_answer(others: int, agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     """The agent waits for a busy worker up to the time limit, and returns the other workers' answers."""

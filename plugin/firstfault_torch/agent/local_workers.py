@@ -81,6 +81,8 @@ class LocalWorkers:
         self.stopped = None
         self._forgotten = frozenset()
         self.expired = {}
+        if self._channel is not None:
+            self._channel.forget_before(self._reporter.recording.round)
 
     def open_timers(self) -> TimerServer | None:
         """Make the FIFO for the workers' deadlines, before the workers start; None: there is no watchdog."""

@@ -54,6 +54,13 @@ class AgentChannel:
         with self._arrived:
             return {local: report for (number, local), report in self._failed.items() if number == round_}
 
+    def forget_before(self, round_: int) -> None:
+        """Drop what workers of earlier rounds have said."""
+        with self._arrived:
+            for said in (self._failed, self._answers):
+                for worker in [worker for worker in said if worker[0] < round_]:
+                    del said[worker]
+
     def ask(self, round_: int, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
         """Ask workers for their state; return the answers that come in time, by local rank.
 
