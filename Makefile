@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades replay simulation scale bench bench-restart fuzz golden pictures lint format types proto proto-check floors wheel clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors wheel clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -63,6 +63,9 @@ bench: $(VENV) ## measure reading, raising, failing, succeeding (forty minutes);
 bench-restart: $(VENV) ## restart after faults, side by side with NVIDIA's Wrapper (fifteen minutes); ARGS="--runs 1" for fewer
 	@tools/quietly.sh "installing NVIDIA's nvidia-resiliency-ext" tools/make_nvrx_venv.sh
 	@build/nvrx-venv/bin/python -W ignore tests/benchmarks/restarting.py $(ARGS)
+
+soak: $(VENV) ## run 200 attempts with random faults; name what they leave, and what grows; ARGS="--attempts 20 --seed 3"
+	@$(BIN)/python tests/benchmarks/soak.py $(ARGS)
 
 fuzz: $(VENV) ## look for bytes that make a reader raise, four times fifteen seconds; ARGS="--seconds 300 --target reader"
 	@$(BIN)/python -c "import atheris" 2>/dev/null || tools/quietly.sh "installing atheris" $(BIN)/pip install atheris
