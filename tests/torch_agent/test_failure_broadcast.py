@@ -66,10 +66,11 @@ class Waited:
         return getattr(self._store, name)
 
 
-@pytest.fixture
-def store() -> RoundStore:
+@pytest.fixture(params=[True, False], ids=["libuv", "no libuv"])
+def store(request: pytest.FixtureRequest) -> RoundStore:
     """Return the store of a round."""
-    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), 0)
+    shared = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=request.param)
+    return RoundStore(shared, 0)
 
 
 @pytest.fixture

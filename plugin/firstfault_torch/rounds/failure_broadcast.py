@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from firstfault.model import CausedBy
 from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.rounds.round_store import set_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,7 +156,7 @@ class FailureBroadcast:
             store = self._connection or _connected(self._store)
             if failure.fatal:
                 store.compare_set(_FATAL, "", text)
-            store.compare_set(_OUTCOME, "", text)
+            set_once(store, _OUTCOME, text)
 
         bounded(put, _STORE_S, "telling the other agents")
 
@@ -163,7 +164,7 @@ class FailureBroadcast:
         """Tell the other agents that every node's workers have succeeded."""
         text = json.dumps({"finished": True})
         bounded(
-            lambda: (self._connection or _connected(self._store)).compare_set(_OUTCOME, "", text),
+            lambda: set_once(self._connection or _connected(self._store), _OUTCOME, text),
             _STORE_S,
             "telling the other agents",
         )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["RoundStore", "round_store"]
+__all__ = ["RoundStore", "round_store", "set_once"]
 
 
 def round_store(store: Any, number: int) -> Any:
@@ -49,3 +49,14 @@ class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]
             shared.host, shared.port, wait_for_workers=False, timeout=shared.timeout
         )
         return type(self)(connected, self._number)
+
+
+def set_once(store: Any, key: str, value: str | bytes) -> bytes:
+    """Set a key unless it is set, wake those who wait for it, and return its value.
+
+    torch's store without libuv, the default before torch 2.4, wakes nobody at a ``compare_set``.
+    """
+    found = bytes(store.compare_set(key, "", value))
+    if found == (value.encode() if isinstance(value, str) else value):
+        store.append(key, "")
+    return found

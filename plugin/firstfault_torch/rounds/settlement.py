@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from firstfault.errors import BadDocumentError
 from firstfault.wire.bundle import pack, unpack
 from firstfault_torch.guard import bounded, caught, logger
+from firstfault_torch.rounds.round_store import set_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -200,10 +201,8 @@ class Settlement:
         """
 
         def end() -> SettledDocument:
-            store.compare_set(self._keys.order, "", json.dumps({"sealers": [], "complete": False}))
-            return _unpacked(
-                bytes(store.compare_set(self._keys.seal, "", _packed(SettledDocument(b"", durable=False))))
-            )
+            set_once(store, self._keys.order, json.dumps({"sealers": [], "complete": False}))
+            return _unpacked(set_once(store, self._keys.seal, _packed(SettledDocument(b"", durable=False))))
 
         return bounded(end, self._step_s, "telling the other agents that there is no conclusion")
 
@@ -311,7 +310,7 @@ class Settlement:
         settled = SettledDocument(document, publish())
         value = _packed(settled)
         told = bounded(
-            lambda: _unpacked(bytes(store.compare_set(self._keys.seal, "", value))),
+            lambda: _unpacked(set_once(store, self._keys.seal, value)),
             self._step_s,
             "handing the verdict to the other nodes",
         )
@@ -325,7 +324,7 @@ class Settlement:
         candidates = sorted(self._arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
         sealers = [group_rank for group_rank, _ in candidates[:_MAX_TURNS]]
         store.compare_set(self._keys.sealer, "", str(sealers[0]))
-        store.compare_set(self._keys.order, "", json.dumps({"sealers": sealers, "complete": complete}))
+        set_once(store, self._keys.order, json.dumps({"sealers": sealers, "complete": complete}))
 
     def _arrivals(self, store: Any) -> list[tuple[int, bool]]:
         """Return the group rank of each agent that has arrived, and whether it leaves."""
