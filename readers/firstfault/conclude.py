@@ -113,7 +113,15 @@ def _overrules(seal: Seal, job: JobErrors, strategy: str | AggregationStrategy |
     """Whether the sealed verdict is taken: the documents are gone, or it rests on more of them than are left."""
     if not job.failures:
         return True
-    return strategy in {None, seal.strategy} and seal.count > job.document_count
+    if strategy not in {None, seal.strategy} or seal.count <= job.document_count:
+        return False
+    is_whole = bool(job.roster) and job.coverage.complete
+    if is_whole:
+        text = (
+            "the verdict in %s is ignored: it says that it rests on %d documents, but there are %d and none is missing"
+        )
+        logger.warning(text, seal.name, seal.count, job.document_count)
+    return not is_whole
 
 
 def _is_same_verdict(seal: Seal, verdict: Verdict) -> bool:

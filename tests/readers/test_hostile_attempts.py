@@ -309,3 +309,34 @@ def test_time_is_linear_in_a_text(part: str) -> None:
         text = shape * (500_000 // len(shape))
         seconds = _seconds(part, text)
         assert seconds < _AT_ONCE_S or seconds < 4 * _seconds(part, text[: len(text) // 2]), shape
+
+
+@pytest.mark.parametrize(
+    "message", ["boom", "CUDA error: an illegal memory access was encountered", "No space left on device"]
+)
+def test_a_failure_that_its_own_agent_does_not_know(message: str) -> None:
+    """A worker that writes a document for another pod's rank blames it with medium confidence at most, and it shows."""
+    place = {"node": "w-1", "group_rank": 1, "group_world_size": 2}
+    stopped = [
+        make_error(
+            rank, at_ms=900, exception=None, signal="SIGTERM", sent_signals=(SentSignal("SIGTERM", "stop"),), **place
+        )
+        for rank in (2, 3)
+    ]
+    forged = make_error(3, at_ms=500, exception="RuntimeError", message=message, **place)
+    roster = [
+        make_presence(Phase.FAILED, node=node, group_rank=group_rank, nodes=2, ranks=ranks, receipts=receipts)
+        for node, group_rank, ranks, receipts in (
+            ("w-0", 0, (0, 1), ()),
+            ("w-1", 1, (2, 3), tuple(Receipt(item.documents[0].name, durable=True) for item in stopped)),
+        )
+    ]
+    listed = replace(roster[1], receipts=(*roster[1].receipts, Receipt(forged.documents[0].name, durable=True)))
+    for entry, confidence in ((roster[1], "medium"), (listed, "high")):
+        job = make_job(*stopped, forged, roster=(roster[0], entry))
+        conclusion = conclude(job)
+        assert conclusion is not None
+        verdict = conclusion.verdict
+        assert verdict.ranks == (3,)
+        assert verdict.confidence == confidence
+        assert any("without this one" in reason for reason in verdict.why) is (confidence == "medium")

@@ -221,6 +221,28 @@ def test_an_invalid_seal_does_not_overrule_documents(
     assert f"error-{0:032x}.pb is not valid" in record.getMessage()
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_seal_on_documents_that_never_were(
+    is_whole: bool, attempt: Attempt, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A seal that says that it rests on more documents counts only where documents may be missing."""
+    error = make_error(3, node="w-1", group_rank=0, group_world_size=1)
+    attempt.write(error)
+    if is_whole:
+        entry = make_presence(Phase.FAILED, node="w-1", ranks=(3,))
+        attempt.put(f"firstfault/roster/{roster_key_for(entry)}", encode_presence(entry))
+    without = attempt.reader().conclude()
+    assert without.verdict.headline != _VERDICT.headline
+    attempt.put(f"error-{'1' * 32}.pb", _seal(_SEALED, count=100))
+    with caplog.at_level(logging.WARNING):
+        found = attempt.reader().conclude()
+    assert found.verdict.headline == (without if is_whole else replace(without, verdict=_VERDICT)).verdict.headline
+    said = [record.getMessage() for record in caplog.records]
+    assert ["rests on 100 documents, but there are 1 and none is missing" in text for text in said] == (
+        [True] if is_whole else []
+    )
+
+
 def test_a_valid_seal_speaks_before_an_invalid_one(attempt: Attempt) -> None:
     """Without documents, the seal that can be read is taken, also if another says that it rests on more."""
     attempt.put(f"error-{'0' * 32}.pb", _seal("{}", count=100, code="FORGED"))

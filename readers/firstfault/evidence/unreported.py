@@ -19,12 +19,29 @@ if TYPE_CHECKING:
     from firstfault.evidence.classification import ClassifiedFailure
     from firstfault.model import JobErrors, Receipt, WorkerError
 
-__all__ = ["broadcast_root", "lost_documents", "nodes_without_report", "terminated_nodes"]
+__all__ = ["broadcast_root", "is_unlisted", "lost_documents", "nodes_without_report", "terminated_nodes"]
 
 _MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}
 """Names of exceptions that a wait may time out with."""
 _MANY = 3
 """More ranks than this are not one fault."""
+
+
+def is_unlisted(job: JobErrors, failure: WorkerError) -> bool:
+    """Whether the agent of a rank's node has reported which documents its node wrote, and not all of the failure's.
+
+    Another process that may write to the attempt's prefix may have written the others.
+    """
+    place = failure.place
+    entries = [
+        entry
+        for entry in job.roster
+        if entry.phase is Phase.FAILED
+        and (entry.place.node, entry.place.group_rank, entry.place.round) == (place.node, place.group_rank, place.round)
+    ]
+    listed = {receipt.name for entry in entries for receipt in entry.receipts}
+    names = {document.name for document in failure.documents}
+    return place.rank is not None and bool(listed) and not names <= listed
 
 
 def lost_documents(

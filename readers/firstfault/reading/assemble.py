@@ -400,11 +400,11 @@ def _coverage(
     finished = done | {key for key, failure in reporters.items() if not roster or failure.writer is Writer.STOCK}
     silent = sorted(joined - reported, key=node_order)
     notes = [*snapshot.notes, *_unreadable_notes(unreadable), *_foreign_notes(snapshot.foreign)]
-    notes += _first_few(_receipt_notes(snapshot, roster), "more documents were lost")
+    lost = _receipt_notes(snapshot, roster)
+    notes += _first_few(lost, "more documents were lost")
     notes += _silent_nodes_notes(silent)
     notes += _unopened_notes(snapshot, failures)
     notes += _newer_notes(snapshot)
-    lost = any(not receipt.durable for entry in roster for receipt in entry.receipts)
     return Coverage(
         expected=expected,
         reported=len(reported),

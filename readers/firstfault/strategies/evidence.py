@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass, left_no_reason
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.evidence.progress import waited_ns
+from firstfault.evidence.unreported import is_unlisted
 from firstfault.model import Reason, Subject, Suspect, Verdict
 from firstfault.strategies._inference import infer_root
 from firstfault.strategies._reasons import MAX_SUSPECTS, NAME, about_clocks, count_of, failures_of, with_category
@@ -161,6 +162,9 @@ def _verdict_on(
                 failures_of(item for item in accusers if item is not first),
             )
         )
+    unlisted = all(is_unlisted(job, root.failure) for root in same)
+    if unlisted:
+        why.append(Reason("the agent of its pod reported its pod's failures without this one", (first.failure,)))
     why += _timeless([first, *rivals])
     why += about_clocks(job, clocks)
     verdict = verdict_for(
@@ -168,7 +172,7 @@ def _verdict_on(
         first.failure,
         strategy=NAME,
         why=why,
-        confidence=_confidence(job, first, rivals, others, unclear),
+        confidence=_confidence(job, first, rivals, [*others, *unclear], unlisted=unlisted),
         same=[root.failure for root in same] if len(same) + more > 1 else (),
         suspects=[_suspect(other, clocks, first) for other in [*others, *unclear][:MAX_SUSPECTS]],
     )
@@ -315,14 +319,13 @@ def _confidence(
     first: ClassifiedFailure,
     rivals: Sequence[ClassifiedFailure],
     others: Sequence[ClassifiedFailure],
-    unclear: Sequence[ClassifiedFailure],
+    *,
+    unlisted: bool,
 ) -> str:
     if first.failure_class is FailureClass.UNCLEAR and first.failure.signal:
         return "low"
     if rivals:
         return "low" if any(rival.failure_class is first.failure_class for rival in rivals) else "medium"
-    if not job.coverage.complete or others or unclear or first.in_flight or first.failure_class is FailureClass.UNCLEAR:
+    if not job.coverage.complete or others or first.in_flight or first.failure_class is FailureClass.UNCLEAR:
         return "medium"
-    if left_no_reason(first.failure):
-        return "medium"
-    return "high"
+    return "medium" if unlisted or left_no_reason(first.failure) else "high"
