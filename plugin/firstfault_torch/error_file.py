@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+import re
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ __all__ = [
     "mark_recoverable",
     "read_error_file",
     "read_traceback",
+    "remove_error_files",
     "was_recoverable",
     "write_error_file",
 ]
@@ -21,6 +25,8 @@ __all__ = [
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _RECOVERABLE = "recoverable_error"
 """The file name that kfpytorch uses for the same mark."""
+_MADE_BY_TORCH = re.compile(r"torchelastic_[a-z0-9_]{8}")
+"""The name of the folder that torch makes for a run whose user named none."""
 
 
 def error_file_data(type_name: str, message: str, traceback: str, timestamp_ns: int) -> dict[str, Any]:
@@ -71,6 +77,22 @@ def mark_recoverable(error_file: str) -> None:
 def was_recoverable(error_file: str) -> bool:
     """Whether the worker that this error.json belongs to marked its exception as recoverable."""
     return (Path(error_file).parent / _RECOVERABLE).exists()
+
+
+def remove_error_files(log_folder: str) -> None:
+    """Remove a run's error files, and their folders if those are empty then, from a folder that torch made itself.
+
+    torch leaves one folder for each run in that for temporary files. A folder that the user named stays as it is, and
+    so does every log file.
+    """
+    root = Path(log_folder)
+    if root.parent != Path(tempfile.gettempdir()) or not _MADE_BY_TORCH.fullmatch(root.name):
+        return
+    for file in [*root.glob("*/attempt_*/*/error.json"), *root.glob(f"*/attempt_*/*/{_RECOVERABLE}")]:
+        file.unlink(missing_ok=True)
+    for folder, _, _ in os.walk(root, topdown=False):
+        with contextlib.suppress(OSError):
+            Path(folder).rmdir()
 
 
 def read_error_file(path: str | Path) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -14,7 +15,7 @@ from firstfault.restart import record_of, with_unused_restarts
 from firstfault_torch.agent.launch import LaunchFailedError, launch_agent
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.context import Recording, new_incarnation, node_address
-from firstfault_torch.error_file import ERROR_FILE_VARIABLE, write_error_file
+from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import bounded, guarded, logger
 from firstfault_torch.launch_options import DEFAULT_SIGNALS, parse_signals
 from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
@@ -27,7 +28,7 @@ from firstfault_torch.verdict.turns import await_turn, turn_of
 from firstfault_torch.worker.recording import run_recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed.launcher.api import LaunchConfig
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
     from firstfault_torch.rounds.settlement import Reports
 
-__all__ = ["NodeFailedError", "by_last_rank", "launch", "recording_of", "run_node"]
+__all__ = ["NodeFailedError", "by_last_rank", "error_files_removed", "launch", "recording_of", "run_node"]
 
 _LAST_SECONDS = 1.5
 """Longest wait for the other nodes after a signal to this process."""
@@ -89,12 +90,24 @@ def launch(
         NodeFailedError: a worker failed, here or on another node, or the agent failed or was terminated.
     """
     options = options or Options()
-    if options.in_process_restart is None:
-        return run_node(config, run_recorded, (engine, function, *args), engine=engine, options=options)
-    from firstfault_torch.worker.restarting import run_with_restarts  # noqa: PLC0415 - few need it
+    with error_files_removed(config):
+        if options.in_process_restart is None:
+            return run_node(config, run_recorded, (engine, function, *args), engine=engine, options=options)
+        from firstfault_torch.worker.restarting import run_with_restarts  # noqa: PLC0415 - few need it
 
-    work = (engine, options.in_process_restart, function, *args)
-    return run_node(config, run_with_restarts, work, engine=engine, options=options)
+        work = (engine, options.in_process_restart, function, *args)
+        return run_node(config, run_with_restarts, work, engine=engine, options=options)
+
+
+@contextlib.contextmanager
+def error_files_removed(config: LaunchConfig) -> Iterator[None]:
+    """Remove torch's error files after the block, where torch chose their folder; `run_node` itself leaves them."""
+    try:
+        yield
+    finally:
+        if config.logs_specs is not None:
+            with guarded("removing torch's error files"):
+                remove_error_files(config.logs_specs.root_log_dir)
 
 
 def run_node(

@@ -7,9 +7,11 @@ import gc
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -234,3 +236,35 @@ def test_no_agent_outlives_its_run(tmp_path: Path, fails: bool) -> None:
     else:
         _run(tmp_path, _environment)
     assert not [item for item in gc.get_objects() if type(item) in {ReportingAgent, TCPStore}]
+
+
+# --- temporary files --------------------------------------------------------------------------------------------------
+
+
+def _return_what_cannot_be_pickled() -> Any:
+    return lambda: None
+
+
+@pytest.mark.parametrize("function", [os.getpid, _fail_on_rank_1, _return_what_cannot_be_pickled])
+@pytest.mark.parametrize("logs", [Std.NONE, Std.ERR])
+def test_no_temporary_file_stays(
+    function: Callable[[], Any], logs: Std, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run leaves none of torch's temporary files, but log files that were asked for, and touches no other run's."""
+    temporary = Path(tempfile.mkdtemp(prefix="ff-"))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    others = [
+        temporary / "torchelastic_12345678/job_1/attempt_0/0/error.json",
+        temporary / "pytorch-errorfile-1.pickle",
+    ]
+    others[0].parent.mkdir(parents=True)
+    for other in others:
+        other.touch()
+    specs = DefaultLogsSpecs(redirects=logs)
+    with contextlib.suppress(NodeFailedError):
+        _run(tmp_path, function, logs_specs=specs)
+    kept = sorted(Path(specs.root_log_dir).rglob("stderr.log"))
+    assert len(kept) == (2 if logs else 0)
+    assert sorted(path for path in temporary.rglob("*") if path.is_file()) == sorted([*others, *kept])
+    assert len(list(temporary.iterdir())) == 2 + len(kept[:1])
+    shutil.rmtree(temporary)

@@ -265,6 +265,8 @@ class ReportingAgent(HookedAgent):
         if self._peers is not None:
             self._peers.end()
         self._reporter.drain()
+        with _guarded("removing torch's files"):
+            self._reporter.remove_traceback_files()
         self._workers.close_stderr()
 
     def close(self) -> None:
@@ -274,6 +276,8 @@ class ReportingAgent(HookedAgent):
         if self._peers is not None:
             self._peers.stop_listening()
         self._reporter.drain()
+        with _guarded("removing torch's files"):
+            self._reporter.remove_traceback_files()
         self._workers.close_stderr()
         self._workers.close()
 

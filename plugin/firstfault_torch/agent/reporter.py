@@ -7,6 +7,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.printed_traceback import without_traceback
@@ -127,6 +128,12 @@ class Reporter:
         self.announce(Phase.JOINED, ranks)
         with guarded("spooling the report on the agent's death"):
             self._spool_dead_agent(ranks)
+
+    def remove_traceback_files(self) -> None:
+        """Remove the files in which torch.multiprocessing kept tracebacks of this round; it leaves them."""
+        for file in self._traceback_files.values():
+            Path(file).unlink(missing_ok=True)
+        self._traceback_files = {}
 
     def drain(self) -> None:
         """Wait for the background uploads, each bounded by its deadline, and end their threads."""

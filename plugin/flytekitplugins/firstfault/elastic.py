@@ -22,7 +22,7 @@ from firstfault.errors import UsageError
 from firstfault_torch.error_file import was_recoverable
 from firstfault_torch.guard import logger
 from firstfault_torch.launch_options import DEFAULT_SIGNALS, logs_specs, numa_options
-from firstfault_torch.run import NodeFailedError, by_last_rank, run_node
+from firstfault_torch.run import NodeFailedError, by_last_rank, error_files_removed, run_node
 from flytekitplugins.firstfault.config import parse_nnodes
 from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, run_forked, run_spawned
 from flytekitplugins.firstfault.verdict_errors import ElasticTaskError, verdict_error
@@ -53,12 +53,13 @@ def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
     if engine is None:
         results = _launch_plain(config, entrypoint, args)
         return _hand_over(by_last_rank(results) if task.task_config.in_process_restart is not None else results)
-    try:
-        results = run_node(config, entrypoint, args, engine=engine, options=task.options())
-    except NodeFailedError as failed:
-        if failed.verdict is not None and engine.published is not None:
-            raise verdict_error(failed.verdict, engine.published) from failed.error
-        raise _local_error(failed) from failed.error
+    with error_files_removed(config):
+        try:
+            results = run_node(config, entrypoint, args, engine=engine, options=task.options())
+        except NodeFailedError as failed:
+            if failed.verdict is not None and engine.published is not None:
+                raise verdict_error(failed.verdict, engine.published) from failed.error
+            raise _local_error(failed) from failed.error
     return _hand_over(results)
 
 
