@@ -214,7 +214,7 @@ def node_address() -> str:
     """Look up the node's own address; empty if there is none. The name service may take long."""
     try:
         return socket.gethostbyname(host_name())
-    except OSError:
+    except (OSError, UnicodeError):  # Linux allows 64 characters, a name service 63
         return ""
 
 

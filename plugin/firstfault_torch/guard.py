@@ -27,6 +27,9 @@ and torch's data loader raises when one of its processes has died.
 _HURRIED_S = 0.3
 """Longest wait after `give_up` was set or a signal handler raised, seconds."""
 _POLL_S = 0.05
+_NO_THREAD = "can't start new thread"
+_refused_threads = threading.Event()
+"""Set when this process has said that the system allows no further thread: each further one would be refused, too."""
 _ANSWER_S = 0.5
 """Longest wait of `NonBlocking` for an answer; milliseconds are usual."""
 
@@ -46,11 +49,17 @@ def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Ite
     except through:
         raise
     except BaseException as error:
+        text = _text(error)
+        if isinstance(error, RuntimeError) and text == _NO_THREAD:
+            if not _refused_threads.is_set():
+                _refused_threads.set()
+                logger.warning("firstfault does without what needs a thread: %s (first while %s)", text, doing)
+            return
         logger.warning(
             "firstfault failed while %s (%s: %s); the job goes on without it",
             doing,
             type(error).__name__,
-            _text(error),
+            text,
             exc_info=bool(os.environ.get("FIRSTFAULT_DEBUG")),
         )
 
@@ -134,7 +143,10 @@ class NonBlocking(Generic[T]):
         """
         seconds = 0.0
         if not self._is_asked:
-            threading.Thread(target=self._ask, name="firstfault-question", daemon=True).start()
+            try:
+                threading.Thread(target=self._ask, name="firstfault-question", daemon=True).start()
+            except RuntimeError:
+                self._ask()  # without a thread it blocks the loop
             self._is_asked = True
             seconds = _ANSWER_S
         try:

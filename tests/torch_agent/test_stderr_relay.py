@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import multiprocessing
@@ -18,6 +19,7 @@ import pytest
 from firstfault.exceptions.printed_traceback import without_traceback
 from firstfault.model import ExceptionInfo
 from firstfault_torch.node.files import NodeFiles
+from firstfault_torch.node.stack_dumps import register_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
 
 if TYPE_CHECKING:
@@ -168,33 +170,105 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path, tails: StderrRelay) -> None
         os.close(descriptor)
 
 
-def test_a_worker_without_a_reader_does_not_block(tmp_path: Path, tails: StderrRelay) -> None:
-    """A process that outlives the round and writes more than a FIFO holds does not block."""
-    receiver, sender = multiprocessing.Pipe(duplex=False)
-    go = multiprocessing.get_context("fork").Event()
+@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("agent_lives", [True, False])
+def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_lives: bool) -> None:
+    """What it writes is passed on, also after the agent's end; it neither blocks nor gets SIGPIPE."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    go = fork.Event()
+    log = tmp_path / "log"
 
     def outlive() -> None:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a program that is not Python
         redirect_stderr(NodeFiles(tmp_path), ROUND, RANK)
         sender.send("open")
         go.wait(PATIENCE_S)
-        written = 0
-        for _ in range(1000):
-            try:
-                written += os.write(2, b"x" * 1000)
-            except BrokenPipeError:
-                break
-        sender.send(written)
+        for number in range(MANY):
+            os.write(2, b"line %d\n" % number)
+        sender.send("written")
 
-    worker = multiprocessing.get_context("fork").Process(target=outlive)
+    def agent() -> None:
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        tails = StderrRelay(NodeFiles(tmp_path), ROUND, {RANK: "" if shown else os.devnull})
+        if not os.fork():
+            outlive()
+            os._exit(0)
+        tails.start()
+        assert receiver.poll(PATIENCE_S)
+        assert receiver.recv() == "open"
+        tails.close()
+        if agent_lives:
+            go.set()
+            os.wait()
+
+    process = fork.Process(target=agent)
+    process.start()
+    process.join(PATIENCE_S)
+    assert process.exitcode == 0
+    go.set()
+    assert receiver.poll(PATIENCE_S), "it is blocked or dead"
+    assert receiver.recv() == "written"
+    last = f"line {MANY - 1}\n" if shown else ""
+    deadline = time.monotonic() + PATIENCE_S
+    while not log.read_text().endswith(last) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert log.read_text().splitlines() == [f"line {number}" for number in range(MANY)] * shown
+
+
+def test_no_thread_to_read_with(
+    tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the system refuses the thread, another process reads: a worker that writes much does not wait for ever."""
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    opened = multiprocessing.get_context("fork").Event()
+    go = multiprocessing.get_context("fork").Event()
+
+    def work() -> None:
+        redirect_stderr(NodeFiles(tmp_path), ROUND, RANK)
+        opened.set()
+        go.wait(PATIENCE_S)
+        a_lot()
+
+    worker = multiprocessing.get_context("fork").Process(target=work)
     worker.start()
-    tails.start()
-    assert receiver.poll(PATIENCE_S)
-    assert receiver.recv() == "open"
-    tails.close()
+    assert opened.wait(PATIENCE_S)
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            tails.start()
     go.set()
     worker.join(PATIENCE_S)
     assert worker.exitcode == 0
-    assert receiver.recv() == 0
+    found = ""
+    deadline = time.monotonic() + PATIENCE_S
+    while not found.endswith(f"line {MANY - 1}\n") and time.monotonic() < deadline:
+        time.sleep(0.05)
+        found += capfd.readouterr().err
+    assert found.splitlines() == [f"line {number}" for number in range(MANY)]
+
+
+@pytest.mark.parametrize("what", ["no object", "closed"])
+def test_a_program_without_stderr(tmp_path: Path, tails: StderrRelay, what: str) -> None:
+    """sys.stderr may be None, and a closed stderr stays closed: no file of ours takes its number."""
+    worker = os.fork()
+    if not worker:
+        code = 1
+        with contextlib.suppress(Exception):
+            sys.stderr = None
+            if what == "closed":
+                os.close(2)
+            redirect_stderr(NodeFiles(tmp_path), ROUND, RANK)
+            register_stacks(NodeFiles(tmp_path), ROUND, RANK)
+            with contextlib.suppress(OSError):
+                code = 2 if os.write(2, b"a line\n") and what == "closed" else 0
+            code = 0 if what == "closed" and code == 1 else code
+        os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
+    assert tails.tail(RANK) == ("a line" if what == "no object" else "")
 
 
 def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from firstfault_torch.guard import guarded
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -59,8 +61,12 @@ class DeathWatch:
         self._waiting = {item: index for index, item in enumerate(descriptors) if item is not None}
         self._ended: dict[int, tuple[int, int]] = {}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        # without a thread a death has the time at which the agent looks
+        with guarded("watching when workers end"):
+            thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def ended(self) -> list[Death]:
         """Return all processes that ended, earliest first."""
@@ -76,7 +82,10 @@ class DeathWatch:
     def stop(self) -> None:
         """End the watching thread, which must not run when the agent forks again."""
         self._stop.set()
-        self._thread.join(timeout=2 * _WAKE_S)
+        if self._thread is None:
+            self._descriptors.close()
+        else:
+            self._thread.join(timeout=2 * _WAKE_S)
 
     def _watch(self) -> None:
         waiting = self._waiting

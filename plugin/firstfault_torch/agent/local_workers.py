@@ -115,11 +115,14 @@ class LocalWorkers:
             ranks: the workers' global ranks.
         """
         self._context = context
-        self._watch = DeathWatch(worker_processes(context), self._wake)
         if self._stderr is not None:
-            self._stderr.start()
+            # first: a worker must not wait for a reader
+            with guarded("passing on the workers' stderr"):
+                self._stderr.start()
+        self._watch = DeathWatch(worker_processes(context), self._wake)
         if self._timers is not None:
-            self._timers.start([process.pid for process in worker_processes(context)], self._expire)
+            with guarded("watching the workers' deadlines"):
+                self._timers.start([process.pid for process in worker_processes(context)], self._expire)
         self._reporter.started(dict(context.error_files), traceback_files(context), ranks, self._stderr)
 
     def stop_watching(self) -> None:

@@ -126,8 +126,9 @@ class TimerServer:
             expired: called in the watching thread with the expired deadline of each worker, by process id.
         """
         self._pids, self._expired = frozenset(pids), expired
-        self._thread = threading.Thread(target=self._run, name="firstfault-timers", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="firstfault-timers", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def stop(self) -> None:
         """End the watch, and remove the FIFO. torch's agent calls it, too, when it stops the workers."""

@@ -9,6 +9,7 @@ Lightning does at the end of ``fit``. Such a worker writes its stacks from Pytho
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import os
 import signal
 import time
@@ -32,10 +33,14 @@ _MAX_BYTES = 64 * 1024
 def register_stacks(files: NodeFiles, round_: int, local_rank: int) -> None:
     """Let the agent ask this process for its stacks, and write those of a fatal signal (SIGSEGV, SIGABRT) to a file.
 
-    torch writes the latter to stderr; the agent prints them there after the process has ended.
+    torch writes the latter to stderr; the agent prints them there after the process has ended. If the program has a
+    handler for the signal of its own, that stays, and the process writes its stacks unasked.
     """
     fatal = _opened(files.fatal_stacks(round_, local_rank))
     faulthandler.enable(file=fatal, all_threads=True)
+    faulthandler.unregister(_SIGNAL)  # a parent's, inherited by a fork
+    if _handles_signal(os.getpid()):
+        return
     asked = _opened(files.stacks(round_, local_rank))
     faulthandler.register(_SIGNAL, file=asked, all_threads=True, chain=False)
     # only now may the signal be sent
@@ -59,7 +64,7 @@ def ask_for_stacks(files: NodeFiles, round_: int, pids: dict[int, int], seconds:
 
 def write_unasked(files: NodeFiles, round_: int, local_rank: int) -> None:
     """Write this process's stacks if the agent could not ask for them, because the signal's handler is gone."""
-    if _handles_signal(os.getpid()):
+    if files.stacks_ready(round_, local_rank).exists() and _handles_signal(os.getpid()):
         return
     descriptor = _opened(files.stacks(round_, local_rank))
     try:
@@ -115,8 +120,15 @@ def _settled(files: Iterable[Path], seconds: float) -> dict[Path, int]:
 
 
 def _opened(path: Path) -> int:
-    """Return a descriptor that stays open as long as the process lives: faulthandler keeps only its number."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    """Return a descriptor that stays open as long as the process lives: faulthandler keeps only its number.
+
+    It is none of the standard streams, one of which the program may have closed.
+    """
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(opened)
 
 
 def _tail(path: Path) -> str:

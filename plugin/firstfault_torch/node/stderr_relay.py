@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import subprocess
 import sys
 import threading
 import weakref
@@ -36,11 +37,17 @@ _BUSY_S = 0.2
 """Longest wait for a relay whose own stderr is read slowly."""
 _CLOSING_S = 2.0
 """Longest wait for the rest to be passed on."""
+_LATE = str(Path(__file__).with_name("late_stderr.py"))
+_STARTING_S = 10.0
+"""Longest wait for the process that passes on what is written later; a busy machine takes seconds."""
 
 
 def redirect_stderr(files: NodeFiles, round_: int, local_rank: int) -> None:
-    """Send the stderr of this process and its children through its agent; without one, leave it as it is."""
-    if os.isatty(_STDERR):
+    """Send the stderr of this process and its children through its agent; without one, leave it as it is.
+
+    A stderr that is closed stays closed.
+    """
+    if os.isatty(_STDERR) or not _is_open(_STDERR):
         return
     try:
         # fails if no process has the FIFO open for reading
@@ -48,7 +55,7 @@ def redirect_stderr(files: NodeFiles, round_: int, local_rank: int) -> None:
     except OSError:
         return
     os.set_blocking(descriptor, True)
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # the program may have set it to anything
         sys.stderr.flush()
     os.dup2(descriptor, _STDERR)
     os.close(descriptor)
@@ -87,9 +94,18 @@ class StderrRelay:
             raise
 
     def start(self) -> None:
-        """Begin to pass on. Call it after the workers were forked: they must not inherit the thread's locks."""
-        self._thread = threading.Thread(target=self._relay, name="firstfault-stderr", daemon=True)
-        self._thread.start()
+        """Begin to pass on. Call it after the workers were forked: they must not inherit the thread's locks.
+
+        Raises:
+            RuntimeError: the system allows no further thread; another process passes on what the workers write.
+        """
+        thread = threading.Thread(target=self._relay, name="firstfault-stderr", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            self._let_go()
+            raise
+        self._thread = thread
 
     def tail(self, local_rank: int) -> str:
         """Return the end of a worker's stderr, complete if the worker has ended.
@@ -116,7 +132,7 @@ class StderrRelay:
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Pass on what is there, then stop; a later write fails."""
+        """Pass on what is there, then stop; another process passes on what is written later."""
         if self not in _living:
             return
         _living.discard(self)
@@ -138,7 +154,7 @@ class StderrRelay:
             with guarded("passing on what the workers write to stderr"):
                 self._pass_on()
         finally:
-            # close in any case: a worker must not block on a FIFO that is not read
+            # in any case: a worker must neither block on a FIFO that is not read, nor get SIGPIPE
             self._end()
 
     def _pass_on(self) -> None:
@@ -156,12 +172,19 @@ class StderrRelay:
                             selector.unregister(key.fileobj)
 
     def _end(self) -> None:
+        self._let_go()
+        os.close(self._stop_reader)
+
+    def _let_go(self) -> None:
+        """Close the FIFOs; another process reads those that still have a writer."""
         with self._lock:
-            for local_rank, descriptor in self._open.items():
-                self._drain(local_rank)
+            written = {rank: descriptor for rank, descriptor in self._open.items() if self._drain(rank)}
+            if written:
+                with guarded("passing on the stderr of processes that outlive their worker"):
+                    _hand_over([f"-{item}" if rank in self._silent else str(item) for rank, item in written.items()])
+            for descriptor in self._open.values():
                 os.close(descriptor)
             self._open.clear()
-            os.close(self._stop_reader)
 
     def _drain(self, local_rank: int) -> bool:
         """Pass on what a worker has written; return False if it will write no more."""
@@ -184,6 +207,27 @@ class StderrRelay:
 
     def _text(self, local_rank: int) -> str:
         return _whole_lines(bytes(self._tails.get(local_rank, b"")))
+
+
+def _hand_over(descriptors: list[str]) -> None:
+    """Let a process of its own pass on what is still written; ``-`` before a descriptor: read it only.
+
+    Raises:
+        OSError, subprocess.SubprocessError: that process could not be started.
+    """
+    command = [sys.executable, "-I", "-S", _LATE, *descriptors]
+    numbers = [abs(int(descriptor)) for descriptor in descriptors]
+    subprocess.run(  # noqa: S603 - our own module
+        command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=numbers, timeout=_STARTING_S
+    )
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def _end_of(file: str) -> bytes:
