@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors wheel clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors wheel process clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -33,6 +33,9 @@ timing: $(VENV) ## run the tests that measure speed, one by one; they need a mac
 
 matrix: $(VENV) ## run all 24 combinations of raises; print how long they took
 	@FIRSTFAULT_MATRIX=all $(BIN)/pytest tests/plugin/test_matrix.py $(ARGS)
+
+process: $(VENV) ## run trainings that change their own process, on machines that refuse much; compare all that differs
+	@FIRSTFAULT_PROCESS=all $(BIN)/pytest tests/torch_agent/test_own_process.py tests/torch_agent/test_hostile_processes.py $(ARGS)
 
 frameworks: $(VENV) ## run faults under Lightning, transformers, Accelerate and Hydra, in an environment of its own
 	@tools/quietly.sh "installing the frameworks" tools/make_frameworks_venv.sh

@@ -82,6 +82,18 @@ def _section(page: str, heading: str) -> str:
 # --- tables ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_tests_of_the_page_on_processes() -> None:
+    """Each test that the page names exists."""
+    named = set(re.findall(r"`(test_\w+)`", _text("docs/your_process.md")))
+    written = {
+        name
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    assert named
+    assert named - written == set()
+
+
 def test_every_state_is_documented_with_its_mark() -> None:
     """The table of states is the enumeration in the code, in its order."""
     rows = _table("docs/report.md", "State")

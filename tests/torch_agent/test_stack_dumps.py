@@ -34,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 LONG_S = 30.0
 SHORT_S = 0.5
 ROUND = 2
+SIGNAL = signal.SIGRTMIN + 12
 
 LIBC = ctypes.PyDLL(None)
 """Its functions hold the GIL while they run."""
@@ -202,6 +203,20 @@ def test_a_process_whose_handlers_were_reset(
     assert set(ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: process.pid or 0, 1: there.pid or 0}, LONG_S)) == {1}
     process.join(0.2)
     assert process.is_alive()
+
+
+def test_a_handler_of_the_programs(tmp_path: Path) -> None:
+    """A program that uses the signal itself keeps its handler, and the process writes its stacks unasked."""
+    process = os.fork()
+    if not process:
+        calls: list[int] = []
+        signal.signal(SIGNAL, lambda number, _: calls.append(number))
+        register_stacks(NodeFiles(tmp_path), ROUND, 0)
+        os.kill(os.getpid(), SIGNAL)
+        write_unasked(NodeFiles(tmp_path), ROUND, 0)
+        os._exit(len(calls))
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
+    assert "test_a_handler_of_the_programs" in written_stacks(NodeFiles(tmp_path), ROUND, 0)
 
 
 def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> None:

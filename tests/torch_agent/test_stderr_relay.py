@@ -18,6 +18,7 @@ import pytest
 
 from firstfault.exceptions.printed_traceback import without_traceback
 from firstfault.model import ExceptionInfo
+from firstfault_torch.node import stderr_relay
 from firstfault_torch.node.files import NodeFiles
 from firstfault_torch.node.stack_dumps import register_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
@@ -139,6 +140,21 @@ def test_much_is_passed_on_and_its_end_kept(
     assert capfd.readouterr().err.splitlines() == lines
     assert 100 < len(kept) < 1000
     assert kept == lines[-len(kept) :]
+
+
+def test_lines_of_two_workers_stay_whole(
+    tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one worker's turn ends within a line, the rest of the line comes before the other worker's lines."""
+    monkeypatch.setattr(stderr_relay, "_AT_ONCE", 1)
+    monkeypatch.setattr(stderr_relay, "_CHUNK_BYTES", 150)
+    lines = [f"{rank}" * 99 for rank in (0, 1) for _ in range(40)]
+    for rank in (0, 1):
+        with NodeFiles(tmp_path).stderr_fifo(ROUND, rank).open("wb", buffering=0) as fifo:
+            fifo.write("".join(f"{line}\n" for line in lines if line.startswith(str(rank))).encode())
+    tails.start()
+    tails.close()
+    assert sorted(capfd.readouterr().err.splitlines()) == lines
 
 
 def test_the_end_of_a_long_traceback_is_recognised(tmp_path: Path, tails: StderrRelay) -> None:

@@ -9,7 +9,9 @@ as it is, too, and the end is read from that file.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import select
 import selectors
 import subprocess
 import sys
@@ -191,13 +193,18 @@ class StderrRelay:
         descriptor = self._open.get(local_rank)
         if descriptor is None:
             return False
-        for _ in range(_AT_ONCE):
+        ends_line = False
+        for number in itertools.count():
+            if number >= _AT_ONCE and ends_line:
+                break
             try:
-                data = os.read(descriptor, _CHUNK_BYTES)
+                # then byte by byte, to the end of a line: the next worker's lines come after it
+                data = os.read(descriptor, _CHUNK_BYTES if number < _AT_ONCE else 1)
             except BlockingIOError:
                 break
             if not data:
                 return False
+            ends_line = data.endswith(b"\n") or number >= _AT_ONCE + select.PIPE_BUF
             kept = self._tails[local_rank]
             kept += data
             del kept[:-_KEPT_BYTES]

@@ -1,0 +1,194 @@
+"""A healthy training must not notice firstfault: not if it changes its own process, nor if its machine refuses much.
+
+Real workers under a real agent, in a process of its own that may be given a small or read-only disk, another network or
+a system call that is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from firstfault import MultiErrorFileOutputReader
+from firstfault_torch import NodeFailedError, PlainEngine, launch
+from tests.torch_agent.hostile import HABITS, MACHINES, MEGABYTES, NotAllowedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+
+# Python 3.12 and later warn of a fork beside threads
+pytestmark = [
+    pytest.mark.jobs,
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+PATIENCE_S = 120.0
+STDERR_HABITS = {"close stderr", "replace stderr", "own session"}
+"""After these the training's stderr is not the pod's."""
+SAID = {
+    "no FIFO": "listening to the workers' stderr",
+    "no program": "starting the recorder",
+    "no unix socket": "starting the recorder",
+    "no threads": "does without what needs a thread",
+}
+"""The one line that says what is missing."""
+
+
+IS_ALL = os.environ.get("FIRSTFAULT_PROCESS") == "all"
+SOME_HABITS = ("children", "close stderr", "reset handlers")
+SOME_MACHINES = ("no FIFO", "no threads", "read-only")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What became of a job."""
+
+    results: dict[int, int] | None
+    """None: it failed."""
+    seconds: float
+    peak_kb: int
+    """The agent's memory."""
+    stderr: str
+
+    @property
+    def warnings(self) -> list[str]:
+        """What firstfault said."""
+        return [line for line in self.stderr.splitlines() if line.startswith("firstfault_torch")]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket."""
+    made = Path(tempfile.mkdtemp(prefix="ff-"))
+    yield made
+    shutil.rmtree(made)
+
+
+def _train(habit: str, fails: bool) -> int:
+    if habit:
+        HABITS[habit]()
+    with contextlib.suppress(OSError):
+        os.write(2, b"still here\n")
+    rank = int(os.environ["RANK"])
+    if fails and rank == 1:
+        raise ValueError("asked for")
+    if fails:
+        time.sleep(PATIENCE_S)
+    return rank
+
+
+def _agent(folder: Path, answer: Connection, habit: str, machine: str, *, fails: bool, plain: bool) -> None:
+    """Run a job in this process, which is a fork of the test's."""
+    os.dup2(os.open(folder / "stderr", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(name)s %(message)s"))
+    logging.getLogger("firstfault_torch").addHandler(handler)
+    tempfile.tempdir = os.environ["TMPDIR"] = str(folder / "tmp")
+    os.chdir(folder / "store")
+    try:
+        if machine:
+            MACHINES[machine]()
+    except NotAllowedError as error:
+        answer.send(str(error))
+        return
+    config = LaunchConfig(1, 1, 2, start_method="fork", max_restarts=0, monitor_interval=0.1, rdzv_backend="c10d")
+    config.rdzv_endpoint, config.run_id = "localhost:0", "job"
+    began = time.monotonic()
+    results = None
+    with contextlib.suppress(NodeFailedError):
+        if plain:
+            results = elastic_launch(config, _train)(habit, fails)
+        else:
+            results = launch(config, _train, habit, fails, engine=PlainEngine(str(folder / "store"), node="worker-0"))
+    answer.send((results, time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss))
+
+
+def _job(folder: Path, habit: str = "", machine: str = "", *, fails: bool = False, plain: bool = False) -> Ended:
+    for name in ("store", "tmp"):
+        (folder / name).mkdir(exist_ok=True)
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    options = {"fails": fails, "plain": plain}
+    agent = fork.Process(target=_agent, args=(folder, sender, habit, machine), kwargs=options)
+    agent.start()
+    sender.close()
+    try:
+        answered = receiver.poll(PATIENCE_S)
+        said = (folder / "stderr").read_text(errors="replace")
+        assert answered, said[-5000:]
+        found = receiver.recv()
+        agent.join(PATIENCE_S)
+    finally:
+        agent.kill()
+        agent.join()
+    if isinstance(found, str):
+        pytest.skip(found)
+    return Ended(*found, (folder / "stderr").read_text(errors="replace"))
+
+
+def _names_the_fault(folder: Path) -> bool:
+    conclusion = MultiErrorFileOutputReader(f"{folder}/store/0").conclude()
+    assert conclusion is not None
+    root = conclusion.verdict.root
+    return conclusion.verdict.ranks == (1,) and root is not None and "asked for" in root.message
+
+
+@pytest.mark.parametrize("habit", sorted(HABITS.keys() - {"much stderr", "full disk"}) if IS_ALL else SOME_HABITS)
+def test_a_habit(habit: str, folder: Path) -> None:
+    """A training that changes its own process succeeds without a word; one that fails is reported all the same."""
+    healthy = _job(folder, habit)
+    assert (healthy.results, healthy.warnings) == ({0: 0, 1: 1}, [])
+    assert healthy.stderr.count("still here\n") == (0 if habit in STDERR_HABITS else 2)
+    if habit == "children":
+        assert healthy.stderr.count("a grandchild\n") == healthy.stderr.count("nested 1\n") == 2
+    assert _job(folder, habit, fails=True).results is None
+    assert _names_the_fault(folder)
+
+
+@pytest.mark.parametrize("machine", MACHINES if IS_ALL else SOME_MACHINES)
+def test_a_machine(machine: str, folder: Path) -> None:
+    """What the machine refuses is done without, with one line; a failure is reported all the same."""
+    healthy = _job(folder, machine=machine)
+    assert healthy.results == {0: 0, 1: 1}, healthy.stderr
+    # each process may say so once
+    assert len(set(healthy.warnings)) == (1 if machine in SAID else 0) or machine == "no threads", healthy.stderr
+    assert all(SAID[machine] in line for line in healthy.warnings)
+    assert healthy.stderr.count("still here\n") == (0 if machine == "closed files" else 2)
+    assert _job(folder, machine=machine, fails=True).results is None
+    assert _names_the_fault(folder)
+
+
+def test_a_full_disk(folder: Path) -> None:
+    """A training that fills the disk for temporary files succeeds; if it fails, the report is uploaded directly."""
+    healthy = _job(folder, "full disk", "tiny folders")
+    assert (healthy.results, healthy.warnings) == ({0: 0, 1: 1}, [])
+    assert _job(folder, "full disk", "tiny folders", fails=True).results is None
+    assert _names_the_fault(folder)
+
+
+def test_much_stderr(folder: Path) -> None:
+    """Hundreds of megabytes arrive in whole lines, in bounded memory, without much more time than torch alone takes."""
+    quiet = _job(folder)  # first: a fork begins with its parent's memory
+    ours = _job(folder, "much stderr")
+    assert ours.results == {0: 0, 1: 1}
+    assert ours.stderr.count("x" * 99 + "\n") == 2 * MEGABYTES * 10_000
+    assert ours.peak_kb - quiet.peak_kb < 64 * 1024
+    (folder / "stderr").unlink()
+    torchs = _job(folder, "much stderr", plain=True)
+    times = f"{ours.seconds:.1f} s, torch's own agent {torchs.seconds:.1f} s"
+    print(f"{2 * MEGABYTES} MB of stderr: {times}; {ours.peak_kb - quiet.peak_kb} kB of memory more")
+    assert ours.seconds < 10 * torchs.seconds + 20
