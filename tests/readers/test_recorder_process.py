@@ -694,6 +694,27 @@ def test_an_agent_that_is_killed(
         assert (receipts[name].fault_to_durable_ns or 0) > 0
 
 
+def test_a_process_that_outlives_a_killed_agent(
+    agent: Callable[..., Agent], out: Out, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its stderr is read after the recorder's end, too, so it gets no EPIPE; a FIFO without a writer keeps nothing."""
+    dying = agent(out.uri)
+    written, unused = dying.folder.path / "stderr-0-0.fifo", dying.folder.path / "stderr-0-1.fifo"
+    os.mkfifo(written)
+    os.mkfifo(unused)
+    reader = os.open(written, os.O_RDONLY | os.O_NONBLOCK)  # the agent's
+    writer = os.open(written, os.O_WRONLY)
+    dying.kill()
+    dying.wait_for_recorder()
+    os.close(reader)
+    said: list[str] = []
+    for text in (b"x" * 200_000, b"the end\n"):  # more than a FIFO holds
+        assert os.write(writer, text) == len(text)
+    os.close(writer)
+    until("its last words", lambda: said.append(capfd.readouterr().err) or "".join(said).endswith("the end\n"))
+    assert "".join(said).count("x") == 200_000
+
+
 def test_an_agent_that_exits_without_ending_its_recorder(agent: Callable[..., Agent], out: Out) -> None:
     """An agent that exits without ending its recorder counts as dead."""
     dying = agent(out.uri)

@@ -13,13 +13,13 @@ import itertools
 import os
 import select
 import selectors
-import subprocess
 import sys
 import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from firstfault.recorder.late_stderr import pass_on_late
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ _BUSY_S = 0.2
 """Longest wait for a relay whose own stderr is read slowly."""
 _CLOSING_S = 2.0
 """Longest wait for the rest to be passed on."""
-_LATE = str(Path(__file__).with_name("late_stderr.py"))
-_STARTING_S = 10.0
-"""Longest wait for the process that passes on what is written later; a busy machine takes seconds."""
 
 
 def redirect_stderr(files: NodeFiles, round_: int, local_rank: int) -> None:
@@ -183,7 +180,7 @@ class StderrRelay:
             written = {rank: descriptor for rank, descriptor in self._open.items() if self._drain(rank)}
             if written:
                 with guarded("passing on the stderr of processes that outlive their worker"):
-                    _hand_over([f"-{item}" if rank in self._silent else str(item) for rank, item in written.items()])
+                    pass_on_late({item: rank not in self._silent for rank, item in written.items()})
             for descriptor in self._open.values():
                 os.close(descriptor)
             self._open.clear()
@@ -214,19 +211,6 @@ class StderrRelay:
 
     def _text(self, local_rank: int) -> str:
         return _whole_lines(bytes(self._tails.get(local_rank, b"")))
-
-
-def _hand_over(descriptors: list[str]) -> None:
-    """Let a process of its own pass on what is still written; ``-`` before a descriptor: read it only.
-
-    Raises:
-        OSError, subprocess.SubprocessError: that process could not be started.
-    """
-    command = [sys.executable, "-I", "-S", _LATE, *descriptors]
-    numbers = [abs(int(descriptor)) for descriptor in descriptors]
-    subprocess.run(  # noqa: S603 - our own module
-        command, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=numbers, timeout=_STARTING_S
-    )
 
 
 def _is_open(descriptor: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -66,6 +67,14 @@ class NodeFolder:
         """Return the spools of all processes, by name, without `last_words`."""
         names = sorted(path.name for path in self._spools.iterdir()) if self._spools.is_dir() else []
         return [self.spool(name) for name in names if name != _LAST_WORDS]
+
+    def open_stderr(self) -> list[int]:
+        """Return descriptors of the FIFOs that take stderr from the workers, to read from."""
+        found = []
+        for path in self.path.glob("stderr-*.fifo"):
+            with contextlib.suppress(OSError):
+                found.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
+        return found
 
     @property
     def _spools(self) -> Path:

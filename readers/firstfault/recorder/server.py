@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import socket
+import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault.layout.paths import ROSTER
 from firstfault.recorder.agent_death import DeadAgent, report_agent_death
 from firstfault.recorder.client import RECEIVED
+from firstfault.recorder.late_stderr import pass_on_late
 from firstfault.recorder.memory import MemoryWatch
 from firstfault.recorder.spool import Spool
 from firstfault.recorder.uploads import Uploads, log_line
@@ -102,6 +104,8 @@ class _Server:
             await asyncio.sleep(_SAMPLE_S)
 
     async def _outlive_agent(self) -> None:
+        stderr = self._folder.open_stderr()
+        reading = asyncio.create_task(asyncio.to_thread(_read_on, stderr)) if stderr else None
         agent = DeadAgent(self._folder, self._uploads, self._settings.deadline_seconds)
         try:
             await report_agent_death(agent, self._memory)
@@ -110,6 +114,8 @@ class _Server:
         deadline = time.monotonic() + self._settings.deadline_seconds
         while time.monotonic() < deadline and not self._quiet():  # noqa: ASYNC110 - no event marks the absence of requests
             await asyncio.sleep(_TICK_S)
+        if reading is not None:
+            await reading
 
     def _quiet(self) -> bool:
         return not self._connections and time.monotonic() - self._last_request > _QUIET_S
@@ -160,6 +166,14 @@ class _Server:
             "fault_to_durable_ns": receipt.fault_to_durable_ns,
             "error": receipt.error,
         }
+
+
+def _read_on(stderr: list[int]) -> None:
+    """Let another process read what processes that outlive the agent write; SIGPIPE would end them."""
+    try:
+        pass_on_late(dict.fromkeys(stderr, True))
+    except (OSError, subprocess.SubprocessError) as error:
+        log_line(f"the stderr of processes that outlive the agent is lost: {error}")
 
 
 def _load_wire() -> None:

@@ -1,4 +1,4 @@
-"""Passes on what processes still write to stderr when their agent no longer does: ``python late_stderr.py [-]FD ...``.
+"""Passes on what processes write to stderr when their agent no longer does: ``python late_stderr.py [-]FD ...``.
 
 A process that outlives its worker, such as one that uploads a checkpoint, has the worker's stderr. If the FIFO lost its
 reader, SIGPIPE would end that process. This script reads it instead, in a session of its own, until the last of these
@@ -11,10 +11,34 @@ import os
 import select
 import sys
 
-__all__: list[str] = []
+__all__ = ["pass_on_late"]
 
+_STARTING_S = 10.0
+"""Longest wait for the process to start; a busy machine takes seconds."""
 _STDERR = 2
 _CHUNK_BYTES = 64 * 1024
+
+
+def pass_on_late(shown: dict[int, bool]) -> None:
+    """Let a process of its own pass on what is still written; this process may close its copies then.
+
+    Args:
+        shown: the FIFOs' descriptors, and whether their content is passed on or dropped.
+
+    Raises:
+        OSError, subprocess.SubprocessError: that process could not be started.
+    """
+    import subprocess  # noqa: PLC0415 - the script itself needs none
+
+    numbers = [str(number) if is_shown else f"-{number}" for number, is_shown in shown.items()]
+    subprocess.run(  # noqa: S603 - this module
+        [sys.executable, "-I", "-S", __file__, *numbers],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=tuple(shown),
+        timeout=_STARTING_S,
+    )
 
 
 def _pass_on(shown: dict[int, bool]) -> None:
@@ -23,8 +47,9 @@ def _pass_on(shown: dict[int, bool]) -> None:
     for descriptor in shown:
         os.set_blocking(descriptor, False)
         poll.register(descriptor, select.POLLIN)
+    ready = list(shown)  # a FIFO without a writer becomes ready only when one has come and gone
     while shown:
-        for descriptor, _ in poll.poll():
+        for descriptor in ready:
             try:
                 data = os.read(descriptor, _CHUNK_BYTES)
             except BlockingIOError:
@@ -34,6 +59,7 @@ def _pass_on(shown: dict[int, bool]) -> None:
                 del shown[descriptor]
             elif shown[descriptor]:
                 _write(data)
+        ready = [descriptor for descriptor, _ in poll.poll()] if shown else []
 
 
 def _write(data: bytes) -> None:
