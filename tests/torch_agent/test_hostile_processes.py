@@ -164,8 +164,8 @@ def test_a_machine(machine: str, folder: Path) -> None:
     """What the machine refuses is done without, with one line; a failure is reported all the same."""
     healthy = _job(folder, machine=machine)
     assert healthy.results == {0: 0, 1: 1}, healthy.stderr
-    # each process may say so once
-    assert len(set(healthy.warnings)) == (1 if machine in SAID else 0) or machine == "no threads", healthy.stderr
+    # the agent and each worker may say so once
+    assert len(healthy.warnings) in ({1, 2, 3} if machine in SAID else {0}), healthy.stderr
     assert all(SAID[machine] in line for line in healthy.warnings)
     assert healthy.stderr.count("still here\n") == (0 if machine == "closed files" else 2)
     assert _job(folder, machine=machine, fails=True).results is None
