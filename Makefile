@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors wheel process clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -47,6 +47,9 @@ nvrx: $(VENV) ## test the adapter for NVIDIA's nvidia-resiliency-ext with the re
 
 agent-faults: $(VENV) ## repeat faults that CI runs once (sleeping peers, slow finally, signals); print medians
 	@FIRSTFAULT_REPEAT=5 $(BIN)/pytest tests/plugin/test_agent_faults.py tests/plugin/test_concluding.py -s $(ARGS)
+
+chaos: $(VENV) ## kill each process at each step of a failure, break the storage; print faults x promises
+	@$(BIN)/python tests/chaos/chaos.py $(ARGS)
 
 cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those whose names start with it
 	@$(BIN)/python tests/cascades/record.py $(ARGS)
