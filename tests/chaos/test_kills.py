@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tests.plugin.running import Running
 
 HERE = Path(__file__).parent
+FAULTS = HERE.parent / "plugin" / "jobs" / "faults_of_agents.py"
 GONE_S = 60.0
 """From the end of the command until all its processes have ended: ten seconds on a machine that does nothing else."""
 FAILED = (EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE)
@@ -78,6 +79,19 @@ def test_a_process_is_struck(case: Case, tmp_path: Path, record_property: Callab
         record_property(promise, "broken" if reasons else "held")
     logs = "\n".join(log.read_text() for log in sorted(tmp_path.glob("store/*/logs/*/*.log")))
     assert not any(broken.values()), f"{broken}\n{shown}\n{err}\n{logs}"
+
+
+@pytest.mark.jobs
+def test_a_killed_engine_ends_its_pods(tmp_path: Path) -> None:
+    """A training that nothing has failed in ends soon after `firstfault run` was killed, with a verdict."""
+    with running(FAULTS, "forked", tmp_path, {"kind": "hang", "peers": "sleep"}) as run:
+        run.mark("fault")
+        run.process.kill()
+        run.process.communicate()
+        assert _left_over(run) == []
+    (prefix,) = tmp_path.glob("store/*/0")
+    _, shown = _show(prefix)
+    assert shown["verdict"]["scope"] == "external"
 
 
 def _environment(case: Case) -> dict[str, str]:

@@ -302,7 +302,7 @@ class _Terminal:
 
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
-            self.process.terminate()  # SIGTERM ends its pods too; SIGKILL would not
+            self.process.terminate()
             self.process.wait()
 
     def _read(self) -> None:

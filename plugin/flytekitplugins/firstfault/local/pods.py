@@ -23,6 +23,13 @@ __all__ = ["Pod", "end_all", "start_pod"]
 
 _GRACE_S = 5.0
 _POLL_S = 0.02
+_BEGIN = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Begins a pod that the kernel terminates (PR_SET_PDEATHSIG) when the process that started it is gone."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals of Ctrl-C, a supervisor and a closed terminal."""
 
@@ -64,7 +71,7 @@ def start_pod(  # noqa: PLR0913 - keywords
     log: Path,
     master: bool = False,
 ) -> Pod:
-    """Start a pod; stdout and stderr go to `log`.
+    """Start a pod; stdout and stderr go to `log`. It gets SIGTERM when this process is killed, or this thread ends.
 
     Raises:
         FirstFaultError: the command is not installed.
@@ -73,7 +80,7 @@ def start_pod(  # noqa: PLR0913 - keywords
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
         process = subprocess.Popen(  # noqa: S603 - the task's own command
-            [program, *arguments[1:]],
+            [sys.executable, "-IS", "-c", _BEGIN, str(os.getpid()), program, *arguments[1:]],
             env=dict(environment),
             cwd=folder,
             stdin=subprocess.DEVNULL,
