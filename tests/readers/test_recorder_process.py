@@ -254,18 +254,18 @@ def test_many_at_once(start: Callable[..., RecorderProcess], out: Out, gate: Gat
 
 
 def test_the_same_document_twice(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
-    """A second request for a path joins the upload in progress."""
+    """A second request joins the upload in progress, and begins another one if that still hangs a second later."""
     process = start(gate.uri(out), environment=gate.environment())
     file = spooled(process)
     recorder = Recorder(process.folder)
     recorder.resources(HANG_S)  # it is up
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(recorder.put, f"{ERRORS}/a.pb", file, deadline_seconds=HANG_S) for _ in range(2)]
-        until("the upload at the gate", lambda: gate.waiting() == 1)
-        time.sleep(SHORT_S)
+        until("a second upload at the gate", lambda: gate.waiting() == len(both))
         gate.open()
         assert all(receipt.result().durable for receipt in both)
-    assert gate.waiting() == 1
+    first, second = sorted(path.stat().st_mtime for path in gate.folder.glob("write-*"))
+    assert second - first > SHORT_S, "it has joined the first one"
 
 
 def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:

@@ -6,13 +6,14 @@ import asyncio
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
 from firstfault.model import Receipt
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
     from pathlib import Path
 
     from firstfault.recorder.spool import Spool
@@ -25,7 +26,8 @@ _PARALLEL = 16
 _SPARE_THREADS = 2
 """Threads for imports, beside those of uploads to a storage that is not asynchronous."""
 _SLOW_S = 1.0
-"""Age of an upload, seconds, at which a further request for it begins a second one: its connection may hang."""
+"""Age of an upload, seconds, at which a further request that waits for it begins a second one: its connection may hang.
+"""
 
 
 class Uploads:
@@ -63,13 +65,13 @@ class Uploads:
         self, path: str, data: bytes, *, fault_monotonic_ns: int | None = None, rank: int | None = None
     ) -> Receipt:
         """Write an object and return its receipt; never raises. See `firstfault.recorder.Recorder.put`."""
-        return await self._once(path, self._put(path, data, fault_monotonic_ns, rank))
+        return await self._once(path, partial(self._put, path, data, fault_monotonic_ns, rank))
 
     async def put_file(
         self, path: str, file: Path, spool: Spool | None, *, fault_monotonic_ns: int | None, rank: int | None
     ) -> Receipt:
         """Upload a file, write its receipt to its `spool`, if any, and return the receipt; never raises."""
-        return await self._once(path, self._put_file(path, file, spool, fault_monotonic_ns, rank))
+        return await self._once(path, partial(self._put_file, path, file, spool, fault_monotonic_ns, rank))
 
     async def names(self, folder: str) -> tuple[list[str], str]:
         """Return the names of a folder's objects, and the error if they could not be listed; never raises."""
@@ -89,16 +91,19 @@ class Uploads:
         for path in self._in_progress:
             log_line(f"{path} was not uploaded: the storage did not answer before the job ended")
 
-    async def _once(self, path: str, upload: Coroutine[None, None, Receipt]) -> Receipt:
-        """Run an upload, or join the one of the same path; it continues if the caller stops waiting."""
-        running, now = self._in_progress.get(path), time.monotonic()
-        if running is None or now - self._began[path] >= _SLOW_S:
-            task = asyncio.create_task(upload if running is None else _first_durable(running, upload))
-            self._in_progress[path], self._began[path] = task, now
-            task.add_done_callback(lambda ended: self._forget(path, ended))
-        else:
-            upload.close()
-        return await asyncio.shield(self._in_progress[path])
+    async def _once(self, path: str, upload: Callable[[], Coroutine[None, None, Receipt]]) -> Receipt:
+        """Run an upload, or join the path's latest one while that is young; it goes on if the caller stops waiting."""
+        while (running := self._in_progress.get(path)) is not None:
+            young_for = self._began[path] + _SLOW_S - time.monotonic()
+            if young_for <= 0:
+                break
+            await asyncio.wait({running}, timeout=young_for)
+            if running.done():
+                return running.result()
+        task = asyncio.create_task(upload() if running is None else _first_durable(running, upload()))
+        self._in_progress[path], self._began[path] = task, time.monotonic()
+        task.add_done_callback(lambda ended: self._forget(path, ended))
+        return await asyncio.shield(task)
 
     def _forget(self, path: str, ended: asyncio.Task[Receipt]) -> None:
         if self._in_progress.get(path) is ended:
