@@ -65,13 +65,13 @@ def test_a_process_is_struck(case: Case, tmp_path: Path, record_property: Callab
         left_over = _left_over(run)
     assert json.loads((run.marks / "struck.json").read_text())["pid"], "the process had ended before"
     (prefix,) = tmp_path.glob("store/*/0")
-    status, shown = _show(prefix)
+    (status, shown), again = _show(prefix), _show(prefix)
     told = json.loads(out.splitlines()[-1])["attempts"][-1]["verdict"] if out else shown["verdict"]
     job = MultiErrorFileOutputReader(str(prefix)).job()
     broken = {
         NO_HALF: list(_half_documents(job)),
         NOTHING_LEFT: left_over,
-        SAME_VERDICT: [told] * (told != shown["verdict"]) + [_show(prefix)] * (_show(prefix) != (status, shown)),
+        SAME_VERDICT: [told] * (told != shown["verdict"]) + [again] * (again != (status, shown)),
         EXIT_CODE: list(_wrong_codes(case, run.process.returncode, status)),
         TEXT_KEPT: list(_lost_texts(case, job, shown)),
     }
