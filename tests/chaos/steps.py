@@ -32,7 +32,8 @@ PROMISES = (NO_HALF, NOTHING_LEFT, SAME_VERDICT, EXIT_CODE, TEXT_KEPT)
 class Step:
     """A moment at which a process is struck.
 
-    Without a function: when half of a file is written, and it does not have its final name yet.
+    Without a function: when a file is written, and does not have its final name yet. If the process that writes it is
+    killed, half of it stays.
     """
 
     process: str

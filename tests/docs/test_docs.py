@@ -36,6 +36,8 @@ from firstfault_proto.v1 import errors_pb2
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
 from firstfault_torch.verdict.notifiers import GROUP
 from firstfault_torch.verdict.otel import attributes_of
+from tests.chaos.chaos import STORAGE_FAULTS
+from tests.chaos.steps import CASES, PROMISES, STEPS
 from tests.reports.scenes import SCOPE_SCENES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -303,3 +305,21 @@ def test_the_fields_to_chart_exist() -> None:
                 assert part in found, path
                 found = found[part]
         assert all(name in {*attributes, "firstfault.gpu"} for name in names.split(", "))
+
+
+def test_the_steps_of_a_failure_are_documented() -> None:
+    """The table of steps is the one that `make chaos` strikes at, in its order."""
+    steps = {name: [step.process, step.begins.partition(":")[2]] for name, step in STEPS.items()}
+    told = _table("docs/chaos.md", "Step")
+    assert {name: [process, "" if "file" in begins else begins] for name, (process, begins) in told.items()} == steps
+
+
+def test_every_fault_has_a_result() -> None:
+    """The results have a row for each fault that `make chaos` tries, and no promise was broken."""
+    assert tuple(_table("docs/chaos.md", "Promise")) == PROMISES
+    rows = _table("docs/chaos.md", "Fault")
+    assert set(rows) == {case.fault for case in CASES} | set(STORAGE_FAULTS.values())
+    for cells in rows.values():
+        counts = [cell.split(" of ") for cell in cells if cell]
+        assert counts
+        assert all(held == tried for held, tried in counts)
