@@ -1,4 +1,4 @@
-"""Kills each process of a failing job at each step, breaks the storage in every way, and counts what held.
+"""Kills each process of a failing job at each step, breaks the storage, tries bad inputs, and counts what held.
 
     python tests/chaos/chaos.py [PYTEST-ARGUMENT...]
 
@@ -26,6 +26,13 @@ STORAGE = [
     "tests/plugin/test_faulty_storage.py",
     "tests/torch_agent/test_faulty_storage.py",
     "tests/storage/test_faulty_reads.py",
+]
+BAD_INPUTS = [
+    "tests/readers/test_hostile_files.py",
+    "tests/readers/test_hostile_attempts.py",
+    "tests/readers/test_caps.py",
+    "tests/readers/test_redaction.py",
+    "tests/reports/test_every_field.py",
 ]
 PROMISED = {
     "test_a_document_that_cannot_be_read": NO_HALF,
@@ -79,11 +86,14 @@ def main(arguments: list[str]) -> int:
                 for promise, result in _promises(name, properties, passed).items():
                     table[fault][promise][result] += 1
             failed += not passed
+    inputs = [passed for *_, passed in _results(BAD_INPUTS, "loadfile", arguments)]
+    failed += inputs.count(False)
     print(f"\n{as_markdown(table)}\n")
     held = sum(counts["held"] for row in table.values() for counts in row.values())
     broken = sum(counts["broken"] for row in table.values() for counts in row.values())
     seconds = time.monotonic() - began
     print(f"{tried} faults tried, {held} promises held, {broken} broken, in {seconds / 60:.1f} minutes")
+    print(f"{len(inputs)} tests of bad inputs, {inputs.count(True)} passed")
     return 1 if failed or broken or not tried else 0
 
 
