@@ -20,6 +20,9 @@ from typing import Any
 
 __all__ = ["look", "state"]
 
+_OF_GLIBC = 1 << 32 - 1 | 1 << 33 - 1
+"""Two signals for which glibc sets handlers when it needs them."""
+
 
 def state() -> dict[str, Any]:
     """Return what other code in this process could notice of firstfault."""
@@ -28,7 +31,7 @@ def state() -> dict[str, Any]:
         "handlers": {
             number.name: _named(signal.getsignal(number)) for number in signal.valid_signals() if _known(number)
         },
-        "masks": {name: status[name] for name in ("SigBlk", "SigIgn", "SigCgt")},
+        "masks": {name: f"{int(status[name], 16) & ~_OF_GLIBC:x}" for name in ("SigBlk", "SigIgn", "SigCgt")},
         "settings": {name: status.get(name, "") for name in ("NoNewPrivs", "Seccomp", "TracerPid", "Umask")},
         "hooks": {
             "sys.excepthook": _named(sys.excepthook),

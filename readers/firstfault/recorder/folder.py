@@ -18,6 +18,8 @@ __all__ = ["DOCUMENT", "PRESENCE", "SOCKET", "NodeFolder", "Settings"]
 
 SOCKET = "recorder.sock"
 _LAST_WORDS = "last-words"
+_REMOVALS = 5
+"""Most attempts to remove the folder."""
 DOCUMENT = "document.pb"
 """In `NodeFolder.last_words`: the error document about the agent's death, without a time."""
 PRESENCE = "presence.pb"
@@ -104,4 +106,8 @@ class NodeFolder:
         with contextlib.suppress(OSError):
             self.path.rename(gone)
         for path in (gone, self.path):
-            shutil.rmtree(path, ignore_errors=True)
+            # a writer that had found the folder before may add a file during the removal
+            for _ in range(_REMOVALS):
+                shutil.rmtree(path, ignore_errors=True)
+                if not path.exists():
+                    break
