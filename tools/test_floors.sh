@@ -35,6 +35,10 @@ venv=$root/build/flytekit-floor-venv
 oldest=$(sed -n 's/^elastic = .*"flytekit>=\([0-9.]*\)".*/\1/p' "$root/pyproject.toml")
 echo "oldest: flytekit==$oldest ${1:+torch==$1}"
 "$venv/bin/pip" install --quiet --disable-pip-version-check "flytekit==$oldest.0" ${1:+"torch==$1"}
+of_torch=()
+if [ -n "${1:-}" ]; then
+  of_torch=(tests/plugin/test_{faults,concluding}.py tests/torch_agent/test_{failure_broadcast,liveness,settlement}.py)
+fi
 # this release warns of its own use of `disable_deck`
 exec "$venv/bin/python" -m pytest -q -p no:cacheprovider -n 2 -W 'ignore:`disable_deck`' \
-  tests/plugin/test_{config,task}.py tests/plugin/test_jobs.py::test_a_worker_raises
+  tests/plugin/test_{config,task}.py tests/plugin/test_jobs.py::test_a_worker_raises "${of_torch[@]}"

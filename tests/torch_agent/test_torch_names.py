@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
 import pytest
-from torch.distributed import distributed_c10d
+from torch.distributed import TCPStore, distributed_c10d
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -21,6 +21,7 @@ from firstfault_torch.agent.launch import launch_agent
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import (
     HookedAgent,
+    master_address,
     missing_names,
     traceback_files,
     unfinished,
@@ -156,3 +157,13 @@ def test_workers_that_run_a_binary(monkeypatch: pytest.MonkeyPatch) -> None:
                 running.kill()
             running.wait()
             watch.stop()
+
+
+def test_the_address_of_the_workers_store() -> None:
+    """It is a field of the group; before torch 2.4 it stood in the round's store, and there was no such field."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("MASTER_ADDR", "worker-0")
+    store.set("MASTER_PORT", "1234")
+    before: Any = SimpleNamespace(store=store)
+    now: Any = SimpleNamespace(store=None, master_addr="worker-1", master_port=4321)
+    assert [master_address(group) for group in (before, now)] == [("worker-0", 1234), ("worker-1", 4321)]

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
-from firstfault_torch.compat.torch_agent import BARRIER_MEMBERS, handed_over, let_workers_end, worker_processes
+from firstfault_torch.compat.torch_agent import (
+    BARRIER_MEMBERS,
+    handed_over,
+    let_workers_end,
+    master_address,
+    worker_processes,
+)
 from firstfault_torch.guard import NonBlocking, bounded, logger
 from firstfault_torch.inprocess.store import TCPStore, recovered_key
 
@@ -163,7 +169,7 @@ class Survivors:
         round_ = str(self._reporter.recording.round)
 
         def ask() -> set[int]:
-            store = TCPStore(group.master_addr, group.master_port, timeout=dt.timedelta(seconds=_STORE_S))
+            store = TCPStore(*master_address(group), timeout=dt.timedelta(seconds=_STORE_S))
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
         return bounded(ask, _STORE_S, "asking from which faults the ranks had recovered") if ranks else set()

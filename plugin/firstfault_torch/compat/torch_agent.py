@@ -27,6 +27,7 @@ __all__ = [
     "format_exceptions_early",
     "handed_over",
     "let_workers_end",
+    "master_address",
     "missing_names",
     "traceback_files",
     "unfinished",
@@ -213,6 +214,14 @@ class HookedAgent(LocalElasticAgent):
 
     def _exit_barrier(self) -> None:
         self.exit_barrier()
+
+
+def master_address(group: WorkerGroup) -> tuple[str, int]:
+    """Return host and port of the workers' own store; before torch 2.4 only the round's store knows them."""
+    if hasattr(group, "master_addr"):
+        return group.master_addr or "", group.master_port or 0
+    store: Any = group.store
+    return store.get("MASTER_ADDR").decode(), int(store.get("MASTER_PORT"))
 
 
 def missing_names(agent: LocalElasticAgent | None = None) -> tuple[str, ...]:

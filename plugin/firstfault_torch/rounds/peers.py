@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import DIED_UNHEARD
+from firstfault_torch.compat.torch_agent import master_address
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.rounds.liveness import Liveness
@@ -68,7 +69,7 @@ class Peers:
         self.broadcast = FailureBroadcast(store, own, wake, self._heard)
         with guarded("telling the other agents that this node has joined"):
             self._settlement.join(store, copies)
-        self._liveness: Liveness | None = Liveness(store, own, node, group.master_addr or "", self._report_dead_agent)
+        self._liveness: Liveness | None = Liveness(store, own, node, master_address(group)[0], self._report_dead_agent)
         self._roster_poll: RosterPoll | None = None
         if recording.files is not None:
             patience = interval + (_COMING_BACK_S if can_restart else 0)
