@@ -164,7 +164,7 @@ def _is_code(text: str, named: Named) -> bool:
 
 def _is_code_name(text: str, named: Named) -> bool:
     if is_secret_word(text) or text.lower() == named.name.lower() or text.startswith(_OF_NAMES):
-        return not (is_random(text) and _mixed(text))
+        return not any(is_random(part) and _mixed(part) for part in text.split("."))
     if named.form in {Form.CALL, Form.CODE, Form.PROSE}:
         return not is_random(text)
     if named.form is Form.SPACED:
