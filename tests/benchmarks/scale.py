@@ -130,6 +130,7 @@ class Node:
             group_rank=self.number,
             group_world_size=self.nodes,
             master_addr="127.0.0.1",
+            master_port=0,
             spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=lambda: None)),
         )
         self.peers = Peers(

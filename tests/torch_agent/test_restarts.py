@@ -64,6 +64,7 @@ class Agent:
             group_rank=self.group_rank,
             group_world_size=self.nodes,
             master_addr="127.0.0.1",
+            master_port=0,
             spec=SimpleNamespace(rdzv_handler=SimpleNamespace(set_closed=self.closed.set)),
         )
         self.peers = Peers(
