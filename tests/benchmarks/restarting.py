@@ -11,8 +11,8 @@ One machine, gloo, the same training function; rank 1 fails in a collective's lo
 - attempt: new processes, as a new attempt has them, without a scheduler's or an image's time
 
 "seconds" is from the fault until the last rank that goes on calls the function again, median and worst; "lost" counts
-healthy ranks that did not, over all runs. "steps" does training steps with and without a wrapper, in turn. "leak" is
-one run with many faults.
+healthy ranks that did not, over all runs. "steps" does training steps of three lengths with and without a wrapper, in
+turn. "leak" is one run with many faults.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ TIMEOUTS = {
     "progress_watchdog_interval": 0.5,
 }
 STEPS = 1000
-ROUNDS = 21
+STEP_SIZES = {256: 21, 512: 15, 768: 9}
+"""Rows of a step's matrix, and how many pairs are measured."""
 
 
 def _free_port() -> int:
@@ -258,10 +259,10 @@ def _step(state: list[torch.Tensor]) -> None:
     state[0] = torch.tanh(state[0] @ state[1])
 
 
-def _steps(call: Any) -> tuple[float, float]:
+def _steps(call: Any, size: int) -> tuple[float, float]:
     """Return the seconds, and the seconds of this process's CPU time, that the steps take."""
     torch.set_num_threads(1)
-    state = [torch.rand(256, 256), torch.rand(256, 256) / 16]
+    state = [torch.rand(size, size), torch.rand(size, size) / 16]
     for _ in range(50):
         _step(state)
     began, cpu = time.perf_counter(), time.process_time()
@@ -272,25 +273,29 @@ def _steps(call: Any) -> tuple[float, float]:
     return time.perf_counter() - began, time.process_time() - cpu
 
 
-def steps() -> None:
-    """Print what a wrapper costs a thousand steps without a fault."""
+def steps(size: int, rounds: int) -> None:
+    """Print what a wrapper costs a thousand steps without a fault; a step multiplies two matrices of this size."""
     os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
 
     def wrapped(call: inprocess.CallWrapper | None = None) -> tuple[float, float]:
-        return _steps(call)
+        return _steps(call, size)
 
     wrapped.__annotations__["call"] = inprocess.CallWrapper
     with_restarts = inprocess.Wrapper()(wrapped)
     plain, ours = [], []
-    for _ in range(ROUNDS):
-        plain.append(_steps(None))
-        ours.append(with_restarts())
+    for number in range(rounds):
+        if number % 2:
+            ours.append(with_restarts())
+        plain.append(_steps(None, size))
+        if not number % 2:
+            ours.append(with_restarts())
     wall, cpu = (
         statistics.median(one[index] / other[index] for one, other in zip(ours, plain, strict=True)) for index in (0, 1)
     )
     each = statistics.median(seconds for seconds, _ in plain) / STEPS * 1e6
-    print(f"\nsteps: {STEPS} steps of {each:.0f} µs, {ROUNDS} pairs; ", end="")
-    print(f"with a wrapper {wall:.4f} times the time, {cpu:.4f} times the CPU time")
+    more = statistics.median(one[1] - other[1] for one, other in zip(ours, plain, strict=True)) * 1e3
+    print(f"steps: {STEPS} steps of {each:.0f} µs, {rounds} pairs; with a wrapper {wall:.4f} times the time, ", end="")
+    print(f"{cpu:.4f} times the CPU time ({more:+.1f} ms)", flush=True)
 
 
 # --- many faults ----------------------------------------------------------------------------------------------------
@@ -356,7 +361,9 @@ def main() -> None:
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
     )
     if "steps" in parts:
-        steps()
+        print()
+        for size, rounds in STEP_SIZES.items():
+            steps(size, rounds)
     if "leak" in parts:
         leak(given.faults)
     if "restarts" in parts:
