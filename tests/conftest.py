@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
 """Prefixes of variables that change what is tested; xdist sets COLUMNS."""
+# torch's stores look both ends of each connection up in the thread that serves all of them, which costs 5 s whenever a
+# name service's answer is lost; the C library reads this once in each process, at the first look-up
+os.environ["RES_OPTIONS"] = "attempts:0"
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
 """The folder of each package in the repository; the wheel's tests run in a folder without them."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,18 +19,6 @@ if TYPE_CHECKING:
     from firstfault_torch.context import Recording
 
 _TORCH_HANDLES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def no_name_service() -> None:
-    """Let this process ask no name service; the processes that a test starts afresh may.
-
-    torch looks both ends of each of a store's connections up, which costs 5 s whenever an answer is lost.
-    """
-    os.environ["RES_OPTIONS"] = "attempts:0"
-    with contextlib.suppress(OSError):
-        socket.getnameinfo(("::ffff:127.0.0.1", 0), 0)  # the C library reads its settings once
-    del os.environ["RES_OPTIONS"]
 
 
 @dataclass(frozen=True)
