@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault.errors import BadDocumentError
 from firstfault.model import (
     Collective,
     CollectiveProgress,
@@ -15,6 +16,7 @@ from firstfault.model import (
     FrameInfo,
     LogTail,
     NodeSetup,
+    Receipt,
     RestartKind,
     RestartRecord,
     SentSignal,
@@ -83,6 +85,25 @@ def test_a_roster_entry_keeps_so_much() -> None:
     read = decode_presence(encode_presence(entry), "r1.pb")
     assert [len(tail.text) for tail in read.log_tails] == [2 * 1024] * 8
     assert (len(read.first_failure_reason), len(read.setup.task)) == (500, 500)
+
+
+def test_the_workers_of_a_roster_entry(attempt: Attempt) -> None:
+    """An entry with more workers, or receipts, than a node has is refused, so that it costs a reader nothing."""
+    as_many = make_presence(ranks=tuple(range(16_384)))
+    assert decode_presence(encode_presence(as_many), "r1.pb") == as_many
+    for entry in (
+        make_presence(ranks=tuple(range(16_385))),
+        make_presence(receipts=(Receipt("e1.pb", durable=True),) * 16_385),
+    ):
+        with pytest.raises(
+            BadDocumentError, match=r"^r1\.pb is not a roster entry: it lists 16,385 workers of one node"
+        ):
+            decode_presence(encode_presence(entry), "r1.pb")
+    attempt.write(make_error(0))
+    attempt.join(make_presence(ranks=tuple(range(16_385))))
+    job = attempt.reader().job()
+    assert len(job.failures) == 1
+    assert any("16,385 workers" in note for note in job.coverage.notes)
 
 
 _RECORD = RestartRecord(RestartKind.ROUND, 0, "ValueError", restart=True, reason="it may help", timestamp_ns=1)

@@ -82,6 +82,8 @@ _MAX_ENTRIES = 10
 """Collectives of one process group."""
 _MAX_MEMBERS = 16_384
 """Ranks of one process group."""
+_MAX_WORKERS = 16_384
+"""Workers of one node, and receipts: an entry with more was not written by an agent."""
 _EXPENDABLE = (
     "exception.members",
     "exception.notes",
@@ -329,7 +331,7 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
     """Return a roster entry.
 
     Raises:
-        BadDocumentError: `data` is not a roster entry, or has an unknown phase.
+        BadDocumentError: `data` is not a roster entry, has an unknown phase, or lists more workers than a node has.
     """
     _check_size(data, name)
     entry = pb.RosterEntry()
@@ -339,6 +341,9 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
         raise BadDocumentError(f"{name} is not a roster entry: {error}") from error
     if entry.phase not in _PHASES_BACK:
         raise BadDocumentError(f"{name} is not a roster entry: its phase is unknown to this version")
+    workers = max(len(entry.workers), len(entry.receipts))
+    if workers > _MAX_WORKERS:
+        raise BadDocumentError(f"{name} is not a roster entry: it lists {workers:,} workers of one node")
     return NodePresence(
         phase=_PHASES_BACK[entry.phase],
         place=_place_from_pb(entry.place),
