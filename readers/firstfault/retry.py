@@ -281,11 +281,16 @@ def exhausted() -> PolicyBase:
 
     def exhausted_(verdict: Verdict, context: RetryContext) -> Vote:
         del verdict
-        is_restart = context.restarts_left is not None
-        over = not is_restart and context.retries is not None and context.attempt >= context.retries
+        over = context.restarts_left is None and _retries_are_used_up(context)
         return Vote(retry=over, reason="the task's retries are used up" if over else "retries are left")
 
     return _Function(exhausted_)
+
+
+def _retries_are_used_up(context: RetryContext) -> bool:
+    if context.retries_left is not None:
+        return context.retries_left == 0
+    return context.retries is not None and context.attempt >= context.retries
 
 
 def same_fault_everywhere() -> PolicyBase:

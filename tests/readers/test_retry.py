@@ -205,6 +205,13 @@ def test_exhausted(attempt: int, retries: int | None, over: bool) -> None:
     assert bool(exhausted()(_verdict(), RetryContext(attempt=attempt, retries=retries))) is over
 
 
+@pytest.mark.parametrize(("left", "over"), [(2, False), (1, False), (0, True)])
+def test_attempts_that_the_platform_lost(left: int, over: bool) -> None:
+    """What is left counts, if it is known: attempts that the platform lost used no retry."""
+    context = RetryContext(attempt=2, retries=2, retries_left=left)
+    assert bool(exhausted()(_verdict(), context)) is over
+
+
 @pytest.mark.parametrize(
     ("scope", "ranks", "world", "same"),
     [
