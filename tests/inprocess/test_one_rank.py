@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch import inprocess
+from firstfault_torch import Watchdog, inprocess, watchdog
+from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.inprocess.abort import open_sockets
 from tests.inprocess.training import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.jobs
 
 FEW = inprocess.initialize.RetryController(max_iterations=3)
 FAST = {"last_call_wait": 0.01, "monitor_process_interval": 0.05, "initialize": FEW}
+HEARTBEAT_S = 0.6
 
 
 class Model:
@@ -96,6 +102,35 @@ def test_a_rank_assignment_that_activates_no_rank_ends_the_call() -> None:
 
     with pytest.raises(inprocess.exception.RestartAbort, match="neither active nor a reserve"):
         train()
+
+
+def test_a_heartbeat_of_an_earlier_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has ended: a rank is not killed because it made no ping while it restarted."""
+    server = TimerServer(tmp_path / "timers.fifo")
+    for name, value in server.environment(Watchdog(heartbeat_timeout=HEARTBEAT_S)).items():
+        monkeypatch.setenv(name, value)
+    expired: list[object] = []
+    server.start([os.getpid()], expired.append)
+
+    @inprocess.Wrapper(**FAST)
+    def train(call: inprocess.CallWrapper | None = None) -> list[object]:
+        assert call is not None
+        if call.iteration == 0:
+            watchdog.ping()
+            raise ValueError("the fault")
+        time.sleep(3 * HEARTBEAT_S)
+        before = list(expired)
+        watchdog.ping()
+        time.sleep(3 * HEARTBEAT_S)
+        return before
+
+    try:
+        train.__annotations__["call"] = inprocess.CallWrapper
+        assert train() == []
+        assert len(expired) == 1
+    finally:
+        watchdog.release_all()
+        server.stop()
 
 
 def test_two_jobs_one_after_the_other_at_the_same_port() -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
+from firstfault_torch import watchdog
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.abort import Connections, destroy_process_groups
@@ -227,6 +228,7 @@ class CallWrapper:
                 error = self._await_completion(monitor, iteration)
                 if error is None and monitor.outcome is Outcome.COMPLETED:
                     return value, None
+            watchdog.pause()  # the next iteration begins a heartbeat of its own
             return None, self._recover(monitor, iteration, error)
         finally:
             iteration.close()
