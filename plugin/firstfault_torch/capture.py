@@ -52,7 +52,9 @@ def before_exit(error: BaseException) -> BaseException:
     """
     for _ in range(_MAX_CAUSES):
         if isinstance(error, SystemExit):
-            following = _attribute(error, "__cause__") or _attribute(error, "__context__")
+            following = _attribute(error, "__cause__")
+            if following is None:
+                following = _attribute(error, "__context__")
         elif type(error).__name__ == "RestartAbort":
             following = _attribute(error, "__cause__")
         else:

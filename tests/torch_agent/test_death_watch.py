@@ -171,13 +171,17 @@ def test_a_death_with_a_child_alive(start: Callable[..., _Worker]) -> None:
         watch.stop()
 
 
-def test_without_pidfds(start: Callable[..., _Worker], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a kernel without pidfds the watch uses multiprocessing's sentinels."""
+@pytest.mark.parametrize("lacks", ["kernel", "Python"])
+def test_without_pidfds(lacks: str, start: Callable[..., _Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a kernel, or with a Python, without pidfds the watch uses multiprocessing's sentinels."""
 
     def refuse(pid: int) -> int:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(os, "pidfd_open", refuse)
+    if lacks == "kernel":
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    else:
+        monkeypatch.delattr(os, "pidfd_open")
     worker = start()
     watch = DeathWatch([worker.process])
     _, monotonic_ns = worker.end("kill")

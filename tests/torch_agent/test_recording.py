@@ -432,6 +432,53 @@ def test_an_exit_that_the_program_made_of_an_exception(
     assert (failure.kind, failure.category) == (Kind.RECOVERABLE, "recoverable")
 
 
+@pytest.mark.parametrize("how", ["raise", "exit 1", "exit 0", "return"])
+def test_what_leaves_a_child_that_the_function_forked(how: str, prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """It is the child's own end: nothing is recorded, and nothing is said of the worker or its agent."""
+    as_worker()
+
+    def train() -> None:
+        child = os.fork()
+        if child == 0 and how == "raise":
+            raise ValueError("of the child")
+        if child == 0 and how != "return":
+            sys.exit(int(how[-1]))
+        if child:
+            os.waitpid(child, 0)
+
+    worker_process = os.getpid()
+    try:
+        with recorded(FlyteEngine()):
+            train()
+    finally:
+        if os.getpid() != worker_process:
+            os._exit(0)
+    assert not prefix.failures()
+    assert not [file for file in prefix.folder.parent.rglob("*.pb*") if "roster" not in file.parts]
+
+
+class _NoTruthError(Exception):
+    """A user's exception that has a length, of something that is not there yet."""
+
+    def __len__(self) -> int:
+        raise AttributeError("shards")
+
+
+def test_an_exception_whose_truth_raises(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """It is recorded as any other, also as a cause and as what a program made an exit of."""
+    as_worker()
+    error = ValueError("bad batch")
+    error.__cause__ = _NoTruthError("no shards")
+    _leaving(error)
+    program = SystemExit(3)
+    program.__context__ = _NoTruthError("no shards")
+    _leaving(program)
+    first, second = sorted(prefix.failures(), key=lambda failure: failure.timestamp_ns or 0)
+    assert first.message.endswith("ValueError: bad batch")
+    assert second.exception is not None
+    assert second.exception.message == "no shards"
+
+
 def test_what_a_handler_makes_of_the_agents_signal(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
     """After the agent's question an exception that was not there before is an answer to its signal."""
     as_worker()

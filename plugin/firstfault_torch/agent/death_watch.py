@@ -108,7 +108,7 @@ def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
     """
     try:
         descriptor = os.pidfd_open(process.pid)
-    except OSError:
+    except (OSError, AttributeError):  # AttributeError: Python was built with old kernel headers
         return process.sentinel
     opened.callback(os.close, descriptor)
     return descriptor

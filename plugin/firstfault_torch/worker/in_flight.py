@@ -35,7 +35,7 @@ def chain_of(error: BaseException | None) -> list[BaseException]:
     while error is not None and id(error) not in seen and len(chain) < _LONGEST_CHAIN:
         seen.add(id(error))
         chain.append(error)
-        error = error.__cause__ or error.__context__
+        error = error.__context__ if error.__cause__ is None else error.__cause__  # a user's class may have no truth
     return chain
 
 

@@ -62,9 +62,10 @@ def run_recorded(engine: Engine, function: Callable[..., Any], *args: Any) -> An
 def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     """Make the exception that leaves this block durable, then let it pass unchanged; yield the process's monitor.
 
-    It waits for at most the upload deadline. A clean ``sys.exit()`` is no failure.
+    It waits for at most the upload deadline. A clean ``sys.exit()`` is no failure. What leaves the block in a process
+    that it has forked is not this worker's, and is not recorded.
     """
-    agent = os.getppid()
+    worker, agent = os.getpid(), os.getppid()
     with guarded("waiting for this node's other workers to start"):
         await_siblings()
     monitor = WorkerMonitor(engine)
@@ -74,25 +75,31 @@ def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     try:
         yield monitor
     except BaseException as error:
-        # a handler, like torch's in a forked worker, would raise in the middle of recording, and the kernel repeats
-        # the parent-death signal for each thread of a killed agent
-        with undisturbed(WORKER_SIGNALS, handled_only=not _is_answer_to_signal(error)):
-            with guarded("recording an exception"):
-                if is_clean_exit(error):
-                    monitor.exits(error)
-                elif _is_answer_to_signal(error) and _has_died(agent):
-                    # terminated because the agent died: the worker reports it
-                    monitor.record_lost_agent(agent)
-                else:
-                    monitor.fails(error)
-            monitor.close()
+        if os.getpid() == worker:
+            _record_end(monitor, error, agent)
         raise
     else:
-        with guarded("withdrawing handled exceptions"):
-            monitor.in_flight.reconcile(None)
-        monitor.close()
+        if os.getpid() == worker:
+            with guarded("withdrawing handled exceptions"):
+                monitor.in_flight.reconcile(None)
+            monitor.close()
     finally:
         _monitors.remove(monitor)
+
+
+def _record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> None:
+    # a handler, like torch's in a forked worker, would raise in the middle of recording, and the kernel repeats the
+    # parent-death signal for each thread of a killed agent
+    with undisturbed(WORKER_SIGNALS, handled_only=not _is_answer_to_signal(error)):
+        with guarded("recording an exception"):
+            if is_clean_exit(error):
+                monitor.exits(error)
+            elif _is_answer_to_signal(error) and _has_died(agent):
+                # terminated because the agent died: the worker reports it
+                monitor.record_lost_agent(agent)
+            else:
+                monitor.fails(error)
+        monitor.close()
 
 
 class WorkerMonitor:
