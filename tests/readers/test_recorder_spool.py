@@ -62,6 +62,21 @@ def test_a_document_is_replaced_whole(tmp_path: Path) -> None:
     assert [document.path.read_bytes() for document in spool.documents()] == [b"2"]
 
 
+def test_a_durable_receipt_stays(tmp_path: Path) -> None:
+    """A first try that hung and failed after the second one had succeeded does not make a loss of it."""
+    spool = Spool(tmp_path)
+    spool.add("a.pb", b"1")
+    durable = Receipt("a.pb", durable=True, fault_to_durable_ns=12)
+    for receipt in (
+        Receipt("a.pb", durable=False, error="slow"),
+        durable,
+        Receipt("a.pb", durable=False, error="late"),
+    ):
+        spool.add_receipt(receipt)
+    (document,) = spool.documents()
+    assert document.receipt == durable
+
+
 def test_a_receipt_of_a_loss(tmp_path: Path) -> None:
     """A receipt keeps the reason for a failed upload."""
     spool = Spool(tmp_path)
