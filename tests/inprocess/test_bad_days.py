@@ -52,6 +52,14 @@ def test_a_hook_that_raises(hook: str, healthy: int) -> None:
     assert "this machine is broken" in text
 
 
+def test_a_hook_whose_own_store_fails() -> None:
+    """It is not taken for the loss of the ranks' store: the rank leaves, the others go on."""
+    ended = run("raise", finalize=OnOneRank("store", 0), **FAST)
+    _others_went_on(ended, OTHER)
+    name, text, *_ = ended.of("raised")[OTHER].value
+    assert (name, text) == ("RuntimeError", "`finalize` failed: DistStoreError: a store of the hook's own")
+
+
 @HOOKS
 def test_a_hook_that_hangs(hook: str, healthy: int) -> None:
     """After `hard_timeout` the rank is ended; the others go on."""

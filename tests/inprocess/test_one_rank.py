@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from firstfault_torch import Watchdog, inprocess, watchdog
 from firstfault_torch.agent.timers import TimerServer
 from firstfault_torch.inprocess.abort import open_sockets
+from firstfault_torch.inprocess.call import CallWrapper
 from tests.inprocess.training import run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.jobs
 
 FEW = inprocess.initialize.RetryController(max_iterations=3)
 FAST = {"last_call_wait": 0.01, "monitor_process_interval": 0.05, "initialize": FEW}
 HEARTBEAT_S = 0.6
+
+
+class Keeping:
+    """An observer that holds the exceptions until the ranks go on."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+
+    def raised(self, error: BaseException) -> None:
+        """Hold it."""
+        self.errors.append(error)
+
+    def went_on(self, interruption: object) -> None:
+        """Let go."""
+        del interruption
+        self.errors.clear()
+
+    def collectives_begun(self) -> None:
+        """Nothing is known."""
 
 
 class Model:
@@ -53,6 +72,65 @@ def test_what_the_function_held_is_freed_before_it_is_called_again() -> None:
 
     train()
     assert alive == [[], [False], [False, False]]
+
+
+def test_what_an_observer_held_is_freed_before_it_is_called_again() -> None:
+    """A worker's monitor keeps the exception on record until the ranks go on."""
+    held: list[weakref.ref[Model]] = []
+    alive = []
+
+    def train() -> None:
+        alive.append([model() is not None for model in held])
+        model = Model()
+        held.append(weakref.ref(model))
+        if len(held) < FEW.max_iterations:
+            raise ValueError("the fault")
+
+    with CallWrapper(inprocess.InProcessRestart(**FAST), Keeping()) as call:
+        call(train, (), {})
+    assert alive == [[], [False], [False, False]]
+
+
+def test_a_call_within_a_call() -> None:
+    """It is refused at once: after a fault the ranks would be in different calls."""
+    inner = inprocess.Wrapper(**FAST)(lambda: None)
+    with pytest.raises(inprocess.exception.RestartAbort) as caught:
+        inprocess.Wrapper(**FAST)(inner)()
+    assert "outside of another one" in str(caught.value.__cause__)
+    inner()
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "return"])
+def test_a_child_that_the_function_forked(how: str) -> None:
+    """It ends as it would without a wrapper, and the parent's call goes on undisturbed."""
+    codes = []
+
+    @inprocess.Wrapper(**FAST)
+    def train(call: inprocess.CallWrapper | None = None) -> int:
+        assert call is not None
+        child = os.fork()
+        if child == 0:
+            if how == "raise":
+                raise ValueError("of the child")
+            if how == "exit":
+                sys.exit(3)
+            return -1
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        assert Path(f"/proc/{call._monitor.pid}").exists()
+        return call.iteration
+
+    train.__annotations__["call"] = inprocess.CallWrapper
+    parent = os.getpid()
+    try:
+        answer = train()
+    except BaseException as error:
+        if os.getpid() != parent:
+            os._exit({"ValueError": 4, "SystemExit": 3}.get(type(error).__name__, 9))
+        raise
+    if os.getpid() != parent:
+        os._exit(5 if answer == -1 else 9)
+    assert codes == [{"raise": 4, "exit": 3, "return": 5}[how]]
+    assert answer == 0
 
 
 def test_a_call_that_has_failed_keeps_no_connection_open() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from operator import attrgetter
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from firstfault.errors import UsageError
 from firstfault_torch import inprocess
-from tests.inprocess.training import FAULTY, run
+from tests.inprocess.training import FAULTY, ON_THE_WAY_OUT, run
 
 pytestmark = pytest.mark.jobs
 
@@ -49,6 +50,32 @@ def test_the_others_go_on_without_a_rank(kind: str, code: int) -> None:
     assert set(ended.of("enter", 1)) == ALL - {FAULTY}
     assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 3), 2: (1, 3), 3: (2, 3)}
     assert [ended.codes[rank] for rank in (0, FAULTY, 2, 3)] == [0, code, 0, 0]
+
+
+@pytest.mark.parametrize("kind", sorted(ON_THE_WAY_OUT))
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")
+def test_what_code_makes_of_an_interruption(kind: str) -> None:
+    """A healthy rank goes on if the interruption leaves its function as another exception."""
+    ended = run(kind, initialize=FEW, **FAST)
+    assert {rank: event.value for rank, event in ended.of("done").items()} == {rank: (rank, 4) for rank in ALL}
+
+
+def test_a_rank_that_leaves_is_one_fault(capfd: pytest.CaptureFixture[str]) -> None:
+    """It is told once, so that it does not push others out of the list."""
+    run("exit", initialize=FEW, **FAST)
+    (line, *_) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("in-process restart 1")]
+    assert line.count("rank 1: left, SystemExit: 3") == 1
+
+
+def test_a_call_after_a_rank_was_lost() -> None:
+    """It is refused at once, because the ranks that are left cannot be numbered."""
+    ended = run("twice", initialize=FEW, **FAST)
+    assert set(ended.of("done")) == set(ended.of("raised")) == ALL - {FAULTY}
+    for event in ended.of("raised").values():
+        assert event.value[:2] == (
+            "RestartError",
+            "rank 1 was lost in an earlier call; call the function in new processes, or both in one",
+        )
 
 
 def test_a_hang_in_python_is_interrupted() -> None:
@@ -90,7 +117,9 @@ def test_no_fault_leaves_nothing_behind(tmp_path: Path) -> None:
     ended = run("", monitor_process_logfile=str(log), **FAST)
     assert set(ended.of("done")) == ALL
     assert not ended.of("enter", 1)
-    assert [file.read_text() for file in sorted(tmp_path.iterdir())] == [""] * 4
+    said = [line for file in tmp_path.iterdir() for line in file.read_text().splitlines()]
+    assert len(list(tmp_path.iterdir())) == 4
+    assert not [line for line in said if "hostname of the client" not in line]  # torch's, without a name service
     deadline = time.monotonic() + SLOW_S
     while _listens(ended.port):
         assert time.monotonic() < deadline, "the store's host lives on"

@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Event", "Run", "run"]
 
+ON_THE_WAY_OUT = {
+    "task group": lambda interruption: BaseExceptionGroup("in a TaskGroup", [interruption]),  # noqa: F821 - 3.11
+    "exit when interrupted": lambda _: SystemExit(1),
+}
+"""What the healthy ranks make of an interruption."""
 STEPS = 30
 FAULT_STEP = 10
+RAISES = {"second fault", *ON_THE_WAY_OUT}
+"""Kinds of faults in which the faulty rank raises."""
 FAULTY = 1
 """The rank that fails in the first iteration."""
 
@@ -35,7 +42,7 @@ def fail(kind: str, call: inprocess.CallWrapper) -> None:  # noqa: C901, PLR0912
         raise ValueError("the fault")
     if kind == "two arguments":
         raise TwoArgumentsError("a", "b")
-    if kind == "kill":
+    if kind in {"kill", "twice"}:
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "exit":
         sys.exit(3)
@@ -69,7 +76,7 @@ class OnOneRank(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck)
     """A hook that fails on one rank.
 
     Args:
-        how: "raise" or "hang".
+        how: "raise", "hang" or "store": an error of torch's stores.
         healthy: so many calls before do not fail.
     """
 
@@ -81,6 +88,8 @@ class OnOneRank(inprocess.finalize.Finalize, inprocess.health_check.HealthCheck)
     def __call__(self, state: Any) -> Any:
         self.calls += 1
         if state.initial_rank == FAULTY + 1 and self.calls > self.healthy:
+            if self.how == "store":
+                raise dist.DistStoreError("a store of the hook's own")
             if self.how == "hang":
                 time.sleep(1000)
             raise OSError("this machine is broken")
@@ -126,7 +135,7 @@ def train(call: Any, kind: str, say: Callable[..., None], store: Any = None) -> 
         assert ones[0].item() == world
         if call.iteration == 0 and step == FAULT_STEP and me == FAULTY and kind:
             say("fault")
-            fail("raise" if kind == "second fault" else kind, call)
+            fail("raise" if kind in RAISES else kind, call)
         if kind == "two at once" and call.iteration == 0 and step == FAULT_STEP and me == 2:
             raise KeyError("another one at the same time")
     if kind == "slow" or (kind == "late" and me == FAULTY):
@@ -157,10 +166,17 @@ def _worker(rank: int, world: int, port: int, work: tuple[str, dict[str, Any]], 
     @inprocess.Wrapper(**options)
     def wrapped(call: inprocess.CallWrapper | None = None) -> tuple[int, int]:
         assert call is not None
-        return train(call, kind, say)
+        try:
+            return train(call, kind, say)
+        except inprocess.exception.RankShouldRestart as interruption:
+            if kind in ON_THE_WAY_OUT:
+                raise ON_THE_WAY_OUT[kind](interruption)  # noqa: B904 - as code does that knows of no restart
+            raise
 
     try:
         say("done", wrapped())
+        if kind == "twice":
+            wrapped()
     except BaseException as error:
         cause = error.__cause__
         say(

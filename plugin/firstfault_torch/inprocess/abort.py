@@ -6,6 +6,7 @@ import abc
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,8 +54,9 @@ class AbortTorchDistributed(Abort):
                 thread.start()
             with guarded("shutting down gloo's connections"):
                 shut_down_gloo_connections()
+            deadline = time.monotonic() + _NCCL_S
             for thread in aborts:
-                thread.join(_NCCL_S)
+                thread.join(max(deadline - time.monotonic(), 0))
         return state
 
 

@@ -26,22 +26,22 @@ from firstfault_torch.inprocess.exception import (
     RankShouldRestart,
     RestartAbort,
     RestartError,
+    causes,
     one_line,
 )
+from firstfault_torch.inprocess.meeting import Meeting
 from firstfault_torch.inprocess.monitor.position import position_of
-from firstfault_torch.inprocess.monitor.process import OVER, MonitorProcess, Timeouts, host_store
+from firstfault_torch.inprocess.monitor.process import MonitorProcess, Timeouts
 from firstfault_torch.inprocess.monitor.progress import Phase, Progress, Stamping
 from firstfault_torch.inprocess.monitor.thread import MonitorThread
 from firstfault_torch.inprocess.rank_assignment import RankAssignmentCtx, RankDiscarded
 from firstfault_torch.inprocess.state import Mode, State
 from firstfault_torch.inprocess.store import (
-    AGENT_STORE,
     GONE,
     Fault,
     FaultKind,
     Iteration,
     Outcome,
-    TCPStore,
     recovered_key,
     round_prefix,
 )
@@ -58,9 +58,12 @@ __all__ = ["CallWrapper", "Interruption", "Observer", "current_call"]
 _LOOK_S = 0.2
 """Seconds between two looks for the outcome; the main thread can be interrupted by signals in between."""
 _JOINING_S = 5.0
+_TAKEN_FOR_LOST = "rank {} was taken for lost, and the others go on without it"
 _LOST = "the store of the in-process restart is lost"
 _calls = itertools.count()
 _current: list[CallWrapper] = []
+_lost: set[int] = set()
+"""Ranks that were lost in calls of this process; a further call cannot number the others."""
 
 
 def current_call() -> CallWrapper | None:
@@ -111,12 +114,19 @@ class CallWrapper:
     def __init__(self, options: InProcessRestart, observer: Observer | None = None) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RestartError("call the wrapped function in the main thread: only that can be interrupted")
+        if _current:
+            raise RestartError("call the wrapped function outside of another one: after a fault they could not meet")
+        if _lost:
+            raise RestartError(
+                f"rank {min(_lost)} was lost in an earlier call; call the function in new processes, or both in one"
+            )
         if dist.is_initialized():
             raise RestartError(
                 "call the wrapped function before init_process_group: it is called inside, once for each iteration"
             )
         self._options = options
         self._observer = observer
+        self._process = os.getpid()
         self._environment = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
         self.state = State.from_env()
         self._progress = Progress()
@@ -126,24 +136,25 @@ class CallWrapper:
         """What the function raised in the last iteration; None if it was interrupted."""
         self._unrecovered: list[Fault] = []
         """Faults since the function was last called again."""
+        self._has_said_that_it_leaves = False
         self._iteration: Iteration | None = None
         self._prefix = f"{round_prefix()}/{next(_calls)}"
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
-            connect = self._connector()
+            meeting = Meeting(options, self.state.rank or 0, self._prefix)
             self._monitor = monitor = MonitorProcess(
                 progress=self._progress,
                 initial_rank=self.state.initial_rank or 0,
                 prefix=self._prefix,
-                connect=connect,
+                connect=meeting.connect,
                 timeouts=_timeouts(options),
                 logfile=(options.monitor_process_logfile or "").format(rank=self.state.initial_rank) or None,
             )
             opening.callback(monitor.close)
             stamping = Stamping(self._progress, options.seconds("progress_watchdog_interval"))
             opening.callback(stamping.end)
-            self._store = self._begin_on(connect)
-            self._watching = connect()
+            self._store = meeting.begin()
+            self._watching = meeting.connect()
             opening.callback(serve_env_rendezvous(self._meet))
             opening.callback(self._restore_environment)
             self._await_all_ranks()
@@ -155,6 +166,8 @@ class CallWrapper:
 
     def __exit__(self, *_: object) -> None:
         _current.remove(self)
+        if os.getpid() != self._process:
+            return  # a child that the function forked; monitor process and store are its parent's
         self._stack.close()
         # an exception that leaves holds this call in its frames: that must keep no connection open
         self._last_error = self.state.fn_exception = self._iteration = self._store = self._watching = None
@@ -221,6 +234,10 @@ class CallWrapper:
         )
         try:
             value, error = _called(monitor, partial(self._enter, function, before))
+            if os.getpid() != self._process:  # a child that the function forked
+                if error is not None:
+                    raise error
+                return value, None
             if error is None:
                 self._progress.phase = Phase.COMPLETED
                 with contextlib.suppress(dist.DistNetworkError, dist.DistStoreError):  # the thread sees that, too
@@ -242,7 +259,8 @@ class CallWrapper:
                 options.initialize(state.freeze())
             except RestartAbort as abort:
                 if abort.__cause__ is None and before is not None:
-                    raise abort from self._last_error or RestartError("; ".join(map(str, before.faults[:3])))
+                    others = RestartError("; ".join(map(str, before.faults[:3])))
+                    raise abort from others if self._last_error is None else self._last_error
                 raise
         if self._last_error is not None:
             self._last_error = None
@@ -257,6 +275,7 @@ class CallWrapper:
         self._check_health()
         if before is not None:
             self._go_on(replace(before, seconds=time.monotonic() - before.seconds, first=state.rank == 0))
+            gc.collect()  # until then an observer held it, too
         return function() if state.mode is Mode.ACTIVE else None
 
     def _go_on(self, interruption: Interruption) -> None:
@@ -293,6 +312,14 @@ class CallWrapper:
                 deadline = float("inf")  # they have, just now
         return None
 
+    def _finalize(self) -> None:
+        if self._options.finalize is None:
+            return
+        try:
+            self._options.finalize(self.state.freeze())
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            raise RuntimeError(f"`finalize` failed: {one_line(error)}") from error  # it is not this call's own store
+
     # --- after a fault ------------------------------------------------------------------------------------------
 
     def _recover(self, monitor: MonitorThread, iteration: Iteration, error: BaseException | None) -> Interruption:
@@ -301,19 +328,21 @@ class CallWrapper:
             return self._end_iteration(monitor, iteration, error)
         except (dist.DistNetworkError, dist.DistStoreError) as lost:
             self._progress.phase = Phase.LEFT
-            raise RestartAbort(f"{_LOST}: {str(lost).partition(chr(10))[0]}") from self._last_error or lost
+            why = RestartAbort(f"{_LOST}: {str(lost).partition(chr(10))[0]}")
+            raise why from lost if self._last_error is None else self._last_error
         except BaseException as leaving:
             self._leave(iteration, leaving)
             raise
 
     def _end_iteration(self, monitor: MonitorThread, iteration: Iteration, error: BaseException | None) -> Interruption:
         options, state = self._options, self.state
-        self._last_error = own = error if not isinstance(error, RankShouldRestart) else None
+        self._last_error = own = _own(error, is_interrupted=monitor.known.is_set())
         learned = self._progress.interrupted or time.monotonic()
         self._progress.phase = Phase.ENDING
         if error is not None and not monitor.aborted.is_set() and (own is not None or not monitor.known.is_set()):
             # first: the others abort meanwhile
             leaves = own is not None and (not isinstance(own, Exception) or isinstance(own, HealthCheckError))
+            self._has_said_that_it_leaves = leaves
             iteration.interrupt(self._fault(FaultKind.LEFT if leaves else FaultKind.EXCEPTION, error))
             if self._observer is not None and isinstance(own, Exception):
                 with guarded("recording a fault"):
@@ -328,9 +357,10 @@ class CallWrapper:
         self._connections.shut_down()
         destroy_process_groups(options.seconds("soft_timeout"))
         state.fn_exception = own
-        if options.finalize is not None:
-            options.finalize(state.freeze())
+        self._finalize()
         self._check_health()
+        if (state.rank or 0) in iteration.gone():
+            raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own  # another one has arrived for it
         iteration.arrive()
         self._progress.phase = Phase.ARRIVED
         gone = iteration.await_all(dt.timedelta(seconds=options.seconds("barrier_timeout")))
@@ -349,22 +379,24 @@ class CallWrapper:
             state.iteration, faults, state.world_size, state.world_size - len(gone), learned, first=False
         )
         if state.rank in gone:
-            raise RankLost(f"rank {state.initial_rank} was taken for lost, and the others go on without it") from own
+            raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own
+        _lost.update(gone)
         self._assign(gone)
         self.state.advance()
         return interruption
 
     def _leave(self, iteration: Iteration, error: BaseException) -> None:
         """Take no part in further iterations; the others go on."""
-        if isinstance(error, RankDiscarded):
-            self._progress.phase = Phase.LEFT  # all ranks have agreed on it
+        if isinstance(error, RankDiscarded | RankLost):
+            self._progress.phase = Phase.LEFT  # the others know it
         with guarded("leaving an in-process restart"):
             fault = self._fault(FaultKind.LEFT, error)
             if self._progress.phase is Phase.ARRIVED:
                 # the others count on this rank: they learn of it in the next iteration
                 Iteration(self._store, self._prefix, iteration.number + 1, iteration.world_size).interrupt(fault)
             elif self._progress.phase is not Phase.LEFT:
-                iteration.interrupt(fault)
+                if not self._has_said_that_it_leaves:
+                    iteration.interrupt(fault)
                 iteration.leave(self.state.rank or 0)
                 self._progress.phase = Phase.LEFT
                 iteration.arrive()
@@ -410,59 +442,6 @@ class CallWrapper:
             iteration.report(Fault(rank, FaultKind.SOFT_TIMEOUT, what, time.time_ns(), self.state.initial_rank or 0))
 
     # --- the store ----------------------------------------------------------------------------------------------
-
-    def _connector(self) -> Callable[[], Any]:
-        """Return what makes a connection to the store; host it if nothing else does."""
-        options = self._options
-        if options.store_factory is not None:
-            return partial(options.store_factory, **options.store_kwargs)
-        given = dict(options.store_kwargs)
-        host = str(given.pop("host_name", None) or os.environ.get("MASTER_ADDR") or "")
-        port = int(given.pop("port", None) or os.environ.get("MASTER_PORT") or 0)
-        if not host or not port:
-            raise RestartError(
-                "MASTER_ADDR and MASTER_PORT, or host_name and port in store_kwargs, must say where to meet"
-            )
-        is_agents = os.environ.get(AGENT_STORE) == "True" and "port" not in options.store_kwargs
-        connect = partial(TCPStore, host, port, **given)
-        if self.state.rank == 0 and not is_agents:
-            self._host(partial(connect, is_master=True), connect, (host, port))
-        return connect
-
-    def _host(self, create: Callable[[], Any], connect: Callable[[], Any], address: tuple[str, int]) -> None:
-        """Host the store, if need be when that of a job that has just ended is gone; use another that is there."""
-        deadline = time.monotonic() + self._options.seconds("barrier_timeout")
-        while True:
-            try:
-                host_store(create, address)
-            except InternalError as error:
-                try:
-                    is_over = connect().check([OVER])
-                except (dist.DistNetworkError, dist.DistStoreError):
-                    is_over = True  # it has ended in between
-                if not is_over or time.monotonic() > deadline:
-                    logger.info("%s; using the store that is there", error)
-                    return
-                time.sleep(_LOOK_S)
-            else:
-                return
-
-    def _begin_on(self, connect: Callable[[], Any]) -> Any:
-        """Return a connection to this job's store, not to that of one that has just ended at the same address."""
-        if self._options.store_factory is not None:
-            return connect()
-        deadline = time.monotonic() + self._options.seconds("barrier_timeout")
-        while True:
-            store = connect()
-            try:
-                if not store.check([OVER]):
-                    return store
-            except dist.DistNetworkError:
-                pass  # it has ended in between
-            del store
-            if time.monotonic() > deadline:
-                raise RestartError("the store that is there is that of a job that has ended")
-            time.sleep(_LOOK_S)
 
     def _meet(self, timeout: dt.timedelta | None) -> tuple[Any, int, int]:
         """Return where process groups of this iteration meet, on a connection that ends with the iteration."""
@@ -523,9 +502,27 @@ def _called(monitor: MonitorThread, call: Callable[[], Any]) -> tuple[Any, BaseE
                     error = raised
             monitor.let_go()
         except RankShouldRestart as late:
-            error = error or late.__context__ or late
+            error = next(one for one in (error, late.__context__, late) if one is not None)
         else:
             return (None, error) if error is not None else (value, None)
+
+
+def _own(error: BaseException | None, *, is_interrupted: bool) -> BaseException | None:
+    """Return what the function raised of itself; None if it was only interrupted.
+
+    Code on the way out may make another exception of the interruption: asyncio's task groups an ExceptionGroup, a
+    framework's ``except BaseException`` a SystemExit.
+    """
+    if isinstance(error, RankShouldRestart) or error is None:
+        return None
+    if isinstance(error, Exception):
+        return error
+    if isinstance(getattr(error, "exceptions", None), tuple):
+        interruptions, others = error.split(RankShouldRestart)  # type: ignore[attr-defined]
+        if interruptions is None:
+            return error
+        return None if is_interrupted else others
+    return None if is_interrupted and any(isinstance(one, RankShouldRestart) for one in causes(error)) else error
 
 
 def _timeouts(options: InProcessRestart) -> Timeouts:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 __all__ = [
     "HealthCheckError",
     "InternalError",
@@ -10,9 +15,12 @@ __all__ = [
     "RestartAbort",
     "RestartError",
     "TimeoutError",
+    "causes",
     "one_line",
 ]
 
+_LONGEST_CHAIN = 20
+"""Causes of an exception that are looked at."""
 
 _LENGTH = 300
 """Characters of a line about an exception."""
@@ -47,6 +55,16 @@ class RankShouldRestart(BaseException):
 
     It is no `Exception`, so that ``except Exception`` in the function does not catch it.
     """
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the causes and contexts of an exception, nearest first; of a long chain the first ones."""
+    for _ in range(_LONGEST_CHAIN):
+        following = error.__context__ if error.__cause__ is None else error.__cause__
+        if following is None:
+            return
+        yield following
+        error = following
 
 
 def one_line(error: BaseException) -> str:

@@ -225,14 +225,17 @@ class _Host:
         while not self._process.has_died(_LINGER_S):
             pass
         self._server.set(OVER, "1")
+        before: set[str] = set()
         quiet = 0
         while quiet < _QUIET_LOOKS:
-            quiet = 0 if _has_connections(self.port) else quiet + 1
+            now = _connections(self.port)
+            quiet = 0 if now & before else quiet + 1  # ranks of the next job connect again and again, and leave
+            before = now
             time.sleep(_LOOK_S)
 
 
-def _has_connections(port: int) -> bool:
-    """Whether another process is connected to a port on which this one listens; torch's store connects to itself."""
+def _connections(port: int) -> set[str]:
+    """Return the ports of other processes' connections to a port of this one; torch's store connects to itself."""
     wanted = f"{port:04X}"
     served: set[str] = set()
     own: set[str] = set()
@@ -246,7 +249,7 @@ def _has_connections(port: int) -> bool:
                     served.add(there)
                 elif there == wanted and inode in inodes:
                     own.add(here)
-    return bool(served - own)
+    return served - own
 
 
 @dataclass
@@ -298,7 +301,7 @@ class _Watcher:
             self._with_store(self._beat)
 
     def _with_store(self, call: Callable[[], None], *, patient: bool = False) -> bool:
-        """Call what needs the store; return whether that was possible.
+        """Call what needs the store; return whether it succeeded, or may still succeed.
 
         A store that is lost or frozen must not keep the worker from being killed. Its thread is also slow, because it
         resolves the address of each client: torch's libuv store waits for the name service then.
@@ -314,17 +317,20 @@ class _Watcher:
             if self._asking.is_alive():
                 self._connection = None  # it may wait for ever on that one
 
+        failed = threading.Event()
+
         def run() -> None:
             try:
                 call()
             except Exception:  # noqa: BLE001 - the worker learns of a lost store by itself
+                failed.set()
                 self._connection = None
                 os.write(2, traceback.format_exc().encode())
 
         self._asking = threading.Thread(target=run, daemon=True)
         self._asking.start()
         self._asking.join(_PATIENCE_S if patient else _STORE_S)
-        return True
+        return not failed.is_set()
 
     def _kill(self) -> None:
         """Let the worker end itself on SIGTERM, then kill it."""

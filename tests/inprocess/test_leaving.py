@@ -1,0 +1,110 @@
+"""A rank that leaves, and a monitor process whose store fails: what the others learn of it."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch.distributed as dist
+
+from firstfault_torch import inprocess
+from firstfault_torch.inprocess import call as call_module
+from firstfault_torch.inprocess.exception import RankLost
+from firstfault_torch.inprocess.monitor.process import Timeouts, _Watcher
+from firstfault_torch.inprocess.monitor.progress import Phase, Progress
+from firstfault_torch.inprocess.store import Iteration, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from firstfault_torch.inprocess.call import CallWrapper
+
+OPTIONS = inprocess.InProcessRestart(last_call_wait=0.01)
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[CallWrapper]:
+    """Return a call of rank 0 of one, which takes part in no iteration yet."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    places = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}
+    for name, value in places.items():
+        monkeypatch.setenv(name, str(value))
+    with call_module.CallWrapper(OPTIONS) as began:
+        yield began
+
+
+@pytest.mark.parametrize("phase", [Phase.ENDING, Phase.ARRIVED])
+def test_a_rank_that_was_taken_for_lost(phase: Phase, call: CallWrapper) -> None:
+    """The others have gone on without it: it interrupts none of their iterations, and is not counted again."""
+    iteration = Iteration(call._store, call._prefix, 0, 4)
+    iteration.leave(0)
+    iteration.arrive()
+    call._progress.phase = phase
+    call._leave(iteration, RankLost("taken for lost"))
+    assert [Iteration(call._store, call._prefix, number, 4).outcome() for number in (0, 1)] == [None, None]
+    assert iteration._store.add("arrived", 0) == 1
+
+
+def test_a_rank_that_learns_that_it_is_gone(call: CallWrapper) -> None:
+    """Before it arrives: another one has arrived for it, and would be counted twice."""
+    iteration = Iteration(call._store.clone(), call._prefix, 0, 1)
+
+    def train() -> None:
+        iteration.leave(0)
+        raise ValueError("the fault")
+
+    with pytest.raises(RankLost, match="rank 0 was taken for lost"):
+        call(train, (), {})
+    assert iteration._store.add("arrived", 0) == 0
+
+
+class _Failing:
+    """A store whose first calls fail."""
+
+    def __init__(self, store: dist.Store, failures: int) -> None:
+        self._store = store
+        self._failures = failures
+
+    def __call__(self) -> dist.Store:
+        """Connect."""
+        self._failures -= 1
+        if self._failures >= 0:
+            raise dist.DistNetworkError("the store is busy")
+        return self._store
+
+
+def _watcher(connect: _Failing, soft: float, hard: float) -> _Watcher:
+    progress = Progress()
+    progress.begin(0, 0, 2)
+    progress._times[0] -= 10.0
+    timeouts = Timeouts(soft=soft, hard=hard, interval=0.1, heartbeat_interval=0.0, heartbeat=30.0, grace=0.1)
+    watcher = _Watcher(os.getpid(), progress, 0, "p/0", connect, timeouts)
+    watcher.begin()
+    return watcher
+
+
+def test_a_report_that_failed_is_sent_again() -> None:
+    """One error of the store does not leave the other ranks without the news of a hang."""
+    store = dist.HashStore()
+    watcher = _watcher(_Failing(store, 1), soft=1.0, hard=100.0)
+    iteration = Iteration(store, "p/0", 0, 2)
+    watcher._look()
+    assert iteration.outcome() is None
+    watcher._look()
+    assert iteration.outcome() is Outcome.INTERRUPTED
+    watcher._look()
+    assert len(iteration.faults()) == 1
+
+
+def test_a_kill_that_could_not_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The death that follows is told instead."""
+    store = dist.HashStore()
+    watcher = _watcher(_Failing(store, 2), soft=1.0, hard=2.0)
+    monkeypatch.setattr(watcher, "_kill", lambda: None)
+    watcher._look()
+    iteration = Iteration(store, "p/0", 0, 2)
+    assert iteration.outcome() is None
+    watcher._with_store(watcher._report_death, patient=True)
+    assert iteration.outcome() is Outcome.INTERRUPTED
+    assert [str(fault) for fault in iteration.faults()] == ["rank 0: terminated, its process ended"]
