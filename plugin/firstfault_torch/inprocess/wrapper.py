@@ -45,7 +45,7 @@ class Wrapper:
         """Return the function with restarts; the function itself if they are not enabled.
 
         Args:
-            function: it may be called any number of times.
+            function: it may be called again, but not within a call, nor after a rank was lost.
             observer: learns of this rank's faults.
         """
         if not self.options.enabled:
