@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,6 +58,14 @@ def test_a_rank_that_learns_that_it_is_gone(call: CallWrapper) -> None:
     with pytest.raises(RankLost, match="rank 0 was taken for lost"):
         call(train, (), {})
     assert iteration._store.add("arrived", 0) == 0
+
+
+def test_a_rank_that_leaves_is_one_fault(call: CallWrapper) -> None:
+    """It is told once, so that it does not push others out of the list."""
+    iteration = Iteration(call._store.clone(), call._prefix, 0, 1)
+    with pytest.raises(SystemExit):
+        call(sys.exit, (3,), {})
+    assert [str(fault) for fault in iteration.faults()] == ["rank 0: left, SystemExit: 3"]
 
 
 class _Failing:

@@ -60,13 +60,6 @@ def test_what_code_makes_of_an_interruption(kind: str) -> None:
     assert {rank: event.value for rank, event in ended.of("done").items()} == {rank: (rank, 4) for rank in ALL}
 
 
-def test_a_rank_that_leaves_is_one_fault(capfd: pytest.CaptureFixture[str]) -> None:
-    """It is told once, so that it does not push others out of the list."""
-    run("exit", initialize=FEW, **FAST)
-    (line, *_) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("in-process restart 1")]
-    assert line.count("rank 1: left, SystemExit: 3") == 1
-
-
 def test_a_call_after_a_rank_was_lost() -> None:
     """It is refused at once, because the ranks that are left cannot be numbered."""
     ended = run("twice", initialize=FEW, **FAST)

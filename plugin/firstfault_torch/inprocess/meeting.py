@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+import socket
 import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -76,12 +77,7 @@ class Meeting:
             try:
                 host_store(partial(self.connect, is_master=True), self._address)
             except InternalError as error:
-                try:
-                    store = self._open(timeout=_SHORT)
-                    is_earlier = store.check([OVER]) or store.check([self._began])
-                except _LOST:
-                    is_earlier = True  # it has ended in between
-                if not is_earlier:
+                if self._is_other_there():
                     logger.info("%s; using the store that is there", error)
                     return
                 if time.monotonic() > deadline:
@@ -89,6 +85,15 @@ class Meeting:
                 time.sleep(_LOOK_S)
             else:
                 return
+
+    def _is_other_there(self) -> bool:
+        """Whether a store is there that is not one of an earlier job."""
+        try:
+            socket.create_connection(self._address, timeout=1).close()  # torch would try again for seconds
+            store = self._open(timeout=_SHORT)
+            return not store.check([OVER]) and not store.check([self._began])
+        except (OSError, *_LOST):
+            return False  # it has ended in between
 
     def begin(self) -> Any:
         """Return a connection to this job's store."""
