@@ -19,6 +19,8 @@ _PW = "hunter2" + "-Zx9"
 _RANDOM = "q7Gd0LxW" + "2mVt5RsYb8Kc"
 _HEX = "3fa9c07be1" + "d2486580afc3b9e47d612a"
 _BASE64 = "kJ8/dWq2+Lm4Xr0" + "/Tz6Vb1Nc9Hs3Gf5Pq7=="
+_AWS_SECRET = "tQ9/zKm4Wv+7Ln2Bx8Rc" + "5Hf1Jd6Pg3Ys0Nk+Ua2E"
+_UPPER = "IOSFODNN7" + "EXAMPLE"
 _LINES = ("MIIEvQIBADANBgkqhkiG9w0", "BAQEFAASCBKcwggSjAgEAAoIB", "AQC7VJTUt9Us8cKj")
 _JWT = "eyJ" + "hbGciOiJub25lIn0.eyJ" + "zdWIiOiJmYWtlIn0.c2lnbmF0dXJl"
 _BEGIN, _END = ("-----" + f"{side} RSA PRIVATE" + " KEY-----" for side in ("BEGIN", "END"))
@@ -43,8 +45,23 @@ _TOKENS = [
     "hvs." + _RANDOM,
     "sk_" + "live_" + _RANDOM,
     "nvapi-" + _RANDOM,
-    "AKIA" + "IOSFODNN7EXAMPLE",
-    "ASIA" + "IOSFODNN7EXAMPLE",
+    "AKIA" + _UPPER,
+    "ASIA" + _UPPER,
+    *("AKIA" + _UPPER + between + _AWS_SECRET for between in (":", "', '", '": "', ",", "\n", " secret ")),
+    "GOOG1E" + _UPPER + "K4" + " secret " + _AWS_SECRET,
+    "pcsk_" + "4kT9x_" + _RANDOM * 3,
+    "tgp_v1_" + _RANDOM + "_" + _RANDOM,
+    "sbp_" + _HEX + "07fe13ab",
+    "sb_secret_" + _RANDOM + "_x7",
+    "ntn_" + "40718352961" + _RANDOM * 2,
+    "tskey-auth-" + "k5Jr8WqZ2tCNTRL-" + _RANDOM * 2,
+    "rpa_" + _UPPER * 2 + "h2",
+    "ls__" + _HEX,
+    "lsv2_pt_" + _HEX + "_" + _HEX[:10],
+    "AKCp8" + _RANDOM * 3,
+    "cmVmdGtu" + _RANDOM * 3,
+    "fw_" + _RANDOM + "4tYs",
+    "ak-" + _RANDOM + "3f",
     "LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVk" + "tLS0tLQpNSUlF",
     _JWT,
     "IQoJb3JpZ2luX2VjEJr" + _BASE64,
@@ -206,7 +223,8 @@ _SECRETS = (
     "opensesame",
     "9x",
     "c2lnbmF0dXJl",
-    "IOSFODNN7EXAMPLE",
+    _UPPER,
+    _AWS_SECRET,
     *_LINES,
     "FURSBLRVk",
     "ss/word",
