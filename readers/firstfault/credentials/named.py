@@ -79,6 +79,7 @@ _FLAG_PROSE = {
     ),
     *("be", "needs", "takes", "will", "does", "on", "it", "a", "an", "at", "by", "expected", "unless", "expects"),
 }
+_AUTH = {"auth", "credentials", "credential", "creds", "cred", "bearer", "jwt"}
 _METHODS = {
     *(
         "basic",
@@ -118,6 +119,8 @@ _COOKIE_NAMES = {"cookie", "cookies"}
 _HEADERS = {"authorization", *_COOKIE_NAMES}
 _COOKIES = re.compile(r"[\w.$!#%&*+^|~-]{1,128}=[^\n\"'`]*")
 _MIXED = re.compile(r"(?=[A-Za-z]{0,80}[0-9])(?=[0-9]{0,80}[A-Za-z])[A-Za-z0-9]{10,}")
+_NAME_OF_SECRET = re.compile(r"(?:[a-z]{1,40}-){1,6}(?:secrets?|creds?|credentials?|tokens?|keys?|tls)")
+"""The name of a secret of Kubernetes, such as ``registry-cred``."""
 _TARGETS = re.compile(r"(?:^|[\s:;])[\w.]{1,80},[ ]?$")
 _STRING_VALUE = re.compile(r":[ \t]{0,8}[rbuf]{0,2}[\"'](?![\"'])")
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.\[\]\"'()]*(?:![rsa])?")
@@ -129,13 +132,14 @@ _LONGEST_LOOK = 300
 
 def without_named_values(text: str) -> str:
     """Replace values that follow the name of a credential and are literals; names, code and placeholders stay."""
+    text = without_arguments(text)
     kept, done = [], 0
     for word in words(text):
         for start, end in _values(text, word) if word.start >= done else ():
             if done <= start < end:
                 kept += [text[done:start], HIDDEN]
                 done = end
-    return without_arguments("".join((*kept, text[done:])) if kept else text)
+    return "".join((*kept, text[done:])) if kept else text
 
 
 def _values(text: str, found: Word) -> Iterator[tuple[int, int]]:
@@ -189,7 +193,7 @@ def _of_quoted(place: Place, opening: re.Match[str]) -> Iterator[tuple[int, int]
 def _is_secret_quoted(place: Place, content: str, end: int) -> bool:
     if place.in_code or not is_secret_literal(content, place.named(end), quoted=True):
         return False
-    if place.word in {"auth", "credentials", "credential", "creds", "bearer", "jwt"} and content.lower() in _METHODS:
+    if place.word in _AUTH and content.lower() in _METHODS:
         return False
     if place.sign != ",":
         return True
@@ -326,7 +330,9 @@ def _of_bare(place: Place) -> Iterator[tuple[int, int]]:
         or (place.sign == "," and not is_random(value))
     ):
         return
-    if place.word in {"auth", "credentials", "credential", "creds", "bearer", "jwt"} and value.lower() in _METHODS:
+    if place.word in _AUTH and value.lower() in _METHODS:
+        return
+    if place.word in {"secret", "secrets"} and _NAME_OF_SECRET.fullmatch(value):
         return
     if is_secret_literal(value, named, quoted=False):
         yield start, _end_of_bare(place, _SIMPLE_END if simple else _END_OF_VALUE, len(text))

@@ -79,6 +79,9 @@ _KEYWORD = re.compile(
 _BEFORE_VALUE = {"password", "passphrase", "passwd", "identified by", "api key"}
 """Words after which a value can follow without a sign: in SQL, and in sentences if it is random."""
 _OTHER_KEY = re.compile(r"(?:CACHE|PRIMARY|FOREIGN|PARTITION|SORT|OBJECT|PUBLIC|S3|STATE|GROUP|SHARD|INDEX)_KEY$")
+_REFERENCE = re.compile(r"(?:existing|pull_?)secrets?$", re.IGNORECASE)
+"""Names whose value is the name of a secret."""
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_.]*")
 _LOGIN_CALL = re.compile(r"\blogin\([^()\n]{0,80}$")
 _LOOK_AHEAD = 100
 SHORT_LOOK = 60
@@ -170,6 +173,9 @@ class Place:
         rest = self.text[end : end + _LOOK_AHEAD].partition("\n")[0].strip()
         before = self.before.rstrip()
         likely = self.strength is not Strength.SURE
+        in_braces = before.endswith(("{", ",")) if not self.closed else rest[:1] in {",", "}"}
+        if in_braces and (likely or self.closed) and _IDENTIFIER.fullmatch(self.text, self.start, end):
+            return Form.CODE
         apart = not self.text[self.start - 1 : self.start].isspace() and "-" not in self.name
         if (rest and rest[0] not in "#,;}])\"'`|\\") or (likely and (apart or before[-1:] not in "{,-\"'`|:>")):
             return Form.PROSE
@@ -238,8 +244,10 @@ def place_of(text: str, found: Word) -> Place | None:
         separator[0][:1].isspace(),
         separator.end(),
     )
-    if not _is_name(place, prefix, written.lstrip("_")):
+    if not _is_name(place, prefix, written.lstrip("_")) or _REFERENCE.search(place.name):
         return None
+    if sign == ":" and stem.endswith("://") and text.startswith("***@", place.start):
+        return None  # the user of a URL
     place.start = _after_type(place)
     gap = _GAP.match(text, place.start)
     if gap is not None:
