@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from firstfault.credentials.commands import without_arguments
+from firstfault.credentials.commands import without_arguments, without_options
 from firstfault.credentials.names import LOOK_BACK, SHORT_LOOK, place_of, words
 from firstfault.credentials.quotes import QUOTE, end_of_quoted
 from firstfault.credentials.tokens import HIDDEN
@@ -132,14 +132,14 @@ _LONGEST_LOOK = 300
 
 def without_named_values(text: str) -> str:
     """Replace values that follow the name of a credential and are literals; names, code and placeholders stay."""
-    text = without_arguments(text)
+    text = without_options(text)
     kept, done = [], 0
     for word in words(text):
         for start, end in _values(text, word) if word.start >= done else ():
             if done <= start < end:
                 kept += [text[done:start], HIDDEN]
                 done = end
-    return "".join((*kept, text[done:])) if kept else text
+    return without_arguments("".join((*kept, text[done:])) if kept else text)
 
 
 def _values(text: str, found: Word) -> Iterator[tuple[int, int]]:
@@ -326,7 +326,7 @@ def _of_bare(place: Place) -> Iterator[tuple[int, int]]:
         value = value.rstrip(".:!?")
     if (
         not value
-        or (place.sign == " " and _is_argument_prose(place, value))
+        or (place.sign == " " and not place.apart and _is_argument_prose(place, value))
         or (place.sign == "," and not is_random(value))
     ):
         return

@@ -17,7 +17,7 @@ __all__ = ["LOOK_BACK", "SHORT_LOOK", "Place", "Word", "place_of", "words"]
 
 _CORES = (
     "pass",
-    "pwd",
+    "pw",
     "secret",
     "token",
     "auth",
@@ -34,7 +34,7 @@ _CORES = (
 """One of these is in each name; searching for them first is many times faster than one regular expression."""
 _WORD = re.compile(
     r"""(?P<sure>pass(?:word|wd|phrase|code)s?|pwd|secrets?|identified[ ]by)
-      |(?P<likely>authorization|cookies?|tokens?|auth|jwt|bearer|credentials?|creds?|pass)
+      |(?P<likely>authorization|cookies?|tokens?|auth|jwt|bearer|credentials?|creds?|pass|pw)
       |(?P<key>keys?(?:[_-]?id|[_-]?data)?)
       |(?P<weak>signature|sig|code|_pat)
     """,
@@ -45,6 +45,23 @@ _KEY_OF = re.compile(
     r"|fernet|webhook|app|application)[_ .-]?$"
 )
 _LONGEST_KEY_OF = 16
+_SUFFIX = re.compile(r"(?:_[A-Za-z0-9]{1,24}){1,4}(?![A-Za-z0-9_])")
+_SUFFIX_PARTS = """
+    prod production prd preprod live dev devel development local staging stage stg test testing qa uat sandbox demo
+    ro rw readonly readwrite read write reader writer admin root user superuser owner main master primary secondary
+    replica backup old new base value internal external shared global default ci us eu ap uk east west north south
+    central
+"""
+"""What may follow the name of a credential: ``DB_PASSWORD_PROD``, ``github_token_ro``."""
+_SUFFIXES = frozenset(_SUFFIX_PARTS.split())
+_OTHER_SUFFIX = re.compile(
+    r"_(?:file|path|dir|folder|name|ur[il]|endpoint|host|port|type|mode|kind|format|len\w*|size|count|limit|min|max|ttl"
+    r"|expir\w*|timeout|age|interval|header|prefix|suffix|field|column|class|provider|backend|manager|store|engine|policy"
+    r"|required|enabled|disabled|methods?|alg\w*|hashers?|validators?|domain|scopes?|audience|issuer|arn|version|group"
+    r"|mount|per|ids?|index|embed\w*|dims?|budget)(?:_|$)",
+    re.IGNORECASE,
+)
+_OF_AZURE = re.compile(r"\.[\w-]{3,40}\.(?:blob|dfs|file|queue|table)\.core\.[a-z.]{3,40}")
 _END_OF_NAME = re.compile(r"(?:[_-]?\d{1,2})?(?![A-Za-z0-9_])(?P<close>" + QUOTE + r")?\]?(?:[ ]provided)?")
 _SEPARATOR = re.compile(
     r"""(?P<named>[,\s]{1,40}(?:\\{0,7}["'])?value(?:\\{0,7}["'])?[ \t]{0,8}[:=](?!=))
@@ -60,7 +77,17 @@ _GAP = re.compile(r"[ \t]{0,40}(?:\r?\n[ \t]{0,80}(?=[rbuf]{0,2}\\{0,7}[\"']))?"
 LOOK_BACK = 300
 _LONGEST_NAME = 80
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-$"
-_NEEDS_BOUNDARY = {"auth", "sig", "pass", "pwd", "creds", "cred", "jwt", "code", "key", "bearer", "signature", "cookie"}
+_SHORT_WORDS = {"pass", "pw", "pwd"}
+_NEEDS_BOUNDARY = {*_SHORT_WORDS, "auth", "sig", "creds", "cred", "jwt", "code", "key", "bearer", "signature", "cookie"}
+_OWNER = re.compile(
+    r"(?:^|[^a-z])(?:my|db|sql|mysql|pg|postgres|mongo|redis|rabbit|ftp|sftp|ssh|smtp|imap|mail|ldap|bind|user|root|admin"
+    r"|login|key|store|http|proxy|vpn|wifi|host|srv|svc|app|api|zip)_?$",
+    re.IGNORECASE,
+)
+"""What stands before ``pass`` and ``pw`` without a sign between them, as in ``dbpass``."""
+_LONGEST_OWNER = 10
+_USER = re.compile(r"(?<![A-Za-z])(?:user|usr|uid|login|e?mail)(?:_?(?:name|id))?[\"']?[ \t]{0,4}[:=]", re.IGNORECASE)
+_USERNAME = re.compile(r"(?<![A-Za-z])user_?name[\"']?[ \t]{0,4}[:=]|kaggle", re.IGNORECASE)
 _OF_TEXTS = re.compile(
     r"(?:^|[_.-])(?:pad|eos|bos|unk|mask|sep|cls|special|image|img|video|audio|stop|start|end|next|last|first|prompt|bo[is]"
     r"|eo[ihst]|eot|begin|think|per|input|output|label|text|word|sub|new|max|min|num|n|prev|previous|current|bad|good|target"
@@ -84,6 +111,7 @@ _REFERENCE = re.compile(r"(?:existing|pull_?)secrets?$", re.IGNORECASE)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_.]*")
 _LOGIN_CALL = re.compile(r"\blogin\([^()\n]{0,80}$")
 _LOOK_AHEAD = 100
+_LOOK_AROUND = 120
 SHORT_LOOK = 60
 
 
@@ -111,6 +139,8 @@ class Place:
     """Whether the name is in quotes."""
     spaced: bool
     """Whether there is a blank before the sign."""
+    suffix: str
+    """What follows the word in the name, such as ``_PROD``."""
     start: int
     """Where the value starts."""
 
@@ -123,6 +153,21 @@ class Place:
     def query(self) -> bool:
         """Whether it is a parameter of a URL."""
         return self.before.endswith(("?", "&", "&amp;")) or self.sign.startswith("%")
+
+    @property
+    def apart(self) -> bool:
+        """Whether only a blank separates name and value: ``fs.s3a.secret.key x``, ``ENV API_KEY x``."""
+        return self.sign == " " and not self.flag and self.word not in _BEFORE_VALUE
+
+    @cached_property
+    def beside_username(self) -> bool:
+        """Whether it is a key with a user's name beside it, as in kaggle.json."""
+        return self.name == "key" and self.beside(_USERNAME)
+
+    def beside(self, other: re.Pattern[str]) -> bool:
+        """Whether another name stands near this one."""
+        around = self.text[max(self.start - _LOOK_AROUND, 0) : self.start + _LOOK_AROUND]
+        return bool(other.search(around))
 
     @cached_property
     def in_call(self) -> bool:
@@ -139,15 +184,24 @@ class Place:
     @cached_property
     def strength(self) -> Strength:
         """How surely its value is a credential."""
-        if self.kind == "sure":
+        if self.apart:
+            return Strength.KEY
+        if self.kind == "sure" and _is_known(self.suffix):
             return Strength.SURE
+        if self.kind == "sure" and self.suffix.lower() != "_id":
+            return Strength.WORD
+        if self.beside_username or not _is_known(self.suffix):
+            return Strength.KEY
         if self.kind == "weak":
             if self.query and self.word not in {"key", "code"}:
                 return Strength.LIKELY
             login = self.word == "key" and _LOGIN_CALL.search(self.before[-_LONGEST_NAME:])
             return Strength.SURE if login else Strength.WORD
         prefix = self.name[: -len(self.word)]
-        if self.word == "tokens" or _OF_TEXTS.search(prefix) or (self.word == "pass" and not prefix.strip("-")):
+        if self.word == "pw" or (self.word == "pass" and not prefix.strip("-")):
+            sure = _owner(prefix) or self.beside(_USER) or (self.name.isupper() and prefix)
+            return Strength.LIKELY if sure else Strength.SHORT
+        if self.word == "tokens" or _OF_TEXTS.search(prefix) or self.suffix.islower():
             return Strength.WORD
         if self.sign in {"==", "!="} or (self.sign == ":" and _ADJECTIVE.search(self.before[-SHORT_LOOK:])):
             return Strength.WORD
@@ -219,7 +273,8 @@ def _cores(text: str) -> Iterator[int]:
 
 def place_of(text: str, found: Word) -> Place | None:
     """Return where a value follows a name; None if none does."""
-    end = _END_OF_NAME.match(text, found.end)
+    suffix = _suffix(text, found)
+    end = _END_OF_NAME.match(text, found.end + len(suffix))
     separator = _SEPARATOR.match(text, end.end()) if end is not None else None
     if end is None or separator is None:
         return None
@@ -242,8 +297,11 @@ def place_of(text: str, found: Word) -> Place | None:
         sign,
         end["close"] is not None,
         separator[0][:1].isspace(),
+        suffix,
         separator.end(),
     )
+    if suffix and not _may_follow(suffix, place):
+        return None
     if not _is_name(place, prefix, written.lstrip("_")) or _REFERENCE.search(place.name):
         return None
     if sign == ":" and stem.endswith("://") and text.startswith("***@", place.start):
@@ -259,20 +317,58 @@ def _is_name(place: Place, prefix: str, word: str) -> bool:
     """Whether the word is a name of its own, or the end of one, and the sign fits."""
     last = prefix[-1:]
     if place.word in _NEEDS_BOUNDARY and last.isalpha() and not (last.islower() and word[0].isupper()):
-        return False
+        return place.word in _SHORT_WORDS and place.sign not in {" ", ">"} and _owner(prefix)
     if place.sign == ">":
         return place.before.endswith("<")
     if place.sign == " ":
-        return place.flag or (place.word in _BEFORE_VALUE and not place.closed)
+        if place.flag or place.closed:
+            return place.flag
+        variable = place.kind != "weak" and _is_variable(place)
+        return variable or place.word in _BEFORE_VALUE or place.name.count(".") > 1
     if place.sign == ",":
         return place.closed or place.flag
     if place.kind == "weak":
         if place.word in {"key", "code"}:
             return place.query or (
-                place.word == "key" and (_is_variable(place) or bool(_LOGIN_CALL.search(place.before[-_LONGEST_NAME:])))
+                place.word == "key"
+                and (
+                    _is_variable(place)
+                    or place.beside_username
+                    or bool(_LOGIN_CALL.search(place.before[-_LONGEST_NAME:]))
+                )
             )
         return (place.word != "pat" or _is_variable(place)) and place.sign in {"=", "%3D", "%3d"} and not place.spaced
     return True
+
+
+def _suffix(text: str, found: Word) -> str:
+    """Return what follows a word in its name, such as ``_PROD``; an empty text if nothing does."""
+    if text.startswith("_", found.end):
+        suffix = _SUFFIX.match(text, found.end)
+    else:
+        suffix = _OF_AZURE.match(text, found.end) if text.startswith(".", found.end) else None
+    # an added number is read with any name's end
+    return "" if suffix is None or suffix[0][1:].isdigit() else suffix[0]
+
+
+def _is_known(suffix: str) -> bool:
+    return suffix[:1] != "_" or all(part.isdigit() or part.lower() in _SUFFIXES for part in suffix[1:].split("_"))
+
+
+def _may_follow(suffix: str, place: Place) -> bool:
+    """Whether a name with this suffix can be that of a credential."""
+    if place.word in {"authorization", "cookie", "cookies"}:
+        return False
+    if suffix.lower() == "_id":
+        return place.word == "secret"
+    if _is_known(suffix):
+        return suffix[0] == "." or place.kind == "sure" or (place.name + suffix).isupper() or place.word == "token"
+    return (place.name + suffix).isupper() and place.kind != "weak" and not _OTHER_SUFFIX.search(suffix)
+
+
+def _owner(prefix: str) -> bool:
+    """Whether ``pass`` after this prefix is a password."""
+    return bool(_OWNER.search(prefix[-_LONGEST_OWNER:]))
 
 
 def _is_variable(place: Place) -> bool:

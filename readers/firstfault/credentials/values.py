@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-__all__ = ["Form", "Named", "Strength", "is_placeholder", "is_random", "is_secret_literal", "is_secret_word"]
+__all__ = ["Form", "Named", "Strength", "is_key", "is_placeholder", "is_random", "is_secret_literal", "is_secret_word"]
 
 
 class Strength(Enum):
@@ -18,6 +18,10 @@ class Strength(Enum):
     """Tokens and the like: the words also have other meanings."""
     WORD = auto()
     """Tokens of a text, and names of which only a random value is a credential."""
+    SHORT = auto()
+    """``pass`` and ``pw`` alone, which also name other things: only a value with letters and digits is a password."""
+    KEY = auto()
+    """Names that often have other values: only a value of many random characters is a credential."""
 
 
 class Form(Enum):
@@ -89,6 +93,17 @@ _OPERATION = re.compile(
 _WORDS = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*[.!?]?")
 _CAMEL_CASE = re.compile(r"_?(?:[A-Z]{1,8}[a-z]{2,}\d?){1,8}")
 _SNAKE_CASE = re.compile(r"_?(?:[a-z]{2,}\d{0,2})(?:_[a-z]+\d{0,2})+|[A-Z]{2,}\d{0,2}(?:_[A-Z]+\d{0,2})+")
+_HEX = re.compile(
+    r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}|(?:local-)?(?:[0-9a-f]{32,128}|[0-9A-F]{32,128})"
+)
+"""UUIDs, and hexadecimal digits as of a hash."""
+_KEY = re.compile(r"[0-9A-Za-z_.+/=-]{16,500}")
+_RUN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_RUNS = 5
+_RUNS_OF_PATH = 4
+_RUNS_OF_LETTERS = 3
+"""The runs of letters or digits in random texts are shorter than this on average, in words and paths longer."""
+_LONG_WITH_SIGNS = 32
 _FEW = 3
 _LONG = 16
 _MIXED = 8
@@ -114,6 +129,8 @@ def is_placeholder(text: str) -> bool:
     if not text or _CONSTANT.fullmatch(text) or _PLACEHOLDER.fullmatch(text):
         return True
     # placeholders alone, such as those of an f-string
+    if "%s" in text and not re.sub(r"%s|\W|_", "", text):
+        return True
     return "{" in text and len(re.sub(r"\$?\{[A-Za-z_][^{}]{0,200}\}|\W|_", "", text)) < _FEW
 
 
@@ -134,17 +151,44 @@ def is_random(text: str) -> bool:
     return len(text) >= _MIXED and any(_mixed(part) for part in parts)
 
 
+def is_key(text: str) -> bool:
+    """Whether a text is a UUID or a hash, or has 16 random letters and digits in a row, as keys have."""
+    if _HEX.fullmatch(text):
+        return _mixed(text)
+    if not _KEY.fullmatch(text):
+        return False
+    if len(text) >= _LONG_WITH_SIGNS and not (text.islower() or text.isupper()) and _is_varied(text, _RUNS_OF_PATH):
+        return True
+    longest = _RUNS_OF_PATH if "/" in text else _RUNS
+    return any(len(part) >= _LONG and _is_varied(part, longest) for part in re.split(r"[_.-]", text))
+
+
+def _is_varied(text: str, longest: int) -> bool:
+    return len(_RUN.findall(text)) * (longest if _mixed(text) else _RUNS_OF_LETTERS) > len(text)
+
+
 def is_secret_literal(text: str, named: Named, *, quoted: bool) -> bool:
     """Whether the value of `named` is a credential."""
     if is_placeholder(text) or _PATH.fullmatch(text):
         return False
     if _NUMBER.fullmatch(text):
         return named.strength is Strength.SURE and text.isdigit() and len(text) >= _DIGITS_OF_PASSWORD
+    if named.strength is Strength.KEY:
+        return is_key(text)
+    if named.strength is Strength.SHORT:
+        tight = named.form is Form.TIGHT or (named.form is Form.COLON and named.name.lower() == "pw")
+        return _is_short_password(text) and (quoted or is_random(text) or tight)
     if named.strength is Strength.WORD:
         return not _SPECIAL_WORD.search(text) and is_random(text) and not (not quoted and _is_code(text, named))
     if quoted:
         return not (named.strength is Strength.LIKELY and _SPECIAL_WORD.fullmatch(text))
     return not _is_code(text, named)
+
+
+def _is_short_password(text: str) -> bool:
+    if _SNAKE_CASE.fullmatch(text) or _CALL.match(text) or text[0] in "([{<" or " " in text or "/" in text:
+        return False
+    return len(text) >= _SHORT_MIXED and _mixed(text)
 
 
 def _is_code(text: str, named: Named) -> bool:
