@@ -148,6 +148,7 @@ _NAMED = [
     f"dbpass={_PW}",
     f"rootpw='{_TWO_WORDS}'",
     f"pw={_PW}",
+    f"PASS={_PW}",
     f"pw: {_PW}",
     f"DB_PW={_PW}",
     f'{{"username":"me","key":"{_HEX}"}}',

@@ -176,7 +176,7 @@ def is_secret_literal(text: str, named: Named, *, quoted: bool) -> bool:
     if named.strength is Strength.KEY:
         return is_key(text)
     if named.strength is Strength.SHORT:
-        tight = named.form is Form.TIGHT or (named.form is Form.COLON and named.name.lower() == "pw")
+        tight = named.form in {Form.TIGHT, Form.PLAIN} or (named.form is Form.COLON and named.name.lower() == "pw")
         return _is_short_password(text) and (quoted or is_random(text) or tight)
     if named.strength is Strength.WORD:
         return not _SPECIAL_WORD.search(text) and is_random(text) and not (not quoted and _is_code(text, named))
