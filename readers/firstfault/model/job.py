@@ -93,6 +93,7 @@ class Coverage:
     complete: bool = False
     """Every expected node has a final roster entry, and every document was read.
 
+    Also, if there is a roster, it has an entry of the round and the incarnation that each document names.
     In a large cascade every document was listed, and several of each fault were read.
     """
     notes: tuple[str, ...] = ()

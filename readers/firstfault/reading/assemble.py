@@ -25,11 +25,13 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.model.roster import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
+from firstfault.reading.rounds import round_of
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from firstfault.model import ExceptionInfo, Place, RestartRecord, Unopened
+    from firstfault.reading.rounds import JudgedRound
 
 __all__ = ["Snapshot", "Unreadable", "assemble", "digest_of", "name_hash"]
 
@@ -83,16 +85,17 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
     """
     withdrawn = _withdrawn(snapshot)
     snapshot = _without(snapshot, withdrawn)
-    round_ = _judged_round(snapshot)
-    newest = _newest_incarnations(snapshot, round_)
+    judged = round_of(snapshot.roster, snapshot.documents, snapshot.restarts)
     current: list[WorkerError] = []
     history: list[WorkerError] = []
     for document in snapshot.documents:
-        target = current if _is_current(document, round_, newest) else history
+        target = current if judged.has(document) else history
         target.append(document)
     roster = tuple(
         sorted(
-            of_newest_incarnations([entry for entry in snapshot.roster if entry.place.round == round_], newest),
+            of_newest_incarnations(
+                [entry for entry in snapshot.roster if entry.place.round == judged.number], judged.newest
+            ),
             key=lambda entry: (
                 _or_last(entry.place.group_rank),
                 entry.phase.value,
@@ -103,7 +106,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
         )
     )
     unreadable = sorted(
-        (item for item in snapshot.unreadable if item.round is None or item.round >= round_),
+        (item for item in snapshot.unreadable if item.round is None or item.round >= judged.number),
         key=lambda item: (item.name, item.reason),
     )
     logs = _logs(snapshot.roster)
@@ -113,8 +116,10 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
         history=_in_order(_with_logs(_merged(history), logs)),
         roster=roster,
         seals=tuple(sorted(snapshot.seals, key=lambda seal: seal.order)),
-        coverage=_coverage(snapshot, failures, _without_receipts(roster, withdrawn), unreadable, expected_nodes),
-        round=round_,
+        coverage=_coverage(
+            snapshot, judged, failures, _without_receipts(roster, withdrawn), unreadable, expected_nodes
+        ),
+        round=judged.number,
         attempt=max((failure.place.attempt for failure in failures), default=0),
         settled=settled,
         digest=digest_of(failures, snapshot.unopened),
@@ -184,42 +189,6 @@ def _incarnation(place: Place) -> tuple[object, ...]:
 
 def _names(document: WorkerError) -> set[str]:
     return {ref.name for ref in document.documents}
-
-
-# --- rounds and incarnations ----------------------------------------------------------------------------------------
-
-
-def _judged_round(snapshot: Snapshot) -> int:
-    """Return the last round with a roster entry or a document."""
-    rounds = [entry.place.round for entry in snapshot.roster]
-    rounds += [document.place.round for document in snapshot.documents if document.writer is not Writer.STOCK]
-    # a name alone does not count: an unreadable document must not make the readable ones history
-    return max(rounds, default=0)
-
-
-def _newest_incarnations(snapshot: Snapshot, round_: int) -> dict[NodeKey, int]:
-    newest: dict[NodeKey, int] = defaultdict(int)
-    places = [entry.place for entry in snapshot.roster]
-    places += [document.place for document in snapshot.documents if document.writer is not Writer.STOCK]
-    for place in places:
-        if place.round == round_:
-            key = node_key(place.node, place.group_rank)
-            newest[key] = max(newest[key], place.incarnation)
-    return newest
-
-
-def _is_current(document: WorkerError, round_: int, newest: dict[NodeKey, int]) -> bool:
-    if document.writer is Writer.STOCK:
-        return True  # Flyte's own files have no round
-    place = document.place
-    if place.round != round_:
-        return False
-    if not place.incarnation:
-        return True  # incarnation unknown
-    if place.group_rank is None:
-        incarnations = [number for (node, _), number in newest.items() if node == place.node]
-        return place.incarnation >= max(incarnations, default=0)
-    return place.incarnation >= newest.get(node_key(place.node, place.group_rank), 0)
 
 
 # --- several documents of one process -------------------------------------------------------------------------------
@@ -375,8 +344,9 @@ def _or_last(rank: int | None) -> int:
 # --- coverage -------------------------------------------------------------------------------------------------------
 
 
-def _coverage(
+def _coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     snapshot: Snapshot,
+    judged: JudgedRound,
     failures: Sequence[WorkerError],
     roster: Sequence[NodePresence],
     unreadable: Sequence[Unreadable],
@@ -402,6 +372,8 @@ def _coverage(
     notes = [*snapshot.notes, *_unreadable_notes(unreadable), *_foreign_notes(snapshot.foreign)]
     lost = _receipt_notes(snapshot, roster)
     notes += _first_few(lost, "more documents were lost")
+    unconfirmed = _unconfirmed_notes(judged, failures)
+    notes += _first_few(unconfirmed, "more failures that no roster entry confirms")
     notes += _silent_nodes_notes(silent)
     notes += _unopened_notes(snapshot, failures)
     notes += _newer_notes(snapshot)
@@ -413,6 +385,7 @@ def _coverage(
         and len(finished) >= expected
         and not unreadable
         and not lost
+        and not unconfirmed
         and not joined - finished
         and not snapshot.notes,
         notes=tuple(notes),
@@ -460,6 +433,19 @@ def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[s
                 notes.append(f"the document of {who} on {where} was not uploaded: {receipt.error or 'no reason given'}")
             elif receipt.name not in present and receipt.name not in snapshot.listed:
                 notes.append(f"{where} reported the upload of {receipt.name}, but the document is missing")
+    return notes
+
+
+def _unconfirmed_notes(judged: JudgedRound, failures: Iterable[WorkerError]) -> list[str]:
+    """Return a note on each failure that only its own document places into the judged round or incarnation."""
+    notes = []
+    for failure in filter(judged.is_unconfirmed, failures):
+        who = f"rank {failure.rank}" if failure.rank is not None else "the agent"
+        where = failure.node or "a node without a name"
+        said = "a later start of its pod than its roster entries do"
+        if judged.is_of_unknown_round(failure):
+            said = f"round {failure.place.round}, which no roster entry confirms"
+        notes.append(f"the document of {who} on {where} names {said}")
     return notes
 
 

@@ -20,6 +20,7 @@ from firstfault.model import DocumentRef, NodePresence, Phase, Place, Reads, Sea
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.listing import Listing, begin, list_everything
 from firstfault.reading.restarts import read_restarts
+from firstfault.reading.rounds import judged_round
 from firstfault.reading.selection import (
     MORE,
     NO_FAULT,
@@ -299,15 +300,18 @@ class _Look:
         """Open some documents of each fault, then those of named ranks; return whether all names were right."""
         table = self._table
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
-        round_ = max([table.last_round(), *(key.round for key in keys)])
+        round_ = judged_round({key.round for key in keys}, table.rounds(), self._restarts)
+        newest = incarnations_of_round(keys, round_)
         gone = {receipt.name for entry in self._roster.values() for receipt in entry.receipts if receipt.withdrawn}
-        rows = table.rows_of_round(round_, incarnations_of_round(keys, round_) or {})
+        rows = table.rows_of_round(round_, newest)
         self._rows = [row for row in rows if not gone or str(table.key(row)) not in gone]
         groups = table.by_fault(self._rows)
         self._history = sorted(set(range(len(table))) - set(rows), key=table.moment)
         # a name without a fingerprint does not tell the fault
         wanted = [*groups.pop(NO_FAULT, ()), *self._of_finished(keys)]
         wanted += some_of_each_fault(groups)
+        if keys:
+            wanted += table.rows_unconfirmed(self._rows, max(key.round for key in keys), newest)[:MORE]
         await self._open(self._history[:OF_HISTORY])
         for _ in range(STEPS):
             wanted = [row for row in {*wanted, *table.of_processes(wanted, self._rows)} if row not in self._opened.rows]

@@ -104,24 +104,37 @@ class KeyTable:
         """Return the highest round; -1 for an empty table."""
         return max(self._round, default=_NONE)
 
+    def rounds(self) -> set[int]:
+        """Return all rounds in the names."""
+        return set(self._round)
+
     def rows_of_round(self, number: int, newest: Mapping[int | None, int]) -> list[int]:
-        """Return a round's rows, without those of a node's earlier incarnations.
+        """Return the rows of a round and of later ones, without those of a node's earlier incarnations.
 
         Args:
             number: the round.
-            newest: the incarnations in the roster, by group rank.
+            newest: the incarnations of this round in the roster, by group rank; without any, the names decide.
         """
-        rows = [row for row, found in enumerate(self._round) if found == number]
+        rows = [row for row, found in enumerate(self._round) if found >= number]
         incarnations = dict(newest)
-        for row in rows:
+        for row in rows if not newest else ():
             node = _or_none(self._group[row])
             incarnations[node] = max(incarnations.get(node, 0), self._incarnation[row])
-        return [row for row in rows if self._is_newest(row, incarnations)]
+        return [row for row in rows if self._round[row] > number or self._is_newest(row, incarnations)]
+
+    def rows_unconfirmed(self, rows: Iterable[int], number: int, newest: Mapping[int | None, int]) -> list[int]:
+        """Return those of `rows` that name a later round than `number`, or a newer incarnation than the roster's."""
+        found = []
+        for row in rows:
+            known = newest.get(_or_none(self._group[row]), self._incarnation[row])
+            if self._round[row] > number or self._incarnation[row] > known:
+                found.append(row)
+        return found
 
     def _is_newest(self, row: int, incarnations: Mapping[int | None, int]) -> bool:
         node, incarnation = _or_none(self._group[row]), self._incarnation[row]
         # without a group rank or an incarnation, treat it as the newest
-        return node is None or not incarnation or incarnation >= incarnations[node]
+        return node is None or not incarnation or incarnation >= incarnations.get(node, 0)
 
     def by_fault(self, rows: Iterable[int]) -> dict[str, array[int]]:
         """Return rows by the fingerprint in their names, each group sorted by time."""

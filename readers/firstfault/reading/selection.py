@@ -70,17 +70,17 @@ class Wish:
 
 
 def newest_incarnations(listing: Listing) -> dict[int | None, int] | None:
-    """Return the incarnation of each node of the documents' last round; None if the roster has a later one."""
-    keys = [RosterKey.parse(item.name) for item in listing.roster]
-    return incarnations_of_round([key for key in keys if key is not None], listing.table.last_round())
+    """Return the incarnation of each node of the documents' last round; None if a roster has another last round."""
+    parsed = [RosterKey.parse(item.name) for item in listing.roster]
+    keys = [key for key in parsed if key is not None]
+    last = listing.table.last_round()
+    return None if keys and max(key.round for key in keys) != last else incarnations_of_round(keys, last)
 
 
-def incarnations_of_round(keys: Iterable[RosterKey], round_: int) -> dict[int | None, int] | None:
-    """Return each node's newest incarnation in a round; None if a key is of a later round."""
+def incarnations_of_round(keys: Iterable[RosterKey], round_: int) -> dict[int | None, int]:
+    """Return each node's newest incarnation in a round."""
     newest: dict[int | None, int] = {}
     for key in keys:
-        if key.round > round_:
-            return None
         if key.round == round_:
             newest[key.group_rank] = max(newest.get(key.group_rank, 0), key.incarnation)
     return newest

@@ -1,0 +1,183 @@
+"""Which round and incarnation are judged, if documents and roster differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from firstfault.conclude import conclude
+from firstfault.layout.keys import error_key_for
+from firstfault.model import DocumentRef, Phase, Receipt, RestartKind, RestartRecord, WorkerError
+from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import make_error, make_job, make_presence
+from tests.cascades.objects import Objects, looked_at
+
+if TYPE_CHECKING:
+    from firstfault.model import JobErrors, NodePresence, Verdict
+
+_STARTED = 5
+"""The incarnation of both nodes."""
+_ROOT = make_error(
+    0,
+    node="w-0",
+    group_rank=0,
+    group_world_size=2,
+    incarnation=_STARTED,
+    exception="KeyError",
+    message="'lr'",
+)
+_VICTIM = make_error(
+    3,
+    node="w-1",
+    group_rank=1,
+    group_world_size=2,
+    incarnation=_STARTED,
+    at_ms=50,
+    exception="RuntimeError",
+    message="Connection reset by peer",
+)
+_MANY = 300
+
+
+def _entries(*documents: WorkerError, phase: Phase = Phase.FAILED, **place: Any) -> tuple[NodePresence, ...]:
+    """Return the entries of both nodes, with a receipt for each of the documents."""
+    return tuple(
+        make_presence(
+            phase,
+            node=f"w-{number}",
+            group_rank=number,
+            nodes=2,
+            ranks=(2 * number, 2 * number + 1),
+            receipts=tuple(
+                Receipt(item.documents[0].name, durable=True, rank=item.rank)
+                for item in documents
+                if item.place.group_rank == number
+            ),
+            **{"incarnation": _STARTED, **place},
+        )
+        for number in (0, 1)
+    )
+
+
+def _forged(rank: int, **fields: Any) -> WorkerError:
+    """Return a document about a fault that did not happen."""
+    node = rank // 2
+    values = {"node": f"w-{node}", "group_rank": node, "group_world_size": 2, "incarnation": _STARTED, **fields}
+    return make_error(rank, message="forged", **values)
+
+
+_FORGED = [_forged(3, at_ms=-100, round=7, group_world_size=1), _forged(1, at_ms=100, incarnation=10**13 - 1)]
+
+
+def _verdict(job: JobErrors, strategy: str = "evidence") -> Verdict:
+    return run_strategy(get_strategy(strategy), job)
+
+
+@pytest.mark.parametrize("strategy", ["evidence", "earliest"])
+@pytest.mark.parametrize("forged", _FORGED, ids=["round", "incarnation"])
+def test_a_document_alone_replaces_no_others(forged: WorkerError, strategy: str) -> None:
+    """A document whose round or incarnation no roster entry confirms makes no document history, and is noted."""
+    job = make_job(_ROOT, _VICTIM, forged, roster=_entries(_ROOT, _VICTIM))
+
+    assert {failure.message for failure in job.failures} == {_ROOT.message, _VICTIM.message, "forged"}
+    assert (job.history, job.round, len(job.roster)) == ((), 0, 2)
+    assert not job.coverage.complete
+    (note,) = job.coverage.notes
+    assert note.startswith(f"the document of rank {forged.rank} on {forged.node} names ")
+    assert _verdict(job, strategy).confidence != "high"
+
+
+def test_the_same_without_the_forged_document() -> None:
+    """With the nodes' own documents only, the confidence is high."""
+    job = make_job(_ROOT, _VICTIM, roster=_entries(_ROOT, _VICTIM))
+    assert (_verdict(job).ranks, _verdict(job).confidence, job.coverage.complete) == ((0,), "high", True)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_later_round_without_an_entry_is_reported(phase: Phase) -> None:
+    """If the only document is of a round that no roster entry confirms, it is the root cause, without high confidence.
+
+    An agent may be killed before its entry is in the storage.
+    """
+    job = make_job(_forged(3, round=1), roster=_entries(phase=phase))
+    conclusion = conclude(job)
+    assert conclusion is not None
+    assert (conclusion.verdict.ranks, conclusion.verdict.confidence) == ((3,), "medium")
+    assert any("names round 1" in note for note in job.coverage.notes)
+
+
+@pytest.mark.parametrize(
+    ("record", "judged"),
+    [
+        ({}, ["forged"]),
+        ({"restart": False}, ["'lr'", "forged"]),
+        ({"kind": RestartKind.IN_PROCESS}, ["'lr'", "forged"]),
+        ({"number": 3}, ["'lr'", "forged"]),
+    ],
+)
+def test_the_record_of_a_restart_confirms_the_next_round(record: dict[str, Any], judged: list[str]) -> None:
+    """After a recorded restart, a document of the next round is enough to make the failed round history."""
+    restart = RestartRecord(
+        **{"kind": RestartKind.ROUND, "number": 0, "headline": "", "restart": True, "reason": "", **record}
+    )
+    last = _forged(3, round=1, at_ms=9_000)
+    job = make_job(_ROOT, last, roster=_entries(_ROOT), restarts=(restart,))
+    assert [failure.message for failure in job.failures] == judged
+    assert not job.coverage.complete
+    assert any("names round 1" in note for note in job.coverage.notes)
+
+
+def test_an_entry_confirms_round_and_incarnation() -> None:
+    """A roster entry of a document's round and incarnation makes the others history, and nothing is noted."""
+    for place in ({"round": 1}, {"incarnation": 9}):
+        last = _forged(3, at_ms=9_000, **place)
+        job = make_job(_ROOT, _VICTIM, last, roster=(*_entries(_ROOT, _VICTIM), *_entries(last, **place)))
+        assert [failure.message for failure in job.failures] == ["forged"]
+        assert (len(job.history), job.coverage.complete, job.coverage.notes) == (2, True, ())
+
+
+def test_an_unreadable_entry_confirms_an_incarnation() -> None:
+    """The name of an entry that cannot be read has no node, but a group rank and an incarnation."""
+    bare = make_presence(Phase.JOINED, node="", group_rank=1, incarnation=9)
+    job = make_job(_VICTIM, _forged(3, incarnation=9), roster=(*_entries(_VICTIM), bare))
+    assert [failure.message for failure in job.failures] == ["forged"]
+    assert not any("names" in note for note in job.coverage.notes)
+
+
+def _large(*others: WorkerError) -> Snapshot:
+    """Return a cascade that is too large to open every document."""
+    victims = [
+        make_error(
+            rank,
+            node=f"w-{rank % 2}",
+            group_rank=rank % 2,
+            group_world_size=2,
+            incarnation=_STARTED,
+            at_ms=10 + rank / 10,
+            exception="RuntimeError",
+            message="Connection reset by peer",
+            fingerprint="1:" + "a" * 12,
+        )
+        for rank in range(4, _MANY)
+    ]
+    documents = (replace(_ROOT, fingerprint="1:" + "b" * 12, documents=()), *victims, *others)
+    named = [replace(item, documents=(DocumentRef(error_key_for(item)),)) for item in documents]
+    return Snapshot(documents=tuple(named), roster=_entries())
+
+
+@pytest.mark.parametrize("strategy", ["evidence", "earliest"])
+@pytest.mark.parametrize("forged", _FORGED, ids=["round", "incarnation"])
+def test_a_name_alone_replaces_no_others(forged: WorkerError, strategy: str) -> None:
+    """In a large cascade, a name that no roster entry confirms makes no document history."""
+    snapshot = _large(replace(forged, documents=()))
+    job = looked_at(Objects(snapshot), strategy, assemble)
+    assert job.document_count == _MANY - 2
+    assert not job.coverage.complete
+    assert _verdict(job, strategy).confidence != "high"
+    if strategy == "evidence":
+        assert {0, forged.rank} <= {failure.rank for failure in job.failures}
+        assert any(f"rank {forged.rank} on {forged.node} names" in note for note in job.coverage.notes)
+        assert not any("earlier rounds" in note for note in job.coverage.notes)
