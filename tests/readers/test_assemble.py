@@ -343,17 +343,36 @@ def _handled(**fields: Any) -> WorkerError:
 
 
 @pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("round_", [0, 1, 2])
-def test_a_withdrawn_document_says_nothing(phase: Phase, round_: int) -> None:
-    """A withdrawn document is no failure, no history, and not counted."""
+@pytest.mark.parametrize("judged", [1, 2])
+def test_a_withdrawn_document_says_nothing(phase: Phase, judged: int) -> None:
+    """A withdrawn document of the last round or an earlier one is no failure, no history, and not counted."""
     entries = (
-        make_presence(phase, node="a", round=round_, receipts=(_TAKEN_BACK,)),
-        make_presence(Phase.FAILED, node="a", round=1),
+        make_presence(phase, node="a", round=1, receipts=(_TAKEN_BACK,)),
+        make_presence(Phase.FAILED, node="a", round=judged),
     )
     job = _job(_handled(round=1), roster=entries)
     assert (job.failures, job.history, job.document_count, job.digest) == ((), (), 0, digest_of([]))
-    assert not any(_HANDLED in note or "rank 3" in note for note in job.coverage.notes)
-    assert job.coverage.complete is (round_ != 2 or phase is not Phase.JOINED)
+    assert (job.coverage.complete, job.coverage.notes) == (True, ())
+
+
+@pytest.mark.parametrize("place", [{"round": 0}, {"incarnation": 6}, {"node": "b", "group_rank": 1}, {"group_rank": 1}])
+@pytest.mark.parametrize("read", [True, False])
+def test_an_entry_withdraws_no_document_of_others(place: dict[str, Any], read: bool) -> None:
+    """A receipt of another node, round or incarnation withdraws nothing: neither a failure nor an unreadable file."""
+    own = {"node": "a", "group_rank": 0, "round": 1, "incarnation": 5}
+    document = make_error(3, **own)
+    name = document.documents[0].name
+    taken_back = Receipt(name, durable=True, withdrawn=True)
+    entries = (
+        make_presence(Phase.FAILED, **own, receipts=(Receipt(name, durable=True),)),
+        make_presence(Phase.FAILED, **{**own, **place}, receipts=(taken_back,)),
+    )
+    documents, unreadable = ((document,), ()) if read else ((), (Unreadable(name, "empty"),))
+    job = _job(*documents, roster=entries, unreadable=unreadable)
+    assert (len(job.failures) + len(job.history), job.coverage.unreadable) == ((1, 0) if read else (0, 1))
+    own_entry = make_presence(Phase.FAILED, **own, receipts=(taken_back,))
+    job = _job(*documents, roster=(own_entry,), unreadable=unreadable)
+    assert (job.failures, job.coverage.unreadable, job.coverage.complete) == ((), 0, True)
 
 
 def test_a_withdrawn_document_leaves_the_others() -> None:
@@ -503,7 +522,10 @@ _ENTRIES = st.builds(
 )
 
 
-@given(st.lists(_DOCUMENTS, max_size=8), st.lists(_ENTRIES, max_size=5), st.randoms(use_true_random=False))
+_UNIQUE_NAMES = st.lists(_DOCUMENTS, max_size=8, unique_by=lambda document: document.documents[0].name)
+
+
+@given(_UNIQUE_NAMES, st.lists(_ENTRIES, max_size=5), st.randoms(use_true_random=False))
 def test_the_order_of_reading_does_not_matter(
     documents: list[WorkerError], entries: list[NodePresence], shuffler: random.Random
 ) -> None:

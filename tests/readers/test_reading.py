@@ -356,6 +356,19 @@ def test_an_exception_that_was_handled_after_all() -> None:
         assert not any("earlier rounds" in note for note in job.coverage.notes)
 
 
+def test_another_nodes_entry_withdraws_nothing() -> None:
+    """A receipt of another node does not take the root cause's document out of a large cascade."""
+    cause = root()
+    snapshot = cascade(cause)
+    taken_back = Receipt(cause.documents[0].name, durable=True, withdrawn=True, rank=211)
+    roster = [
+        replace(entry, receipts=(taken_back,)) if entry.place.group_rank == 0 else entry for entry in snapshot.roster
+    ]
+    job, _ = read(replace(snapshot, roster=tuple(roster)))
+    assert run_strategy(get_strategy("evidence"), job).ranks == (211,)
+    assert job.document_count == MANY
+
+
 # --- earliest -------------------------------------------------------------------------------------------------------
 
 

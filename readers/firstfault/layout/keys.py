@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from firstfault.model import Phase
 
 if TYPE_CHECKING:
-    from firstfault.model import NodePresence, WorkerError
+    from firstfault.model import NodePresence, Place, WorkerError
 
-__all__ = ["ErrorKey", "RosterKey", "error_key_for", "roster_key_for", "unique_number"]
+__all__ = ["ErrorKey", "RosterKey", "error_key_for", "is_of_entry", "roster_key_for", "unique_number"]
 
 _MAX_ROUND = 99_999
 _NO_TIME = "9" * 19
@@ -75,7 +75,7 @@ class ErrorKey:
             return None
         round_, time, rank, group, fingerprint, incarnation, uuid_ = match.groups()
         return cls(
-            _MAX_ROUND - int(round_),
+            _parse_round(round_),
             None if time == _NO_TIME else int(time),
             _parse_rank(rank),
             _parse_rank(group),
@@ -108,12 +108,22 @@ class RosterKey:
         if match is None:
             return None
         return cls(
-            round=_MAX_ROUND - int(match["round"]),
+            round=_parse_round(match["round"]),
             group_rank=_parse_rank(match["group"]),
             phase=Phase(match["phase"]),
             incarnation=int(match["incarnation"]),
             uuid=match["uuid"],
         )
+
+
+def is_of_entry(key: ErrorKey, place: Place) -> bool:
+    """Whether a document's name has the round, the group rank and the incarnation of a roster entry's place."""
+    said = (key.round, key.group_rank, key.incarnation)
+    return said == (
+        _parse_round(_round(place.round)),
+        _parse_rank(_rank(place.group_rank)),
+        int(_incarnation(place.incarnation)),
+    )
 
 
 def unique_number(name: str) -> int | None:
@@ -146,6 +156,10 @@ def roster_key_for(presence: NodePresence, unique: str = "") -> str:
 
 def _round(number: int) -> str:
     return f"{_MAX_ROUND - min(max(number, 0), _MAX_ROUND):05d}"
+
+
+def _parse_round(text: str) -> int:
+    return _MAX_ROUND - int(text)
 
 
 def _rank(rank: int | None) -> str:

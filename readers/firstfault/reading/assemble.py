@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.layout.keys import ErrorKey, unique_number
+from firstfault.layout.keys import ErrorKey, is_of_entry, unique_number
 from firstfault.model import (
     Coverage,
     JobErrors,
@@ -102,6 +102,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
                 entry.place.incarnation,
                 entry.place.node,
                 entry.timestamp_ns or 0,
+                tuple(receipt.name for receipt in entry.receipts),
             ),
         )
     )
@@ -154,14 +155,34 @@ def name_hash(name: str) -> int:
 def _withdrawn(snapshot: Snapshot) -> frozenset[str]:
     """Return the names of documents about an exception in flight that the user's code handled after all.
 
-    A receipt marks them, or the node's roster entry says that the node succeeded.
+    A receipt of their own node marks them, or the node's roster entry says that the node succeeded.
     """
-    names = {receipt.name for entry in snapshot.roster for receipt in entry.receipts if receipt.withdrawn}
+    read: dict[str, set[tuple[object, ...]]] = defaultdict(set)
+    for document in snapshot.documents:
+        for name in _names(document):
+            read[name].add(_incarnation(document.place))
+    names = {
+        receipt.name
+        for entry in snapshot.roster
+        for receipt in entry.receipts
+        if receipt.withdrawn and _may_withdraw(entry.place, receipt.name, read)
+    }
     finished = {_incarnation(entry.place) for entry in snapshot.roster if entry.phase is Phase.SUCCEEDED}
     for document in snapshot.documents:
         if document.in_flight and _incarnation(document.place) in finished:
             names |= _names(document)
     return frozenset(names)
+
+
+def _may_withdraw(entry: Place, name: str, read: Mapping[str, set[tuple[object, ...]]]) -> bool:
+    """Whether a document is of the node, the round and the incarnation of a roster entry.
+
+    A document that was not read is judged by its name. firstfault gives every document a key as its name.
+    """
+    if name in read:
+        return read[name] == {_incarnation(entry)}
+    key = ErrorKey.parse(name)
+    return key is None or is_of_entry(key, entry)
 
 
 def _without(snapshot: Snapshot, withdrawn: frozenset[str]) -> Snapshot:

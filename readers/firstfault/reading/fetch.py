@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
-from firstfault.layout.keys import RosterKey, roster_key_for
+from firstfault.layout.keys import ErrorKey, RosterKey, is_of_entry, roster_key_for
 from firstfault.layout.paths import bundle_name, bundle_path, join_name
 from firstfault.model import DocumentRef, NodePresence, Phase, Place, Reads, Seal, Unopened, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
@@ -302,7 +302,12 @@ class _Look:
         keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
         round_ = judged_round({key.round for key in keys}, table.rounds(), self._restarts)
         newest = incarnations_of_round(keys, round_)
-        gone = {receipt.name for entry in self._roster.values() for receipt in entry.receipts if receipt.withdrawn}
+        gone = {
+            receipt.name
+            for entry in self._roster.values()
+            for receipt in entry.receipts
+            if receipt.withdrawn and (key := ErrorKey.parse(receipt.name)) and is_of_entry(key, entry.place)
+        }
         rows = table.rows_of_round(round_, newest)
         self._rows = [row for row in rows if not gone or str(table.key(row)) not in gone]
         groups = table.by_fault(self._rows)
