@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from firstfault.untrusted_json import parse_json
+
 __all__ = [
     "ERROR_FILE_VARIABLE",
     "error_file_data",
@@ -98,7 +100,7 @@ def remove_error_files(log_folder: str) -> None:
 def read_error_file(path: str | Path) -> dict[str, Any] | None:
     """Return the message part of an ``error.json``; None if the file is missing or unreadable."""
     try:
-        message = json.loads(Path(path).read_text(encoding="utf-8"))["message"]
+        message = parse_json(Path(path).read_text(encoding="utf-8"))["message"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return message if isinstance(message, dict) else {"message": str(message), "extraInfo": {}}

@@ -38,6 +38,7 @@ def test_lines() -> None:
     ("text", "reason"),
     [
         ('{"id": 1}\n{"id": ', "line 2 of stdin is not JSON"),
+        ("[" * 5_000, "line 1 of stdin is not JSON"),
         ("[1]", "line 1 of stdin must be an object"),
         ('{"message": 7}', "'message' in line 1 of stdin must be a string"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -15,6 +16,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +26,8 @@ from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError, Writer
 from firstfault.recorder import NodeFolder, Recorder, RecorderProcess, RecorderUnavailableError, Spool, start_recorder
 from firstfault.recorder.client import RECEIVED
-from firstfault.recorder.folder import DOCUMENT, PRESENCE
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, Settings
+from firstfault.recorder.server import _Server
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
 
@@ -543,12 +546,25 @@ def test_modules_in_the_working_directory(
     assert Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S).durable
 
 
+_DEEP = b"[" * 50_000 + b"\n"
+"""JSON that is nested too deep."""
+
+
 def test_a_request_that_makes_no_sense(
     start: Callable[..., RecorderProcess], out: Out, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """An invalid request gets no result, and the next request does."""
     process = start(out.uri)
-    for line in (b"\n", b"not json\n", b"[]\n", b'{"op": "fly"}\n', b'{"op": "put"}\n', b"\xff\xfe\n", b"{" * 200_000):
+    for line in (
+        b"\n",
+        b"not json\n",
+        b"[]\n",
+        b'{"op": "fly"}\n',
+        b'{"op": "put"}\n',
+        b"\xff\xfe\n",
+        b"{" * 200_000,
+        _DEEP,
+    ):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(HANG_S)
             connection.connect(str(process.folder.socket))
@@ -559,6 +575,30 @@ def test_a_request_that_makes_no_sense(
                     assert answer.read() in {b"", RECEIVED}
     Recorder(process.folder).resources(HANG_S)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("line", [_DEEP, b'{"op": "end", "seconds": 0}\n'])
+def test_a_request_is_counted_until_its_end(line: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After any request, also one that raises, the recorder waits for no connection."""
+    closed: list[bool] = []
+
+    async def serve() -> None:
+        server = _Server(NodeFolder(tmp_path), Settings(str(tmp_path), 1.0, os.getpid(), -1))
+        monkeypatch.setattr(server, "_answer", _raise_what_nothing_catches)
+        writer = SimpleNamespace(write=lambda _: None, close=lambda: closed.append(True))
+        reader = asyncio.StreamReader()
+        reader.feed_data(line)
+        reader.feed_eof()
+        with contextlib.suppress(AttributeError):
+            await server._serve(reader, writer)
+        assert server._connections == 0
+
+    asyncio.run(serve())
+    assert closed == [True]
+
+
+async def _raise_what_nothing_catches(_: object) -> None:
+    raise AttributeError
 
 
 # --- the agent's death ----------------------------------------------------------------------------------------------

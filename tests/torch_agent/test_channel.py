@@ -219,6 +219,7 @@ def test_a_worker_that_is_asked_and_fails(
         b'"a text"',
         b"[1, 2]",
         b"null",
+        pytest.param(b"[" * 4_095, id="nested too deep"),
         b'{"says": "failed"',
         b"{}",
         b'{"says": "failed", "round": "x", "local_rank": 0}',

@@ -67,7 +67,7 @@ def test_it_appears_whole(tmp_path: Path) -> None:
     assert read_error_file(path) is not None
 
 
-@pytest.mark.parametrize("text", [None, "", "{", "[]", "7", "null", '{"other": 1}', "\udcff"])
+@pytest.mark.parametrize("text", [None, "", "{", "[" * 5_000, "[]", "7", "null", '{"other": 1}', "\udcff"])
 def test_unreadable(tmp_path: Path, text: str | None) -> None:
     """A missing, truncated or foreign file gives None."""
     if text is not None:

@@ -92,6 +92,11 @@ def _connected(store: RoundStore) -> None:
     while not _is_established(where["port"]):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+    _greeted(where)
+
+
+def _greeted(where: dict[str, Any]) -> None:
+    """Greet the first agent as another one, and leave."""
     greeting = {"secret": where["secret"], "group_rank": 7, "node": "probe"}
     with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as probe:
         probe.sendall(json.dumps(greeting).encode() + b"\n")
@@ -144,10 +149,12 @@ def test_a_stranger_is_not_missed(store: RoundStore) -> None:
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     where = json.loads(store.get("firstfault/lifeline"))
-    for said in (b"\n", b"no json\n", json.dumps({"secret": "x", "group_rank": 1, "node": "a"}).encode() + b"\n"):
+    strangers = [{"secret": said, "group_rank": 1, "node": "a"} for said in ("x", "\u00e9", 7, [])]
+    for said in (b"\n", b"no json\n", b"[" * 4_095 + b"\n", *(json.dumps(one).encode() + b"\n" for one in strangers)):
         with socket.create_connection(("127.0.0.1", where["port"]), LONG_S) as stranger:
             stranger.sendall(said)
             assert stranger.recv(4096) == b""
+    _greeted(where)
     assert not deaths.news.wait(QUIET_S)
     lines.end()
 

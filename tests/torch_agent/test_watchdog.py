@@ -336,14 +336,14 @@ def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> 
     """A deadline of a process that is no worker of this node ends nothing; an invalid line is skipped."""
     expired.start()
     with expired.server.path.open("wb") as fifo, caplog.at_level(logging.WARNING):
-        fifo.write(b'{"pid": 1}\n[]\nnonsense\n')
+        fifo.write(b'{"pid": 1}\n[]\nnonsense\n' + b"[" * 4_000 + b"\n")
         fifo.write(timer_line(Timer(1, "1", "step", time.monotonic(), 0.1)))
         fifo.flush()
         end = time.monotonic() + LIMIT_S
         while "it is no worker of this node" not in caplog.text:
             assert time.monotonic() < end
             time.sleep(0.01)
-    assert caplog.text.count("invalid line") == 3
+    assert caplog.text.count("invalid line") == 4
     assert not expired.found
 
 

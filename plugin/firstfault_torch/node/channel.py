@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from firstfault.untrusted_json import parse_json
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ def _receive(receiver: socket.socket, closed: threading.Event) -> dict[str, Any]
         except OSError:
             return None
         with contextlib.suppress(ValueError):
-            message = json.loads(data)
+            message = parse_json(data)
             if isinstance(message, dict):
                 return message
     return None

@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from firstfault.untrusted_json import parse_json
+
 __all__ = [
     "HEARTBEAT_VARIABLE",
     "MAX_SCOPE",
@@ -86,7 +88,7 @@ def parse_line(line: bytes) -> Timer:
         ValueError: it is no such line.
     """
     try:
-        found = json.loads(line)
+        found = parse_json(line)
         pid, scope, expires = int(found["pid"]), str(found["scope_id"]), float(found["expiration_time"])
         if "number" not in found:
             left = expires - time.time()
@@ -105,5 +107,5 @@ def parse_line(line: bytes) -> Timer:
             str(found["since"]),
             bool(found["heartbeat"]),
         )
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no timer: {line[:200]!r}") from error

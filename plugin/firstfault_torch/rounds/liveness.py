@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
+from firstfault.untrusted_json import parse_json
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
@@ -264,9 +265,9 @@ class Liveness:
                 connection = opened.enter_context(socket.create_connection((self._first_host, where["port"]), left))
                 if connection.getsockname() == connection.getpeername():
                     continue  # a TCP self-connection: the kernel chose the freed port for this end
-                with contextlib.suppress(ValueError, KeyError):
+                with contextlib.suppress(ValueError, KeyError, TypeError):
                     connection.sendall(json.dumps(greeting).encode() + b"\n")
-                    first.node = str(json.loads(_read_line(connection))["node"])
+                    first.node = str(parse_json(_read_line(connection))["node"])
                     _keep_alive(connection)
                     opened.pop_all()
                     return connection
@@ -300,8 +301,9 @@ def _parse_greeting(line: bytes, secret: str) -> _Peer:
     Raises:
         ValueError: it is not a greeting, or its secret is not the one in the store.
     """
-    greeting = json.loads(line)
-    if not secrets.compare_digest(str(greeting["secret"]), secret):
+    greeting = parse_json(line)
+    said = greeting["secret"]
+    if not isinstance(said, str) or not secrets.compare_digest(said, secret):
         raise ValueError("the secret is wrong")
     return _Peer(int(greeting["group_rank"]), str(greeting["node"]))
 

@@ -10,6 +10,7 @@ import click
 
 from firstfault.cli._support import EXIT, debug_option
 from firstfault.errors import UsageError
+from firstfault.untrusted_json import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,7 @@ def _rows() -> Iterator[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError as error:
             raise UsageError(f"line {number} of stdin is not JSON: {error}") from error
         if not isinstance(row, dict):

@@ -21,6 +21,7 @@ from firstfault.recorder.memory import MemoryWatch
 from firstfault.recorder.spool import Spool
 from firstfault.recorder.uploads import Uploads, log_line
 from firstfault.recorder.watch import agent_gone
+from firstfault.untrusted_json import parse_json
 
 if TYPE_CHECKING:
     from firstfault.recorder.folder import NodeFolder, Settings
@@ -127,14 +128,17 @@ class _Server:
         self._connections += 1
         self._last_request = time.monotonic()
         request: dict[str, Any] = {}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            request = dict(json.loads(await reader.readline()))
-            writer.write(RECEIVED)  # a client that has gone still wants its upload
-            answer = await self._answer(request)
-            writer.write(json.dumps(answer).encode() + b"\n")
-            await writer.drain()
-        writer.close()
-        self._connections -= 1
+        try:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                request = dict(parse_json(await reader.readline()))
+                writer.write(RECEIVED)  # a client that has gone still wants its upload
+                answer = await self._answer(request)
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        finally:
+            # after any error: a dead agent's recorder waits for the connections that are left
+            writer.close()
+            self._connections -= 1
         if request.get("op") == "end":
             self._ended.set()
 
