@@ -12,6 +12,7 @@ import pytest
 
 from firstfault.layout.keys import roster_key_for
 from firstfault.model import Phase
+from firstfault.recorder import Recorder
 from firstfault.testing import make_presence
 from firstfault_torch.node.document_writer import node_recorder
 from firstfault_torch.rounds import roster_poll as roster_look
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 OWN = 1
 ROUND = 2
+OLD, NEW = 1_700_000_000_000, 1_800_000_000_000
+"""Incarnations."""
 SOON_S = 10.0
 NEVER_S = 1.0
 
@@ -33,14 +36,17 @@ NEVER_S = 1.0
 def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., queue.Queue[int]]]:
     """Begin to poll as node 1, round 2; return the queue of reported failures."""
     monkeypatch.setattr(roster_look, "_LEAST_S", 0.1)
+    monkeypatch.setattr(roster_look, "_POLLS_PER_S", 100.0)
     looks: list[RosterPoll] = []
     with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
+        assert recording.files is not None
+        Recorder(recording.files.recorder).roster(SOON_S)  # so that the first poll is answered at once
 
-        def begin(patience: float = 0.0) -> queue.Queue[int]:
+        def begin(patience: float = 0.0, incarnation: int = OLD) -> queue.Queue[int]:
             heard: queue.Queue[int] = queue.Queue()
             looks.append(
                 RosterPoll(
-                    recording,
+                    replace(recording, incarnation=incarnation),
                     recording.files,
                     group_rank=OWN,
                     nodes=2,
@@ -56,9 +62,9 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-roster"]
 
 
-def enter(prefix: Prefix, phase: Phase, group_rank: int, round_number: int = ROUND) -> None:
+def enter(prefix: Prefix, phase: Phase, group_rank: int, round_number: int = ROUND, incarnation: int = OLD) -> None:
     """Write a roster entry as a node does."""
-    entry = make_presence(phase)
+    entry = make_presence(phase, incarnation=incarnation)
     entry = replace(entry, place=replace(entry.place, group_rank=group_rank, round=round_number))
     folder: Path = prefix.folder / "firstfault" / "roster"
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,6 +93,41 @@ def test_patience(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None
     heard = look(patience=1.0)
     assert heard.get(timeout=SOON_S) == 0
     assert time.monotonic() - began >= 1.0
+
+
+@pytest.mark.parametrize(
+    "joined",
+    [[(0, NEW)], [(0, NEW), (OWN, NEW)], [(OWN, NEW)], [], [(0, OLD - 1)]],
+    ids=["the other", "both", "this node", "neither", "a clock that is behind"],
+)
+def test_an_earlier_run_in_the_same_prefix(
+    joined: list[tuple[int, int]], look: Callable[..., queue.Queue[int]], prefix: Prefix
+) -> None:
+    """A failure of an earlier run, in a round of the same number, is not reported; a new one is.
+
+    The entries of this run may come late, and the clocks of the nodes may differ.
+    """
+    for group_rank in (0, OWN):
+        enter(prefix, Phase.JOINED, group_rank)
+        enter(prefix, Phase.FAILED, group_rank)
+    for group_rank, incarnation in joined:
+        enter(prefix, Phase.JOINED, group_rank, incarnation=incarnation)
+    heard = look(incarnation=NEW)
+    with pytest.raises(queue.Empty):
+        heard.get(timeout=NEVER_S)
+    enter(prefix, Phase.FAILED, 0, incarnation=NEW)
+    assert heard.get(timeout=SOON_S) == 0
+
+
+def test_an_entry_of_an_earlier_run_that_arrives_late(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
+    """A failure that is older than the same group rank's newest entry is not reported, whenever it is uploaded."""
+    enter(prefix, Phase.JOINED, 0, incarnation=NEW)
+    heard = look(incarnation=NEW)
+    with pytest.raises(queue.Empty):
+        heard.get(timeout=NEVER_S)
+    enter(prefix, Phase.FAILED, 0)
+    with pytest.raises(queue.Empty):
+        heard.get(timeout=NEVER_S)
 
 
 def test_a_storage_that_cannot_be_listed(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:

@@ -2,6 +2,9 @@
 
 Agents notify each other through the store they share, whose host may be frozen or gone. A failed node's roster entry in
 the storage is there all the same. The node's recorder lists the roster, because it has a connection to the storage.
+
+Two runs may share one output prefix: containers that were restarted within an attempt, or a program that was run again.
+Their rounds have the same numbers, so a failure of the earlier run must not end the later one.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from firstfault.recorder import Recorder
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from firstfault_torch.context import Recording
     from firstfault_torch.node.files import NodeFiles
@@ -54,6 +57,8 @@ class RosterPoll:
     ) -> None:
         self._recorder = Recorder(files.recorder)
         self._round = recording.round
+        self._incarnation = recording.incarnation
+        self._before: frozenset[RosterKey] | None = None
         self._own = group_rank
         self._every_s = max(_LEAST_S, nodes / _POLLS_PER_S)
         self._patience_s = patience_seconds
@@ -84,6 +89,22 @@ class RosterPoll:
         except FirstFaultError as error:
             logger.debug("the roster could not be listed: %s", error)
             return []
-        keys = [key for key in map(RosterKey.parse, names) if key is not None]
-        failed = {key.group_rank for key in keys if key.round == self._round and key.phase is Phase.FAILED}
+        parsed = map(RosterKey.parse, names)
+        keys = [key for key in parsed if key is not None and key.round == self._round]
+        failed = {key.group_rank for key in self._of_this_run(keys) if key.phase is Phase.FAILED}
         return sorted(group_rank for group_rank in failed if group_rank is not None and group_rank != self._own)
+
+    def _of_this_run(self, keys: Sequence[RosterKey]) -> list[RosterKey]:
+        """Return the keys without those of an earlier run in the same output prefix.
+
+        A newer incarnation of the same group rank tells them, except if the nodes' clocks differ and the group ranks
+        are now those of other nodes. So if this node finds another incarnation in its own place, it also leaves out
+        what the first listing has.
+        """
+        newest: dict[int | None, int] = {}
+        for key in keys:
+            newest[key.group_rank] = max(newest.get(key.group_rank, 0), key.incarnation)
+        if self._before is None:
+            is_shared = any(key.group_rank == self._own and key.incarnation != self._incarnation for key in keys)
+            self._before = frozenset(keys) if is_shared else frozenset()
+        return [key for key in keys if key.incarnation >= newest[key.group_rank] and key not in self._before]
