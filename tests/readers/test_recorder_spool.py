@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from firstfault.recorder.folder import Settings
 if TYPE_CHECKING:
     from pathlib import Path
 
+_RECEIPT = {"durable": True, "fault_to_durable_ns": 1, "error": "", "rank": 0}
 SETTINGS = Settings("s3://bucket/attempt", 5.0, agent_pid=12, listener=3)
 
 
@@ -86,6 +88,34 @@ def test_a_receipt_of_a_loss(tmp_path: Path) -> None:
     (document,) = spool.documents()
     assert document.receipt == lost
     assert not document.is_durable
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        [],
+        None,
+        "durable",
+        {"durable": True},
+        {**_RECEIPT, "durable": "yes"},
+        {**_RECEIPT, "error": 7},
+        {**_RECEIPT, "rank": -1},
+        {**_RECEIPT, "rank": True},
+        {**_RECEIPT, "rank": 2**32},
+        {**_RECEIPT, "fault_to_durable_ns": 1.5},
+        {**_RECEIPT, "fault_to_durable_ns": 2**63},
+    ],
+    ids=repr,
+)
+def test_a_receipt_that_no_spool_wrote(content: object, tmp_path: Path) -> None:
+    """A receipt with missing or wrong fields is none, and the document stays."""
+    spool = Spool(tmp_path)
+    spool.add("a.pb", b"1")
+    (tmp_path / "a.pb.receipt.json").write_text(json.dumps(content))
+    assert [(document.name, document.receipt) for document in spool.documents()] == [("a.pb", None)]
+    (tmp_path / "a.pb.receipt.json").write_text("[" * 5_000)
+    assert spool.documents()[0].receipt is None
 
 
 def test_a_withdrawn_document(tmp_path: Path) -> None:

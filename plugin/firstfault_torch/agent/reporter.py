@@ -262,22 +262,29 @@ class Reporter:
         return self._log_tails.tail(death.local_rank) if self._log_tails is not None else ""
 
     def _own_documents(self, death: Death) -> list[WorkerError]:
-        """Return the failures that the worker wrote itself; upload those that it could not upload."""
+        """Return the failures that the worker wrote itself; upload those that it could not upload.
+
+        A document that cannot be read gets a receipt that says so, and leaves the others and the agent's own.
+        """
         spool = spool_of(self.recording, death.local_rank, self.report.error_files.get(death.local_rank))
         if spool is None:
             return []
+        rank = self._place_of(death.local_rank).rank
         failures = []
         for document in spool.documents(held=True):
-            receipt, failure = self._take(document)
+            failure, unread = None, "" if document.is_durable else "it cannot be read"
+            receipt = Receipt(document.name, durable=document.is_durable, error=unread, rank=rank)
+            with guarded(f"reading {document.name} in the node's spool"):
+                receipt, failure = self._take(document)
             self.report.receipts.append(receipt)
             if failure is not None:
                 failures.append(failure)
         return failures
 
     def _take(self, document: SpooledDocument) -> tuple[Receipt, WorkerError | None]:
-        data = document.path.read_bytes()
         if document.withdrawn:
             return Receipt(document.name, durable=document.is_durable, withdrawn=True), None
+        data = document.path.read_bytes()
         failure = _read(data, document.name)
         self.report.copies[document_path(document.name)] = data
         if document.receipt is not None and document.receipt.durable:

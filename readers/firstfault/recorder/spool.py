@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.model import Receipt
+from firstfault.untrusted_json import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,6 +19,8 @@ _HELD = ".held"
 _PART = ".part"
 _RECEIPT = ".receipt.json"
 _WITHDRAWN = ".withdrawn"
+_MAX_DELAY_NS = 2**63 - 1
+_MAX_RANK = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,18 @@ class Spool:
 
     def _receipt(self, name: str) -> Receipt | None:
         try:
-            content = json.loads((self._folder / f"{name}{_RECEIPT}").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            content = parse_json((self._folder / f"{name}{_RECEIPT}").read_text(encoding="utf-8"))
+            durable, error = content["durable"], content["error"]
+            delay, rank = content["fault_to_durable_ns"], content["rank"]
+        except (OSError, ValueError, KeyError, TypeError):
             return None
-        return Receipt(name, content["durable"], content["fault_to_durable_ns"], content["error"], content["rank"])
+        if not isinstance(durable, bool) or not isinstance(error, str):
+            return None
+        if not _is_number(delay, _MAX_DELAY_NS) or not _is_number(rank, _MAX_RANK):
+            return None
+        return Receipt(name, durable, delay, error, rank)
+
+
+def _is_number(value: object, largest: int) -> bool:
+    """Whether a value is None or a number that a roster entry can hold."""
+    return value is None or (type(value) is int and 0 <= value <= largest)
