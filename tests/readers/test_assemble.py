@@ -668,6 +668,17 @@ def test_a_document_that_was_never_uploaded_is_missed() -> None:
     assert coverage.notes == ("the document of rank 3 on worker-0 was not uploaded: refused",)
 
 
+@pytest.mark.parametrize("stored_at", [START_NS, None])
+def test_a_document_that_was_uploaded_late(stored_at: int | None) -> None:
+    """A document that the storage has is not missed, whatever its receipt says; one that was handed over is."""
+    reference = DocumentRef("e1-late.pb", last_modified_ns=stored_at)
+    receipt = Receipt("e1-late.pb", durable=False, error="the storage did not answer within 5.0 s", rank=0)
+    roster = (make_presence(ranks=(0,), receipts=(receipt,)),)
+    coverage = _job(make_error(group_rank=0, documents=(reference,)), roster=roster).coverage
+    assert coverage.complete is (stored_at is not None)
+    assert any("was not uploaded" in note for note in coverage.notes) is (stored_at is None)
+
+
 def test_a_document_that_has_gone_is_missed() -> None:
     """A receipt for a missing document is named in the notes."""
     receipt = Receipt("e1-gone.pb", durable=True)

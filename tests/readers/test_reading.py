@@ -356,6 +356,22 @@ def test_an_exception_that_was_handled_after_all() -> None:
         assert not any("earlier rounds" in note for note in job.coverage.notes)
 
 
+@pytest.mark.parametrize("stored_at", [START_NS, None])
+def test_unopened_documents_that_were_uploaded_late(stored_at: int | None) -> None:
+    """Documents that the storage has are not missed, also unopened ones; those that were handed over are."""
+    snapshot = cascade(root())
+    documents = [
+        replace(item, documents=(replace(item.documents[0], last_modified_ns=stored_at),))
+        for item in snapshot.documents
+    ]
+    late = tuple(Receipt(item.documents[0].name, durable=False, error="late", rank=item.rank) for item in documents)
+    roster = [replace(entry, receipts=late) if entry.place.group_rank == 0 else entry for entry in snapshot.roster]
+    job, _ = read(replace(snapshot, documents=tuple(documents), roster=tuple(roster)))
+    assert job.unopened
+    assert job.coverage.complete is (stored_at is not None)
+    assert any("was not uploaded" in note for note in job.coverage.notes) is (stored_at is None)
+
+
 def test_another_nodes_entry_withdraws_nothing() -> None:
     """A receipt of another node does not take the root cause's document out of a large cascade."""
     cause = root()

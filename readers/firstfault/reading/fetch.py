@@ -45,7 +45,7 @@ from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presenc
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from firstfault.layout.paths import Layout
     from firstfault.model import JobErrors, RestartRecord
@@ -368,8 +368,16 @@ class _Look:
             unopened=found.unopened,
             unopened_history=history,
             listed=self._table,
+            stored=frozenset(self._stored_late()),
             restarts=self._restarts,
         )
+
+    def _stored_late(self) -> Iterator[str]:
+        """Yield the names of documents that the storage has although their receipts report no upload."""
+        for entry in self._roster.values():
+            for receipt in entry.receipts:
+                if not receipt.durable and self._table.is_stored(receipt.name):
+                    yield receipt.name
 
 
 # --- reading --------------------------------------------------------------------------------------------------------

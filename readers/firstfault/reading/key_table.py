@@ -37,7 +37,7 @@ class KeyTable:
         self._size = array("q")
         self._modified = array("q")
         self._uuid = bytearray()
-        self._index: set[bytes] = set()
+        self._index: dict[bytes, int] = {}
 
     def __len__(self) -> int:
         return len(self._round)
@@ -89,16 +89,24 @@ class KeyTable:
 
     def __contains__(self, name: object) -> bool:
         """Whether a document of this name was listed. The first membership test builds the index."""
-        if not isinstance(name, str) or not name.startswith("e1-"):
-            return False
+        return isinstance(name, str) and self._row(name) is not None
+
+    def is_stored(self, name: str) -> bool:
+        """Whether the storage has a document of this name; it may also be only a copy that a node handed over."""
+        row = self._row(name)
+        return row is not None and self._modified[row] != _NONE
+
+    def _row(self, name: str) -> int | None:
+        if not name.startswith("e1-"):
+            return None
         try:
             uuid = bytes.fromhex(name[-_UUID_FROM:-_END])
         except ValueError:
-            return False
+            return None
         if len(self._index) != len(self):
             ids = bytes(self._uuid)
-            self._index = {ids[at : at + _UUID_BYTES] for at in range(0, len(ids), _UUID_BYTES)}
-        return uuid in self._index
+            self._index = {ids[row * _UUID_BYTES : (row + 1) * _UUID_BYTES]: row for row in range(len(self))}
+        return self._index.get(uuid)
 
     def last_round(self) -> int:
         """Return the highest round; -1 for an empty table."""
