@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import threading
@@ -215,6 +217,43 @@ def test_a_connection_that_breaks_and_comes_back(store: RoundStore) -> None:
     assert deaths.news.wait(LONG_S), "gone for good now"
     lines.end()
     assert deaths.seen == [(1, "worker-1")]
+
+
+def test_no_descriptors_are_left(store: RoundStore, caplog: pytest.LogCaptureFixture) -> None:
+    """An agent that may open no further file says so once, rests meanwhile, serves the others, and goes on later."""
+    deaths = Deaths()
+    lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
+    where = json.loads(store.get("firstfault/lifeline"))
+    greetings = [
+        json.dumps({"secret": where["secret"], "group_rank": rank, "node": f"worker-{rank}"}).encode() + b"\n"
+        for rank in (1, 2)
+    ]
+    early = socket.create_connection(("127.0.0.1", where["port"]), LONG_S)
+    early.sendall(greetings[0])
+    assert early.recv(4096)
+    late = socket.socket()
+    late.settimeout(LONG_S)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    with caplog.at_level(logging.WARNING):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            late.connect(("127.0.0.1", where["port"]))
+            late.sendall(greetings[1])
+            began = time.process_time()
+            assert not deaths.news.wait(QUIET_S)
+            assert time.process_time() - began < QUIET_S / 4
+            early.shutdown(socket.SHUT_RDWR)
+            assert deaths.news.wait(LONG_S / 4)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert late.recv(4096), "it is accepted after all"
+    late.close()
+    early.close()
+    lines.end()
+    assert deaths.seen == [(1, "worker-1")]
+    assert caplog.text.count("Too many open files") == 1
 
 
 @pytest.mark.parametrize("group_rank", [0, 1])

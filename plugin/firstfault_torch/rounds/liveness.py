@@ -8,6 +8,7 @@ before one reports the other as dead.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import secrets
 import selectors
@@ -42,6 +43,10 @@ _FIRST_AGENT_S = 300.0
 _LONGEST_LINE = 4096
 _MOST_GREETINGS = 1024
 """Connections that have not said yet who they are; of more, the oldest are closed, and an agent tries again."""
+_NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""Errors of accept(2) after which the connection still waits to be accepted."""
+_FULL_S = 1.0
+"""Pause before the next connection is taken after such an error."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds, seconds, times: detects within a minute a machine that vanished without closing its connections."""
 
@@ -81,12 +86,14 @@ class _Clients:
     """The connections of all other agents, and of strangers who have not said yet who they are.
 
     Args:
+        listener: takes new connections.
         secret: an agent's greeting contains it.
         node: the first agent's name.
         on_death: called once for each agent that died.
     """
 
-    def __init__(self, secret: str, node: str, on_death: Callable[[int, str], None]) -> None:
+    def __init__(self, listener: socket.socket, secret: str, node: str, on_death: Callable[[int, str], None]) -> None:
+        self._listener = listener
         self._secret = secret
         self._node = node
         self._on_death = on_death
@@ -94,7 +101,11 @@ class _Clients:
         self._peers: dict[socket.socket, _Peer] = {}
         self._latest: dict[int, socket.socket] = {}
         self._missing: dict[int, tuple[float, _Peer]] = {}
+        self._full_since: float | None = None
+        """When no connection could be taken for want of a descriptor; None: the listener is served."""
+        self._has_warned = False
         self.waiting = selectors.DefaultSelector()
+        self.waiting.register(listener, selectors.EVENT_READ)
 
     def __enter__(self) -> Self:
         return self
@@ -107,17 +118,34 @@ class _Clients:
     @property
     def hurry(self) -> bool:
         """Whether something has a limit of time."""
-        return bool(self._greeting or self._missing)
+        return bool(self._greeting or self._missing or self._full_since is not None)
 
-    def accept(self, listener: socket.socket) -> None:
+    def accept(self) -> None:
         """Take a new connection, which has not said yet whose it is."""
-        with contextlib.suppress(OSError):  # closed before it was accepted
-            connection, _ = listener.accept()
-            connection.settimeout(0)
-            if len(self._greeting) >= _MOST_GREETINGS:
-                self._drop(next(iter(self._greeting)))
-            self._greeting[connection] = _Greeting(time.monotonic())
-            self.waiting.register(connection, selectors.EVENT_READ)
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                self._pause(error)
+            return  # else closed before it was accepted
+        connection.settimeout(0)
+        if len(self._greeting) >= _MOST_GREETINGS:
+            self._drop(next(iter(self._greeting)))
+        self._greeting[connection] = _Greeting(time.monotonic())
+        self.waiting.register(connection, selectors.EVENT_READ)
+
+    def _pause(self, error: OSError) -> None:
+        """Take no connection for a while: the listener stays readable, and each attempt would fail like this one."""
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the first agent cannot take the connection of another agent (%s); it tries again every %g s. "
+                "Raise the limit of open files (ulimit -n): the agent needs one for each node",
+                error,
+                _FULL_S,
+            )
+        self.waiting.unregister(self._listener)
+        self._full_since = time.monotonic()
 
     def read(self, connection: socket.socket) -> None:
         """Read from a connection."""
@@ -154,7 +182,10 @@ class _Clients:
         connection.close()
 
     def look_at_the_clock(self) -> None:
-        """Drop those who say nothing, and report agents that did not come back."""
+        """Drop those who say nothing, report agents that did not come back, and take connections again."""
+        if self._full_since is not None and time.monotonic() - self._full_since > _FULL_S:
+            self._full_since = None
+            self.waiting.register(self._listener, selectors.EVENT_READ)
         for connection in [one for one, greeting in self._greeting.items() if greeting.is_late()]:
             self._drop(connection)
         for rank, (since, peer) in list(self._missing.items()):
@@ -209,14 +240,13 @@ class Liveness:
 
     def _serve(self) -> None:
         secret = secrets.token_hex(16)
-        with _listening() as listener, _Clients(secret, self._own.node, self._on_death) as clients:
+        with _listening() as listener, _Clients(listener, secret, self._own.node, self._on_death) as clients:
             self._store.clone().set(_KEY, json.dumps({"port": listener.getsockname()[1], "secret": secret}))
-            clients.waiting.register(listener, selectors.EVENT_READ)
             clients.waiting.register(self._waker, selectors.EVENT_READ)
             while not self._ended.is_set():
                 for key, _ in clients.waiting.select(_PAUSE_S if clients.hurry else None):
                     if key.fileobj is listener:
-                        clients.accept(listener)
+                        clients.accept()
                     elif key.fileobj is not self._waker:
                         clients.read(cast("socket.socket", key.fileobj))
                 clients.look_at_the_clock()
