@@ -167,6 +167,8 @@ def test_slow_strangers(store: RoundStore, other: Any) -> None:
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     where = json.loads(store.get("firstfault/lifeline"))
     address = ("127.0.0.1", where["port"])
+    process, _ = other(1)
+    _connected(store)  # before the strangers, whose connections look like the agent's
     strangers = [socket.create_connection(address, LONG_S) for _ in range(3)]
     stop = threading.Event()
 
@@ -183,8 +185,7 @@ def test_slow_strangers(store: RoundStore, other: Any) -> None:
     for thread in whispering:
         thread.start()
     try:
-        process, _ = other(1)
-        _connected(store)
+        _greeted(where)
         os.kill(process.pid, signal.SIGKILL)
         assert deaths.news.wait(LONG_S / 4)
         for stranger in strangers:
