@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
 # torch's stores look both ends of each connection up in the thread that serves all of them, which costs 5 s whenever a
 # name service's answer is lost; the C library reads this once in each process, at the first look-up
 os.environ["RES_OPTIONS"] = "attempts:0"
+_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
 """The folder of each package in the repository; the wheel's tests run in a folder without them."""
@@ -78,6 +80,16 @@ def _environment_restored(_no_outer_settings: None) -> Iterator[None]:
     before = dict(os.environ)
     yield
     _restore(before)
+
+
+@pytest.fixture(autouse=True)
+def _signal_handlers_restored() -> Iterator[None]:
+    """Undo what a test, or torch's agent in it, does to signal handlers: a pool of processes needs its SIGTERM."""
+    before = {number: signal.getsignal(number) for number in _HANDLED}
+    yield
+    for number, handler in before.items():
+        if handler is not None:
+            signal.signal(number, handler)
 
 
 def _restore(environment: dict[str, str]) -> None:

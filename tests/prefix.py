@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,12 +12,9 @@ from firstfault.wire.documents import decode, decode_presence
 from tests.recordings import recording_at
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from firstfault_torch.context import Recording
-
-_TORCH_HANDLES = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 
 @dataclass(frozen=True)
@@ -56,12 +52,3 @@ class Prefix:
 def prefix(tmp_path: Path) -> Prefix:
     """Return an empty output prefix."""
     return Prefix(tmp_path / "attempt")
-
-
-@pytest.fixture(autouse=True)
-def signal_handlers_restored() -> Iterator[None]:
-    """Restore the signal handlers that torch's agent replaces in this process."""
-    before = {number: signal.getsignal(number) for number in _TORCH_HANDLES}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)

@@ -1,5 +1,5 @@
 """Fixtures of `tests.prefix`, for the tests of this folder."""
 
-from tests.prefix import prefix, signal_handlers_restored
+from tests.prefix import prefix
 
-__all__ = ["prefix", "signal_handlers_restored"]
+__all__ = ["prefix"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import logging
 import multiprocessing
@@ -235,11 +237,14 @@ def test_no_descriptors_are_left(store: RoundStore, caplog: pytest.LogCaptureFix
     late = socket.socket()
     late.settimeout(LONG_S)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
+    gc.collect()
+    held = [os.dup(0)]
     with caplog.at_level(logging.WARNING):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[0], limits[1]))
         try:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(os.dup(0))
             late.connect(("127.0.0.1", where["port"]))
             late.sendall(greetings[1])
             began = time.process_time()
@@ -249,6 +254,8 @@ def test_no_descriptors_are_left(store: RoundStore, caplog: pytest.LogCaptureFix
             assert deaths.news.wait(LONG_S / 4)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for descriptor in held:
+                os.close(descriptor)
     assert late.recv(4096), "it is accepted after all"
     late.close()
     early.close()
