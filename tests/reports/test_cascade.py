@@ -21,6 +21,7 @@ from firstfault.report.words import State, duration, ranks_text, short_names
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
+from tests.all_forms import FORMS
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, URI, report_on
 
 if TYPE_CHECKING:
@@ -272,6 +273,22 @@ def test_an_unknown_order_is_not_shown() -> None:
     assert late.followers.startswith(
         "2 lost a peer; the first was rank 0 on worker-0, 500 ms to 750 ms later; the last "
     )
+
+
+def test_many_ranks_whose_time_says_nothing() -> None:
+    """If all of many ranks hung, only their ends have times: nothing is drawn, and the page is made all the same."""
+    stuck = "[Rank 0] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress"
+    errors = [
+        make_error(
+            rank, node=f"worker-{rank}", exception=None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT,
+            log_tail=stuck, world_size=40, at_ms=rank,
+        )
+        for rank in range(40)
+    ]  # fmt: skip
+    report = _report(make_job(*errors))
+    assert (report.verdict.category, len(report.verdict.ranks)) == ("hang", 40)
+    assert timeline_of(report.cascade) is None
+    assert "worker-39" in FORMS["page"](report)
 
 
 def test_a_group_says_until_when() -> None:

@@ -129,7 +129,7 @@ class Timeline:
 
 
 def timeline_of(cascade: Cascade) -> Timeline | None:
-    """Return the drawing; None if fewer than two failures have a time.
+    """Return the drawing; None if fewer than two failures have a time that says something.
 
     The scale is logarithmic to both sides of the root cause, linear below a millisecond.
     """
@@ -159,10 +159,12 @@ def timeline_of(cascade: Cascade) -> Timeline | None:
     )
 
 
-def _histogram(cascade: Cascade, timed: Sequence[Event]) -> Timeline:
+def _histogram(cascade: Cascade, timed: Sequence[Event]) -> Timeline | None:
     """Return the drawing of many failures: how many of each state at each time, on the same scale."""
     # of a rank that hung only its stop has a time, which says nothing
     timed = [event for event in timed if cascade.from_root or event.state is not State.ROOT]
+    if not timed:
+        return None
     times = [event.at_ns or 0 for event in timed]
     scale = _Scale(min(*times, 0), max(*times, _MS))
     width = (_RIGHT - _LEFT) / _BARS
