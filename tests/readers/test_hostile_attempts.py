@@ -244,6 +244,31 @@ def test_causes_and_groups_within_each_other(depth: int) -> None:
         assert draw(reader.report(conclusion))
 
 
+_LONG = "9" * 5_000
+"""More than Python takes for a number."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"[PG ID 0 PG GUID 0(x) Rank 1] at work: {_LONG}, last enqueued work: {_LONG}, last completed work: {_LONG}",
+        f"WorkNCCL(SeqNum={_LONG}, OpType=ALLREDUCE, NumelIn={_LONG}) ran for {_LONG} milliseconds before timing out.",
+        f'Current thread 0x{_LONG} (most recent call first):\n  File "a.py", line {_LONG} in f\n',
+        f"Tried to allocate {_LONG} GiB. watchdog got stuck for {_LONG} seconds",
+    ],
+    ids=["counts", "work", "stack", "amounts"],
+)
+def test_a_number_of_thousands_of_digits(text: str) -> None:
+    """It is no number: the attempt is judged and drawn."""
+    dead = {"exception": None, "signal": "SIGABRT", "exit_code": -6, "writer": Writer.AGENT}
+    stack = StackDump(7, 1, text)
+    errors = [make_error(0), make_error(1, node="w-1", log_tail=text, message=text, stack_dumps=(stack,), **dead)]
+    reader, conclusion = _concluded(_files(errors, []))
+    assert conclusion is not None
+    for draw in FORMS.values():
+        assert draw(reader.report(conclusion))
+
+
 def test_ten_thousand_frames() -> None:
     """A document with 10,000 frames, and one with 10,000 equal frames of a recursion, are drawn in every form."""
     for name in ("f", "f%d"):

@@ -305,6 +305,17 @@ def test_a_rank_that_differs_in_a_collective(odd: Collective, why: str) -> None:
     assert why in verdict.headline
 
 
+def test_the_first_collective_of_a_group() -> None:
+    """The rank that has called none is behind, however far each of the others has run ahead."""
+    called = {0: 7, 1: 5, 2: 6, 3: 0}
+    progress = {
+        rank: (CollectiveProgress("default_pg", "nccl:all_reduce", count, 0),) for rank, count in called.items()
+    }
+    verdict = _hung(progress)
+    assert (verdict.category, verdict.ranks) == ("hang", (3,))
+    assert "it called 0 collectives of group default_pg" in verdict.headline
+
+
 def test_ranks_that_ran_ahead_of_a_mismatch() -> None:
     """The first collective in which a rank differs counts, not the last one."""
     usual = tuple(replace(REDUCE, sequence=number) for number in (7, 8, 9))

@@ -154,7 +154,8 @@ def _stuck(members: dict[int, CollectiveProgress]) -> int:
 
     Ranks that have called it wait for those that have not, however far each of them has run ahead since.
     """
-    return max(progress.completed or progress.enqueued for progress in members.values()) + 1
+    ended = (progress.enqueued if progress.completed is None else progress.completed for progress in members.values())
+    return max(ended) + 1
 
 
 def _has_outstanding(progress: CollectiveProgress | None) -> bool:

@@ -18,12 +18,12 @@ __all__ = ["Progress", "merged", "printed_by", "progress_by_group", "progress_in
 
 _COUNTS = Pattern(
     r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
-    r"[^\n]*?(?:work(?: sequence id)?: (?P<number>\d+)[, ][^\n]*?)?"
-    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
+    r"[^\n]*?(?:work(?: sequence id)?: (?P<number>\d{1,18})[, ][^\n]*?)?"
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})"
 )
 """What torch's watchdogs and monitors print since 2.2."""
 _WORK = Pattern(
-    r"Work\w*\(\s*SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+)"
+    r"Work\w*\(\s*SeqNum=(?P<number>\d{1,18}), OpType=(?P<operation>\w+)"
     r"(?:,\s+NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
 )
 """The collective that has timed out."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["Stood", "Where", "readable_stack", "where_it_stood"]
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
-_FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
+_FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$', re.MULTILINE)
 _COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
 _WAITING = re.compile(r"torch/(?:autograd/|cuda/|nn/parallel/|_tensor\.py|_ops\.py)")
 _OURS = re.compile(

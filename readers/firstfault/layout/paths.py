@@ -39,6 +39,7 @@ DECK = "deck.html"
 _STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
 _BUNDLE = re.compile(r"copies-[0-9a-f]{64}\.bundle")
 _RESTART = re.compile(r"decision-(?:round|in-process)-\d{5}-\d{7}\.json", re.ASCII)
+_ATTEMPT = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 _MAX_NUMBER, _MAX_RANK = 99_999, 9_999_999
 
 
@@ -131,7 +132,7 @@ def attempt_of(uri: str) -> tuple[str, int] | None:
     folder, name = split_name(Layout.of(uri).root)
     if name == "firstfault":
         folder, name = split_name(folder)
-    return (folder, int(name)) if name.isdecimal() and str(int(name)) == name else None
+    return (folder, int(name)) if _ATTEMPT.fullmatch(name) else None
 
 
 def execution_of(uri: str) -> str | None:
