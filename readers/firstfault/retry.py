@@ -364,10 +364,14 @@ _AGAINST = {
 
 
 def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryContext | None = None) -> Decision:
-    """Return the decision that `policy` (the default if None) takes on `verdict`."""
+    """Return the decision that `policy` (the default if None) takes on `verdict`.
+
+    Raises:
+        UsageError: `policy` is not callable, or its vote has an origin that does not exist.
+    """
     context = context or RetryContext()
     root = verdict.root
-    vote = as_policy(policy if policy is not None else default_policy())(verdict, context)
+    vote = _checked(as_policy(policy if policy is not None else default_policy())(verdict, context))
     if vote.retry:
         origin = vote.origin or Origin.USER
         if context.restarts_left is not None:
@@ -394,6 +398,15 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         reason=reason,
         retries_left=context.retries_left,
     )
+
+
+def _checked(vote: Vote) -> Vote:
+    """Return a vote whose fields have the types that they should have; a user's policy may fill them with others."""
+    try:
+        origin = None if vote.origin is None else Origin(vote.origin)
+    except ValueError as error:
+        raise UsageError(f"a retry policy's vote has the origin {reprlib.repr(vote.origin)}") from error
+    return Vote(bool(vote.retry), str(vote.reason), origin)
 
 
 def _reason_against(verdict: Verdict) -> str:

@@ -38,6 +38,7 @@ from firstfault.retry import (
 )
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job
+from firstfault.wire.verdict_json import decision_from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,6 +204,21 @@ def test_explicit_and_declared(kind: Kind, origin: Origin, by_explicit: bool, by
 def test_exhausted(attempt: int, retries: int | None, over: bool) -> None:
     """Retries are used up after that many attempts; never if the number is not known."""
     assert bool(exhausted()(_verdict(), RetryContext(attempt=attempt, retries=retries))) is over
+
+
+def test_a_vote_of_other_types() -> None:
+    """A policy's vote is converted, so that its decision can be stored; an origin that does not exist is refused."""
+
+    class Truth:
+        def __bool__(self) -> bool:
+            return True
+
+    verdict, vote = _verdict(), Vote(Truth(), 7, "SYSTEM")  # type: ignore[arg-type]
+    decision = decide(verdict, lambda *_: vote, _CONTEXT)
+    assert (decision.retry, decision.origin, decision.reason.split(";")[0]) == (True, Origin.SYSTEM, "7")
+    assert decision_from_json(to_json(verdict, decision)) == decision
+    with pytest.raises(UsageError, match="a retry policy's vote has the origin 'SOMEBODY'"):
+        decide(verdict, lambda *_: Vote(retry=True, reason="x", origin="SOMEBODY"), _CONTEXT)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("left", "over"), [(2, False), (1, False), (0, True)])

@@ -16,7 +16,7 @@ from flyteidl.core.execution_pb2 import ExecutionError
 from firstfault.layout.keys import roster_key_for
 from firstfault.model import DocumentRef, Kind, Origin, Phase, Seal, Verdict, WorkerError
 from firstfault.retry import never
-from firstfault.strategies import register_strategy
+from firstfault.strategies import earliest, register_strategy
 from firstfault.strategies._registry import unregister_strategy
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
@@ -25,6 +25,7 @@ from firstfault_torch import run
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, get_file, put_file, record_error
 from firstfault_torch.options import Options
+from firstfault_torch.verdict import node_verdict
 from firstfault_torch.verdict.seal import torch_error_data
 from flytekitplugins.firstfault import outputs
 from flytekitplugins.firstfault.outputs import newest_seal
@@ -223,6 +224,43 @@ def test_a_policy_that_fails(prefix: Prefix, caplog: pytest.LogCaptureFixture) -
     assert decision.retry
     (line,) = caplog.records
     assert "failed (ZeroDivisionError: no retries per node); firstfault's defaults decide" in line.getMessage()
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_policy_that_blocks(
+    leaving: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It must not hold the pod: after a limit, and soon after the pod was told to end, the defaults decide."""
+    monkeypatch.setattr(node_verdict, "_CONCLUDING_S", LONG_S if leaving else 0.3)
+    monkeypatch.setattr(node_verdict, "_HURRIED_CONCLUDING_S", 0.3)
+    release, asked, give_up = threading.Event(), [], threading.Event()
+
+    def blocks(*_: object) -> bool:
+        asked.append(1)
+        if leaving:
+            give_up.set()
+        release.wait(LONG_S)
+        return False
+
+    began = time.monotonic()
+    recoverable = _failure(0, kind=Kind.RECOVERABLE)
+    try:
+        found = _settled(prefix.recording(), recoverable, policy=blocks, give_up=give_up)
+    finally:
+        release.set()
+    assert time.monotonic() - began < LONG_S / 2
+    assert (found.decision.retry, found.verdict.strategy, len(asked)) == (True, "earliest", 1)
+    assert "it takes too long); firstfault's defaults decide" in caplog.text
+
+
+def test_a_verdict_that_cannot_be_stored(prefix: Prefix, strategy: Callable[[Any], str]) -> None:
+    """A strategy that fills a verdict's fields with other types is replaced, too."""
+
+    def odd(job: Any) -> Verdict:
+        return replace(earliest(job), headline=object())  # type: ignore[arg-type]
+
+    recording = replace(prefix.recording(), strategy=strategy(odd))
+    assert _settled(recording, _failure(0)).verdict.strategy == "earliest"
 
 
 @pytest.mark.parametrize(("policy", "retry"), [(None, True), (never(), False), (lambda *_: False, False)])

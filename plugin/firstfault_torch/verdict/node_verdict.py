@@ -13,12 +13,13 @@ from firstfault.model import Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import RetryContext
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
+from firstfault.wire.verdict_json import to_json
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.verdict.previous import previous_attempt, retries_left
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, NodePresence
@@ -34,6 +35,10 @@ _NO_ANSWER_S = 3.0
 """After so many seconds the node that hosted the store counts as dead, and is not waited for."""
 _FALLBACK = "earliest"
 """The strategy that replaces one that raises: the simplest one."""
+_CONCLUDING_S = 30.0
+"""Longest time that a strategy and a policy may take; on 100,000 documents firstfault's own take seconds."""
+_HURRIED_CONCLUDING_S = 3.0
+"""The same if the process is about to end."""
 _PREVIOUS_S = 2.0
 """Longest wait for the verdict on the attempt before, seconds."""
 _LEAST_S = 0.3
@@ -79,7 +84,7 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     """Return the verdict on the attempt and the decision.
 
     What the copies say counts in any case, also if the storage cannot be listed. A policy that raises is replaced by
-    the default policy, a strategy that raises by `earliest`, with a warning.
+    the default policy, a strategy that raises by `earliest`; if they take too long, both are. Each with a warning.
 
     Args:
         recording: where the documents are, and the strategy.
@@ -101,12 +106,18 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
         job = replace(job, seals=())
         context = restart.for_policy(RetryContext(attempt=recording.identity.attempt, retries=options.retries))
     logged = ""
+    is_late = False
     for strategy, policy in _alternatives(recording.strategy, options.retry_policy):
-        conclusion, error = caught(partial(conclude, job, strategy=strategy, policy=policy, context=context), Exception)
+        is_last = (strategy, policy) == (_FALLBACK, None)
+        if is_late and not is_last:
+            continue  # it is not known which of the two takes so long
+        call = partial(_concluded, job, strategy, policy, context)
+        conclusion, error = caught(call, Exception) if is_last else _in_time(call, wait)
         if error is None:
             break
-        if (strategy, policy) == (_FALLBACK, None):
+        if is_last:
             raise error
+        is_late = isinstance(error, _TooLateError)
         # both may be third-party code: the attempt still needs a verdict, and each error one log line
         if str(error) != logged:
             logger.warning(
@@ -119,6 +130,32 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")
     return NodeConclusion(conclusion, files)
+
+
+class _TooLateError(Exception):
+    """A strategy or a policy did not end in time."""
+
+
+def _concluded(job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext) -> Conclusion | None:
+    """Conclude, with an answer that can be sealed: both may be third-party code, which fills fields with anything."""
+    conclusion = conclude(job, strategy=strategy, policy=policy, context=context)
+    if conclusion is not None:
+        to_json(conclusion.verdict, conclusion.decision)
+    return conclusion
+
+
+def _in_time(call: Callable[[], Conclusion | None], wait: Wait) -> tuple[Conclusion | None, BaseException | None]:
+    """Return what `call` returns, and what it raises: it must not hold the pod for ever."""
+    seconds = _HURRIED_CONCLUDING_S if wait.is_hurried else _CONCLUDING_S
+    found = bounded(
+        lambda: caught(call, Exception),
+        seconds,
+        "concluding",
+        wait.give_up,
+        hurried_seconds=_HURRIED_CONCLUDING_S,
+        local=True,
+    )
+    return found or (None, _TooLateError("it takes too long"))
 
 
 def _context(job: JobErrors, recording: Recording, engine: Engine, options: Options, wait: Wait) -> RetryContext:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstfault.errors import UsageError
+from firstfault.errors import StoreError, UsageError
 from firstfault.model import Origin
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import RetryContext
@@ -253,7 +253,7 @@ def _attempt(
         pods_alive=state is JobState.SUCCEEDED,
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
     )
-    conclusion = reader.conclude(context)
+    conclusion = _conclude(reader, join(plan.base, str(number)), context, tell)
     return Attempt(
         number=number,
         status=_status(plan, reader, state, conclusion),
@@ -268,6 +268,19 @@ def _attempt(
         fault_to_ended_seconds=_seconds_after_fault(conclusion, pods_ended_ns),
         logs=tuple(pod.log for pod in pods),
     )
+
+
+def _conclude(
+    reader: MultiErrorFileOutputReader, uri: str, context: RetryContext, tell: Callable[[str], None]
+) -> Conclusion | None:
+    """Conclude; if the task's strategy or policy raises, with firstfault's own, as the pods do."""
+    try:
+        return reader.conclude(context)
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001 - third-party code may raise anything
+        tell(f"the task's strategy or retry policy failed ({type(error).__name__}: {error}); the defaults decide")
+        return MultiErrorFileOutputReader(uri).conclude(context)
 
 
 @contextlib.contextmanager
