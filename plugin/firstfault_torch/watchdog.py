@@ -80,7 +80,7 @@ def expires(after: float, scope: str = "") -> _Deadline:
     Raises:
         firstfault.errors.UsageError: `after` is no number of seconds above 0, or `scope` is no text.
     """
-    if isinstance(after, bool) or not isinstance(after, int | float) or not 0 < after < math.inf:
+    if isinstance(after, bool) or not isinstance(after, int | float) or not 0 < after < sys.float_info.max:
         raise UsageError(f"watchdog.expires(after=...) must be a number of seconds above 0, not {after!r}")
     if not isinstance(scope, str):
         raise UsageError(f"watchdog.expires(scope=...) must be a text, not {scope!r}")
@@ -191,7 +191,7 @@ class _Client:
     def release_all(self) -> None:
         """End all blocks and the heartbeat."""
         with self._lock:
-            for number in self._open:
+            for number in list(self._open):
                 self._put(Timer(self.owner, number, "", None))
             self._open.clear()
             self.pause()
@@ -212,8 +212,12 @@ class _Client:
         try:
             while self._unsent and not self._is_lost:
                 number = next(iter(self._unsent))
-                self._write(self._unsent[number])
-                del self._unsent[number]
+                line = self._unsent.pop(number)  # first: a signal handler may send, too, while this one waits
+                try:
+                    self._write(line)
+                except BlockingIOError:
+                    self._unsent.setdefault(number, line)
+                    raise
                 self._is_blocked = False
         except BlockingIOError:
             self._is_blocked = True  # the next call does not wait

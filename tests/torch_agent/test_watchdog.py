@@ -282,6 +282,27 @@ def test_an_agent_that_was_frozen(tmp_path: Path) -> None:
         agent.join()
 
 
+def test_a_signal_handler_that_pings_while_a_ping_waits(expired: Expired, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both are sent, and neither raises."""
+    watchdog.ping()
+    client = watchdog._current
+    assert client is not None
+    write, waits = client._write, iter([True])
+
+    def slow(line: bytes) -> None:
+        if next(waits, False):
+            client._pinged = 0.0
+            watchdog.ping()  # as a handler does in the middle of a wait
+        write(line)
+
+    monkeypatch.setattr(client, "_write", slow)
+    client._pinged = 0.0
+    watchdog.ping()
+    assert not client._unsent
+    expired.start()
+    assert expired.wait().heartbeat
+
+
 def test_an_agent_that_does_not_read(expired: Expired) -> None:
     """A full FIFO delays the training once, by about a second; what is not sent goes with a later call."""
     began = time.monotonic()
