@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 from firstfault.cli import EXIT, main
 from firstfault.errors import UsageError
+from flytekitplugins.firstfault.local import command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,6 +193,8 @@ def test_a_file_with_the_name_of_another_module(name: str, other: str, say: Call
         ('{"epochs": 3, "rate": "high"}', "input rate must be float, not str ('high')"),
         ('{"epochs": 3, "deep": 1}', "input deep must be bool, not int (1)"),
         ('{"epochs": 3, "tags": 7}', "input tags cannot be converted to "),
+        (f'{{"epochs": 3, "rate": 1{"0" * 400}}}', "input rate is too large for float"),
+        ("[" * 5000, "--inputs must be a JSON object like '{\"epochs\": 3}'; "),
     ],
 )
 def test_bad_inputs(inputs: str | None, line: str, say: Callable[..., Said]) -> None:
@@ -279,3 +284,19 @@ def test_as_a_process(debug: bool, tmp_path: Path) -> None:
     else:
         assert done.returncode == EXIT.USAGE
         assert Said(done.returncode, done.stdout, done.stderr).line().startswith("tasks_of_this_test.py has no task")
+
+
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL], ids=["nohup", "terminal"])
+def test_signals_that_are_ignored_stay_ignored(before: signal.Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was started with nohup, or in the background of a script, does not end with its terminal."""
+    outer = signal.signal(signal.SIGHUP, before)
+    try:
+        with (
+            contextlib.nullcontext() if before == signal.SIG_IGN else pytest.raises(KeyboardInterrupt),
+            command._interruptible(),
+        ):
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, outer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -49,6 +50,13 @@ def test_bad_input(text: str, reason: str) -> None:
     assert done.returncode == 2
     assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_closed_stdin() -> None:
+    """It is said in one line."""
+    command = f"{shlex.quote(sys.executable)} -m firstfault classify <&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (2, "firstfault: stdin is closed; give it lines of JSON\n")
 
 
 def test_signatures_of_ones_own(tmp_path: Path) -> None:

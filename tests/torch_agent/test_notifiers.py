@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -130,6 +131,26 @@ def test_a_webhook_that_refuses(
         notify(SCOPE_SCENES["rank"]())
     (record,) = caplog.records
     assert record.getMessage().startswith("the notifier webhook failed (")
+    assert PATH not in record.getMessage()
+
+
+def test_a_server_that_hangs_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not said that the URL is wrong."""
+
+    def hang_up() -> None:
+        connection, _ = server.accept()
+        connection.recv(65_536)
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        monkeypatch.setenv(WEBHOOK_VARIABLE, f"http://127.0.0.1:{server.getsockname()[1]}/{PATH}")
+        notify(SCOPE_SCENES["rank"]())
+        thread.join()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the notifier webhook failed (")
+    assert "not valid" not in record.getMessage()
     assert PATH not in record.getMessage()
 
 

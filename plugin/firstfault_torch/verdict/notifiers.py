@@ -121,5 +121,7 @@ def _post(url: str, report: Report) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         raise
-    except (ValueError, http.client.HTTPException):
+    except (ValueError, http.client.InvalidURL):
         raise OSError(f"the URL in {WEBHOOK_VARIABLE} is not valid") from None
+    except http.client.HTTPException as error:
+        raise OSError(f"there was no valid answer of HTTP ({type(error).__name__})") from None

@@ -61,6 +61,8 @@ def classify(files: tuple[str, ...]) -> int:
 
 
 def _rows() -> Iterator[tuple[int, dict[str, Any]]]:
+    if sys.stdin is None:
+        raise UsageError("stdin is closed; give it lines of JSON")
     for number, line in enumerate(sys.stdin, start=1):
         if not line.strip():
             continue

@@ -139,13 +139,16 @@ def _interruptible() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    # also SIGINT, because flytekit's handler exits with 1
-    before = {number: signal.signal(number, interrupt) for number in STOP_SIGNALS}
+    # also SIGINT, because flytekit's handler exits with 1; what nohup or a shell ignores stays ignored
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    ours = [number for number, handler in before.items() if handler not in {signal.SIG_IGN, None}]
+    for number in ours:
+        signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 _Tell: TypeAlias = "Callable[[str], None]"

@@ -21,6 +21,7 @@ from flytekit.interaction.click_types import FlyteLiteralConverter
 from flytekit.tools.translator import get_serializable
 
 from firstfault.errors import UsageError
+from firstfault.untrusted_json import parse_json
 from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _json_object(text: str | None) -> Mapping[str, Any]:
     if text is None:
         return {}
     try:
-        given = json.loads(text)
+        given = parse_json(text)
     except ValueError as error:
         raise UsageError(f"""--inputs must be a JSON object like '{{"epochs": 3}}'; {error}""") from error
     if not isinstance(given, dict):
@@ -158,13 +159,16 @@ def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -
         wanted = _PLAIN[python_type]
         if not isinstance(value, wanted) or (isinstance(value, bool) and python_type is not bool):
             raise UsageError(f"input {name} must be {python_type.__name__}, not {type(value).__name__} ({value!r})")
-        return python_type(value)
+        try:
+            return python_type(value)
+        except OverflowError as error:
+            raise UsageError(f"input {name} is too large for {python_type.__name__}") from error
     if python_type in {dt.datetime, dt.date} and isinstance(value, str):
         return _moment(name, value, python_type)
     arguments = typing.get_args(python_type)
-    if typing.get_origin(python_type) is list and isinstance(value, list):
+    if arguments and typing.get_origin(python_type) is list and isinstance(value, list):
         return [_native(f"{name}[{index}]", item, arguments[0]) for index, item in enumerate(value)]
-    if typing.get_origin(python_type) is dict and isinstance(value, dict):
+    if arguments and typing.get_origin(python_type) is dict and isinstance(value, dict):
         return {key: _native(f"{name}[{key!r}]", item, arguments[1]) for key, item in value.items()}
     return _converted(name, value, python_type, literal_type)
 
