@@ -11,6 +11,8 @@ from firstfault_torch.inprocess.monitor.position import Position, position_of
 from firstfault_torch.inprocess.store import Fault, FaultKind
 from firstfault_torch.worker.restarting import root_of
 
+_STALL = FaultKind.SOFT_TIMEOUT
+
 
 def _fault(rank: int, kind: FaultKind, **fields: Any) -> Fault:
     return Fault(rank, kind, "", 0, rank, **fields)
@@ -27,8 +29,10 @@ def _fault(rank: int, kind: FaultKind, **fields: Any) -> Fault:
         ([_fault(2, FaultKind.SOFT_TIMEOUT, begun=7), _fault(1, FaultKind.SOFT_TIMEOUT, begun=6)], 1),
         ([_fault(2, FaultKind.SOFT_TIMEOUT), _fault(1, FaultKind.SOFT_TIMEOUT)], 2),
         ([_fault(2, FaultKind.SOFT_TIMEOUT, waits=True), _fault(1, FaultKind.EXCEPTION)], 1),
+        ([_fault(2, _STALL, waits=True), _fault(3, FaultKind.EXCEPTION), _fault(1, _STALL)], 1),
+        ([_fault(3, FaultKind.EXCEPTION), _fault(2, _STALL, waits=True), _fault(1, _STALL)], 3),
     ],
-    ids=["none", "first", "ended", "does not wait", "blocked", "fewest collectives", "alike", "raised"],
+    ids=["none", "first", "ended", "waits", "blocked", "fewest", "alike", "raised", "torn out", "raised before"],
 )
 def test_the_root(faults: list[Fault], root: int | None) -> None:
     """A rank that ended comes before one that raised, and a rank that waits for others comes last."""

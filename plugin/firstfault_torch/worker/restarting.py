@@ -131,8 +131,13 @@ def root_of(faults: Sequence[Fault]) -> Fault | None:
     """Return the fault that caused the others: a process that ended or was killed, else the first that was reported.
 
     A rank whose peer is gone raises, and may report that before the peer's monitor process does. Of ranks that made no
-    progress, one that waited in no collective is the cause, and of several the one that had begun the fewest.
+    progress, one that waited in no collective is the cause, and of several the one that had begun the fewest. If there
+    is one, exceptions after the first report of no progress do not count: these ranks were torn out of a collective.
     """
+    stalls = [fault for fault in faults if fault.kind is FaultKind.SOFT_TIMEOUT]
+    if any(not fault.waits for fault in stalls):
+        first = faults.index(stalls[0])
+        faults = [fault for fault in faults if fault.kind is not FaultKind.EXCEPTION or faults.index(fault) < first]
     root = min(faults, key=lambda fault: (fault.kind not in _ENDED, fault.waits), default=None)
     if root is None or root.kind is not FaultKind.SOFT_TIMEOUT:
         return root
