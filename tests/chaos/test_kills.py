@@ -129,7 +129,7 @@ def _half_documents(job: JobErrors) -> Iterator[str]:
 
 
 def _wrong_codes(case: Case, status: int, shown: int) -> Iterator[str]:
-    """The job has failed, for the command and for whoever asks afterwards."""
+    """The command and each later reader say that the job has failed."""
     expected = shown
     if case.process == "engine":
         expected = -signal.SIGKILL if case.signal == "SIGKILL" else 130

@@ -57,25 +57,12 @@ def _world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(value))
 
 
-def test_what_the_function_held_is_freed_before_it_is_called_again() -> None:
-    """Also what only the traceback of its exception holds: on a GPU there is no memory for both."""
-    held: list[weakref.ref[Model]] = []
-    alive = []
+@pytest.mark.parametrize("observer", [None, Keeping()], ids=["nobody", "a monitor"])
+def test_what_the_function_held_is_freed_before_it_is_called_again(observer: Keeping | None) -> None:
+    """Also what only the traceback of its exception holds: on a GPU there is no memory for both.
 
-    @inprocess.Wrapper(**FAST)
-    def train() -> None:
-        alive.append([model() is not None for model in held])
-        model = Model()
-        held.append(weakref.ref(model))
-        if len(held) < FEW.max_iterations:
-            raise ValueError("the fault")
-
-    train()
-    assert alive == [[], [False], [False, False]]
-
-
-def test_what_an_observer_held_is_freed_before_it_is_called_again() -> None:
-    """A worker's monitor keeps the exception on record until the ranks go on."""
+    A worker's monitor keeps the exception on record until the ranks go on.
+    """
     held: list[weakref.ref[Model]] = []
     alive = []
 
@@ -86,7 +73,7 @@ def test_what_an_observer_held_is_freed_before_it_is_called_again() -> None:
         if len(held) < FEW.max_iterations:
             raise ValueError("the fault")
 
-    with CallWrapper(inprocess.InProcessRestart(**FAST), Keeping()) as call:
+    with CallWrapper(inprocess.InProcessRestart(**FAST), observer) as call:
         call(train, (), {})
     assert alive == [[], [False], [False, False]]
 

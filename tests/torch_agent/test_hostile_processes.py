@@ -149,7 +149,7 @@ def _names_the_fault(folder: Path) -> bool:
 
 @pytest.mark.parametrize("habit", sorted(HABITS.keys() - {"much stderr", "full disk"}) if IS_ALL else SOME_HABITS)
 def test_a_habit(habit: str, folder: Path) -> None:
-    """A training that changes its own process succeeds without a word; one that fails is reported all the same."""
+    """A training may change its own process: if it succeeds, nothing is logged; if it fails, it is reported."""
     healthy = _job(folder, habit)
     assert (healthy.results, healthy.warnings) == ({0: 0, 1: 1}, [])
     assert healthy.stderr.count("still here\n") == (0 if habit in STDERR_HABITS else 2)
