@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -53,6 +53,9 @@ chaos: $(VENV) ## kill each process at each step of a failure, break the storage
 
 cascades: $(VENV) ## record the lab's missing cascades; ARGS="hang" for those whose names start with it
 	@$(BIN)/python tests/cascades/record.py $(ARGS)
+
+generated: $(VENV) ## run 100 trainings composed at random, judge each verdict; ARGS="--seeds 400", ARGS="17" for one
+	@$(BIN)/python tests/generated/campaign.py $(ARGS)
 
 scale: $(VENV) ## fail jobs of 16 and 128 simulated nodes; count their requests and seconds; ARGS="--nodes 1024"
 	@$(BIN)/python tests/benchmarks/scale.py $(ARGS)

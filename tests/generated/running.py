@@ -1,0 +1,283 @@
+"""Runs a generated training on two nodes that a process which has imported torch forks, and judges the verdict."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.launcher.api import LaunchConfig
+
+import firstfault_torch.error_classes
+from firstfault import MultiErrorFileOutputReader
+from firstfault.model import Scope
+from firstfault_torch import NodeFailedError, PlainEngine, launch
+from tests.generated.program import NODES, WORKERS, Plan, plan_of, source_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from firstfault.model import Verdict
+    from tests.generated.faults import Fault
+
+__all__ = ["Outcome", "judged", "run"]
+
+_CLOCK = Path(__file__).parent / "clock"
+_LONGEST_S = 60.0
+_LEFT_S = 1.0
+"""How long a process may outlive its agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How firstfault judged one program."""
+
+    result: str
+    """"right", "partial" (some of the guilty), "story" (right ranks, wrong words), "undetermined", "wrong", "stuck"."""
+    confidence: str = ""
+    said: str = ""
+    """The headline."""
+    expected: str = ""
+    rule: str = ""
+    seconds: float = 0.0
+    left: tuple[str, ...] = ()
+    """Commands of processes that the agents left."""
+    agree: bool = True
+    """Whether both nodes said the same."""
+    why: tuple[str, ...] = field(default=())
+
+
+def run(seed: int, folder: Path) -> Outcome:
+    """Run a program and judge what firstfault says of it. Program, logs, documents and outcome stay in `folder`."""
+    plan = plan_of(seed)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text(source_of(plan))
+    (folder / "plan.json").write_text(json.dumps(plan.as_dict(), indent=1))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    nodes = [_forked(plan, number, port, folder) for number in range(NODES)]
+    began = time.monotonic()
+    is_stuck = not _await(nodes, began + _LONGEST_S)
+    seconds = time.monotonic() - began
+    left = _left(nodes) if not is_stuck else ()
+    _end_sessions(nodes)
+    outcome = judged(plan, folder, is_stuck=is_stuck)
+    outcome = Outcome(**{**_fields(outcome), "seconds": round(seconds, 2), "left": left})
+    (folder / "outcome.json").write_text(json.dumps(asdict(outcome), indent=1))
+    return outcome
+
+
+def _fields(outcome: Outcome) -> dict[str, Any]:
+    return {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__}
+
+
+# --- the nodes ------------------------------------------------------------------------------------------------------
+
+
+def _forked(plan: Plan, number: int, port: int, folder: Path) -> int:
+    """Start a node in a session of its own; return its process id."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 70
+    try:
+        os.setsid()
+        _own_output(folder / f"worker-{number}.log")
+        code = _node(plan, number, port, folder)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException as error:  # noqa: BLE001 - nothing of a node may reach the campaign
+        print(f"the node ended with {error!r}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+def _own_output(log: Path) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, source in ((0, null), (1, file), (2, file)):
+        os.dup2(source, number)
+
+
+def _node(plan: Plan, number: int, port: int, folder: Path) -> int:
+    shift = plan.clocks[number]
+    os.environ["GENERATED_CLOCK_S"] = str(shift)  # for the recorder, which is a new process
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_CLOCK), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    _shift_clock()
+    firstfault_torch.error_classes.boot_id = lambda: f"boot-of-worker-{number}"
+    os.chdir(folder)
+    endpoint: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "run_id": "generated"}
+    config = LaunchConfig(
+        NODES,
+        NODES,
+        WORKERS,
+        start_method="fork",
+        max_restarts=0,
+        monitor_interval=0.1,
+        local_addr="127.0.0.1",
+        **endpoint,
+    )
+    try:
+        launch(config, _train, str(folder / "train.py"), engine=PlainEngine(str(folder), node=f"worker-{number}"))
+    except NodeFailedError as error:
+        print(f"verdict: {error}", flush=True)
+        return 1
+    return 0
+
+
+def _shift_clock() -> None:
+    specification = importlib.util.spec_from_file_location("generated_clock", _CLOCK / "sitecustomize.py")
+    assert specification is not None
+    assert specification.loader is not None
+    specification.loader.exec_module(importlib.util.module_from_spec(specification))
+
+
+def _train(program: str) -> None:
+    """Run the program in a worker process."""
+    specification = importlib.util.spec_from_file_location("train", program)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["train"] = module  # processes that the program starts look its functions up there
+    specification.loader.exec_module(module)
+    module.main()
+
+
+def _await(pids: Iterable[int], deadline: float) -> bool:
+    """Wait for processes to end; return whether they did before the deadline."""
+    running = set(pids)
+    while running and time.monotonic() < deadline:
+        running -= {pid for pid in running if os.waitpid(pid, os.WNOHANG)[0] == pid}
+        time.sleep(0.02)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return not running
+
+
+def _left(sessions: Iterable[int]) -> tuple[str, ...]:
+    """Return the commands of the processes in these sessions that a second does not end."""
+    deadline = time.monotonic() + _LEFT_S
+    sessions = set(sessions)
+    while (left := list(_members(sessions))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return tuple(sorted(command for _, command in left))
+
+
+def _members(sessions: set[int]) -> Iterable[tuple[int, str]]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) in sessions and fields[0] != "Z":
+                command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                yield int(folder.name), command[:100]
+        except (OSError, IndexError):
+            continue  # it has just ended
+
+
+def _end_sessions(sessions: Iterable[int]) -> None:
+    for pid, _ in _members(set(sessions)):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+# --- the verdict ----------------------------------------------------------------------------------------------------
+
+
+def judged(plan: Plan, folder: Path, *, is_stuck: bool = False) -> Outcome:
+    """Return how firstfault judges the documents of a program that has run."""
+    expected = f"ranks {list(plan.guilty)}: {plan.fault}" if plan.what is not None else "no failure"
+    if is_stuck:
+        return Outcome("stuck", expected=expected)
+    reader = MultiErrorFileOutputReader(str(folder / "0"), expected_nodes=NODES)
+    conclusion = reader.conclude()
+    if conclusion is None:
+        return Outcome("right" if plan.what is None else "wrong", said="no failure", expected=expected)
+    verdict = conclusion.verdict
+    result, reason = _result(plan, verdict, reader.report(conclusion).answers.code, folder)
+    if result in {"right", "partial"} and plan.what is not None and plan.what.retry is not None:
+        is_sought = conclusion.decision.retry == plan.what.retry
+        result, reason = (result, reason) if is_sought else ("story", f"retry: {conclusion.decision.retry}")
+    return Outcome(
+        result,
+        verdict.confidence,
+        f"{verdict.headline} ({verdict.category})",
+        f"{expected}; {reason}".rstrip("; "),
+        getattr(verdict, "rule", ""),
+        agree=_agree(folder),
+        why=verdict.why,
+    )
+
+
+def _result(plan: Plan, verdict: Verdict, code: str, folder: Path) -> tuple[str, str]:
+    """Return the outcome, and what is wrong with it."""
+    fault = plan.what
+    if fault is None:
+        return "wrong", "nothing failed"
+    if verdict.scope is Scope.UNDETERMINED:
+        return "undetermined", ""
+    if fault.scope == "node":
+        is_named = verdict.node in plan.nodes and not verdict.ranks
+        return ("right" if is_named else "wrong"), ""
+    if plan.fault == "mismatch":
+        return _of_mismatch(plan, verdict)
+    named = set(verdict.ranks)
+    if not named or not named <= set(plan.guilty):
+        return "wrong", ""
+    shown = f"{verdict.headline}\n{verdict.message.splitlines()[0] if verdict.message else ''}"
+    if fault.said and not any(said.lower() in shown.lower() for said in _said(plan, fault)):
+        return "story", f"headline without {fault.said[0]!r}"
+    if verdict.category not in (*fault.categories, *(("hang",) if plan.place == "thread" else ())):
+        return "story", f"category {verdict.category}"
+    has_code = fault.hangs or (fault.raises and fault.has_code and plan.wrapper != "exits-with-word")
+    if has_code and fault.said and plan.wrapper != "retried" and not _is_in_fault(code, folder):
+        return "story", f"code {code!r}"
+    if plan.fails_at_once and named != set(plan.guilty):
+        return ("story" if verdict.confidence == "high" else "partial"), "failed at once"
+    return ("right" if named == set(plan.guilty) else "partial"), ""
+
+
+def _said(plan: Plan, fault: Fault) -> tuple[str, ...]:
+    """Return what the headline may have: of a training that is tried again, also what became of the second try."""
+    if fault.hangs:
+        return ("hang",)
+    return (*fault.said, "initialize the default process group twice") if plan.wrapper == "retried" else fault.said
+
+
+def _of_mismatch(plan: Plan, verdict: Verdict) -> tuple[str, str]:
+    """Which of two ranks passed the wrong shape may be unknowable: then both are named, not with high confidence."""
+    named = set(verdict.ranks) | {suspect.rank for suspect in verdict.suspects}
+    if set(verdict.ranks) == set(plan.guilty):
+        return "right", ""
+    if set(plan.guilty) <= named and verdict.confidence != "high":
+        return "partial", "one of two"
+    return "wrong", ""
+
+
+def _is_in_fault(code: str, folder: Path) -> bool:
+    """Whether a place, "train.py:41 in fault", is in the function `fault`, or in one that it defines."""
+    lines = (folder / "train.py").read_text().splitlines()
+    first = lines.index("def fault():") + 1
+    last = next(number for number, line in enumerate(lines, 1) if number > first and line and not line[0].isspace())
+    number = code.partition(":")[2].partition(" ")[0]
+    return code.startswith("train.py:") and number.isdigit() and first < int(number) < last
+
+
+def _agree(folder: Path) -> bool:
+    said = set()
+    for log in folder.glob("worker-*.log"):
+        said |= {line for line in log.read_text(errors="replace").splitlines() if line.startswith("verdict: ")}
+    return len(said) <= 1
