@@ -1,4 +1,4 @@
-"""Makes recordings and conclusions of one node, for the tests of the agent and the verdict."""
+"""Makes recordings and conclusions of one node without Flyte, for the tests of the agent and the verdict."""
 
 from __future__ import annotations
 
@@ -6,26 +6,41 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.layout.keys import error_key_for
+from firstfault.model.roster import pods_live
 from firstfault.wire.documents import encode
 from firstfault_torch.context import Recording
+from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.options import Options
 from firstfault_torch.verdict.node_verdict import NodeConclusion, Wait, conclude_on_node
 from firstfault_torch.verdict.seal import seal_verdict
-from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from firstfault.conclude import Conclusion
-    from firstfault.model import WorkerError
+    from firstfault.model import JobErrors, WorkerError
+    from firstfault_torch.context import Identity
     from firstfault_torch.verdict.seal import SealedVerdict
 
 _IDENTITY = {"attempt", "node", "handover_uri", "previous_handover_uri"}
 
 
+class RetryingEngine(PlainEngine):
+    """An engine that retries a job whose pods live; the documents lie in the folder itself."""
+
+    def identity(self) -> Identity:
+        """Return the node that the variables name, without a place to hand files over to the next attempt."""
+        places = {"output_prefix": self.folder, "handover_uri": "", "previous_handover_uri": ""}
+        return replace(super().identity(), **places)
+
+    def enforces(self, job: JobErrors) -> bool:
+        """Whether all pods live."""
+        return pods_live(job)
+
+
 def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> Recording:
-    """Return a recording into an output prefix, by the node that Flyte's variables name.
+    """Return a recording into an output prefix, by the node that the variables name.
 
     Args:
         uri: the output prefix.
@@ -34,7 +49,7 @@ def recording_at(uri: str, deadline_seconds: float = 5.0, **fields: Any) -> Reco
     """
     identity = {name: fields.pop(name) for name in _IDENTITY & fields.keys()}
     strategy = fields.pop("strategy", "earliest")
-    return Recording(strategy, replace(FlyteEngine(uri).identity(), **identity), deadline_seconds, **fields)
+    return Recording(strategy, replace(RetryingEngine(uri).identity(), **identity), deadline_seconds, **fields)
 
 
 def concluded(
@@ -46,13 +61,13 @@ def concluded(
     retries: int | None = None,
     **wait: Any,
 ) -> Conclusion:
-    """Return the conclusion of a node of a Flyte job."""
+    """Return the conclusion of a node of a job that its engine retries."""
     options = Options(retry_policy=policy, retries=retries)
     copies = {
         document_path(failure.documents[0].name if failure.documents else error_key_for(failure)): encode(failure)
         for failure in failures
     }
-    engine = FlyteEngine(recording.output_prefix)
+    engine = RetryingEngine(recording.output_prefix)
     return conclude_on_node(recording, copies, engine, options, Wait(seconds, **wait)).conclusion
 
 

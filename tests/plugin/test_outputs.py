@@ -1,4 +1,4 @@
-"""The wait for rank 0's outputs, and the name of a pod's error file."""
+"""The wait for rank 0's outputs, the name of a pod's error file, and the choice between two."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.layout.paths import is_stock_error_file
+from firstfault.testing import make_error
 from firstfault_torch.node.document_writer import put_file
 from flytekitplugins.firstfault import outputs
-from flytekitplugins.firstfault.outputs import await_outputs, sealed_name
+from flytekitplugins.firstfault.outputs import await_outputs, newest_seal, sealed_name
+from tests.recordings import concluded, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -168,3 +170,15 @@ def test_the_name_of_a_seal(environment: dict[str, str], pattern: str, monkeypat
     names = {sealed_name(f"s3://bucket/run/data/{attempt}") for attempt in (0, 0, 1)}
     assert all(re.fullmatch(pattern, name) and is_stock_error_file(name) for name in names)
     assert len(names) == (2 if environment else 1)
+
+
+def test_a_storage_that_hangs_does_not_delay_the_choice(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that cannot look for another pod's verdict in time keeps its own."""
+    own = sealed(concluded(prefix.recording(), [make_error(0)]), prefix.recording())
+    hangs = threading.Event()
+    monkeypatch.setattr(outputs, "_LOOK_S", 0.2)
+    monkeypatch.setattr(outputs, "get_file", lambda *_: hangs.wait(LONG_S))
+    began = time.monotonic()
+    assert newest_seal(own.seal, own.document, prefix.uri) == own.document
+    assert time.monotonic() - began < 2
+    hangs.set()

@@ -283,7 +283,7 @@ def start(
     prefix: Prefix, others: FailureBroadcast, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., ReportingAgent]]:
     """Start an agent with two real workers, ranks 2 and 3 of worker-1, that react to a stop as given."""
-    monkeypatch.setenv("_F_WN", "worker-1")
+    monkeypatch.setenv("FIRSTFAULT_NODE", "worker-1")
     made: list[ReportingAgent] = []
 
     def begin(*answers: str, stop_seconds: float = 5.0) -> ReportingAgent:
@@ -589,7 +589,7 @@ def test_a_launch_that_fails(  # noqa: PLR0917
     fields: dict[str, Any], category: str, code: str, kind: Kind, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of the agent itself is documented, and the node announces its failure."""
-    monkeypatch.setenv("_F_WN", "worker-1")
+    monkeypatch.setenv("FIRSTFAULT_NODE", "worker-1")
     with pytest.raises(LaunchFailedError) as caught:
         _launched(prefix, **fields)
     (failure,) = prefix.failures()

@@ -16,8 +16,6 @@ import firstfault_torch
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault_torch.capture import before_exit, capture, qualified_name, safe_text
 from firstfault_torch.guard import bounded
-from firstfault_torch.worker import recording as worker
-from flytekitplugins.firstfault import entrypoints
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -505,15 +503,6 @@ def _depth(error: BaseException) -> int:
     while trace is not None:
         trace, count = trace.tb_next, count + 1
     return count
-
-
-def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker's traceback begins with the task function, not with the frames of ours that called it."""
-    found = []
-    monkeypatch.setattr(worker.WorkerMonitor, "fails", lambda _self, error: found.append(capture(error)))
-    with pytest.raises(ValueError, match="bottom"):
-        entrypoints.run_forked(_deep, {"levels": 1})
-    assert [frame.function for frame in found[0].frames] == ["_deep", "_deep"]
 
 
 def test_a_neighbours_frames_stay() -> None:

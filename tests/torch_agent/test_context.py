@@ -17,9 +17,6 @@ from firstfault_torch.context import (
     versions,
     worker_place,
 )
-from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
-from flytekitplugins.firstfault.flyte_engine import FlyteEngine, attempt_number, node_name
-from flytekitplugins.firstfault.outputs import multi_error_files
 
 IDENTITY = Identity("s3://bucket/out", engine="flyte", attempt=2, node="worker-1", namespace="team-development")
 RECORDING = Recording("earliest", IDENTITY, 2.5, round=3, incarnation=7, group_world_size=2, ip="10.0.0.7")
@@ -38,49 +35,6 @@ def test_recording_is_off(name: str, value: str | None) -> None:
     environment = {**RECORDING.environment(), name: value}
     present = {name: value for name, value in environment.items() if value is not None}
     assert Recording.from_environment(present) is None
-
-
-def test_the_variable_is_the_one_of_the_task() -> None:
-    """The user's variable switches recording off, also in workers."""
-    assert STRATEGY_VARIABLE == "FLYTE_INTERNAL_ERROR_PROPAGATION"
-    identity = FlyteEngine("s3://bucket/out", strategy="majority").identity()
-    assert Recording("majority", identity).environment()[STRATEGY_VARIABLE] == "majority"
-
-
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({}, False),
-        ({"_F_DES": ""}, False),
-        ({"_F_DES": "Earliest"}, True),
-        ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "Earliest"}, True),
-        ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "", "_F_DES": "Earliest"}, False),
-    ],
-)
-def test_multi_error_files(environment: dict[str, str], expected: bool) -> None:
-    """Every pod writes a file of its own if the backend says so by either name; the long name counts first."""
-    assert multi_error_files(environment) is expected
-
-
-@pytest.mark.parametrize(
-    ("environment", "name"),
-    [
-        ({"FLYTE_INTERNAL_WORKER_NAME": "long", "_F_WN": "short", "HOSTNAME": "host"}, "long"),
-        ({"_F_WN": "short", "HOSTNAME": "host"}, "short"),
-        ({"_F_WN": "", "HOSTNAME": "host"}, "host"),
-        ({"HOSTNAME": "host"}, "host"),
-        ({}, socket.gethostname()),
-    ],
-)
-def test_node_name(environment: dict[str, str], name: str) -> None:
-    """A node is named as the backend names its pod, else as its host."""
-    assert node_name(environment) == name
-
-
-@pytest.mark.parametrize(("text", "number"), [("2", 2), ("0", 0), ("", 0), ("two", 0), (None, 0)])
-def test_attempt_number(text: str | None, number: int) -> None:
-    """The attempt's number is the backend's; without one, or with nonsense, it is the first."""
-    assert attempt_number({} if text is None else {"FLYTE_ATTEMPT_NUMBER": text}) == number
 
 
 def test_node_place() -> None:

@@ -2,50 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 import torch
-from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserException
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, RendezvousTimeoutError
 
 from firstfault.model import CATEGORIES, Kind, Origin
-from firstfault_torch.capture import capture
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass, error_class_of
-from flytekitplugins.firstfault.flyte_engine import RECOVERABLE_TYPE, FlyteEngine
-
-if TYPE_CHECKING:
-    from typing import Any
-
-
-class _LostShardError(FlyteRecoverableException):
-    pass
-
-
-class _FarError(_LostShardError, KeyError):
-    pass
-
-
-class _FlyteRecoverableException(Exception):  # noqa: N818 - the same name, another class
-    pass
-
-
-class _CodeError(Exception):
-    error_code = "USER:Quota"
-
-
-class _NumberError(Exception):
-    error_code = 507
-
-
-class _OddCodeError(Exception):
-    error_code = None
-
-
-class _HostileCodeError(Exception):
-    @property
-    def error_code(self) -> Any:
-        raise SystemExit(3)
 
 
 def test_every_class_has_its_flyte_class() -> None:
@@ -58,48 +20,6 @@ def test_every_class_has_its_flyte_class() -> None:
             assert (flyte.kind, flyte.origin) == (Kind.RECOVERABLE, Origin.USER)
         else:
             assert (flyte.kind is Kind.RECOVERABLE) is (flyte.origin is Origin.SYSTEM)
-
-
-@pytest.mark.parametrize(
-    ("error", "recoverable"),
-    [
-        (FlyteRecoverableException("x"), True),
-        (_LostShardError("x"), True),
-        (_FarError("x"), True),
-        (FlyteUserException("x"), False),
-        (_FlyteRecoverableException("x"), False),
-        (ValueError(RECOVERABLE_TYPE), False),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_recoverable(error: Exception, recoverable: bool) -> None:
-    """Recoverable is flytekit's exception and its subclasses: by type, not by name or text."""
-    assert FlyteEngine().name_error(error, capture(error)).recoverable is recoverable
-
-
-def test_a_recoverable_cause_is_not_enough() -> None:
-    """An exception raised from a recoverable one is not recoverable because of it."""
-    error = ValueError("gave up")
-    error.__cause__ = FlyteRecoverableException("x")
-    assert not FlyteEngine().name_error(error, capture(error)).recoverable
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (ValueError("x"), "USER:RuntimeError"),
-        (FlyteRecoverableException("x"), "USER:Recoverable"),
-        (_LostShardError("x"), "USER:Recoverable"),
-        (_CodeError(), "USER:Quota"),
-        (_NumberError(), "507"),
-        (_OddCodeError(), "USER:RuntimeError"),
-        (_HostileCodeError(), "USER:RuntimeError"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_code(error: Exception, code: str) -> None:
-    """The code is the exception's own, as in flytekit, else the default."""
-    assert FlyteEngine().name_error(error, capture(error)).code == code
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,8 @@ from firstfault_torch.node.document_writer import (
     record_error,
     spool_of,
 )
-from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 from tests.faulty_proxy import FAULTS, Fault, FaultyProxy, faulty_proxy_before
-from tests.recordings import concluded, recording_at, sealed
+from tests.recordings import RetryingEngine, concluded, recording_at, sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -146,13 +145,11 @@ def sealings(s3: S3, proxy: FaultyProxy) -> dict[str, Sealing]:
         began = time.monotonic()
         recording = places[what]
         verdict = sealed(concluded(recording, [failure(3)], give_up=terminated), recording)
-        engine = FlyteEngine(recording.output_prefix, in_pod=True)
-        published = engine.publish(verdict, give_up=terminated)
+        published = RetryingEngine(recording.output_prefix).publish(verdict, give_up=terminated)
         seconds = time.monotonic() - began
-        assert engine.published is not None
-        document = engine.published.document
         found = stored(s3, recording)(ERROR_FILE)
-        return Sealing(verdict.verdict.headline, verdict.seal.message, document, published.durable, found, seconds)
+        headline, message = verdict.verdict.headline, verdict.seal.message
+        return Sealing(headline, message, published.document, published.durable, found, seconds)
 
     proxy.plan(*(Fault(what, path=f"seal-{what}-") for what in FAULTS if what != "refused"))
     # these are stored in time if nothing else runs beside them
@@ -169,7 +166,7 @@ def sealings(s3: S3, proxy: FaultyProxy) -> dict[str, Sealing]:
 
 @pytest.mark.parametrize("what", FAULTS)
 def test_sealing(sealings: dict[str, Sealing], what: str) -> None:
-    """The verdict is about the user's exception, is made in time, and is left to the entrypoint if it is not stored."""
+    """The verdict is about the user's exception, is made in time, and the caller learns whether it is stored."""
     sealing = sealings[what]
     assert "the user's own error" in sealing.headline
     assert "the user's own error" in sealing.message

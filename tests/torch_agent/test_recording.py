@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from flytekit.exceptions.user import FlyteRecoverableException
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from firstfault.layout.keys import ErrorKey, error_key_for
@@ -24,6 +23,7 @@ from firstfault.model import DocumentRef, Kind, Phase, Subject, WorkerError, Wri
 from firstfault.recorder import Spool
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode
+from firstfault_torch.engine import PlainEngine, RecoverableError
 from firstfault_torch.node import document_writer as recorder
 from firstfault_torch.node.document_writer import (
     as_entry,
@@ -36,7 +36,6 @@ from firstfault_torch.node.document_writer import (
 )
 from firstfault_torch.worker import recording as worker
 from firstfault_torch.worker.recording import WorkerMonitor, recorded
-from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 from tests.recordings import recording_at
 
 if TYPE_CHECKING:
@@ -268,7 +267,7 @@ def _raise(error: BaseException) -> None:
 
 def _leaving(error: BaseException) -> BaseException:
     """Return the exception that leaves a task function that raises `error`."""
-    with pytest.raises(BaseException) as caught, recorded(FlyteEngine()):  # noqa: PT011 - any exception may
+    with pytest.raises(BaseException) as caught, recorded(PlainEngine()):  # noqa: PT011 - any exception may
         raise error
     return caught.value
 
@@ -283,7 +282,7 @@ def test_an_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]
     assert failure.writer is Writer.WORKER
     assert (failure.place.rank, failure.place.round, failure.place.incarnation) == (1, 2, 7)
     assert failure.node == failure.worker == "worker-0"
-    assert (failure.code, failure.kind) == ("USER:RuntimeError", Kind.NON_RECOVERABLE)
+    assert (failure.code, failure.kind) == ("USER:ValueError", Kind.NON_RECOVERABLE)
     assert before_ns <= (failure.timestamp_ns or 0) <= after_ns
     assert failure.exception is not None
     assert failure.exception.type == "ValueError"
@@ -297,13 +296,13 @@ def test_an_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]
 def test_a_recoverable_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
     """The worker decides whether its exception is recoverable."""
 
-    class ShardError(FlyteRecoverableException):
+    class ShardError(RecoverableError):
         pass
 
     as_worker()
     _leaving(ShardError("shard 7"))
     (failure,) = prefix.failures()
-    assert (failure.code, failure.kind, failure.category) == ("USER:Recoverable", Kind.RECOVERABLE, "recoverable")
+    assert (failure.code, failure.kind, failure.category) == ("USER:ShardError", Kind.RECOVERABLE, "recoverable")
 
 
 class _HostileError(Exception):
@@ -419,13 +418,13 @@ def test_an_exit_that_the_program_made_of_an_exception(
 
     def train() -> None:
         try:
-            _raise(FlyteRecoverableException("shard 7"))
+            _raise(RecoverableError("shard 7"))
         except Exception:  # noqa: BLE001 - as frameworks do
             if detached:
                 raise SystemExit(3) from None
             sys.exit(3)
 
-    with pytest.raises(SystemExit, match="3"), recorded(FlyteEngine()):
+    with pytest.raises(SystemExit, match="3"), recorded(PlainEngine()):
         train()
     (failure,) = prefix.failures()
     assert failure.exception is not None
@@ -450,7 +449,7 @@ def test_what_leaves_a_child_that_the_function_forked(how: str, prefix: Prefix, 
 
     worker_process = os.getpid()
     try:
-        with recorded(FlyteEngine()):
+        with recorded(PlainEngine()):
             train()
     finally:
         if os.getpid() != worker_process:
@@ -489,7 +488,7 @@ def test_what_a_handler_makes_of_the_agents_signal(prefix: Prefix, as_worker: Ca
         monitor.answer()
         raise OSError("broken")
 
-    with pytest.raises(OSError, match="broken"), recorded(FlyteEngine()) as monitor:
+    with pytest.raises(OSError, match="broken"), recorded(PlainEngine()) as monitor:
         train(monitor)
     assert prefix.failures() == []
 
@@ -506,7 +505,7 @@ def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix, as
             asking.start()
             asking.join()
 
-    with pytest.raises(ValueError, match="bad"), recorded(FlyteEngine()) as monitor:
+    with pytest.raises(ValueError, match="bad"), recorded(PlainEngine()) as monitor:
         train(monitor)
     assert {failure.in_flight: failure.what for failure in prefix.failures()} == {
         True: "ValueError",
@@ -517,7 +516,7 @@ def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix, as
 def test_success_leaves_nothing(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
     """A task function that returns writes no document."""
     error_file = as_worker()
-    with recorded(FlyteEngine()):
+    with recorded(PlainEngine()):
         pass
     assert prefix.failures() == []
     assert not error_file.exists()
@@ -574,8 +573,8 @@ def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> N
 _WITHOUT_THREADS = """
 import os, resource, sys, threading
 
+from firstfault_torch.engine import PlainEngine
 from firstfault_torch.worker.recording import recorded
-from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 threading.stack_size(2**31)
@@ -584,7 +583,7 @@ try:
     threading.Thread(target=print).start()
 except RuntimeError as error:
     print(error)
-with recorded(FlyteEngine(sys.argv[1])):
+with recorded(PlainEngine(sys.argv[1])):
     raise ValueError("the fault")
 """
 
