@@ -20,7 +20,7 @@ help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.* ## \(.*\)/\1\t\2/p' Makefile | expand -t 14
 
 demo: $(VENV) ## train on 2 nodes, fail on rank 3, explain the failure, retry, succeed
-	$(BIN)/firstfault run examples/recoverable.py train --nodes 2 --store build/demo
+	@tools/demo.sh
 
 test: wheel ## build the wheel and run all tests on it; ARGS="-k name" is passed to pytest
 	@tools/test_wheel.sh dist/*.whl $(ARGS)

@@ -28,6 +28,12 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
 """The folder of each package in the repository; the wheel's tests run in a folder without them."""
+_OF_FLYTE = ("cascades/test_live.py", "chaos", "examples", "frameworks", "plugin", "storage/test_stock_files.py")
+_OF_TORCH = ("inprocess", "torch_agent")
+_NEEDED_BY = {"torch": (*_OF_TORCH, *_OF_FLYTE), "flytekit": _OF_FLYTE}
+"""What cannot run without a package; a single test elsewhere skips itself."""
+_LACKING = next((package for package in _NEEDED_BY if importlib.util.find_spec(package) is None), None)
+_LEFT_OUT = _NEEDED_BY.get(_LACKING or "", ())
 
 
 # --- what is tested -------------------------------------------------------------------------------------------------
@@ -55,6 +61,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("timing")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out tests whose package is not installed."""
+    tests = Path(__file__).resolve().parent
+    return any(collection_path.is_relative_to(tests / path) for path in _LEFT_OUT) or None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print which tests were left out because a package is not installed."""
+    if _LACKING:
+        files = ", ".join(f"tests/{path}" for path in _LEFT_OUT)
+        terminalreporter.write_line(f"left out, because {_LACKING} is not installed: {files}", yellow=True)
 
 
 # --- the environment ------------------------------------------------------------------------------------------------

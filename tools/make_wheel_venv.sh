@@ -8,4 +8,5 @@ pip=("$venv/bin/python" -m pip --no-input --disable-pip-version-check)
 
 "$root/tools/copy_venv.sh" "$venv"
 "${pip[@]}" uninstall --yes firstfault
-"${pip[@]}" install -c "$root/constraints.txt" "$1[elastic,otel,s3]"
+extra=$("${pip[@]}" show -q flytekit 2>/dev/null && echo elastic || echo torch)
+"${pip[@]}" install -c "$root/constraints.txt" "$1[$extra,otel,s3]"

@@ -258,6 +258,7 @@ def _run_examples(page: str) -> dict[str, Any]:
 @pytest.mark.filterwarnings("ignore:increase_shared_mem=True")
 def test_the_examples_of_retry_policies_run() -> None:
     """The policies on the page can be built and used."""
+    pytest.importorskip("flytekit", reason="the page's task is one of Flyte")
     found = _run_examples("docs/retry.md")
     job = make_job(make_error(category="disk_full"))
     decision = decide(run_strategy(get_strategy("earliest"), job), found["policy"])

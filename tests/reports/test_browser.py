@@ -499,6 +499,7 @@ _LOOKS = """() => [...document.querySelectorAll('#other *')].map(element => {
 
 def _deck_page(*tabs: tuple[str, str]) -> str:
     """Return flytekit's page of decks, without the fonts that it loads from a network."""
+    pytest.importorskip("flytekit", reason="the page is flytekit's")
     from flytekit.deck.deck import get_deck_template  # noqa: PLC0415 - slow to import
 
     names = "".join(f'<li onclick="handleLinkClick(this)">{name}</li>' for name, _ in tabs)

@@ -256,6 +256,31 @@ def test_a_fatal_failure_meanwhile(agents: Callable[..., list[Agent]], monkeypat
     assert _settled(made) == [b"sealed"] * 3
 
 
+class _LateEvent(threading.Event):
+    """Waits ten times as long, as the thread of a busy machine does."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait."""
+        return super().wait(None if timeout is None else 10 * timeout)
+
+
+def test_a_fatal_failure_that_one_agent_learns_late(
+    agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent whose peer ended the decision looks why: it does not restart, and keeps no record."""
+    monkeypatch.setattr(settlement_module, "_NO_ANSWER_S", LONG_S)
+    made = agents(3)
+    made[1].peers.broadcast._ended = _LateEvent()
+    made[1].peers.notify(made[1].own)
+    threads = [agent.begin() for agent in made[:2]]
+    assert made[2].woken.wait(LONG_S)
+    made[2].peers.notify(replace(made[2].own, fatal=True, asks=False))
+    for thread in threads:
+        thread.join(LONG_S)
+    assert [agent.decided for agent in made[:2]] == [None, None]
+    assert _records(made) == ()
+
+
 def test_one_node(tmp_path: Path) -> None:
     """Without other nodes there is no store to ask."""
     agent = Agent(

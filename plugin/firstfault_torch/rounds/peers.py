@@ -131,6 +131,8 @@ class Peers:
         if settled is None:
             # this also ends the waiting thread: the next round may fork, and the connection is needed again
             settled = self._agreement.abandon(connections[0])
+        if settled is None or not settled.document:
+            self._look_for_a_fatal_failure()
         return None if self.broadcast.is_fatal else settled
 
     def leave(self, copies: Mapping[str, bytes]) -> None:
@@ -181,6 +183,12 @@ class Peers:
         if failure.fatal:
             self._agreement.interrupt(failure.reason)
         (self._agreement if failure.asks else self._settlement).heard(store)
+
+    def _look_for_a_fatal_failure(self) -> None:
+        """Learn now why the agents did not agree: one that already knows of a fatal failure ends it for all."""
+        failure = self.broadcast.fatal_failure()
+        if failure is not None:
+            self.broadcast.accept(failure)
 
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
         """Tell the other agents that one of them died."""
