@@ -39,8 +39,8 @@ _GROUP = "torch/distributed/"
 _PROGRAMS_OWN = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
 """Types that no transport raises; also their subclasses."""
 _TRANSPORTS = {"RuntimeError", "OSError", "EOFError"}
-_SUMMARY = "launcher-summary"
-"""Signature of a launcher's summary of all its workers."""
+_SUMMARIES = {"launcher-box", "launcher-summary"}
+"""Signatures of a launcher's summary of all its workers."""
 TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stuck"
 """Signatures of what NCCL's watchdog prints: its own timeout, another rank's, and that it could not run."""
 _OF_WATCHDOGS = {TIMED_OUT, DUMP_SIGNAL, STUCK}
@@ -310,7 +310,7 @@ def _of_crash_while_stopped(failure: WorkerError) -> ClassifiedFailure:
 def _of_text(failure: WorkerError) -> ClassifiedFailure:
     """Classify a stock error file, which has only a text."""
     found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
-    if found.signature == _SUMMARY:
+    if found.signature in _SUMMARIES:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first")
     if found.role is Role.SECONDARY:
         return ClassifiedFailure(

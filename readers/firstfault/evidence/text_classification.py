@@ -31,6 +31,11 @@ _SIZES = Pattern(
     r"[^\n]*?total capac\w+ of (?P<total>\d+(?:\.\d+)?) (?P<of>[KMGTPE])iB"
 )
 _UNITS = "KMGTPE"
+_INFORMATION = Pattern(
+    r"^[^\n]{0,160}?(?:\bNCCL (?-i:INFO|TRACE)\b|(?:^|[\s\[(|])(?-i:INFO|DEBUG|TRACE)[\s\])|:]|"
+    r"(?-i:\bI\d{3,4}) \d\d:\d\d:)[^\n]*$"
+)
+"""Lines of a log whose level is below a warning."""
 _DUMP_SIGNAL = "dump-signal"
 _PROGRESS = Pattern(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
@@ -92,10 +97,12 @@ def classify(
         left = left.removeprefix(encoded(f"{exception_type}:"))
     if cut is not None and _NOTHING.fullmatch(left.decode("utf-8")):
         return Classification(cut.role, cut.category, cut.id, cut.why)
+    alarming = _INFORMATION.cut_from(left)
     for signature in signatures.possible(left):
         if not signature.fits(types):
             continue
-        found = signature.search(left)
+        # what a library tells at start-up is no fault of this process; that a connection ended may stand there only
+        found = signature.search(alarming if signature.role is Role.PRIMARY else left)
         if found is not None:
             decided = Classification(signature.role, signature.category, signature.id, signature.why, _pointer(found))
             return _by_size(_by_progress(decided, left), left)
