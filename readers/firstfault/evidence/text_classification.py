@@ -32,7 +32,7 @@ _SIZES = Pattern(
 )
 _UNITS = "KMGTPE"
 _INFORMATION = Pattern(
-    r"^[^\n]{0,160}?(?:\bNCCL (?-i:INFO|TRACE)\b|(?:^|[\s\[(|])(?-i:INFO|DEBUG|TRACE)[\s\])|:]|"
+    r"^[^\n]{0,160}?(?:\bNCCL (?-i:INFO|TRACE)\b|(?:^|[ \t\[(|])(?-i:INFO|DEBUG|TRACE)[ \t\])|:]|"
     r"(?-i:\bI\d{3,4}) \d\d:\d\d:)[^\n]*$"
 )
 """Lines of a log whose level is below a warning."""
@@ -162,13 +162,13 @@ def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
 
 
 def _without_noise(text: bytes, signatures: Signatures) -> tuple[bytes, Signature | None]:
-    """Return the text without noise, and the first noise that was found."""
-    first = None
+    """Return the text without noise, and the first noise with a role that was found, else the first."""
+    found = []
     for noise in signatures.possible_noise(text):
         if noise.search(text) is not None:
-            first = first or noise
+            found.append(noise)
             text = noise.pattern.cut_from(text)
-    return text, first
+    return text, min(found, key=lambda noise: noise.role is Role.AMBIGUOUS, default=None)
 
 
 def _pointer(found: Mapping[str, str]) -> Pointer | None:
