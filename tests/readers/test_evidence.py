@@ -11,6 +11,7 @@ import pytest
 
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.evidence.clocks import Clocks
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
     TOLD_TO_GO,
@@ -29,6 +30,7 @@ from firstfault.model import (
     ThreadFailure,
     Writer,
 )
+from firstfault.strategies.earliest import clock_warnings
 from firstfault.strategies.evidence import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
@@ -241,6 +243,37 @@ def test_a_clock_that_is_wrong(wrong_s: int) -> None:
     assert verdict.confidence == "medium", "known to be the first"
     (sources,) = [names for text, names in verdict.reasons if text.startswith("the clock of worker-1 is")]
     assert sources == ("b.pb",)
+
+
+def _written_twice(uuids: tuple[str, str], last_stored_ms: int) -> JobErrors:
+    """One process wrote of one moment in flight and again 3 s later, and its clock is right."""
+    final, documents, receipts = own(1), [], []
+    assert final.timestamp_ns is not None
+    for in_flight, letter, began_ms, stored_ms in ((True, uuids[0], 10, 15), (False, uuids[1], 3000, last_stored_ms)):
+        key = ErrorKey(0, final.timestamp_ns, 1, 0, "", 1, 32 * letter)
+        stored = DocumentRef(str(key), last_modified_ns=final.timestamp_ns + stored_ms * 1_000_000)
+        message = f"{final.message}, {'in flight' if in_flight else 'all frames'}"
+        documents.append(
+            replace(
+                final,
+                in_flight=in_flight,
+                message=message,
+                documents=(stored,),
+                upload_delay_ns=began_ms * 1_000_000,
+            )
+        )
+        receipts.append(Receipt(str(key), durable=True, fault_to_durable_ns=(began_ms + 10) * 1_000_000))
+    return make_job(*documents, roster=(make_presence(receipts=tuple(receipts)),))
+
+
+@pytest.mark.parametrize("uuids", [("a", "b"), ("b", "a")])
+@pytest.mark.parametrize("last_stored_ms", [3005, 9000])
+def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> None:
+    """Each document is compared with its own times, in either order, also if an upload that had hung stores it again."""
+    job = _written_twice(uuids, last_stored_ms)
+    assert len(job.failures) == 1
+    assert (Clocks(job).sentences(), clock_warnings(job.failures)) == ([], [])
+    assert Clocks(job).offset("worker-0").is_known
 
 
 # --- nodes ----------------------------------------------------------------------------------------------------------

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.layout.keys import ErrorKey
 from firstfault.model import Subject, Writer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from firstfault.model import JobErrors, WorkerError
+    from firstfault.model import DocumentRef, JobErrors, WorkerError
 
 __all__ = ["Clocks", "Interval", "Offset"]
 
@@ -206,27 +208,38 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
         if receipt.durable and receipt.fault_to_durable_ns is not None
     }
     lows: dict[str, int] = {}
-    highs: dict[str, int] = {}
-    for failure in job.failures:
-        recorded, node = failure.timestamp_ns, failure.node
-        document = failure.documents[0] if failure.documents else None
-        if recorded is None or document is None or document.last_modified_ns is None:
-            continue
-        stored = document.last_modified_ns
+    highs: defaultdict[str, list[int]] = defaultdict(list)
+    for node, document, recorded, upload_delay in _uploads(job.failures):
+        stored = document.last_modified_ns or 0
         whole = _WHOLE_S if stored % _S == 0 else _S // 20
-        delay = took.get(document.name)
         # the object's time lies between the start of its upload and the storage's answer
-        low = recorded + (failure.upload_delay_ns or 0) - stored - whole
+        low = recorded + upload_delay - stored - whole
         lows[node] = max(low, lows.get(node, low))
-        if delay is not None:
-            high = max(recorded + delay - stored, low)
-            highs[node] = min(high, highs.get(node, high))
-    return {
-        node: _between(low, highs[node]) if node in highs else Offset(low, max(_UNKNOWN_NS, low + _UNKNOWN_NS))
-        for node, low in lows.items()
-    }
+        if document.name in took:
+            highs[node].append(max(recorded + took[document.name] - stored, low))
+    return {node: _between(low, highs[node]) for node, low in lows.items()}
 
 
-def _between(low: int, high: int) -> Offset:
-    """Return the offset between two bounds, in either order: they may contradict each other."""
-    return Offset(min(low, high), max(low, high), is_known=True)
+def _uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef, int, int]]:
+    """Yield each stored document's node, reference, recorded time, and how long after that its upload began at least.
+
+    A failure merged from several documents has the time of the earliest; the name of each document has its own. How
+    long one of them took says nothing of the others: a process may write of one moment in flight, and at its end.
+    """
+    for failure in failures:
+        several = len(failure.documents) > 1
+        for document in failure.documents:
+            key = ErrorKey.parse(document.name) if several else None
+            recorded = key.timestamp_ns if key is not None else None if several else failure.timestamp_ns
+            if recorded is not None and document.last_modified_ns is not None:
+                yield failure.node, document, recorded, 0 if several else failure.upload_delay_ns or 0
+
+
+def _between(low: int, highs: Sequence[int]) -> Offset:
+    """Return the offset between the bounds.
+
+    A document that was stored again after its receipt, beside an upload that hung, seems to come from a clock that is
+    behind: its upper bound may contradict another document's lower one, and is left out.
+    """
+    agreed = [high for high in highs if high >= low]
+    return Offset(low, min(agreed), is_known=True) if agreed else Offset(low, max(_UNKNOWN_NS, low + _UNKNOWN_NS))

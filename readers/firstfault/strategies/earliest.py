@@ -69,7 +69,9 @@ def clock_warnings(failures: Sequence[WorkerError]) -> list[str]:
     """Return a sentence for each node whose recorded times contradict the storage's clock."""
     offsets: dict[str, int] = {}
     for failure in failures:
-        for document in failure.documents[:1]:
+        if len(failure.documents) > 1:
+            continue  # merged: its times may come from different documents
+        for document in failure.documents:
             if failure.timestamp_ns is None or document.last_modified_ns is None:
                 continue
             late = (document.last_modified_ns - failure.timestamp_ns - (failure.upload_delay_ns or 0)) // _S
