@@ -16,6 +16,7 @@ from firstfault.untrusted_json import parse_json
 __all__ = [
     "ERROR_FILE_VARIABLE",
     "error_file_data",
+    "is_readable",
     "mark_recoverable",
     "read_error_file",
     "read_traceback",
@@ -104,3 +105,18 @@ def read_error_file(path: str | Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return message if isinstance(message, dict) else {"message": str(message), "extraInfo": {}}
+
+
+def is_readable(error_file: str) -> bool:
+    """Whether torch can read an error.json, and make a ChildFailedError of it."""
+    try:
+        content = json.loads(Path(error_file).read_text(encoding="utf-8"))
+        message = content["message"]
+        if isinstance(message, str):
+            int(content.get("timestamp", 0))
+            return True
+        extra = message["extraInfo"]
+        int(extra["timestamp"])
+        return isinstance(extra.get("py_callstack", message.get("message", "")), str)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False

@@ -8,6 +8,7 @@ import functools
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -379,13 +380,73 @@ def test_torchs_result_names_the_failed_worker(start: Callable[..., ReportingAge
     assert set(_look(agent).failures) == {3}
 
 
-def test_half_a_file_of_torchs(start: Callable[..., ReportingAgent]) -> None:
-    """Half an exception file of a stopped worker does not make the agent fail."""
+HALVES = [
+    "",
+    '{"message": {"mess',
+    '{"other": 1}',
+    "[]",
+    '{"message": {"extraInfo": {"timestamp": "1", "py_callstack": 7}}}',
+]
+
+
+@pytest.fixture(params=["before torch looks", "while torch looks"])
+def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[ReportingAgent], None]:
+    """Let a worker die before its agent looks, or between that and torch's own look."""
+    if request.param == "before torch looks":
+        return lambda agent: _kill(agent, 1)
+
+    def at_torchs_look(agent: ReportingAgent) -> None:
+        torchs_own = LocalElasticAgent._monitor_workers
+
+        def late(self: LocalElasticAgent, group: Any) -> RunResult:
+            _kill(agent, 1)
+            result: RunResult = torchs_own(self, group)
+            return result
+
+        monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", late)
+
+    return at_torchs_look
+
+
+def test_half_a_traceback_of_torchs(
+    start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None]
+) -> None:
+    """Half of torch.multiprocessing's traceback file does not make the agent fail."""
     agent = start("exits", "dies")
     for file in agent._pcontext._pc.error_files:  # type: ignore[union-attr]
         Path(file).touch()
-    _kill(agent, 1)
+    dies(agent)
     assert set(_look(agent).failures) == {3}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_half_an_error_file(
+    half: str, start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None], prefix: Prefix
+) -> None:
+    """A worker that ended while it wrote its error.json does not make the agent fail; its death is the failure."""
+    agent = start()
+    for file in agent._pcontext.error_files.values():  # type: ignore[union-attr]
+        Path(file).write_text(half)
+    dies(agent)
+    result = _look(agent)
+    assert "rank      : 3" in str(ChildFailedError("train", result.failures))
+    assert {rank: failure.code for rank, failure in _by_rank(prefix).items()} == {2: "USER:Stopped", 3: "USER:SIGKILL"}
+
+
+def test_the_log_names_the_failed_worker(
+    start: Callable[..., ReportingAgent], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has torch's line about the worker that failed, with its traceback, and none about one that was stopped."""
+    agent = start("exits", "dies")
+    pids = [process.pid for process in _processes(agent._pcontext)]
+    for rank, file in enumerate(agent._pcontext._pc.error_files):  # type: ignore[union-attr]
+        Path(file).write_bytes(pickle.dumps(f"traceback of local rank {rank}"))
+    _kill(agent, 1)
+    _look(agent)
+    torchs = "torch.distributed.elastic.multiprocessing.api"
+    said = [record.getMessage() for record in caplog.records if record.name == torchs]
+    what = f"failed (exitcode: -9) local_rank: 1 (pid: {pids[1]}) of fn: _wait_to_be_stopped"
+    assert said == [f"{what}\ntraceback of local rank 1"]
 
 
 @pytest.mark.parametrize(

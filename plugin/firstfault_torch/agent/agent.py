@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import threading
 import time
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firstfault.model import TOLD_TO_GO, TOLD_TO_GO_BY, Phase, Place
 from firstfault_torch.agent.death_documents import Stop, about_agent
@@ -29,7 +27,13 @@ from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.restarts import Node, RefusedRestart, Restarts
 from firstfault_torch.agent.timers import watchdog_of
 from firstfault_torch.agent.worker_logs import ObservedLogs, with_node
-from firstfault_torch.compat.torch_agent import HookedAgent, flight_recorder_variables, format_exceptions_early
+from firstfault_torch.compat.torch_agent import (
+    HookedAgent,
+    flight_recorder_variables,
+    format_exceptions_early,
+    log_failure,
+    process_failure,
+)
 from firstfault_torch.context import LOCAL_RANK_VARIABLE, Moment, node_place
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.guard import guarded, logger
@@ -207,14 +211,7 @@ class ReportingAgent(HookedAgent):
         with _guarded("looking at the workers"):
             failed = self._look()
         looked_ns = time.monotonic_ns()
-        try:
-            result = super().monitor_workers(group)
-        except (OSError, EOFError, pickle.UnpicklingError):
-            # a worker that is stopped while torch writes its exception leaves half a file, which torch fails to read
-            if not failed:
-                raise
-        if failed:
-            result = self._failed_result(failed)
+        result = self._failed_result(failed) if failed else self._result_of_torch(group)
         if result.state in _FAILED:
             with _guarded("reporting a failure"):
                 self._report_failure(result, looked_ns)
@@ -351,16 +348,39 @@ class ReportingAgent(HookedAgent):
         what = expiry.deadline.text if expiry is not None else first.signal or f"exit code {first.exit_code}"
         return FirstFailure(what, place.node, place.group_rank, self._rank_of(first.local_rank))
 
-    def _failed_result(self, deaths: list[Death]) -> RunResult:
-        """Return torch's result, about the worker that failed first.
+    def _result_of_torch(self, group: WorkerGroup) -> RunResult:
+        """Let torch look at the workers.
 
-        Torch's own result names the failure that it finds first, which may be a stopped sibling; or none, while a child
-        of the dead process keeps its sentinel open.
+        A worker that ends while torch writes its exception leaves half a file; torch raises when it reads or prints it.
+        """
+        try:
+            result = super().monitor_workers(group)
+            result.failures = {
+                rank: process_failure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
+                for rank, failure in result.failures.items()
+            }
+            return result
+        except SignalException:
+            raise
+        except Exception:
+            deaths = self._workers.deaths()
+            if not deaths:
+                raise
+            return self._failed_result(deaths)
+
+    def _failed_result(self, deaths: list[Death]) -> RunResult:
+        """Return a result as torch's, about the worker that failed first, and log that failure as torch does.
+
+        Torch's own result and log name the failure that it finds first, which may be a stopped sibling; or none, while
+        a child of the dead process keeps its sentinel open.
         """
         files, stopped = self.report.error_files, self._workers.stopped
         reported = stopped.first if stopped is not None else frozenset()
         first = next((death for death in deaths if death.local_rank in reported), deaths[0])
-        failure = ProcessFailure(first.local_rank, first.pid, first.exit_code, files.get(first.local_rank, ""))
+        if stopped is None or first.local_rank in reported:
+            with _guarded("logging a failure"):
+                log_failure(self.process_context, first.local_rank, first.pid, first.exit_code)
+        failure = process_failure(first.local_rank, first.pid, first.exit_code, files.get(first.local_rank, ""))
         return RunResult(WorkerState.FAILED, failures={self._rank_of(first.local_rank) or 0: failure})
 
     def _report_failure(self, result: RunResult, looked_ns: int) -> None:

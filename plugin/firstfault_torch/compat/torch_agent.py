@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from firstfault_torch.compat import warn_once
+from firstfault_torch.error_file import is_readable, read_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,8 +29,10 @@ __all__ = [
     "format_exceptions_early",
     "handed_over",
     "let_workers_end",
+    "log_failure",
     "master_address",
     "missing_names",
+    "process_failure",
     "traceback_files",
     "unfinished",
     "worker_processes",
@@ -54,6 +58,8 @@ _LOGGERS = (
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "torch.distributed.elastic.multiprocessing.api",
 )
+_FAILURES = logging.getLogger(_LOGGERS[-1])
+"""Where torch logs which worker failed."""
 _formatter = logging.Formatter()
 _BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 """Entries of torch's flight recorder. torch 2.9 and later read TORCH_FR_BUFFER_SIZE and warn of this name."""
@@ -304,6 +310,30 @@ def let_workers_end(context: Any) -> None:
     finished = getattr(context, "_worker_finished_event", None)
     if finished is not None:
         finished.set()
+
+
+def process_failure(local_rank: int, pid: int, exit_code: int, error_file: str) -> ProcessFailure:
+    """Return torch's record of a failed worker; without the content of a file that torch could not read or print.
+
+    A process that ends while it writes its error.json leaves half of it.
+    """
+    return ProcessFailure(local_rank, pid, exit_code, error_file if is_readable(error_file) else "")
+
+
+def log_failure(context: Any, local_rank: int, pid: int, exit_code: int) -> None:
+    """Log that a worker failed in torch's words and through torch's logger, with the traceback that torch kept.
+
+    Args:
+        context: torch's MultiprocessContext or SubprocessContext.
+        local_rank: the worker's.
+        pid: its process id.
+        exit_code: negative for a signal.
+    """
+    entrypoint = getattr(context, "entrypoint", "")
+    what = f"fn: {entrypoint.__qualname__}" if hasattr(entrypoint, "__qualname__") else f"binary: {entrypoint}"
+    text = read_traceback(traceback_files(context).get(local_rank, ""))
+    more = f"\n{text}" if text else ""
+    _FAILURES.error("failed (exitcode: %s) local_rank: %s (pid: %s) of %s%s", exit_code, local_rank, pid, what, more)
 
 
 def format_exceptions_early() -> None:

@@ -16,9 +16,10 @@ from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from firstfault.errors import UsageError
+from firstfault_torch.compat.torch_agent import process_failure
 from firstfault_torch.error_file import was_recoverable
 from firstfault_torch.guard import logger
 from firstfault_torch.launch_options import DEFAULT_SIGNALS, logs_specs, numa_options
@@ -230,5 +231,5 @@ def _with_root_first(failed: NodeFailedError, root: WorkerError | None) -> Excep
     place = root.place
     if place.rank is None or place.local_rank not in files or place.rank in error.failures:
         return error
-    first = ProcessFailure(place.local_rank, place.pid, root.exit_code or 1, files[place.local_rank])
+    first = process_failure(place.local_rank, place.pid, root.exit_code or 1, files[place.local_rank])
     return ChildFailedError(error.name, {place.rank: first})
