@@ -29,7 +29,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
 """The folder of each package in the repository; the wheel's tests run in a folder without them."""
 _OF_FLYTE = ("cascades/test_live.py", "chaos", "examples", "frameworks", "plugin", "storage/test_stock_files.py")
-_OF_TORCH = ("inprocess", "torch_agent")
+_OF_TORCH = ("generated", "inprocess", "torch_agent")
 _NEEDED_BY = {"torch": (*_OF_TORCH, *_OF_FLYTE), "flytekit": _OF_FLYTE}
 """What cannot run without a package; a single test elsewhere skips itself."""
 _LACKING = next((package for package in _NEEDED_BY if importlib.util.find_spec(package) is None), None)
