@@ -83,6 +83,8 @@ def plan_of(seed: int) -> Plan:
         number = chance.choices([1, 2, WORLD], [70, 12, 18])[0]
     if place == "checkpoint":
         culprits = [0]  # rank 0 alone writes
+    if loop == "prefetch" and place != "step":
+        number = 1  # the thread dies and the rank waits: if all do, no rank waits in a collective
     guilty = tuple(sorted(culprits[:number])) if what is not None else ()
     spread = chance.choice([0.0, 0.0, 0.05, 0.3, 2.0])
     return Plan(

@@ -516,10 +516,7 @@ def prepare():
 
 
 def communicate(step):
-    part = torch.ones(3)
-    dist.all_reduce(part)
-    if part[0] != WORLD:
-        raise ArithmeticError("the sum is wrong")
+    dist.all_reduce(torch.ones(3))
 """,
     "ddp": """
 MODEL = []
