@@ -153,8 +153,12 @@ def test_lines_of_two_workers_stay_whole(
         with NodeFiles(tmp_path).stderr_fifo(ROUND, rank).open("wb", buffering=0) as fifo:
             fifo.write("".join(f"{line}\n" for line in lines if line.startswith(str(rank))).encode())
     tails.start()
+    said, deadline = "", time.monotonic() + PATIENCE_S
+    while said.count("\n") < len(lines) and time.monotonic() < deadline:
+        said += capfd.readouterr().err
+        time.sleep(0.01)
     tails.close()
-    assert sorted(capfd.readouterr().err.splitlines()) == lines
+    assert sorted(said.splitlines()) == lines
 
 
 def test_the_end_of_a_long_traceback_is_recognised(tmp_path: Path, tails: StderrRelay) -> None:
