@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Makes or refreshes .venv: this package (editable), its extras, and the development tools.
+# make_venv.sh [FOLDER]
+# Makes or refreshes .venv or another folder: this package (editable), its extras, and the development tools.
 # tools/choose_python.sh chooses the interpreter; it must have venv. pip installs everything else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=.venv
+venv=${1:-.venv}
 stamp=$venv/.made-for
 
 mapfile -t choice < <(tools/choose_python.sh)
