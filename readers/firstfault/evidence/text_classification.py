@@ -31,11 +31,14 @@ _SIZES = Pattern(
     r"[^\n]*?total capac\w+ of (?P<total>\d+(?:\.\d+)?) (?P<of>[KMGTPE])iB"
 )
 _UNITS = "KMGTPE"
-_INFORMATION = Pattern(
-    r"^[^\n]{0,160}?(?:\bNCCL (?-i:INFO|TRACE)\b|(?:^|[ \t\[(|])(?-i:INFO|DEBUG|TRACE)[ \t\])|:]|"
-    r"(?-i:\bI\d{3,4}) \d\d:\d\d:)[^\n]*$"
+_CONTINUES = Pattern(
+    r"^[^\n]{0,160}?(?:\bNCCL (?-i:INFO|TRACE)\b|(?:^|[ \t\[(|])(?-i:INFO|DEBUG|TRACE|WARNING)[ \t\])|:]|"
+    r"(?:^|[\[|])(?-i:WARN)[\]:|]|(?-i:\bI\d{3,4}) \d\d:\d\d:|(?:^|: )\w*Warning: )[^\n]*$|"
+    r"^[^\n]*(?:\b(?:ignor|skipp)(?:ed|ing)\b|\bfall(?:s|ing)? ?back\b|\bretrying\b|\bretry (?:in|\d+/)|\bRetry\(|"
+    r"\btrying again\b|thrown while requesting|\bfrom scratch\b|\bstart\w* from random\b|"
+    r"\b(?:lr|learning[_ ]rate)\b['\"]?\s*[:=|]\s*[\d.])[^\n]*$"
 )
-"""Lines of a log whose level is below a warning."""
+"""Lines of a log below the level of an error, and those in which a program says that it continues."""
 _DUMP_SIGNAL = "dump-signal"
 _PROGRESS = Pattern(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
@@ -97,12 +100,14 @@ def classify(
         left = left.removeprefix(encoded(f"{exception_type}:"))
     if cut is not None and _NOTHING.fullmatch(left.decode("utf-8")):
         return Classification(cut.role, cut.category, cut.id, cut.why)
-    alarming = _INFORMATION.cut_from(left)
+    # an exception's first line is what was raised
+    raised, line, rest = left.partition(b"\n") if ANY_EXCEPTION in types else (b"", b"", left)
+    ends = raised + line + _CONTINUES.cut_from(rest)
     for signature in signatures.possible(left):
         if not signature.fits(types):
             continue
-        # what a library tells at start-up is no fault of this process; that a connection ended may stand there only
-        found = signature.search(alarming if signature.role is Role.PRIMARY else left)
+        # what a process survived is not its fault; that a connection ended may stand only among NCCL's information
+        found = signature.search(ends if signature.role is Role.PRIMARY else left)
         if found is not None:
             decided = Classification(signature.role, signature.category, signature.id, signature.why, _pointer(found))
             return _by_size(_by_progress(decided, left), left)
