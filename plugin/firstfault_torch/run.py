@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -14,6 +15,7 @@ from firstfault.layout.paths import ROSTER, bundle_name
 from firstfault.restart import record_of, with_unused_restarts
 from firstfault_torch.agent.launch import LaunchFailedError, launch_agent
 from firstfault_torch.agent.signals import SignalWatch
+from firstfault_torch.agent.stopping import end_what_workers_left
 from firstfault_torch.context import Recording, new_incarnation, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import bounded, guarded, logger
@@ -144,6 +146,7 @@ def run_node(
             engine.await_exit(has_rank_0=0 in results, give_up=signals.gave_up)
         except LaunchFailedError as failure:
             failed = _failed(failure, engine, options, signals.gave_up)
+            end_what_workers_left(recording, min(options.stop_seconds, _NOW_S if signals.gave_up.is_set() else math.inf))
             failure.forget_agent()
             raise failed from failure.error
         finally:
@@ -315,6 +318,7 @@ def _end_process(failure: LaunchFailedError, *, engine: Engine, options: Options
         if sealed is not None:
             logger.error("%s", sealed.seal.message)
             engine.publish(sealed, leaving_now=True)
+    end_what_workers_left(failure.recording, 0.0)
     end_node_recorder(failure.recording)
     os._exit(failure.recording.identity.failed_exit_code)
 

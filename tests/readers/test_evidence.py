@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.evidence.clocks import Clocks
+from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
     TOLD_TO_GO,

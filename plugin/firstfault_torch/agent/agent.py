@@ -25,6 +25,7 @@ from firstfault_torch.agent.death_documents import Stop, about_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.restarts import Node, RefusedRestart, Restarts
+from firstfault_torch.agent.stopping import end_what_workers_left
 from firstfault_torch.agent.timers import watchdog_of
 from firstfault_torch.agent.worker_logs import ObservedLogs, with_node
 from firstfault_torch.compat.torch_agent import (
@@ -264,6 +265,8 @@ class ReportingAgent(HookedAgent):
         self._reporter.drain()
         with _guarded("removing torch's files"):
             self._reporter.remove_traceback_files()
+        if self._rounds:
+            end_what_workers_left(self.recording, self._stop_seconds)
         self._workers.close_stderr()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from firstfault.recorder.left_processes import end_left_processes
 from firstfault_torch.agent.death_documents import Observation
 from firstfault_torch.guard import guarded
 from firstfault_torch.node.stack_dumps import ask_for_stacks, written_stacks
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from firstfault_torch.context import Recording
     from firstfault_torch.node.channel import AgentChannel
 
-__all__ = ["EXIT_S", "observe", "stop_processes"]
+__all__ = ["EXIT_S", "end_what_workers_left", "observe", "stop_processes"]
 
 _ASKING_S = 0.3
 """Longest wait for the workers' answers and stacks, seconds; a worker that holds the GIL does not answer."""
@@ -88,3 +89,15 @@ def _send(process: Any, number: signal.Signals) -> None:
         os.kill(process.pid, number)
     except ProcessLookupError:
         return  # it has just ended
+
+
+def end_what_workers_left(recording: Recording, seconds: float) -> None:
+    """End the processes that this node's workers started, after the workers have ended; not those in other sessions.
+
+    Args:
+        recording: of the node.
+        seconds: how long they may take after SIGTERM before they are killed.
+    """
+    if recording.files is not None:
+        with guarded("ending the processes that workers have left"):
+            end_left_processes(recording.files.path, seconds)
