@@ -30,8 +30,10 @@ _AROUND = 2
 """Lines before and after."""
 _MAX_CAUSES = 10
 _MAX_MEMBERS = 10
-_MAX_DEPTH = 3
-"""Nesting of exception groups."""
+_MAX_DEPTH = 6
+"""Exceptions within exceptions: a group's members, and their causes."""
+_MAX_EXCEPTIONS = 60
+"""In all causes and groups together."""
 _MAX_NOTES = 20
 _MAX_NOTE = 4096
 _OWN_FOLDERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}flytekitplugins{os.sep}firstfault{os.sep}")
@@ -40,8 +42,7 @@ _OWN_FOLDERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}flytekitplugins{os
 
 def capture(error: BaseException) -> ExceptionInfo:
     """Return `error` as data: type, message, frames, notes, causes and members."""
-    found = _capture(error, depth=0)
-    return caught(lambda: _with_text_frames(found))[0] or found
+    return _capture(error, _Room())
 
 
 def before_exit(error: BaseException) -> BaseException:
@@ -99,19 +100,29 @@ def _is_exception(value: Any) -> bool:
     return issubclass(type(value), BaseException)
 
 
-def _capture(error: BaseException, depth: int) -> ExceptionInfo:
+class _Room:
+    """How many exceptions may still be captured."""
+
+    def __init__(self) -> None:
+        self.left = _MAX_EXCEPTIONS
+
+
+def _capture(error: BaseException, room: _Room, depth: int = 1, *, is_link: bool = False) -> ExceptionInfo:
+    """Return an exception; `is_link`: it is in a chain, whose other links its owner has."""
+    room.left -= 1
     kind = type(error)
     frames, omitted = _frames(_attribute(error, "__traceback__"))
-    return ExceptionInfo(
+    found = ExceptionInfo(
         type=qualified_name(kind),
         message=safe_text(error),
         bases=_bases(kind),
         frames=frames,
         frames_omitted=omitted,
         notes=_notes(error),
-        causes=_causes(error, depth) if depth == 0 else (),
-        members=_members(error, depth),
+        causes=() if is_link else _causes(error, room, depth),
+        members=_members(error, room, depth),
     )
+    return caught(lambda: _with_text_frames(found))[0] or found
 
 
 def _bases(kind: type) -> tuple[str, ...]:
@@ -193,12 +204,12 @@ def _notes(error: BaseException) -> tuple[str, ...]:
     return tuple(safe_text(note)[:_MAX_NOTE] for note in notes[:_MAX_NOTES])
 
 
-def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
+def _causes(error: BaseException, room: _Room, depth: int) -> tuple[ExceptionInfo, ...]:
     """Return the chain: an explicit cause, else the context. After ``raise ... from None`` it is not printed."""
     seen = {id(error)}
     chain: list[ExceptionInfo] = []
     current = error
-    while len(chain) < _MAX_CAUSES:
+    while len(chain) < _MAX_CAUSES and depth < _MAX_DEPTH and room.left > 0:
         following, relation = _attribute(current, "__cause__"), "cause"
         if following is None:
             following = _attribute(current, "__context__")
@@ -206,14 +217,15 @@ def _causes(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
         if not _is_exception(following) or id(following) in seen:
             break
         seen.add(id(following))
-        chain.append(replace(_capture(following, depth + 1), relation=relation))
+        chain.append(replace(_capture(following, room, depth + 1, is_link=True), relation=relation))
         current = following
     return tuple(chain)
 
 
-def _members(error: BaseException, depth: int) -> tuple[ExceptionInfo, ...]:
+def _members(error: BaseException, room: _Room, depth: int) -> tuple[ExceptionInfo, ...]:
     """Return the members of an exception group (Python 3.11, or the backport)."""
     members = _attribute(error, "exceptions")
     if depth >= _MAX_DEPTH or not isinstance(members, list | tuple):
         return ()
-    return tuple(_capture(member, depth + 1) for member in members[:_MAX_MEMBERS] if _is_exception(member))
+    known = [member for member in members[:_MAX_MEMBERS] if _is_exception(member)]
+    return tuple(_capture(member, room, depth + 1) for member in known if room.left > 0)

@@ -476,7 +476,7 @@ def test_a_failure_always_has_a_fingerprint() -> None:
     """A missing fingerprint is computed; an existing one is kept."""
     given_, made = _job(make_error(0, fingerprint="1:0123456789ab"), make_error(1)).failures
     assert given_.fingerprint == "1:0123456789ab"
-    assert made.fingerprint.startswith("1:")
+    assert made.fingerprint.startswith("2:")
 
 
 def test_failures_are_in_time_order() -> None:

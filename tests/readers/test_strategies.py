@@ -427,9 +427,9 @@ def test_undetermined_without_notes() -> None:
     assert undetermined(make_job(), "mine").message == "no error document could be read"
 
 
-def test_a_chain_of_causes_does_not_hide_the_exception() -> None:
-    """The verdict speaks of the exception itself; its causes are in the root."""
+def test_the_headline_names_the_cause_and_its_wrapper() -> None:
+    """The verdict names the first cause, then what was raised from it; the root has both."""
     cause = ExceptionInfo("OSError", "disk", relation="cause")
     verdict = _verdict("earliest", make_error(exception=ExceptionInfo("ValueError", "bad", causes=(cause,))))
-    assert verdict.headline == "ValueError, rank 0 on worker-0: bad"
+    assert verdict.headline == "OSError, rank 0 on worker-0: disk; raised as ValueError: bad"
     assert verdict.root.exception.causes == (cause,)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from firstfault.exceptions.tracebacks import format_exception, own_frames, place_of, runs
+from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.tracebacks import format_exception, place_of, runs
 from firstfault.model import ExceptionInfo, FrameInfo
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import firstfault_torch
+from firstfault.exceptions.first_cause import all_links
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault_torch.capture import before_exit, capture, qualified_name, safe_text
 from firstfault_torch.guard import bounded
@@ -343,15 +344,35 @@ if sys.version_info >= (3, 11):
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda kind: kind.__name__)
 def test_group(group: type[_Group]) -> None:
-    """The members of a group are captured, groups within it too, down to three levels."""
-    nested = group("1", (group("2", (group("3", (group("4", (ValueError("deepest"),)),)), KeyError("k"))),))
-    captured = _captured(nested)
+    """The members of a group are captured, groups within it too, down to six levels."""
+    deep = group("4", (group("5", (group("6", (ValueError("deepest"),)),)),))
+    captured = _captured(group("1", (group("2", (group("3", (deep,)), KeyError("k"))),)))
     (second,) = captured.members
     third, key = second.members
-    (fourth,) = third.members
     assert (key.type, key.message) == ("KeyError", "'k'")
-    assert fourth.message.startswith("4")
-    assert fourth.members == ()
+    sixth = third.members[0].members[0].members[0]
+    assert sixth.message.startswith("6")
+    assert sixth.members == ()
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda kind: kind.__name__)
+def test_causes_of_members_and_members_of_causes(group: type[_Group]) -> None:
+    """A group that is a cause is captured with its members, and these with their causes."""
+    key, raised = KeyError("k"), RuntimeError("training failed")
+    key.__cause__ = OSError("disk")
+    grouped = group("tasks failed", (key,))
+    raised.__cause__ = grouped
+    (cause,) = capture(raised).causes
+    (member,) = cause.members
+    assert (member.type, [(link.type, link.relation) for link in member.causes]) == ("KeyError", [("OSError", "cause")])
+
+
+def test_a_tree_of_groups_is_cut() -> None:
+    """At most 60 exceptions are kept, however many groups there are."""
+    tree: Exception = ValueError("leaf")
+    for _ in range(4):
+        tree = _Group("ten", [tree] * 10)
+    assert len(list(all_links(_captured(tree)))) == 60
 
 
 @pytest.mark.parametrize("members", [7, "text", {"a": ValueError()}, [1, "two", None]])
@@ -365,7 +386,7 @@ def test_a_wide_group_is_cut() -> None:
     assert len(_captured(_Group("wide", [ValueError(str(number)) for number in range(100)])).members) == 10
     endless = _Group("endless", [])
     endless.exceptions = [endless]
-    assert _captured(endless).members[0].members[0].members[0].members == ()
+    assert len(list(all_links(_captured(endless)))) == 6
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.death_text import has_native_text, has_traceback, last_exception, text_of_death
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
+from firstfault.exceptions.first_cause import all_links, causes_of, is_wrapper
+from firstfault.exceptions.remote_traceback import short_name
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import ExceptionInfo, Subject, Writer
 from firstfault.model.signal_meanings import CRASHES, STOPS, ended_by, signal_of_exit_code
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from firstfault.evidence.text_classification import Pointer
+    from firstfault.exceptions.first_cause import Causes
     from firstfault.model import ExpiredDeadline, JobErrors, WorkerError
 
 __all__ = [
@@ -35,6 +39,8 @@ _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
 _OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
 """Signatures that do not say whose connection it was."""
+_OF_THE_GPU = {"gpu_kernel", "gpu_hardware"}
+"""Categories of faults that no peer causes."""
 _GROUP = "torch/distributed/"
 _PROGRAMS_OWN = {"ValueError", "TypeError", "LookupError", "AttributeError", "NameError", "AssertionError"}
 """Types that no transport raises; also their subclasses."""
@@ -211,8 +217,8 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
 
 def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure | None:
     """Classify what a signal handler raises, also if the program wrapped it, and an exit; None: it is neither."""
-    name = exception.type.rsplit(".", 1)[-1]
-    wrapped = {link.type.rsplit(".", 1)[-1] for link in exception.causes}
+    name = short_name(exception)
+    wrapped = set(map(short_name, all_links(exception)))
     if name in _ANSWERS or (failure.sent_signals and wrapped & _ANSWERS):
         if failure.node in gone or failure.sent_signals:
             return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
@@ -235,15 +241,15 @@ def _of_printed(failure: WorkerError) -> ClassifiedFailure | None:
 
 
 def _is_of_a_group(exception: ExceptionInfo) -> bool:
-    """Whether an exception came out of torch's collectives or store; True if it has no frames."""
-    frames = [frame for link in (exception, *exception.causes) for frame in link.frames]
+    """Whether an exception's first cause came out of torch's collectives or store; True if it has no frames."""
+    frames = [frame for link in causes_of(exception).told for frame in link.frames]
     return not frames or any(_GROUP in frame.file for frame in frames)
 
 
 def _is_of_the_program(exception: ExceptionInfo) -> bool:
-    """Whether its type is one that no transport raises, and it came from outside of torch's collectives."""
-    links = (exception, *exception.causes)
-    names = {name.rsplit(".", 1)[-1] for link in links for name in (link.type, *link.bases)}
+    """Whether its first cause has a type that no transport raises, and came from outside of torch's collectives."""
+    told = causes_of(exception).told
+    names = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
     return bool(names & _PROGRAMS_OWN) and not names & _TRANSPORTS and not _is_of_a_group(exception)
 
 
@@ -325,20 +331,34 @@ def _of_text(failure: WorkerError) -> ClassifiedFailure:
 
 
 def _chain(exception: ExceptionInfo) -> Classification:
-    """Classify an exception with its causes.
+    """Classify an exception by its first cause, through causes, contexts and groups.
 
-    Local evidence anywhere in the chain counts. Else the first exception decides: one that was raised from, or while
-    handling, an exception that names a peer is a consequence, whatever its own text; one that names a peer but was
-    raised while handling an exception of the program's own is a fault.
+    What was raised because of it counts where the first cause does not tell which process is at fault: a program may
+    raise anything for a peer's error, and a clean-up may fail in any way. A fault of the GPU counts wherever it stands.
     """
-    links = [_link(link) for link in (exception, *exception.causes)]
-    links += [_chain(member) for member in exception.members]
-    local = next((link for link in links if link.role is Role.PRIMARY and _is(link)), None)
-    if local is not None:
-        return local
-    if exception.members:
-        return min(links[1:], key=lambda link: (link.role is not Role.PRIMARY, link.role is not Role.SECONDARY))
-    return links[-1]
+    causes = causes_of(exception)
+    inner, outer = list(map(_link, causes.told)), list(map(_link, causes.wrappers))
+    root = inner[-1]
+    local = [found for found in inner if found.role is Role.PRIMARY and _is(found)]
+    local += [found for found in outer if found.role is Role.PRIMARY and found.category in _OF_THE_GPU]
+    if not local and _says_nothing(root, exception):
+        reports = (found for found, is_report in zip(outer, _are_reports(causes), strict=True) if is_report)
+        local = [found for found in reports if found.role is Role.PRIMARY and _is(found)][-1:]
+    return local[0] if local else root
+
+
+def _are_reports(causes: Causes) -> list[bool]:
+    """Return for each wrapper whether it was raised to report the first cause, also through others."""
+    path = (*causes.wrappers, causes.first)
+    pairs = [is_wrapper(outer, inner) for outer, inner in itertools.pairwise(path)]
+    return [all(pairs[number:]) for number in range(len(pairs))]
+
+
+def _says_nothing(root: Classification, exception: ExceptionInfo) -> bool:
+    """Whether a first cause does not tell for which process or service it failed."""
+    if root.signature in _OF_ANY_CONNECTION:
+        return not _is_of_a_group(exception)
+    return root.signature in {"", "unread", "bare-timeout"}
 
 
 def _link(exception: ExceptionInfo) -> Classification:

@@ -1,7 +1,8 @@
 """Fingerprints: equal for the same fault on another rank, host or attempt, different for another fault.
 
-Version 1 hashes the exception's qualified name, the innermost frames by file name and function (without line numbers,
-so that an edit above the fault does not matter), and the normalized message. Without an exception it hashes the signal
+Version 2 hashes the first cause of the exception, not its wrapper: its qualified name, the innermost frames by file
+name and function (without line numbers, so that an edit above the fault does not matter), and the normalized message.
+Version 1 hashed the exception that left the task function. Without an exception it hashes the signal
 or the exit code. If the agent stopped the process, it adds the stack position, the last collective of the default
 process group, and whether its watchdog had timed out, which tell a hung process from those that waited for it. If a
 deadline expired, it adds the deadline's name and the stack position. The version is part of the text, because
@@ -14,6 +15,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.first_cause import causes_of, first_cause, frames_to
 from firstfault.exceptions.stack_position import where_it_stood
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FINGERPRINT_VERSION", "fingerprint_of"]
 
-FINGERPRINT_VERSION = 1
+FINGERPRINT_VERSION = 2
 _DIGITS = 12
 _FRAMES = 5
 _MESSAGE = 400
@@ -40,7 +42,7 @@ _VARYING = (
 
 
 def fingerprint_of(error: WorkerError) -> str:
-    """Return ``"1:<12 hex digits>"`` for a failure; never empty."""
+    """Return ``"2:<12 hex digits>"`` for a failure; never empty."""
     if error.exception is not None:
         parts = _exception_parts(error.exception)
     elif error.signal or error.exit_code is not None:
@@ -69,8 +71,10 @@ def _when_expired(error: WorkerError) -> list[str]:
 
 
 def _exception_parts(exception: ExceptionInfo) -> list[str]:
-    places = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}" for frame in exception.frames[-_FRAMES:]]
-    return [exception.type, normalized(exception.message), *places]
+    first = first_cause(exception)
+    frames = frames_to([*causes_of(exception).wrappers, first])[-_FRAMES:]
+    places = [f"{frame.file.rsplit('/', 1)[-1]}:{frame.function}" for frame in frames]
+    return [first.type, normalized(first.message), *places]
 
 
 def normalized(message: str) -> str:

@@ -6,6 +6,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.first_cause import all_links
 from firstfault.exceptions.remote_traceback import original_of
 
 if TYPE_CHECKING:
@@ -70,9 +71,7 @@ def _short(name: str) -> str:
 
 
 def _chain(exception: ExceptionInfo) -> Iterator[ExceptionInfo]:
-    yield exception
-    if (original := original_of(exception)) is not exception:
-        yield original
-    yield from exception.causes
-    for member in exception.members:
-        yield from _chain(member)
+    for link in all_links(exception):
+        yield link
+        if (original := original_of(link)) is not link:
+            yield original

@@ -15,9 +15,7 @@ from firstfault.model import ExceptionInfo, FrameInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from firstfault.model import WorkerError
-
-__all__ = ["REMOTE", "exceptions_in", "original_of", "what_failed", "with_remote"]
+__all__ = ["OF_POOLS", "REMOTE", "exceptions_in", "original_of", "short_name", "with_remote"]
 
 REMOTE = "remote"
 """The relation of an exception to the one that was raised for it in this process."""
@@ -43,7 +41,7 @@ _FRAME = re.compile(
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]{0,200})(?::(?: (?P<message>.*))?)?$", re.DOTALL)
 _LEFT_OUT = re.compile(r"\.\.\. \d{1,12} characters left out \.\.\.")
 """Where a stored text was cut."""
-_OF_POOLS = "RemoteTraceback"
+OF_POOLS = "RemoteTraceback"
 """How the types end that `multiprocessing`, `concurrent.futures` and joblib give to the text of a traceback."""
 _CAUSE = "The above exception was the direct cause of the following exception:"
 _CONTEXT = "During handling of the above exception, another exception occurred:"
@@ -65,11 +63,9 @@ def exceptions_in(text: str, *, whole: bool) -> tuple[ExceptionInfo, ...]:
     return _parsed(text, _NESTED, whole=whole)[1]
 
 
-def what_failed(failure: WorkerError) -> str:
-    """Return a failure in one or two words: the short name of the original exception, the signal or the exit code."""
-    if failure.exception is None:
-        return failure.what
-    return original_of(failure.exception).type.rsplit(".", 1)[-1]
+def short_name(exception: ExceptionInfo) -> str:
+    """Return the name of an exception's type without its module."""
+    return exception.type.rsplit(".", 1)[-1]
 
 
 def with_remote(exception: ExceptionInfo) -> ExceptionInfo:
@@ -83,7 +79,7 @@ def with_remote(exception: ExceptionInfo) -> ExceptionInfo:
     if found and not any(_is_same(found[0], cause) for cause in exception.causes):
         return replace(exception, message=head, causes=(*found, *exception.causes))
     nearest = exception.causes[0] if exception.causes else None
-    if nearest is not None and nearest.type.endswith(_OF_POOLS):
+    if nearest is not None and nearest.type.endswith(OF_POOLS):
         found = _with_lines(_parsed(nearest.message, _NESTED, whole=True)[1], exception)
         if found:
             return replace(exception, causes=(*found, *exception.causes[1:]))

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.remote_traceback import REMOTE, original_of, with_remote
+from firstfault.exceptions.remote_traceback import REMOTE, with_remote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo, FrameInfo
 
 __all__ = [
+    "FRAMEWORKS",
     "FrameRun",
     "Link",
     "chain",
-    "first_member",
     "format_exception",
     "is_library",
-    "own_frames",
+    "library_of",
     "place_of",
     "runs",
 ]
@@ -31,7 +31,7 @@ _LIBRARY = re.compile(
 )
 _OURS = re.compile(r"(?:flytekitplugins/firstfault|firstfault_torch)/")
 _PACKAGE = re.compile(r"(?:site-packages|dist-packages)/(?P<name>[^/]+)")
-_FRAMEWORKS = {"Python", "torch", "flytekit", "firstfault", "numpy"}
+FRAMEWORKS = {"Python", "torch", "flytekit", "firstfault", "numpy"}
 _BETWEEN = {
     REMOTE: "The traceback above is in the text of the following exception:",
     "cause": "The above exception was the direct cause of the following exception:",
@@ -62,28 +62,14 @@ def is_library(file: str) -> bool:
     return _LIBRARY.search(file) is not None
 
 
-def own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
-    """Return the frames of the user's code, outermost first; if there are none, those of the nearest cause with any.
-
-    An exception of another process comes before the one that was raised for it. The frames of an exception group
-    include those of its first member. The user's code may be an installed package: if no other frame is found, frames
-    of packages count, except those of Python, torch, flytekit, firstfault and numpy.
-    """
-    for belongs in (_is_own, lambda frame: _library_of(frame) not in _FRAMEWORKS):
-        for link in dict.fromkeys((original_of(exception), exception, *exception.causes)):
-            found = tuple(frame for frame in link.frames if belongs(frame))
-            found += own_frames(link.members[0]) if link.members else ()
-            if found:
-                return found
-    return ()
-
-
-def first_member(exception: ExceptionInfo) -> ExceptionInfo | None:
-    """Return the first exception in nested groups that is not a group; None if `exception` is not a group."""
-    found = None
-    while exception.members:
-        found = exception = exception.members[0]
-    return found
+def library_of(frame: FrameInfo) -> str:
+    """Return the package of a frame, "torch"; empty for the user's code."""
+    if not is_library(frame.file):
+        return ""
+    package = _PACKAGE.search(frame.file)
+    if package:
+        return package["name"].removesuffix(".py")
+    return "firstfault" if _OURS.search(frame.file) else "Python"
 
 
 def place_of(frame: FrameInfo) -> str:
@@ -93,7 +79,7 @@ def place_of(frame: FrameInfo) -> str:
 
 def runs(frames: Sequence[FrameInfo]) -> list[FrameRun]:
     """Return the frames in their order, consecutive frames of one library together."""
-    return [FrameRun(library, tuple(group)) for library, group in itertools.groupby(frames, _library_of)]
+    return [FrameRun(library, tuple(group)) for library, group in itertools.groupby(frames, library_of)]
 
 
 def chain(exception: ExceptionInfo) -> list[Link]:
@@ -116,19 +102,6 @@ def format_exception(exception: ExceptionInfo) -> str:
         parts += ["", link.follows, ""] if link.follows else []
         parts += _traceback(link.exception)
     return "\n".join(parts).rstrip("\n")
-
-
-def _is_own(frame: FrameInfo) -> bool:
-    return not is_library(frame.file)
-
-
-def _library_of(frame: FrameInfo) -> str:
-    if _is_own(frame):
-        return ""
-    package = _PACKAGE.search(frame.file)
-    if package:
-        return package["name"].removesuffix(".py")
-    return "firstfault" if _OURS.search(frame.file) else "Python"
 
 
 def _traceback(exception: ExceptionInfo) -> Iterator[str]:

@@ -7,7 +7,7 @@ If a name contradicts its document, the document is right. Grammar, version 1 (a
 
 ``round`` is 99999 minus the round, so that the last round lists first; ``time`` is nanoseconds since the Unix epoch in
 19 digits, all nines if unknown; ranks have 7 digits, all ``x`` if there is none; ``fingerprint`` is the 12 hex digits
-of fingerprint version 1, zeros if there is none; ``incarnation`` has 13 digits (milliseconds).
+of the fingerprint, zeros if there is none; ``incarnation`` has 13 digits (milliseconds).
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def error_key_for(error: WorkerError) -> str:
         timestamp_ns=error.timestamp_ns,
         rank=place.rank,
         group_rank=place.group_rank,
-        fingerprint=error.fingerprint.removeprefix("1:") if error.fingerprint.startswith("1:") else "",
+        fingerprint=error.fingerprint.partition(":")[2],
         incarnation=place.incarnation,
         uuid=uuid.uuid4().hex,
     )

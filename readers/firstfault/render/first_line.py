@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.remote_traceback import original_of, what_failed
+from firstfault.evidence.failure_message import message_of
 from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.exceptions.tracebacks import first_member
 from firstfault.model import Scope
-from firstfault.report.headline import described, headline_parts, memory_text
+from firstfault.report.headline import headline_parts, memory_text
 from firstfault.report.words import ranks_text
-from firstfault.text import one_line, printable, sentence_of
+from firstfault.text import one_line, printable
 
 if TYPE_CHECKING:
     from firstfault.model import Decision, Verdict
@@ -115,10 +114,8 @@ def _detail(verdict: Verdict) -> str:
         return text.rpartition(" in ")[0] or text  # a line has no room for the function
     if verdict.category == "hang" and (stood := where_it_stood(root).frame):
         return f"at {stood}"
-    if root.exception is not None and name == what_failed(root):
-        leaf = first_member(root.exception)
-        said = described(leaf) if leaf is not None else sentence_of(original_of(root.exception).message)
-        return _CUDA.sub("", said) if verdict.category in _MEANINGS else said
+    if root.exception is not None and name == (said := message_of(root)).what:
+        return _CUDA.sub("", said.whole) if verdict.category in _MEANINGS else said.whole
     text = text.removeprefix(f"{verdict.node} was ").removeprefix(f"{verdict.node} ")
     if root.signal == "SIGKILL":
         text = text.removeprefix("killed, ")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack
-from firstfault.exceptions.tracebacks import own_frames, place_of
+from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import RestartKind, Scope
 from firstfault.render.first_line import first_line
 from firstfault.report.headline import line_of

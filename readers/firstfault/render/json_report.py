@@ -6,8 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.exceptions.remote_traceback import original_of
-from firstfault.exceptions.tracebacks import own_frames
+from firstfault.exceptions.first_cause import first_cause, own_frames
 from firstfault.render.first_line import first_line
 from firstfault.render.flyte_message import log_lines, stack_lines
 from firstfault.report.engine_words import PLAIN
@@ -73,7 +72,7 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
 
 def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, Any]:
     place, found = root.place, root.resources
-    exception = original_of(root.exception) if root.exception is not None else None
+    exception = first_cause(root.exception) if root.exception is not None else None
     frames = own_frames(root.exception) if root.exception is not None else ()
     is_plain = report.engine is PLAIN
     return {

@@ -8,8 +8,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack
-from firstfault.exceptions.tracebacks import chain, own_frames, place_of, runs
+from firstfault.exceptions.tracebacks import chain, place_of, runs
 from firstfault.layout.paths import Layout
 from firstfault.model import Scope
 from firstfault.render.first_line import first_line

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from firstfault.exceptions.tracebacks import chain, format_exception, own_frames, runs
+from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.tracebacks import chain, format_exception, runs
 from firstfault.text import elide
 
 if TYPE_CHECKING:

@@ -6,11 +6,12 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.remote_traceback import original_of, what_failed, with_remote
+from firstfault.evidence.failure_message import message_of
+from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.exceptions.tracebacks import first_member, own_frames, place_of
+from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import Origin, Scope, Subject
-from firstfault.report.headline import described, headline_parts, memory_text
+from firstfault.report.headline import headline_parts, memory_text
 from firstfault.report.words import (
     UNDETERMINED_ADVICE,
     FaultOwner,
@@ -21,7 +22,7 @@ from firstfault.report.words import (
     fault_owner_of,
     ranks_text,
 )
-from firstfault.text import one_line, sentence_of
+from firstfault.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -130,28 +131,9 @@ def _what(verdict: Verdict) -> str:
         return f"OOM-killed: {memory_text(root.resources)}"
     if verdict.category == "hang" and len(verdict.ranks) == 1:
         text = text.replace("it was", f"rank {verdict.ranks[0]} was", 1) if text.startswith("it was") else text
-    if root is not None and root.exception is not None and name == what_failed(root):
-        text = one_line(_deeper(root) or text, _LINE)
+    if root is not None and root.exception is not None and name == (said := message_of(root)).what:
+        text = one_line(said.whole, _LINE)
     return f"{name}: {text}" if text else name
-
-
-def _deeper(root: WorkerError) -> str:
-    """Return an exception's text with the one that it wraps, or was raised from; empty if there is none."""
-    raised = root.exception
-    if raised is None:
-        return ""
-    text = sentence_of(raised.message)
-    leaf = first_member(raised)
-    if leaf is not None:
-        return f"{described(leaf)}; {text}"
-    original = original_of(raised)
-    if original is not raised:
-        own, here = sentence_of(original.message), sentence_of(with_remote(raised).message)
-        return f"{own}; {here}" if here not in {"", own} else own
-    links = [link for link in raised.causes if link.relation == "cause"]
-    if not links or links[-1] is not raised.causes[-1]:
-        return ""
-    return f"{text}; caused by {described(links[-1])}"
 
 
 def _is_alone(job: JobErrors, verdict: Verdict) -> bool:

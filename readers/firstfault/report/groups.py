@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.remote_traceback import what_failed
+from firstfault.evidence.failure_message import message_of
 from firstfault.model import Scope
 from firstfault.report.headline import headline_parts, line_of
 from firstfault.report.words import State
@@ -80,7 +80,7 @@ def _unopened(job: JobErrors) -> dict[str, tuple[tuple[int, ...], int]]:
 def _group(events: Sequence[Event], unopened: tuple[int, ...], verdict: Verdict) -> Group:
     first = events[0]
     ranks = {event.failure.rank for event in events if event.failure.rank is not None} | set(unopened)
-    what, line = printable(what_failed(first.failure)), line_of(first.failure)
+    what, line = printable(message_of(first.failure).what), line_of(first.failure)
     if first.state is State.ROOT and first.failure.stopped_by_agent:
         # the reason for stopping it is not its fault
         what, line = headline_parts(verdict)

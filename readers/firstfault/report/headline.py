@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.remote_traceback import original_of, what_failed
+from firstfault.evidence.failure_message import message_of
 from firstfault.model import Subject
 from firstfault.model.failure import shown_text
 from firstfault.model.signal_meanings import explain_end
 from firstfault.report.words import size
-from firstfault.text import one_line, sentence_of
+from firstfault.text import one_line
 
 if TYPE_CHECKING:
-    from firstfault.model import ExceptionInfo, Resources, Verdict, WorkerError
+    from firstfault.model import Resources, Verdict, WorkerError
 
-__all__ = ["described", "headline_parts", "line_of", "memory_text"]
+__all__ = ["headline_parts", "line_of", "memory_text"]
 
 _LINE = 200
 _LONG = 400
@@ -24,7 +24,7 @@ _NEAR_THE_LIMIT = 0.9
 def headline_parts(verdict: Verdict) -> tuple[str, str]:
     """Return a verdict's headline in two parts: the fault in one or two words, and a sentence about it."""
     root, headline = verdict.root, _whole_headline(verdict)
-    what = what_failed(root) if root is not None else ""
+    what = message_of(root).what if root is not None else ""
     if what and headline.startswith(f"{what},"):
         return what, headline[len(what) :].partition(": ")[2]
     name, _, text = headline.partition(": ")
@@ -38,12 +38,6 @@ def _whole_headline(verdict: Verdict) -> str:
     return whole if cut and verdict.headline.endswith("...") and whole.startswith(begin) else verdict.headline
 
 
-def described(exception: ExceptionInfo) -> str:
-    """Return an exception in one line: "ValueError: bad sample"."""
-    name, text = exception.type.rsplit(".", 1)[-1], sentence_of(exception.message)
-    return f"{name}: {text}" if text else name
-
-
 def line_of(failure: WorkerError) -> str:
     """Return what happened to a process in one line, without its name."""
     if failure.stopped_by_agent and failure.signal in {"", *(sent.signal for sent in failure.sent_signals)}:
@@ -52,7 +46,8 @@ def line_of(failure: WorkerError) -> str:
     if failure.subject is Subject.AGENT and failure.exception is None:
         return one_line(shown_text(failure.message), _LINE) or failure.code
     if failure.exception is not None:
-        return one_line(described(original_of(failure.exception)), _LINE)
+        said = message_of(failure)
+        return one_line(f"{said.what}: {said.text}" if said.text else said.what, _LINE)
     if failure.signal or failure.exit_code is not None:
         return one_line(f"{failure.what}: {explain_end(failure)}", _LINE)
     # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.remote_traceback import what_failed
+from firstfault.evidence.failure_message import message_of
 from firstfault.report.words import State, duration, ranks_text, short_names
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def _names(row: Sequence[Event], cascade: Cascade) -> tuple[str, str]:
         return f"{failure.node} {who}".strip(), f"{_cut(short, _LABEL - 1 - len(who))} {who}".strip()
     ranks = ranks_text(sorted({event.failure.rank for event in row if event.failure.rank is not None}), 60)
     count = f", {len(row)} processes"
-    what = what_failed(failure)
+    what = message_of(failure).what
     return f"{what}{count}, ranks {ranks}", f"{_cut(what, _LABEL - len(count))}{count}"
 
 

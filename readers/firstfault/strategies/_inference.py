@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.accusations import names_it
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass
+from firstfault.evidence.failure_message import message_of
 from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind
 from firstfault.evidence.unreported import broadcast_root, lost_documents, nodes_without_report, terminated_nodes
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.remote_traceback import original_of, what_failed
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Reason, Scope, Subject, Suspect, Verdict, Writer
 from firstfault.strategies._reasons import (
@@ -24,7 +24,7 @@ from firstfault.strategies._reasons import (
     with_category,
 )
 from firstfault.strategies._verdict import listed, sources_of, undetermined, verdict_for, victims_of, who
-from firstfault.text import one_line, redact, sentence_of
+from firstfault.text import one_line, redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -295,8 +295,8 @@ def _alike(job: JobErrors) -> str:
     if first.exception is None or not first.fingerprint:
         return ""
     which = f"all {len(ranks)} ranks" if len(ranks) == world else f"{len(ranks)} ranks"
-    said = redact(sentence_of(original_of(first.exception).message))
-    return f"{which}: {what_failed(first)}: {said}".rstrip(": ")
+    said = message_of(first)
+    return f"{which}: {said.what}: {redact(said.text)}".rstrip(": ")
 
 
 def _expired(job: JobErrors) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.failure_message import message_of
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.remote_traceback import original_of, what_failed
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
 from firstfault.model.failure import shown_text
@@ -172,7 +172,7 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     """One line: what, who, and the first line of its message."""
     subject = f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)
     text = _sentence(root)
-    what = "terminated" if category_of(root) == "preemption" else what_failed(root)
+    what = "terminated" if category_of(root) == "preemption" else message_of(root).what
     headline = f"{what}, {subject}" + (f": {text}" if text and text != what else "")
     # redacted before it is cut: a credential without its end is not recognised
     return one_line(redact(headline), _HEADLINE)
@@ -181,7 +181,7 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
 def _sentence(root: WorkerError) -> str:
     """Return what happened, without the process's name."""
     if root.exception is not None:
-        return sentence_of(original_of(root.exception).message)
+        return message_of(root).with_wrapper
     if root.subject is Subject.AGENT:
         return sentence_of(shown_text(root.message))
     if root.expired is not None:
@@ -238,6 +238,6 @@ def _line(failure: WorkerError) -> str:
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
         return one_line(f"stopped by its agent ({sent.signal}): {sent.shown_reason}")
-    text = original_of(failure.exception).message if failure.exception is not None else failure.message
-    text, what = one_line(redact(text), 120), what_failed(failure)
-    return one_line(f"{what}: {text}" if text else what)
+    said = message_of(failure)
+    text = one_line(redact(said.text if failure.exception is not None else failure.message), 120)
+    return one_line(f"{said.what}: {text}" if text else said.what)

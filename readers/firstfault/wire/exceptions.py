@@ -40,7 +40,7 @@ _MAX_CAUSES = 10
 _MAX_FRAMES = 100
 _MAX_CONTEXT = 5
 """Lines around a frame's line, with it."""
-_MAX_DEPTH = 4
+_MAX_DEPTH = 6
 """Nested exceptions; protobuf's parsers refuse more than 100 nested messages."""
 _MAX_READ_EXCEPTIONS = 2000
 """Exceptions that a reader takes from one document: causes, members and those of threads together."""

@@ -1,0 +1,89 @@
+"""Exceptions that programs wrap or meet again: verdict, headline, place and fingerprint are of the first cause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.evidence.classification import FailureClass, classify_failures
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.model import DocumentRef, WorkerError
+from firstfault.render.first_line import first_line
+from firstfault.report import report_of
+from firstfault.retry import decide
+from firstfault.strategies import get_strategy, run_strategy
+from firstfault.testing import make_error, make_job
+from firstfault.wire.documents import decode, encode
+from firstfault_torch.capture import capture
+from tests.torch_agent.wrapped_failures import AFTERMATH, FALLBACKS, PEER, WRAPPED, TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ALL = WRAPPED | AFTERMATH | FALLBACKS
+
+
+def _failure(way: Callable[[Exception], None], error: Exception, rank: int = 3) -> WorkerError:
+    """Return the failure of a rank as a reader gets it, without the document's name."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each way has its own
+        way(error)
+    found = decode(encode(make_error(rank, node="worker-1", exception=capture(caught.value))), DocumentRef("e1.pb"))
+    assert isinstance(found, WorkerError)
+    return found
+
+
+@pytest.mark.parametrize("way", _ALL)
+def test_a_peers_error_is_a_consequence(way: str) -> None:
+    """A victim stays a victim, whatever its program made of the peer's error."""
+    (judged,) = classify_failures(make_job(_failure(_ALL[way], RuntimeError(PEER))))
+    assert judged.failure_class is FailureClass.CONSEQUENCE
+
+
+@pytest.mark.parametrize("way", _ALL)
+def test_an_error_of_the_program_is_its_own_fault(way: str) -> None:
+    """A fault stays one, also if the clean-up then met a full disk or a peer that had gone."""
+    (judged,) = classify_failures(make_job(_failure(_ALL[way], TypeError("3 columns"))))
+    assert (judged.failure_class, judged.category) == (FailureClass.OWN_FAULT, "")
+
+
+@pytest.mark.parametrize("way", _ALL)
+def test_the_report_tells_the_first_cause(way: str) -> None:
+    """First line, headline, code and the next step name the first cause and its line; the wrapper comes second."""
+    job = make_job(_failure(_ALL[way], TypeError("3 columns")))
+    verdict = run_strategy(get_strategy("evidence"), job)
+    report = report_of(job, verdict, decide(verdict))
+    assert first_line(verdict, report.decision).startswith("TypeError rank 3 worker-1 no retry: 3 columns")
+    assert verdict.headline.startswith("TypeError, rank 3 on worker-1: 3 columns")
+    assert report.answers.what.startswith("TypeError: 3 columns")
+    place = report.answers.code
+    assert place.startswith("wrapped_failures.py:")
+    assert place.endswith(("step", "_hidden", "_translated"))
+    assert report.answers.steps[0].text.endswith(place)
+    if way in {"from", "in a handler", "from None"}:
+        assert verdict.headline.endswith(f"; raised as TrainingError: {TrainingError()}")
+    if way in AFTERMATH:
+        assert "; then " in verdict.headline
+
+
+@pytest.mark.parametrize("way", _ALL)
+def test_the_fingerprint_is_that_of_the_first_cause(way: str) -> None:
+    """Faults under one wrapper differ, a victim's and the culprit's too; numbers and clean-ups do not matter."""
+    errors = (TypeError("3 columns"), ValueError("3 columns"), RuntimeError(PEER), TypeError("7 columns"))
+    found = [fingerprint_of(_failure(_ALL[way], error)) for error in errors]
+    assert len(set(found[:3])) == 3
+    assert found[3] == found[0]
+
+
+def test_a_wrapped_victim_is_not_the_same_fault() -> None:
+    """Victims whose program raises the same wrapper as the culprit's do not count as failed in the same way."""
+    wrap = WRAPPED["from None"]
+    victims = [_failure(wrap, RuntimeError(PEER), rank) for rank in (0, 1, 2)]
+    verdict = run_strategy(get_strategy("evidence"), make_job(_failure(wrap, KeyError("labels")), *victims))
+    assert (verdict.ranks, verdict.category, verdict.victims.count) == ((3,), "user_code", 3)
+
+
+def test_a_wrapper_names_the_service_of_a_lost_connection() -> None:
+    """A connection that says not whose it was belongs to what the wrapper names."""
+    (judged,) = classify_failures(make_job(_failure(WRAPPED["from"], ConnectionResetError(104, "reset by peer"))))
+    assert judged.failure_class is FailureClass.OWN_FAULT
