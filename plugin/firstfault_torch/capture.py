@@ -40,9 +40,15 @@ _OWN_FOLDERS = (f"{Path(__file__).parent}{os.sep}", f"{os.sep}flytekitplugins{os
 """The folders of this package and of the task plugin that calls it."""
 
 
-def capture(error: BaseException) -> ExceptionInfo:
-    """Return `error` as data: type, message, frames, notes, causes and members."""
-    return _capture(error, _Room())
+def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
+    """Return `error` as data: type, message, frames, notes, causes and members.
+
+    Args:
+        error: the exception.
+        in_flight: it is still inside the task function.
+    """
+    found = _capture(error, _Room())
+    return (caught(lambda: _with_outer_frames(found, error))[0] or found) if in_flight else found
 
 
 def before_exit(error: BaseException) -> BaseException:
@@ -142,6 +148,23 @@ def _frames(trace: Any) -> tuple[tuple[FrameInfo, ...], int]:
     own = [entry for entry in entries if not is_library(entry.tb_frame.f_code.co_filename)]
     with_context = set(map(id, own[-_WITH_CONTEXT:]))
     return tuple(_frame(entry, with_context=id(entry) in with_context) for entry in entries), omitted
+
+
+def _with_outer_frames(found: ExceptionInfo, error: BaseException) -> ExceptionInfo:
+    """Return an exception that has not left the task function with the frames that it has still to leave.
+
+    They are in its traceback when it has left, and two ranks' same fault is to have the same frames.
+    """
+    trace = _attribute(error, "__traceback__")
+    frame = trace.tb_frame.f_back if isinstance(trace, TracebackType) else None
+    outer: list[FrameInfo] = []
+    while frame is not None and len(outer) < _MAX_FRAMES:
+        code, line = frame.f_code, frame.f_lineno or 0
+        if any(folder in code.co_filename for folder in _OWN_FOLDERS):
+            return replace(found, frames=(*reversed(outer), *found.frames)) if not found.frames_omitted else found
+        outer.append(FrameInfo(code.co_filename, line, code.co_name, linecache.getline(code.co_filename, line).strip()))
+        frame = frame.f_back
+    return found
 
 
 def _frame(entry: TracebackType, *, with_context: bool) -> FrameInfo:

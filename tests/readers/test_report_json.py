@@ -33,6 +33,7 @@ _VERDICT_KEYS = [
     "message",
     "timestamp",
     "strategy",
+    "rule",
     "confidence",
     "why",
     "suspects",
@@ -78,6 +79,7 @@ _VERDICT = Verdict(
     headline="ValueError, rank 3",
     message="boom",
     strategy="earliest",
+    rule="earliest",
     ranks=(3,),
     node="w-1",
     fingerprint="1:0123456789ab",
@@ -129,6 +131,7 @@ def test_the_contract() -> None:
             "message": "boom",
             "timestamp": "2023-11-14T22:13:20.000000007Z",
             "strategy": "earliest",
+            "rule": "earliest",
             "confidence": "high",
             "why": ["it was first"],
             "suspects": [

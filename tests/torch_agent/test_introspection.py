@@ -258,7 +258,7 @@ def test_there_and_back(reported: list[threading.ExceptHookArgs], progress: Call
     _dies(ValueError("bad shard"))
     _dies(ValueError("x" * 10_000))
     message: dict[str, Any] = json.loads(json.dumps(to_message(collective_progress(), thread_failures())))
-    collectives, (first, second) = from_message(message)
+    collectives, (first, second), _ = from_message(message)
     assert own in collectives
     assert collectives == collective_progress()
     short, long = thread_failures()
@@ -275,7 +275,7 @@ def _facts(failure: ThreadFailure) -> tuple[object, ...]:
 
 def test_no_answer() -> None:
     """Without an answer there are no collectives and no dead threads."""
-    assert from_message({}) == ((), ())
+    assert from_message({}) == ((), (), None)
 
 
 # --- the GPU ----------------------------------------------------------------------------------------------------------

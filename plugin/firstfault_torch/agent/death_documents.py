@@ -6,11 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.stack_position import with_raise_point
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import (
     CausedBy,
     CollectiveProgress,
     ExceptionInfo,
+    FrameInfo,
     Resources,
     SentSignal,
     StackDump,
@@ -62,6 +64,8 @@ class Observation:
     """The stacks of all its threads."""
     collectives: tuple[CollectiveProgress, ...] = ()
     thread_failures: tuple[ThreadFailure, ...] = ()
+    raised_at: FrameInfo | None = None
+    """Where an exception was raised that was on its way out, but that Python did not show yet; None: there was none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,9 @@ def about_death(  # noqa: PLR0913 - keywords
     observed = stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
     if expiry is not None:
         observed = expiry.observation
-    stack = fatal_stack or observed.stack
+    stack = fatal_stack or (
+        with_raise_point(observed.stack, observed.raised_at) if observed.raised_at else observed.stack
+    )
     code, message = _code_and_message(death, place, stop.reason if stop is not None and stopped else "", kept)
     if expiry is not None and kept is None:
         code, message = _hang(place, expiry.deadline)

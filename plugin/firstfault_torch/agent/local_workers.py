@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalWorkers"]
 
+_RAISED_S = 1.0
+"""Longest wait, before workers are stopped, for an exception that is on its way out of one of them."""
+_POLL_S = 0.01
+
 
 class LocalWorkers:
     """Watches the workers of one node, round after round.
@@ -174,15 +178,16 @@ class LocalWorkers:
         """Return the workers that ended without success, in the order of their ends.
 
         A worker that exited with 0 before it handed over its result counts: torch would wait for that result for ever.
-        So does one that lived when the agent stopped it: a signal handler may exit with 0.
+        So does one that ended when the agent, or torch for it, stopped the workers: a signal handler may exit with 0.
         """
         if self._watch is None:
             return []
-        counted = unfinished(self._context) | (self.stopped.observations.keys() if self.stopped is not None else set())
+        counted, stop = unfinished(self._context), self.stopped
         return [
             death
             for death in self._watch.ended()
-            if death.local_rank not in self._forgotten and (death.exit_code != 0 or death.local_rank in counted)
+            if death.local_rank not in self._forgotten
+            and (death.exit_code != 0 or death.local_rank in counted or (stop is not None and stop.ended(death)))
         ]
 
     def document_deaths(self) -> None:
@@ -255,8 +260,18 @@ class LocalWorkers:
         alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = observe(self._channel, self._reporter.recording, asked)
-        self.stopped = replace(self.stopped, observations=observations)
+        first |= self._await_raised({rank for rank, seen in observations.items() if seen.raised_at is not None})
+        self.stopped = replace(self.stopped, observations=observations, first=first)
         stop_processes(processes, sent, spare=first, seconds=self._stop_seconds)
+
+    def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
+        """Wait a moment for workers whose exceptions are on their way out; return those that have reported one."""
+        deadline = time.monotonic() + min(_RAISED_S, self._stop_seconds / 2)
+        reported: set[int] = set()
+        while local_ranks - reported and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            reported = local_ranks & self.reported().keys()
+        return frozenset(reported)
 
 
 def _is_running(pid: int) -> bool:

@@ -214,7 +214,7 @@ class Reporter:
     def _document(self, death: Death, stop: Stop | None, expiry: Expiry | None) -> None:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
         own = self._own_documents(death)
-        ended = [failure for failure in own if not failure.in_flight]
+        ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
         if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
             if stop is None or not stop.ended(death):
                 self._keep_log(death, ended[-1])
@@ -326,6 +326,13 @@ class Reporter:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_UPLOADS, thread_name_prefix="firstfault-upload")
         return self._pool.submit(call)
+
+
+def _answers(failure: WorkerError, stop: Stop | None, death: Death) -> bool:
+    """Whether a worker called ``sys.exit`` after its agent had begun to stop it, as signal handlers do."""
+    if stop is None or not stop.ended(death) or not _is_bare_exit(failure):
+        return False
+    return failure.monotonic_ns is not None and failure.monotonic_ns >= stop.began_ns
 
 
 def _is_bare_exit(failure: WorkerError) -> bool:

@@ -1,4 +1,8 @@
-"""A worker's answer to its agent before it is stopped: the progress of its collectives, and its dead threads."""
+"""A worker's answer to its agent before it is stopped.
+
+It tells the progress of the worker's collectives, its dead threads, and where an exception was raised that is on its
+way out.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,12 @@ _MAX_TEXT = 2000
 _MAX_FRAMES = 20
 
 
-def to_message(collectives: Iterable[CollectiveProgress], threads: Iterable[ThreadFailure]) -> dict[str, Any]:
+def to_message(
+    collectives: Iterable[CollectiveProgress], threads: Iterable[ThreadFailure], raised_at: FrameInfo | None = None
+) -> dict[str, Any]:
     """Return a worker's state as JSON data."""
     return {
+        "raised_at": None if raised_at is None else (raised_at.file, raised_at.line, raised_at.function),
         "collectives": [asdict(item) for item in itertools.islice(collectives, _MAX_GROUPS)],
         "thread_failures": [
             (
@@ -39,7 +46,9 @@ def to_message(collectives: Iterable[CollectiveProgress], threads: Iterable[Thre
     }
 
 
-def from_message(message: Mapping[str, Any]) -> tuple[tuple[CollectiveProgress, ...], tuple[ThreadFailure, ...]]:
+def from_message(
+    message: Mapping[str, Any],
+) -> tuple[tuple[CollectiveProgress, ...], tuple[ThreadFailure, ...], FrameInfo | None]:
     """Return the state that `to_message` wrote; empty where the worker did not answer."""
     collectives = tuple(
         CollectiveProgress(
@@ -51,4 +60,5 @@ def from_message(message: Mapping[str, Any]) -> tuple[tuple[CollectiveProgress, 
         ThreadFailure(thread, when, ExceptionInfo(kind, text, frames=tuple(FrameInfo(*frame) for frame in frames)))
         for thread, when, kind, text, frames in message.get("thread_failures") or ()
     )
-    return collectives, threads
+    raised_at = message.get("raised_at")
+    return collectives, threads, FrameInfo(*raised_at) if raised_at else None

@@ -53,7 +53,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
     source = error if is_clean_exit(error) else before_exit(error)
     half = recording.upload_deadline_seconds / 2
-    exception = bounded(partial(_read, source, error), half, "reading an exception", local=True)
+    exception = bounded(partial(_read, source, error, in_flight=in_flight), half, "reading an exception", local=True)
     if exception is None:
         exception = replace(bare(source), message="<no text: reading the exception took too long>")
     progress: tuple[CollectiveProgress, ...] = ()
@@ -79,8 +79,8 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     return failure, record_error(failure, recording, spool, left, held=held)
 
 
-def _read(source: BaseException, error: BaseException) -> ExceptionInfo:
-    exception = capture(source)
+def _read(source: BaseException, error: BaseException, *, in_flight: bool) -> ExceptionInfo:
+    exception = capture(source, in_flight=in_flight)
     if source is error:
         return exception
     return replace(exception, notes=(*exception.notes, f"The program then called sys.exit({safe_text(error)})."))

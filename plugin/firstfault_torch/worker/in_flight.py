@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault_torch.compat.torch_worker import group_teardown
 from firstfault_torch.context import Moment
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
+from firstfault_torch.worker.unwinding import Unwinding, handled_exception, unwinding_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,21 +73,39 @@ class InFlight:
         self._recorded: list[tuple[BaseException, str]] = []
         self._held: list[BaseException] = []
         self._lock = threading.Lock()
+        self._asked = False
+        self.unwinding: Unwinding | None = None
+        """The exception that was leaving a frame of the main thread when the agent asked."""
 
     def seen(self, error: BaseException) -> None:
-        """Record an exception whose clean-up is about to close the sockets; once, and only in the main thread."""
+        """Record an exception whose clean-up is about to close the sockets; once, and only in the main thread.
+
+        One that began after the agent asked is what the training makes of the agent's signal, and is not recorded.
+        """
         if threading.get_ident() != self._main or os.getpid() != self._owner or not _may_fail(error):
+            return
+        if self._asked and not self.began_before_asked(error):
             return
         vars(error).setdefault(_ATTRIBUTE, Moment.now())
         self._note(error)
 
     def ask(self) -> None:
         """Record the main thread's exception in flight, and withdraw those that were handled; runs in any thread."""
-        current = sys._current_exceptions().get(self._main)  # noqa: SLF001 - documented, for debuggers and the like
-        error = current if isinstance(current, BaseException) else _value_of(current)
+        error = handled_exception(self._main)
         self.reconcile(error)
+        if self._asked:
+            return
         if error is not None and _may_fail(error):
             self._note(error)
+        else:
+            with guarded("looking for an exception on its way out"):
+                self.unwinding = unwinding_of(self._main)
+        self._asked = True
+
+    def began_before_asked(self, error: BaseException) -> bool:
+        """Whether `error`, or an exception of its chain, was in flight when the agent asked."""
+        unwinding = self.unwinding
+        return self.has_recorded(error) or (unwinding is not None and any(map(unwinding.is_of, chain_of(error))))
 
     def hold(self, error: BaseException) -> None:
         """Keep the document about `error`, which is handled for now, until `release`."""
@@ -172,8 +191,3 @@ def is_clean_exit(error: BaseException) -> bool:
     """Whether `error` is a ``sys.exit()`` with success."""
     # the code may be any object: do not hash or compare it
     return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
-
-
-def _value_of(item: Any) -> BaseException | None:
-    """Return the exception of a (type, value, traceback), which Python 3.10 and 3.11 have here."""
-    return item[1] if isinstance(item, tuple) and len(item) > 1 and isinstance(item[1], BaseException) else None

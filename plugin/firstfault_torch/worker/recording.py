@@ -156,9 +156,8 @@ class WorkerMonitor:
     def fails(self, error: BaseException) -> None:
         """Make a document about an exception that has left the task function durable, and notify the agent."""
         self.in_flight.reconcile(error)
-        if self._asked.is_set() and _is_answer_to_signal(error):
-            return  # raised by the signal with which the agent stops this process: the agent reports it
-        if self._answered.is_set() and not self.in_flight.has_recorded(error):
+        may_be_answer = self._answered.is_set() or (self._asked.is_set() and _is_answer_to_signal(error))
+        if may_be_answer and not self.in_flight.began_before_asked(error):
             # it began after the agent's question, so it is what the training makes of the agent's signal: a
             # framework's handler may raise anything
             return
@@ -179,6 +178,8 @@ class WorkerMonitor:
     def exits(self, error: BaseException) -> None:
         """Record a clean exit before the task function's end: not a failure, but perhaps why a peer waits."""
         self.in_flight.reconcile(None)
+        if self._asked.is_set():
+            return  # a handler's answer to the signal with which the agent stops this process
         if self.recording is not None and self.place is not None:
             describe_and_record(error, self.recording, self.place, self._engine, held=True)
             threading.Thread(target=_leave_later, name="firstfault-leave", daemon=True).start()
@@ -217,7 +218,9 @@ class WorkerMonitor:
         for call in self._before_stop:
             with guarded("preparing to be stopped"):
                 call()
-        answer = to_message(collective_progress(), thread_failures())
+        unwinding = self.in_flight.unwinding
+        raised_at = unwinding.raised_at if unwinding is not None else None
+        answer = to_message(collective_progress(), thread_failures(), raised_at)
         self._answered.set()
         return answer
 

@@ -33,6 +33,7 @@ __all__ = [
     "FailureClass",
     "classify_failures",
     "left_no_reason",
+    "names_a_peer",
 ]
 
 _GENERAL = {"program", "missing-file", ""}
@@ -302,6 +303,14 @@ def left_no_reason(failure: WorkerError) -> bool:
     """Whether nothing says why a process aborted: no text of native code, no stack of a thread that Python knows."""
     in_python = any(_IN_PYTHON in dump.text for dump in failure.stack_dumps)
     return failure.signal == "SIGABRT" and not in_python and not has_native_text(failure.log_tail)
+
+
+def names_a_peer(text: str) -> bool:
+    """Whether what a process printed tells of a peer that had gone, or of a wait for one that timed out."""
+    found = _classified(text, "", ()) if text else None
+    if found is None or found.signature in _OF_ANY_CONNECTION:
+        return False
+    return found.role is Role.SECONDARY or (found.role is Role.AMBIGUOUS and found.category == _WAIT)
 
 
 def _of_crash_while_stopped(failure: WorkerError) -> ClassifiedFailure:

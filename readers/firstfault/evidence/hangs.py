@@ -56,7 +56,7 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
         *_apart(recorded, printed),
         *_behind(merged(recorded, printed)),
         *_not_started(recorded),
-        *_threads(alive),
+        *_threads(classified),
         *_frozen(alive),
         *_did_not_time_out(classified),
         *_reported(classified),
@@ -90,7 +90,7 @@ def left_behind(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
     recorded, _ = progress_by_group([judged.failure for judged in workers])
     by_rank = {judged.failure.rank: judged.failure for judged in workers}
     return [
-        InferredRoot(why, 1, rank, by_rank[rank].node, by_rank[rank], confidence="low")
+        InferredRoot(why, 1, rank, by_rank[rank].node, by_rank[rank], confidence="low", rule="left-behind")
         for rank, why in _behind(recorded)
         if rank not in failed and rank in by_rank
     ]
@@ -114,7 +114,7 @@ def all_in_one_collective(classified: Sequence[ClassifiedFailure]) -> list[Infer
         return []
     work = waits[0][0][1]
     why = f"all {len(works)} ranks waited in {work.operation} number {work.sequence}, and none finished"
-    return [InferredRoot(why, 1, None, nodes.pop(), None, "network", "low")]
+    return [InferredRoot(why, 1, None, nodes.pop(), None, "network", "low", rule="no-progress")]
 
 
 def _behind(groups: Progress) -> list[tuple[int, str]]:
@@ -257,11 +257,19 @@ def _elsewhere(alive: Sequence[WorkerError], waited: Collection[int | None]) -> 
     return [(rank, f"it was at {where.frame} while the others waited for it") for rank, where in sorted(away.items())]
 
 
-def _threads(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
+def _threads(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+    """Return the ranks that have a dead thread, and neither timed out nor stand in a collective.
+
+    A rank that waits for another one does not do so because of its own helper thread.
+    """
     return [
         (failure.rank, f"its thread {thread.thread!r} ended with {thread.exception.type}: {thread.exception.message}")
-        for failure in alive
+        for judged in classified
+        for failure in (judged.failure,)
         if failure.rank is not None
+        and failure.subject is Subject.WORKER
+        and not judged.waited
+        and where_it_stood(failure).stood is not Stood.COLLECTIVE
         for thread in failure.thread_failures[:1]
     ]
 

@@ -24,3 +24,5 @@ class InferredRoot:
     """Its agent's document about stopping it; None: there is none."""
     category: str = "hang"
     confidence: str = "medium"
+    rule: str = "hang"
+    """The rule that found it, for the verdict."""

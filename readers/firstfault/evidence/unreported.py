@@ -73,7 +73,8 @@ def lost_documents(
                 continue
             reason = lost[rank].error if rank in lost else ""
             why = f"its document was not uploaded ({reason})" if reason else "its document is missing"
-            found.append(InferredRoot(why, 1 + (accusations.ranks[rank] > 0), rank, node, None, "unknown"))
+            weight = 1 + (accusations.ranks[rank] > 0)
+            found.append(InferredRoot(why, weight, rank, node, None, "unknown", rule="lost-document"))
     found.sort(key=lambda item: (item.node, item.rank if item.rank is not None else -1))
     if len(found) > _MANY:
         found = [item for item in found if item.weight > 1]
@@ -99,7 +100,13 @@ def terminated_nodes(job: JobErrors) -> list[InferredRoot]:
     )
     return [
         InferredRoot(
-            f"{count} of its workers were stopped because it was terminated", 2, None, node, None, "preemption"
+            f"{count} of its workers were stopped because it was terminated",
+            2,
+            None,
+            node,
+            None,
+            "preemption",
+            rule="terminated-node",
         )
         for node, count in sorted(workers.items())
     ]
@@ -136,7 +143,7 @@ def broadcast_root(job: JobErrors, accusations: Accusations, *, waited: bool) ->
     why = f"its agent reported its failure to the other nodes ({shown_text(what)}), but its own document is missing"
     if what == DIED_UNHEARD:
         why = "its agent died"
-    return [InferredRoot(why, 2, who[0], who[1], None, _category_of(who[0], what))]
+    return [InferredRoot(why, 2, who[0], who[1], None, _category_of(who[0], what), rule="broadcast")]
 
 
 def _reasons(job: JobErrors, who: tuple[int | None, str]) -> list[str]:
@@ -178,10 +185,10 @@ def nodes_without_report(job: JobErrors, accusations: Accusations, *, waited: bo
             named = f", and {names_it(votes)}" if votes else ""
             category = "node_lost" if votes or not waited else "unknown"
             why = f"it had started and sent no report{named}"
-            found.append(InferredRoot(why, 1 + bool(votes), None, node, None, category))
+            found.append(InferredRoot(why, 1 + bool(votes), None, node, None, category, rule="node-without-report"))
         elif votes * 2 > accusations.nodes.total() and not _has_receipts_of_ranks(job, node):
             why = f"its documents are missing, and {names_it(votes)}"
-            found.append(InferredRoot(why, 2, None, node, None, "unknown"))
+            found.append(InferredRoot(why, 2, None, node, None, "unknown", rule="lost-document"))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.tracebacks import is_library, place_of
@@ -13,7 +13,7 @@ from firstfault.model import FrameInfo
 if TYPE_CHECKING:
     from firstfault.model import WorkerError
 
-__all__ = ["Stood", "Where", "readable_stack", "where_it_stood"]
+__all__ = ["Stood", "Where", "readable_stack", "where_it_stood", "with_raise_point"]
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$', re.MULTILINE)
@@ -21,6 +21,10 @@ _COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
 _WAITING = re.compile(r"torch/(?:autograd/|cuda/|nn/parallel/|_tensor\.py|_ops\.py)")
 _OURS = re.compile(
     r"(?:flytekitplugins/firstfault|firstfault|firstfault_torch)/|/flytekit/|torch/(?:distributed/elastic|multiprocessing)/"
+)
+_RAISED_AT = re.compile(
+    r'^An exception raised at "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+) was on its way out\.$',
+    re.MULTILINE,
 )
 _DEPTH = 12
 _FATAL = "Fatal Python error"
@@ -42,14 +46,22 @@ class Where:
     stood: Stood
     frame: str = ""
     """The innermost frame of the user's code: "train.py:12 in step"."""
+    raised_at: FrameInfo | None = None
+    """Where an exception was raised that was on its way out; None: there was none, or it is not known."""
 
 
 def where_it_stood(failure: WorkerError) -> Where:
     """Return the position of a worker's main thread, from the stack dump that its agent took before it stopped it."""
     for dump in failure.stack_dumps:
         if dump.rank == failure.rank:
-            return _where(dump.text)
+            return replace(_where(dump.text), raised_at=_raised_at(dump.text))
     return Where(Stood.UNKNOWN)
+
+
+def with_raise_point(dump: str, raised_at: FrameInfo) -> str:
+    """Return a stack dump that tells where an exception was raised that was on its way out."""
+    place = f'"{raised_at.file}", line {raised_at.line} in {raised_at.function}'
+    return f"An exception raised at {place} was on its way out.\n{dump}"
 
 
 def readable_stack(dump: str) -> str:
@@ -80,6 +92,11 @@ def _thread(name: str, part: str) -> str:
     outermost = max((index for index, frame in enumerate(frames) if not is_library(frame.file)), default=len(frames))
     lines = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in frames[: outermost + 1]]
     return "\n".join([f"{name} (innermost first):", *(lines or ["  no Python frame"])])
+
+
+def _raised_at(text: str) -> FrameInfo | None:
+    found = _RAISED_AT.match(text)
+    return FrameInfo(found["file"], int(found["line"]), found["function"]) if found is not None else None
 
 
 def _frames(part: str) -> list[FrameInfo]:

@@ -68,6 +68,8 @@ class Verdict:
     timestamp_ns: int | None = None
     confidence: str = "low"
     """"high", "medium" or "low"."""
+    rule: str = ""
+    """The strategy's rule that found the root cause, "own-fault"; empty: written before verdicts named it."""
     why: tuple[str, ...] = ()
     sources: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
     """For each sentence of `why` the names of its documents, if the strategy gives any. Not in JSON, like `root`."""

@@ -110,7 +110,7 @@ def _raised_verdict(job: JobErrors, hanging: InferredRoot, raised: ClassifiedFai
         Reason(f"{_name(hanging)}: {hanging.why}", (raised.failure,)),
         *about_clocks(job, diagnosis.clocks),
     ]
-    verdict = verdict_for(job, raised.failure, strategy=NAME, why=why, confidence="medium")
+    verdict = verdict_for(job, raised.failure, strategy=NAME, rule="raised-in-hang", why=why, confidence="medium")
     return with_category(verdict, raised)
 
 
@@ -154,7 +154,13 @@ def _by_elimination(job: JobErrors, found: Sequence[ClassifiedFailure], diagnosi
     is_sure = is_sure and len(found) == 1
     same = [item.failure for item in found] if len(found) > 1 else ()
     verdict = verdict_for(
-        job, first.failure, strategy=NAME, why=why, confidence="medium" if is_sure else "low", same=same
+        job,
+        first.failure,
+        strategy=NAME,
+        rule="by-elimination",
+        why=why,
+        confidence="medium" if is_sure else "low",
+        same=same,
     )
     return with_category(verdict, first)
 
@@ -194,6 +200,7 @@ def _inferred_verdict(job: JobErrors, inferred: InferredRoot, classified: Sequen
         message="\n".join([sentence, *_stack_of(inferred.failure)]),
         # a node that has not reported may still do so
         confidence=inferred.confidence if job.settled or inferred.failure is not None else "low",
+        rule=inferred.rule,
         why=tuple(reason.text for reason in why),
         sources=sources_of(why),
         root=inferred.failure,

@@ -63,6 +63,7 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
     strategy: str,
     why: Iterable[str | Reason],
     confidence: str,
+    rule: str = "",
     same: Sequence[WorkerError] = (),
     suspects: Iterable[Suspect] = (),
 ) -> Verdict:
@@ -74,6 +75,7 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         strategy: the strategy's name.
         why: sentences a person can check, each with the failures it rests on if it is a `Reason`.
         confidence: "high", "medium" or "low".
+        rule: the strategy's rule that found it; empty: the strategy has one rule.
         same: failures with the same fault as `root`, `root` included, if several ranks have it; else empty. Ranks with
             this fault whose documents were not opened are added if every opened document with it is in `same`.
         suspects: other possible root causes.
@@ -96,6 +98,7 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         timestamp_ns=root.timestamp_ns,
         strategy=strategy,
         confidence=confidence,
+        rule=rule or strategy,
         why=tuple(reason.text for reason in reasons),
         sources=sources_of(reasons),
         suspects=tuple(suspects),
@@ -125,6 +128,7 @@ def undetermined(job: JobErrors, strategy: str) -> Verdict:
         headline=_nothing_read(job),
         message="\n".join(job.coverage.notes) or "no error document could be read",
         strategy=strategy,
+        rule="undetermined",
         confidence="low",
         coverage=job.coverage,
         settled=job.settled,

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.classification import ClassifiedFailure, FailureClass, left_no_reason
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.evidence.progress import waited_ns
+from firstfault.evidence.retries import without_retries
+from firstfault.evidence.stopped_alike import place_of_raise, stopped_near, stopped_raising
 from firstfault.evidence.unreported import is_unlisted
+from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Reason, Subject, Suspect, Verdict
 from firstfault.strategies._inference import infer_root
 from firstfault.strategies._reasons import MAX_SUSPECTS, NAME, about_clocks, count_of, failures_of, with_category
@@ -62,7 +65,7 @@ def evidence(job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
     that was stopped, or names a peer that is gone, is a victim whatever its time. Times decide only as far as the
     clocks are known.
     """
-    diagnosis = diagnosis or diagnose(job)
+    diagnosis = without_retries(diagnosis or diagnose(job))
     roots = _roots(diagnosis)
     if not roots:
         return infer_root(job, diagnosis)
@@ -151,7 +154,10 @@ def _verdict_on(
     if len(same) + more > 1:
         why.append(Reason(f"{len(same) + more} failed in the same way", failures_of(same)))
     why += [Reason(_after(first, other, clocks), (other.failure,)) for other in others[:3]]
-    why += _about_victims(classified, job)
+    raising = stopped_raising(first, classified)
+    near = [item for item in stopped_near(first, classified) if not any(item is other for other in raising)]
+    why += _about_stopped(raising, near)
+    why += _about_victims([item for item in classified if not any(item is other for other in raising)], job)
     named = accusations.of(first)
     if named:
         ranks = {None, first.failure.rank}
@@ -172,11 +178,35 @@ def _verdict_on(
         first.failure,
         strategy=NAME,
         why=why,
-        confidence=_confidence(job, first, rivals, [*others, *unclear], unlisted=unlisted),
-        same=[root.failure for root in same] if len(same) + more > 1 else (),
+        rule=_rule(first, [*others, *rivals]),
+        confidence=_confidence(job, first, rivals, [*others, *unclear, *near], unlisted=unlisted),
+        same=[root.failure for root in (*same, *raising)] if len(same) + len(raising) + more > 1 else (),
         suspects=[_suspect(other, clocks, first) for other in [*others, *unclear][:MAX_SUSPECTS]],
     )
     return with_category(verdict, first)
+
+
+def _rule(first: ClassifiedFailure, others: Sequence[ClassifiedFailure]) -> str:
+    ends = {FailureClass.LOST: "lost-node", FailureClass.EXTERNAL: "terminated-node"}
+    return ends.get(first.failure_class) or ("first-of-several" if others else "own-fault")
+
+
+def _about_stopped(raising: Sequence[ClassifiedFailure], near: Sequence[ClassifiedFailure]) -> list[Reason]:
+    """Return what is to say about ranks that were stopped where the root cause was raised."""
+    said = []
+    if raising:
+        text = f"{len(raising)} more {_were(raising)} stopped while an exception raised at the same line was on its way out"
+        said.append(Reason(text, failures_of(raising)))
+    if near:
+        at = place_of_raise(near[0].failure) or where_it_stood(near[0].failure).frame
+        text = f"{who(near[0].failure)} was stopped at {at} without waiting for a peer, and may have been about to fail"
+        more = f"; so may {len(near) - 1} more" if len(near) > 1 else ""
+        said.append(Reason(text + more, failures_of(near)))
+    return said
+
+
+def _were(items: Sequence[object]) -> str:
+    return "was" if len(items) == 1 else "were"
 
 
 def _earlier_candidates(

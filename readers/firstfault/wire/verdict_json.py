@@ -51,6 +51,7 @@ def verdict_to_dict(verdict: Verdict) -> dict[str, Any]:
         "message": verdict.message,
         "timestamp": format_timestamp(verdict.timestamp_ns),
         "strategy": verdict.strategy,
+        "rule": verdict.rule,
         "confidence": verdict.confidence,
         "why": list(verdict.why),
         "suspects": [_suspect_to_dict(suspect) for suspect in verdict.suspects],
@@ -158,6 +159,7 @@ def _verdict_from_dict(data: dict[str, Any]) -> Verdict:
         timestamp_ns=parse_timestamp(data["timestamp"]),
         strategy=_text(data["strategy"]),
         confidence=_text(data["confidence"]),
+        rule=_text(data.get("rule", "")),
         why=tuple(map(_text, _list(data["why"], MAX_SENTENCES))),
         suspects=tuple(_suspect_from_dict(item) for item in _list(data["suspects"], MAX_SENTENCES)),
         victims=Victims(

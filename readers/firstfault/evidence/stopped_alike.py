@@ -1,0 +1,62 @@
+"""Ranks that their agents stopped where the root cause was raised: they failed too, or may have been about to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.tracebacks import own_frames, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from firstfault.evidence.classification import ClassifiedFailure
+    from firstfault.model import FrameInfo, WorkerError
+
+__all__ = ["has_outstanding", "stopped_near", "stopped_raising"]
+
+_GROUP = "torch/distributed/"
+"""Errors about peers are raised there, too."""
+
+
+def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+    """Return the ranks that were stopped while an exception was on its way out that was raised where `first` was."""
+    exception = first.failure.exception
+    if exception is None or not exception.frames or _GROUP in exception.frames[-1].file:
+        return []
+    raised_at = place_of(exception.frames[-1])
+    return [item for item in _stopped(first, classified) if place_of_raise(item.failure) == raised_at]
+
+
+def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+    """Return the ranks that were stopped in the function that raised, or while raising, and waited for no peer."""
+    exception = first.failure.exception
+    own = own_frames(exception) if exception is not None else ()
+    return [item for item in _stopped(first, classified) if own and _is_near(item.failure, own[-1])]
+
+
+def place_of_raise(failure: WorkerError) -> str:
+    """Return where the exception was raised that was leaving a stopped process: "train.py:12 in step", or nothing."""
+    raised_at = where_it_stood(failure).raised_at
+    return place_of(raised_at) if raised_at is not None and _GROUP not in raised_at.file else ""
+
+
+def has_outstanding(failure: WorkerError) -> bool:
+    """Whether a collective that the rank has called had not completed."""
+    return any(
+        progress.completed is not None and progress.enqueued > progress.completed for progress in failure.collectives
+    )
+
+
+def _stopped(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+    return [item for item in classified if item is not first and item.failure.stopped_by_agent and not item.waited]
+
+
+def _is_near(failure: WorkerError, raised_in: FrameInfo) -> bool:
+    where = where_it_stood(failure)
+    if place_of_raise(failure):
+        return True
+    if where.stood is not Stood.ELSEWHERE or has_outstanding(failure):
+        return False
+    file, function = raised_in.file.rsplit("/", 1)[-1], raised_in.function
+    return where.frame.startswith(f"{file}:") and where.frame.endswith(f" in {function}")
