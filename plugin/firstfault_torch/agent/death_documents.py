@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.stack_position import with_raise_point
+from firstfault.exceptions.stack_position import with_raise_point, with_source
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import (
     CausedBy,
@@ -24,6 +26,7 @@ from firstfault_torch.agent.death_watch import signal_name
 from firstfault_torch.capture import capture
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass, failure_record
 from firstfault_torch.error_file import read_error_file, read_traceback
+from firstfault_torch.guard import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from firstfault.model import ExpiredDeadline, Place, WorkerError
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.context import Moment
+
+_SOURCE_S = 0.5
+"""Longest wait for source lines; the program's files may be on a storage that hangs."""
 
 __all__ = ["Expiry", "KeptException", "Observation", "Stop", "about_agent", "about_death", "kept_exception"]
 
@@ -141,9 +147,9 @@ def about_death(  # noqa: PLR0913 - keywords
     observed = stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
     if expiry is not None:
         observed = expiry.observation
-    stack = fatal_stack or (
-        with_raise_point(observed.stack, observed.raised_at) if observed.raised_at else observed.stack
-    )
+    stack = _with_source(fatal_stack or observed.stack)
+    if observed.raised_at is not None and not fatal_stack:
+        stack = with_raise_point(stack, observed.raised_at)
     code, message = _code_and_message(death, place, stop.reason if stop is not None and stopped else "", kept)
     if expiry is not None and kept is None:
         code, message = _hang(place, expiry.deadline)
@@ -171,6 +177,11 @@ def about_death(  # noqa: PLR0913 - keywords
         caused_by=stop.caused_by if stop is not None and stopped else None,
         expired=expiry.deadline if expiry is not None else None,
     )
+
+
+def _with_source(stack: str) -> str:
+    """Return a stack with source lines; without them if the program's files cannot be read in time."""
+    return bounded(partial(with_source, stack, linecache.getline), _SOURCE_S, "reading source lines", local=True) or stack
 
 
 def _category(death: Death, resources: Resources, expiry: Expiry | None, *, stopped: bool) -> str:

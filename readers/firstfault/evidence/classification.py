@@ -133,6 +133,7 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         signature = log.signature if log is not None and log.signature in _OF_WATCHDOGS else ""
         # a rank without a collective outstanding did not wait, though another rank's timeout reached it
         waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log is not None and log.role is Role.SECONDARY)
+        waited = waited or _left_after_a_wait(failure)
         why = f"was stopped by its agent: {sent.shown_reason}"
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
     if failure.exception is not None:
@@ -227,7 +228,7 @@ def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set
             failure, FailureClass.OWN_EXIT, "was ended by a signal that its agent did not send", "signal"
         )
     if name == "SystemExit":
-        if failure.sent_signals:
+        if failure.sent_signals and not failure.in_flight:
             return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "exited when its agent stopped it")
         return _of_printed(failure) or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit")
     return None
@@ -303,6 +304,14 @@ def left_no_reason(failure: WorkerError) -> bool:
     """Whether nothing says why a process aborted: no text of native code, no stack of a thread that Python knows."""
     in_python = any(_IN_PYTHON in dump.text for dump in failure.stack_dumps)
     return failure.signal == "SIGABRT" and not in_python and not has_native_text(failure.log_tail)
+
+
+def _left_after_a_wait(failure: WorkerError) -> bool:
+    """Whether a process exited while its agent stopped it, after it had printed the timeout of a wait of its own."""
+    if failure.signal or not failure.exit_code or not has_traceback(failure.log_tail):
+        return False
+    log = _classified(text_of_death(failure.log_tail, ""), "", ())
+    return log.role is Role.AMBIGUOUS and log.category == _WAIT
 
 
 def names_a_peer(text: str) -> bool:

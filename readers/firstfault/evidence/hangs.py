@@ -49,7 +49,7 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
         key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
     )
     recorded, printed = progress_by_group(alive)
-    waited = {judged.failure.rank for judged in classified if judged.waited and judged.signature == TIMED_OUT}
+    waited = {judged.failure.rank for judged in classified if judged.waited and judged.failure.exception is None}
     reasons: dict[int, list[str]] = defaultdict(list)
     for rank, why in (
         *_elsewhere(alive, waited),

@@ -11,14 +11,20 @@ from firstfault.exceptions.tracebacks import is_library, place_of
 from firstfault.model import FrameInfo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from firstfault.model import WorkerError
 
 __all__ = ["Stood", "Where", "readable_stack", "where_it_stood", "with_raise_point"]
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
-_FRAME = re.compile(r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$', re.MULTILINE)
+_FRAME = re.compile(
+    r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$(?:\n {4}(?P<code>\S.*)$)?', re.MULTILINE
+)
+"""A line of faulthandler, and the source line that `with_source` added."""
 _COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
 _WAITING = re.compile(r"torch/(?:autograd/|cuda/|nn/parallel/|_tensor\.py|_ops\.py)")
+_BACKWARD = re.compile(r"torch/autograd/")
 _OURS = re.compile(
     r"(?:flytekitplugins/firstfault|firstfault|firstfault_torch)/|/flytekit/|torch/(?:distributed/elastic|multiprocessing)/"
 )
@@ -26,7 +32,13 @@ _RAISED_AT = re.compile(
     r'^An exception raised at "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+) was on its way out\.$',
     re.MULTILINE,
 )
+_WAITS_FOR_THREAD = re.compile(r"/(?:threading|queue|selectors|concurrent/futures/(?:_base|thread))\.py$")
+"""Where a main thread stands that waits for a thread: in a join, a queue, a future, or asyncio's loop."""
+_STARTS = re.compile(r"/(?:threading|concurrent/futures/thread)\.py$")
 _DEPTH = 12
+_MAX_SOURCES = 64
+"""Frames of one dump that get their source line."""
+_MAX_LINE = 200
 _FATAL = "Fatal Python error"
 
 
@@ -56,6 +68,26 @@ def where_it_stood(failure: WorkerError) -> Where:
         if dump.rank == failure.rank:
             return replace(_where(dump.text), raised_at=_raised_at(dump.text))
     return Where(Stood.UNKNOWN)
+
+
+def with_source(dump: str, line_of: Callable[[str, int], str]) -> str:
+    """Return a stack dump with the source lines of the program's own frames.
+
+    Args:
+        dump: faulthandler's text.
+        line_of: returns a line of a file; empty: it cannot be read.
+    """
+    left = _MAX_SOURCES
+
+    def add(found: re.Match[str]) -> str:
+        nonlocal left
+        if found["code"] or is_library(found["file"]) or not left:
+            return found[0]
+        left -= 1
+        code = line_of(found["file"], int(found["line"])).strip()[:_MAX_LINE]
+        return f"{found[0]}\n    {code}" if code else found[0]
+
+    return _FRAME.sub(add, dump)
 
 
 def with_raise_point(dump: str, raised_at: FrameInfo) -> str:
@@ -90,7 +122,10 @@ def readable_stack(dump: str) -> str:
 def _thread(name: str, part: str) -> str:
     frames = _frames(part)
     outermost = max((index for index, frame in enumerate(frames) if not is_library(frame.file)), default=len(frames))
-    lines = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in frames[: outermost + 1]]
+    lines = []
+    for frame in frames[: outermost + 1]:
+        lines.append(f'  File "{frame.file}", line {frame.line} in {frame.function}')
+        lines += [f"    {frame.code}"] if frame.code else []
     return "\n".join([f"{name} (innermost first):", *(lines or ["  no Python frame"])])
 
 
@@ -100,18 +135,32 @@ def _raised_at(text: str) -> FrameInfo | None:
 
 
 def _frames(part: str) -> list[FrameInfo]:
-    return [FrameInfo(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(part)]
+    return [
+        FrameInfo(match["file"], int(match["line"]), match["function"], match["code"] or "")
+        for match in _FRAME.finditer(part)
+    ]
 
 
 def _where(text: str) -> Where:
     # faulthandler prints the main thread last, innermost frame first
-    frames = _frames(_THREAD.split(text)[-1])
+    *others, main = _THREAD.split(text)
+    frames = _frames(main)
     if not frames:
         return Where(Stood.UNKNOWN)
+    if _WAITS_FOR_THREAD.search(frames[0].file):
+        working = [found for found in map(_frames, others) if _works(found)]
+        frames = working[0] if len(working) == 1 else frames
     name = place_of(next((frame for frame in frames if not is_library(frame.file)), frames[0]))
     inner = [frame.file for frame in frames[:_DEPTH] if not _OURS.search(frame.file)]
     if any(_COLLECTIVE.search(file) for file in inner):
         return Where(Stood.COLLECTIVE, name)
-    if any(_WAITING.search(file) for file in inner[:2]):
+    # the program's own frames within a backward pass are hooks
+    if any(_WAITING.search(file) for file in inner[:2]) or any(_BACKWARD.search(file) for file in inner):
         return Where(Stood.TORCH, name)
     return Where(Stood.ELSEWHERE, name)
+
+
+def _works(frames: Sequence[FrameInfo]) -> bool:
+    """Whether a thread runs the program's own code, and does not wait for other work."""
+    own = any(not is_library(frame.file) for frame in frames)
+    return own and _STARTS.search(frames[-1].file) is not None and _WAITS_FOR_THREAD.search(frames[0].file) is None
