@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from conftest import Attempt
 
 _VERDICT_KEYS = {
+    "rule",
     "scope",
     "ranks",
     "node",

@@ -11,7 +11,7 @@ import pytest
 
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.evidence.clocks import Clocks
-from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.stack_position import where_it_stood, with_raise_point
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
     TOLD_TO_GO,
@@ -95,6 +95,85 @@ def done(*failures: WorkerError, nodes: int = 2, **more: Any) -> JobErrors:
 def names(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
     """Return a verdict's scope, ranks and confidence."""
     return verdict.scope.value, verdict.ranks, verdict.confidence
+
+
+# --- ranks that were stopped where another one raised ---------------------------------------------------------------
+
+RAISED = FrameInfo("/app/train.py", 12, "step")
+IN_FINALISER = STACK.format("/x/site-packages/torch/utils/data/dataloader.py", "__del__")
+
+
+def raising(rank: int, raised_at: FrameInfo = RAISED) -> WorkerError:
+    """A worker that was stopped while an exception was on its way out."""
+    return stopped(rank, with_raise_point(IN_FINALISER, raised_at))
+
+
+def raised(rank: int, at_ms: float = 0, *, frame: FrameInfo = RAISED) -> WorkerError:
+    """A worker that raised at a frame."""
+    exception = ExceptionInfo("ValueError", "bad batch", frames=(FrameInfo("/app/train.py", 40, "main"), frame))
+    return replace(own(rank, at_ms), exception=exception)
+
+
+def test_ranks_that_were_stopped_in_mid_raise() -> None:
+    """All ranks raise at one line, and the first one's agent stops the others before they have: they are named too."""
+    verdict = evidence(done(raised(0), raising(1), raising(2), raising(3)))
+    assert (names(verdict), verdict.victims.count) == (("ranks", (0, 1, 2, 3), "high"), 0)
+    assert "3 more were stopped while an exception raised at the same line was on its way out" in verdict.why
+
+
+def test_another_exception_on_its_way_out() -> None:
+    """A rank that was stopped while it raised elsewhere may have failed first; one that raised a peer's error not."""
+    elsewhere = FrameInfo("/app/data.py", 7, "load")
+    verdict = evidence(done(raised(0), raising(1, elsewhere), stopped(2, IN_COLLECTIVE)))
+    assert names(verdict) == ("rank", (0,), "medium")
+    assert "rank 1 on worker-0 was stopped at data.py:7 in load" in verdict.why[1]
+    of_a_peer = FrameInfo("/x/site-packages/torch/distributed/distributed_c10d.py", 3252, "all_reduce")
+    assert names(evidence(done(raised(0), raising(1, of_a_peer)))) == ("rank", (0,), "high")
+
+
+@pytest.mark.parametrize(
+    ("stack", "confidence"),
+    [
+        (STACK.format("/app/train.py", "step"), "medium"),
+        (STACK.format("/app/train.py", "load"), "high"),
+        (STACK.format("/x/site-packages/torch/distributed/distributed_c10d.py", "all_reduce"), "high"),
+    ],
+    ids=["in the function that raised", "in another one", "in a collective"],
+)
+def test_ranks_that_may_have_been_about_to_fail(stack: str, confidence: str) -> None:
+    """A rank that was stopped in the function that raised, and did not wait for a peer, lowers the confidence."""
+    verdict = evidence(done(raised(0), stopped(1, stack), stopped(2, IN_COLLECTIVE)))
+    assert names(verdict) == ("rank", (0,), confidence)
+    assert any("may have been about to fail" in why for why in verdict.why) is (confidence == "medium")
+
+
+# --- what ranks raise after a peer's error --------------------------------------------------------------------------
+
+TWICE = "trying to initialize the default process group twice!"
+
+
+def retried(rank: int, at_ms: float = 6000, **more: Any) -> WorkerError:
+    """A worker whose second try failed, after collective 5 of the first."""
+    progress = (CollectiveProgress("default_pg", "gloo:all_reduce", 5, 5),)
+    return own(rank, at_ms, message=TWICE, **{"collectives": progress, **more})
+
+
+def test_a_retry_after_a_timeout() -> None:
+    """The ranks whose second try fails waited for the one that never called the collective."""
+    behind = stopped(3, IN_SLEEP, collectives=(CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4),))
+    verdict = evidence(done(retried(0), retried(1), retried(2), behind))
+    assert (names(verdict), verdict.rule) == (("rank", (3,), "medium"), "hang")
+    assert names(evidence(done(retried(0), retried(1), retried(2), retried(3)))) == ("ranks", (0, 1, 2, 3), "high")
+
+
+def test_a_retry_after_a_peers_fault() -> None:
+    """The rank with the fault is named alone, whether the counters or the log tell of the others' first error."""
+    progress = (CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4),)
+    fault = own(3, 0, collectives=progress)
+    assert names(evidence(done(fault, retried(0, 40), retried(2, 41)))) == ("rank", (3,), "high")
+    logged = {"collectives": (), "log_tail": f"attempt 0 failed: {PEER.format(1)}"}
+    verdict = evidence(done(own(3, 0), retried(0, 40, **logged), retried(2, 41, **logged)))
+    assert names(verdict) == ("rank", (3,), "high")
 
 
 # --- who failed by itself -------------------------------------------------------------------------------------------

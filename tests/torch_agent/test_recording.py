@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from firstfault.layout.keys import ErrorKey, error_key_for
@@ -35,7 +36,7 @@ from firstfault_torch.node.document_writer import (
     spool_of,
 )
 from firstfault_torch.worker import recording as worker
-from firstfault_torch.worker.recording import WorkerMonitor, recorded
+from firstfault_torch.worker.recording import WorkerMonitor, current_monitor, recorded, run_recorded
 from tests.recordings import recording_at
 
 if TYPE_CHECKING:
@@ -511,6 +512,91 @@ def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix, as
         True: "ValueError",
         False: "ValueError",
     }
+
+
+class _Finalised:
+    """An iterator whose finaliser calls something, as a data loader's joins its processes."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+
+    def __iter__(self) -> _Finalised:
+        return self
+
+    def __next__(self) -> int:
+        return 0
+
+    def __del__(self) -> None:
+        asking = threading.Thread(target=self._call)
+        asking.start()
+        asking.join()
+
+
+def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """The answer tells where it was raised; when it has left it is recorded, with the frames of any other."""
+    as_worker()
+    answers = []
+
+    def train(monitor: WorkerMonitor) -> None:
+        for _ in _Finalised(lambda: answers.append(monitor.answer())):
+            raise ValueError("bad batch")
+
+    with pytest.raises(ValueError, match="bad"), recorded(PlainEngine()) as monitor:
+        train(monitor)
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    raised = failure.exception.frames[-1]
+    assert (failure.what, failure.in_flight) == ("ValueError", False)
+    assert answers[0]["raised_at"] == (raised.file, raised.line, raised.function)
+
+
+def test_an_exception_in_flight_has_all_frames(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """Recorded in a clean-up, it has the fingerprint that it has when it has left: two ranks' faults are compared."""
+    as_worker()
+
+    def inner() -> None:
+        monitor = current_monitor()
+        assert monitor is not None
+        try:
+            raise ValueError("bad batch")
+        finally:
+            asking = threading.Thread(target=monitor.answer)
+            asking.start()
+            asking.join()
+
+    def train() -> None:
+        inner()
+
+    with pytest.raises(ValueError, match="bad"):
+        run_recorded(PlainEngine(), train)
+    early, late = prefix.failures()
+    assert early.fingerprint == late.fingerprint
+    assert {early.in_flight, late.in_flight} == {True, False}
+
+
+def test_a_clean_up_after_the_agents_signal(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """A handler's exception that destroys the process group on its way out is not this worker's failure."""
+    as_worker()
+
+    def train(monitor: WorkerMonitor) -> None:
+        monitor.answer()
+        try:
+            raise InterruptedError("terminated by the scheduler")
+        finally:
+            torch.distributed.destroy_process_group(torch.distributed.GroupMember.NON_GROUP_MEMBER)
+
+    with pytest.raises(InterruptedError), recorded(PlainEngine()) as monitor:
+        train(monitor)
+    assert prefix.failures() == []
+
+
+def test_success_after_the_agents_signal(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """A handler that saves and exits with 0 leaves no document of a worker that ended too early."""
+    as_worker()
+    with pytest.raises(SystemExit), recorded(PlainEngine()) as monitor:
+        monitor.answer()
+        sys.exit(0)
+    assert not list(prefix.folder.parent.rglob("*.pb*"))
 
 
 def test_success_leaves_nothing(prefix: Prefix, as_worker: Callable[..., Path]) -> None:

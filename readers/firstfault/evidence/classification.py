@@ -230,7 +230,10 @@ def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set
     if name == "SystemExit":
         if failure.sent_signals and not failure.in_flight:
             return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "exited when its agent stopped it")
-        return _of_printed(failure) or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit")
+        in_flight = bool(failure.sent_signals)
+        return _of_printed(failure) or ClassifiedFailure(
+            failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight
+        )
     return None
 
 

@@ -60,7 +60,7 @@ def _counts(classified: Sequence[ClassifiedFailure]) -> dict[str, int]:
 def _had_met_a_peers_error(judged: ClassifiedFailure, counts: dict[str, int]) -> bool:
     """Whether a rank raised outside of its collectives, after one to which not all others came, or printed an error."""
     exception = judged.failure.exception
-    if judged.failure_class is not FailureClass.OWN_FAULT or judged.specific or exception is None:
+    if judged.failure_class > FailureClass.OWN_EXIT or judged.specific or exception is None:
         return False
     begins = any(frame.function == _BEGIN for frame in exception.frames)
     if exception.frames and _GROUP in exception.frames[-1].file and not begins:

@@ -64,9 +64,10 @@ class Where:
 
 def where_it_stood(failure: WorkerError) -> Where:
     """Return the position of a worker's main thread, from the stack dump that its agent took before it stopped it."""
+    outstanding = any(item.completed is not None and item.enqueued > item.completed for item in failure.collectives)
     for dump in failure.stack_dumps:
         if dump.rank == failure.rank:
-            return replace(_where(dump.text), raised_at=_raised_at(dump.text))
+            return replace(_where(dump.text, outstanding=outstanding), raised_at=_raised_at(dump.text))
     return Where(Stood.UNKNOWN)
 
 
@@ -141,7 +142,7 @@ def _frames(part: str) -> list[FrameInfo]:
     ]
 
 
-def _where(text: str) -> Where:
+def _where(text: str, *, outstanding: bool) -> Where:
     # faulthandler prints the main thread last, innermost frame first
     *others, main = _THREAD.split(text)
     frames = _frames(main)
@@ -154,8 +155,9 @@ def _where(text: str) -> Where:
     inner = [frame.file for frame in frames[:_DEPTH] if not _OURS.search(frame.file)]
     if any(_COLLECTIVE.search(file) for file in inner):
         return Where(Stood.COLLECTIVE, name)
-    # the program's own frames within a backward pass are hooks
-    if any(_WAITING.search(file) for file in inner[:2]) or any(_BACKWARD.search(file) for file in inner):
+    # a hook of the program in a backward pass may hang, or wait for a collective that has been called
+    waits_in_hook = outstanding and any(_BACKWARD.search(file) for file in inner)
+    if waits_in_hook or any(_WAITING.search(file) for file in inner[:2]):
         return Where(Stood.TORCH, name)
     return Where(Stood.ELSEWHERE, name)
 

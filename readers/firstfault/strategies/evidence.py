@@ -358,4 +358,14 @@ def _confidence(
         return "low" if any(rival.failure_class is first.failure_class for rival in rivals) else "medium"
     if not job.coverage.complete or others or first.in_flight or first.failure_class is FailureClass.UNCLEAR:
         return "medium"
-    return "medium" if unlisted or left_no_reason(first.failure) else "high"
+    return "medium" if unlisted or left_no_reason(first.failure) or _may_follow_an_error(first) else "high"
+
+
+def _may_follow_an_error(first: ClassifiedFailure) -> bool:
+    """Whether an exit may be what the program makes of any error, a peer's too: with success, or with no text."""
+    failure = first.failure
+    if first.failure_class is not FailureClass.OWN_EXIT or failure.signal:
+        return False
+    if failure.exception is None:
+        return not failure.log_tail.strip()
+    return failure.exception.type == "SystemExit" and failure.exception.message in {"", "0", "None"}
