@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import Stood, where_it_stood
-from firstfault.exceptions.tracebacks import own_frames, place_of
+from firstfault.exceptions.tracebacks import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
