@@ -33,7 +33,7 @@ _SIZES = Pattern(
 _UNITS = "KMGTPE"
 _CONTINUES = Pattern(
     r"^[^\n]{0,160}?(?:\bNCCL (?-i:INFO|TRACE)\b|(?:^|[ \t\[(|])(?-i:INFO|DEBUG|TRACE|WARNING)[ \t\])|:]|"
-    r"(?:^|[\[|])(?-i:WARN)[\]:|]|(?-i:\bI\d{3,4}) \d\d:\d\d:|(?:^|: )\w*Warning: )[^\n]*$|"
+    r"(?:^|[ \[|])(?-i:WARN)[\]:|]|(?-i:\bI\d{3,4}) \d\d:\d\d:|(?:^|[ :])(?-i:\w*Warning): )[^\n]*$|"
     r"^[^\n]*(?:\b(?:ignor|skipp)(?:ed|ing)\b|\bfall(?:s|ing)? ?back\b|\bretrying\b|\bretry (?:in|\d+/)|\bRetry\(|"
     r"\btrying again\b|thrown while requesting|\bfrom scratch\b|\bstart\w* from random\b|"
     r"\b(?:lr|learning[_ ]rate)\b['\"]?\s*[:=|]\s*[\d.])[^\n]*$"
@@ -100,9 +100,7 @@ def classify(
         left = left.removeprefix(encoded(f"{exception_type}:"))
     if cut is not None and _NOTHING.fullmatch(left.decode("utf-8")):
         return Classification(cut.role, cut.category, cut.id, cut.why)
-    # an exception's first line is what was raised
-    raised, line, rest = left.partition(b"\n") if ANY_EXCEPTION in types else (b"", b"", left)
-    ends = raised + line + _CONTINUES.cut_from(rest)
+    ends = _without_notices(left, exception_type, types)
     for signature in signatures.possible(left):
         if not signature.fits(types):
             continue
@@ -174,6 +172,15 @@ def _without_noise(text: bytes, signatures: Signatures) -> tuple[bytes, Signatur
             found.append(noise)
             text = noise.pattern.cut_from(text)
     return text, min(found, key=lambda noise: noise.role is Role.AMBIGUOUS, default=None)
+
+
+def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes:
+    """Return the text without lines that say that the program continues."""
+    # an exception's first line is what was raised, and a log's name is no text
+    whole = text.find(b"\n") + 1 or len(text)
+    name = encoded(f"{exception_type}:")
+    begin = whole if ANY_EXCEPTION in types else len(name) if text.startswith(name) else 0
+    return text[:begin] + _CONTINUES.cut_from(text[begin:])
 
 
 def _pointer(found: Mapping[str, str]) -> Pointer | None:
