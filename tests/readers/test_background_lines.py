@@ -7,12 +7,12 @@ import pytest
 from firstfault.evidence import classify
 
 REMOTE = (
-    "[rank5]:[E914 07:08:09.100200 ProcessGroupNCCL.cpp:600] [Rank 5] Collective WorkNCCL(SeqNum=44, OpType=BROADCAST, "
-    "NumelIn=9, NumelOut=9, Timeout(ms)=700000) raised the following async exception: NCCL error: remote "
-    "process exited or there was a network error, NCCL version 2.22.3\nncclRemoteError: A call failed possibly due to a network "
-    "error or a remote process exiting prematurely.\nLast error:\nNET/IB : Got completion from peer 10.8.7.6<40404> with "
-    "status=12 opcode=0 len=0 vendor err 129 (Send)\nterminate called after throwing an instance of "
-    "'c10::DistBackendError'"
+    "[rank5]:[E914 07:08:09.100200 ProcessGroupNCCL.cpp:600] [Rank 5] Collective WorkNCCL(SeqNum=44, "
+    "OpType=BROADCAST, NumelIn=9, NumelOut=9, Timeout(ms)=700000) raised the following async exception: "
+    "NCCL error: remote process exited or there was a network error, NCCL version 2.22.3\nncclRemoteError: "
+    "A call failed possibly due to a network error or a remote process exiting prematurely.\nLast "
+    "error:\nNET/IB : Got completion from peer 10.8.7.6<40404> with status=12 opcode=0 len=0 vendor err 129 "
+    "(Send)\nterminate called after throwing an instance of 'c10::DistBackendError'"
 )
 WAITED = (
     "[rank5]:[E914 07:08:09.100200 ProcessGroupNCCL.cpp:640] [Rank 5] Watchdog caught collective operation timeout: "
