@@ -170,6 +170,8 @@ def test_every_exit_code_is_documented() -> None:
 @pytest.mark.parametrize("name", ["ls", "show", "run"])
 def test_every_option_is_documented(name: str) -> None:
     """A command's section has exactly its options."""
+    if name == "run":
+        pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
     command = group.get_command(click.Context(group), name)
     assert command is not None
     options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
