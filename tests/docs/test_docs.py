@@ -38,6 +38,7 @@ from firstfault_torch.verdict.notifiers import GROUP
 from firstfault_torch.verdict.otel import attributes_of
 from tests.chaos.chaos import STORAGE_FAULTS
 from tests.chaos.steps import CASES, PROMISES, STEPS
+from tests.packages import need_the_plugin
 from tests.reports.scenes import SCOPE_SCENES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -171,7 +172,7 @@ def test_every_exit_code_is_documented() -> None:
 def test_every_option_is_documented(name: str) -> None:
     """A command's section has exactly its options."""
     if name == "run":
-        pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
+        need_the_plugin()
     command = group.get_command(click.Context(group), name)
     assert command is not None
     options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}

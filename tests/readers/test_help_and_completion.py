@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.cli import EXIT
+from tests.packages import need_the_plugin
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +44,7 @@ def test_help_on_an_unknown_command() -> None:
 def test_help_imports_little(command: str) -> None:
     """The help of the group and of every command imports neither flytekit nor torch, nor what reads and judges."""
     if command == "run":
-        pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
+        need_the_plugin()
     code = (
         "import sys\nfrom firstfault.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         f"print([name for name in {_LAZY!r} if name in sys.modules], file=sys.stderr)"
@@ -56,7 +57,7 @@ def test_help_imports_little(command: str) -> None:
 @pytest.mark.timing
 def test_the_help_of_run_is_fast() -> None:
     """The help of `firstfault run` takes less than half a second, the best of ten."""
-    pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
+    need_the_plugin()
     taken = []
     for _ in range(10):
         began = time.perf_counter()
@@ -86,7 +87,7 @@ def test_commands_are_completed() -> None:
 def test_strategies_are_completed(command: str, tmp_path: Path) -> None:
     """--strategy completes built-in strategies and those of installed packages."""
     if command == "run":
-        pytest.importorskip("flytekit", reason="firstfault run needs the plugin")
+        need_the_plugin()
     package = tmp_path / "theirs-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")
