@@ -48,8 +48,8 @@ def resume(model: torch.nn.Module) -> int:
     """Load the previous attempt's checkpoint, if there is one; return the first epoch to train."""
     checkpoint = current_context().checkpoint
     content = checkpoint.read() if checkpoint is not None else None
-    if not content:
-        return 0
+    if content is None:
+        return 0  # the first attempt, or the one before failed before it saved anything
     state = torch.load(io.BytesIO(content), weights_only=True)
     model.load_state_dict(state["model"])
     return int(state["epoch"]) + 1

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import shutil
 import signal
@@ -239,6 +240,33 @@ def test_no_agent_outlives_its_run(tmp_path: Path, fails: bool) -> None:
 
 
 # --- temporary files --------------------------------------------------------------------------------------------------
+
+
+def _leave_processes(folder: Path) -> None:
+    if os.environ["RANK"] == "0":
+        time.sleep(LONG_S)
+    fork = multiprocessing.get_context("fork").Process(target=time.sleep, args=(LONG_S,))
+    fork.start()
+    program = subprocess.Popen(["sleep", str(LONG_S)])
+    daemon = subprocess.Popen(["sleep", str(LONG_S)], start_new_session=True)
+    (folder / "pids").write_text(f"{fork.pid} {program.pid} {daemon.pid}")
+    os._exit(3)
+
+
+def test_what_a_worker_leaves(tmp_path: Path) -> None:
+    """A worker that ends at once cannot end its children: its agent does, but not a process in a session of its own."""
+    assert _failed(tmp_path, _leave_processes, tmp_path).verdict.ranks == (1,)
+    fork, program, daemon = map(int, (tmp_path / "pids").read_text().split())
+    os.kill(daemon, signal.SIGKILL)
+    assert not [pid for pid in (fork, program) if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
 
 
 def _return_what_cannot_be_pickled() -> Any:

@@ -103,6 +103,10 @@ def _run(
 ) -> WorkerResult:
     import flytekit  # noqa: PLC0415 - already loaded
 
+    if monitor.recording is not None:
+        from flytekitplugins.firstfault.checkpoints import expect_missing_checkpoint  # noqa: PLC0415 - imports flytekit
+
+        expect_missing_checkpoint()
     if keeps_decks:
         with guarded("keeping the decks"):
             _keep(flytekit.current_context().decks, monitor)

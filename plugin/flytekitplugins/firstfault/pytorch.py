@@ -23,6 +23,7 @@ from firstfault_torch.verdict.previous import leave_verdict
 from firstfault_torch.verdict.seal import seal_verdict
 from firstfault_torch.worker.exception_document import describe_and_record
 from firstfault_torch.worker.in_flight import is_clean_exit
+from flytekitplugins.firstfault.checkpoints import expect_missing_checkpoint
 from flytekitplugins.firstfault.verdict_errors import verdict_error
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
     recording = replace(recording_of(engine, task.options()), group_world_size=pods)
     place = replace(worker_place(recording), group_rank=_rank(os.environ), group_world_size=pods)
     joined = _announce(recording, place, Phase.JOINED, wait=False)
+    expect_missing_checkpoint()
     try:
         result = task.task_function(**kwargs)
     except IgnoreOutputs:
