@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LOCAL_RANK_VARIABLE",
     "ROUND_VARIABLE",
+    "TIME_LIMIT_VARIABLE",
     "Identity",
     "Moment",
     "Recording",
@@ -43,6 +44,7 @@ _INCARNATION = "FIRSTFAULT_INCARNATION"
 _NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
 _IP = "FIRSTFAULT_NODE_IP"
 _FOLDER = "FIRSTFAULT_NODE_FOLDER"
+TIME_LIMIT_VARIABLE = "FIRSTFAULT_TIME_LIMIT_FILE"
 LOCAL_RANK_VARIABLE = "FIRSTFAULT_LOCAL_RANK"
 """A worker's local rank; with torch's option ``virtual_local_rank`` LOCAL_RANK is 0 in every worker."""
 _MACHINE = "NODE_NAME"
@@ -208,6 +210,17 @@ def versions() -> tuple[tuple[str, str], ...]:
         if isinstance(version, str):
             found[name] = version
     return tuple(sorted(found.items()))
+
+
+def time_limit() -> str:
+    """Return the seconds after which what runs this pod has ended the attempt; empty: it has not.
+
+    Before it sends SIGTERM, it writes them into the file that `TIME_LIMIT_VARIABLE` names.
+    """
+    try:
+        return f"{float(Path(os.environ[TIME_LIMIT_VARIABLE]).read_text(encoding='ascii')):g}"
+    except (KeyError, OSError, ValueError):
+        return ""
 
 
 def node_address() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, Union
 
 from firstfault.errors import UsageError
-from firstfault.model import CATEGORIES, Decision, Kind, Origin, Scope, Verdict, Writer
+from firstfault.model import CATEGORIES, TIME_LIMIT, Decision, Kind, Origin, Scope, Verdict, Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -324,11 +324,22 @@ def default_policy() -> PolicyBase:
 
     It retries a recoverable exception on the user's budget; and a preemption, a lost node, a proven fault of the
     machine or a recoverable system error on the system's budget. Nothing else is retried. A text alone never uses the
-    system's budget.
+    system's budget. An attempt that has reached its time limit is not retried.
     """
-    return explicit() | on_category("preemption", "node_lost") | host_evidence() | declared()
+    return explicit() | _Function(_lost_from_outside) | host_evidence() | declared()
 
 
+def _lost_from_outside(verdict: Verdict, context: RetryContext) -> Vote:
+    if _is_at_its_time_limit(verdict):
+        return Vote(retry=False, reason=_LIMITED)
+    return on_category("preemption", "node_lost")(verdict, context)
+
+
+def _is_at_its_time_limit(verdict: Verdict) -> bool:
+    return verdict.root is not None and verdict.root.code == TIME_LIMIT
+
+
+_LIMITED = "the attempt had reached its time limit, and would probably reach it again"
 _AGAIN = "the previous {} failed with the same fault"
 _EVERYWHERE = "the same fault on all ranks"
 _BELOW_THE_LIMIT = 0.5
@@ -412,6 +423,8 @@ def _checked(vote: Vote) -> Vote:
 def _reason_against(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return _UNKNOWN
+    if _is_at_its_time_limit(verdict):
+        return _LIMITED
     if _is_everywhere(verdict):
         return f"{_EVERYWHERE}; a retry would meet it again"
     return _AGAINST.get(verdict.category, _ONLY_A_TEXT)

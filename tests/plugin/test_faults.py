@@ -73,6 +73,7 @@ def test_a_timeout_ends_every_process(tmp_path: Path) -> None:
         ended = run.end()
     assert ended.status == 4
     assert (ended.result["status"], ended.attempt["engine"]["job"]) == ("timeout", None)
+    assert "time limit of 8 s" in ended.attempt["verdict"]["headline"]
     assert run.left_over() == []
 
 

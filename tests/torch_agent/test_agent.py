@@ -25,8 +25,10 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig
 
+from firstfault.conclude import conclude
 from firstfault.layout.keys import error_key_for
 from firstfault.model import (
+    TIME_LIMIT,
     CausedBy,
     CollectiveProgress,
     ExceptionInfo,
@@ -40,8 +42,9 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.render.first_line import first_line
 from firstfault.strategies import get_strategy
-from firstfault.testing import make_error
+from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import encode
 from firstfault_torch.agent import launch as launch_module
 from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent
@@ -246,6 +249,24 @@ def test_the_agent_failed() -> None:
     assert (failure.category, failure.code) == ("platform", "SYSTEM:AgentError")
     assert failure.exception is not None
     assert failure.exception.type == "RuntimeError"
+
+
+def test_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs the pods says that it ended them for a time limit: the verdict is that, and it is not retried."""
+    limit = tmp_path / "time-limit"
+    monkeypatch.setenv("FIRSTFAULT_TIME_LIMIT_FILE", str(limit))
+    terminated = SignalException("terminated", sigval=signal.SIGTERM)
+    failures = []
+    for text in ("", "90.0"):
+        if text:
+            limit.write_text(text, encoding="ascii")
+        failures.append(about_agent(terminated, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now()))
+    before, after = (conclude(make_job(failure)) for failure in failures)
+    assert (before.verdict.code, before.decision.retry) == ("SYSTEM:Preemption", True)
+    assert (after.verdict.code, after.verdict.category, after.decision.retry) == (TIME_LIMIT, "preemption", False)
+    assert first_line(after.verdict, after.decision).startswith(
+        "time limit worker-1 no retry: the attempt reached its time limit of 90 s"
+    )
 
 
 # --- looking at the workers -----------------------------------------------------------------------------------------

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.stack_position import with_raise_point, with_source
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import (
+    TIME_LIMIT,
     CausedBy,
     CollectiveProgress,
     ExceptionInfo,
     FrameInfo,
+    Kind,
+    Origin,
     Resources,
     SentSignal,
     StackDump,
@@ -24,6 +27,7 @@ from firstfault.model import (
 )
 from firstfault_torch.agent.death_watch import signal_name
 from firstfault_torch.capture import capture
+from firstfault_torch.context import time_limit
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass, failure_record
 from firstfault_torch.error_file import read_error_file, read_traceback
 from firstfault_torch.guard import bounded
@@ -218,10 +222,17 @@ def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Mo
     signal_number = getattr(error, "sigval", None) if sort is ErrorClass.PREEMPTION else None
     exception = capture(error) if signal_number is None else None
     name = signal_name(signal_number) if signal_number is not None else ""
-    terminated = f"the agent of {place.node} was terminated ({name}): preemption, drain, a time limit, or a person"
+    limit = time_limit() if name else ""
+    terminated = f"the agent of {place.node} was terminated ({name})"
+    if limit:
+        terminated = f"the attempt reached its time limit of {limit} s; {terminated}"
+    else:
+        terminated += ": preemption, drain, a time limit, or a person"
+    by_limit = {"code": TIME_LIMIT, "kind": Kind.NON_RECOVERABLE, "origin": Origin.USER} if limit else {}
     return failure_record(
         sort,
         place,
+        **by_limit,
         message=format_exception(exception) if exception is not None else terminated,
         timestamp_ns=moment.wall_ns,
         writer=Writer.AGENT,

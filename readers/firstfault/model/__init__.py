@@ -5,6 +5,7 @@ from firstfault.model.categories import (
 )
 from firstfault.model.failure import (
     DIED_UNHEARD,
+    TIME_LIMIT,
     TOLD_TO_GO,
     TOLD_TO_GO_BY,
     CausedBy,
@@ -53,6 +54,7 @@ from firstfault.model.verdict import (
 __all__ = [
     "CATEGORIES",
     "DIED_UNHEARD",
+    "TIME_LIMIT",
     "TOLD_TO_GO",
     "TOLD_TO_GO_BY",
     "CausedBy",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "DIED_UNHEARD",
+    "TIME_LIMIT",
     "TOLD_TO_GO",
     "TOLD_TO_GO_BY",
     "CausedBy",
@@ -152,6 +153,9 @@ TOLD_TO_GO = "its agent was told to go"
 
 TOLD_TO_GO_BY = "told to go by"
 """Begins what an agent of a terminated pod tells its peers; the signal's name follows. Stored in documents."""
+
+TIME_LIMIT = "USER:TimeLimit"
+"""The code of an agent whose pod was terminated because the attempt had reached its time limit."""
 
 DIED_UNHEARD = "it died without a word"
 """What agents tell each other about an agent that was killed. Stored in documents."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.failure_message import message_of
 from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.model import Scope
+from firstfault.model import TIME_LIMIT, Scope
 from firstfault.report.headline import headline_parts, memory_text
 from firstfault.report.words import ranks_text
 from firstfault.text import one_line, printable
@@ -98,6 +98,8 @@ def _what(verdict: Verdict) -> str:
         return name
     if verdict.category == "host_oom" and root is not None and root.signal == "SIGKILL":
         return "OOM-killed"
+    if root is not None and root.code == TIME_LIMIT:
+        return name
     if name in _GENERIC:
         name = _MEANINGS_OF_GENERIC.get(verdict.category, name)
     return _MEANINGS.get(verdict.category) or _NAMES.get(name, name)

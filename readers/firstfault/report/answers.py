@@ -10,7 +10,7 @@ from firstfault.evidence.failure_message import message_of
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import place_of
-from firstfault.model import Origin, Scope, Subject
+from firstfault.model import TIME_LIMIT, Origin, Scope, Subject
 from firstfault.report.headline import headline_parts, memory_text
 from firstfault.report.words import (
     UNDETERMINED_ADVICE,
@@ -107,6 +107,10 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
         steps=tuple(_steps(job, verdict, code, uri, logs, engine)),
         unknown=tuple(_unknown(job, verdict, cascade, engine)),
     )
+
+
+def _is_at_its_time_limit(verdict: Verdict) -> bool:
+    return verdict.root is not None and verdict.root.code == TIME_LIMIT
 
 
 def _fault_owner(job: JobErrors, verdict: Verdict) -> FaultOwner:
@@ -214,6 +218,8 @@ def _steps(  # noqa: PLR0913, PLR0917 - what the answers are made of
 
 def _advice(job: JobErrors, verdict: Verdict, code: str, engine: EngineWords) -> str:
     root = verdict.root
+    if _is_at_its_time_limit(verdict):
+        return "raise the time limit, or continue from a checkpoint"
     if _is_alone(job, verdict):
         return f"read the text below: {advice_on(verdict.category, engine)}"
     if verdict.scope is Scope.UNDETERMINED and code:
@@ -306,7 +312,7 @@ def _unknown_of_root(job: JobErrors, verdict: Verdict, engine: EngineWords) -> I
         yield f"on which machine {verdict.node} ran: its {engine.node} has no NODE_NAME"
     if verdict.category == "node_lost":
         yield "why the node or its agent is gone: it left no report"
-    if verdict.category == "preemption":
+    if verdict.category == "preemption" and not _is_at_its_time_limit(verdict):
         yield _why_terminated(job, engine)
     if verdict.root is not None:
         yield from _unknown_of_exit(verdict.root)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.failure_message import message_of
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.model import Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
+from firstfault.model import TIME_LIMIT, Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
 from firstfault.model.failure import shown_text
 from firstfault.model.signal_meanings import explain_end
 from firstfault.text import one_line, redact, sentence_of
@@ -177,6 +177,8 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     subject = f"ranks {listed(ranks)}" if len(ranks) > 1 else who(root)
     text = _sentence(root)
     what = "terminated" if category_of(root) == "preemption" else message_of(root).what
+    if root.code == TIME_LIMIT:
+        what = "time limit"
     headline = f"{what}, {subject}" + (f": {text}" if text and text != what else "")
     # redacted before it is cut: a credential without its end is not recognised
     return one_line(redact(headline), _HEADLINE)

@@ -17,6 +17,8 @@ from firstfault.retry import RetryContext
 from firstfault.store import is_remote, join, open_store
 from firstfault.strategies import get_strategy
 from firstfault.sync import run_sync
+from firstfault_torch.agent.death_watch import signal_name
+from firstfault_torch.context import TIME_LIMIT_VARIABLE
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE, PyTorch, parse_nnodes
 from flytekitplugins.firstfault.local.loading import load_task, read_inputs, serialized_command, show_outputs
 from flytekitplugins.firstfault.local.operator import (
@@ -128,6 +130,10 @@ class _Plan:
     @property
     def logs(self) -> Path:
         return self.folder if is_remote(self.base) else self.folder / "logs"
+
+    def time_limit_file(self, number: int) -> Path:
+        """The file that exists as soon as an attempt has reached its time limit."""
+        return self.logs / f"attempt-{number}" / "time-limit"
 
     @property
     def has_master(self) -> bool:
@@ -242,8 +248,12 @@ def _attempt(
             seen_by_kubernetes = f"; for Kubernetes the job {state.value.lower()}" if debugging else ""
             tell(f"attempt {number}: ended after {ended:.1f} s{seen_by_kubernetes}")
             pods_ended_ns = _linger(pods, plan)
+            for line in _killed(pods):
+                tell(f"attempt {number}: {line}")
         else:
             tell(f"attempt {number}: timed out after {plan.settings.timeout_seconds:g} s, ending its pods")
+            # the pods say so in their reports
+            plan.time_limit_file(number).write_text(str(plan.settings.timeout_seconds), encoding="ascii")
     reader = _reader(plan, number)
     previous = before[-1].conclusion if before else None
     context = RetryContext(
@@ -331,6 +341,7 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
         "FLYTE_INTERNAL_TASK_VERSION": "local",
         "FLYTE_ATTEMPT_NUMBER": str(number),
         "HOSTNAME": _pod_name(plan, index),
+        TIME_LIMIT_VARIABLE: str(plan.time_limit_file(number)),
     }
     if plan.has_master:
         operator = master_environment(rank=index, world_size=plan.pods, port=port)
@@ -388,6 +399,13 @@ def _linger(pods: list[Pod], plan: _Plan) -> int | None:
     while time.monotonic() < deadline and any(pod.has_processes() for pod in pods):
         time.sleep(_POLL_S)
     return ended_ns
+
+
+def _killed(pods: Sequence[Pod]) -> Iterator[str]:
+    """Yield a line for each pod that a signal ended: such a pod may have left no report."""
+    for pod in pods:
+        if pod.exit_code is not None and pod.exit_code < 0:
+            yield f"{pod.name} was killed by {signal_name(-pod.exit_code)}"
 
 
 # --- after ----------------------------------------------------------------------------------------------------------
