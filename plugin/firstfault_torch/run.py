@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import time
@@ -146,7 +145,8 @@ def run_node(
             engine.await_exit(has_rank_0=0 in results, give_up=signals.gave_up)
         except LaunchFailedError as failure:
             failed = _failed(failure, engine, options, signals.gave_up)
-            end_what_workers_left(recording, min(options.stop_seconds, _NOW_S if signals.gave_up.is_set() else math.inf))
+            is_hurried = signals.gave_up.is_set()
+            end_what_workers_left(recording, min(options.stop_seconds, _NOW_S) if is_hurried else options.stop_seconds)
             failure.forget_agent()
             raise failed from failure.error
         finally:

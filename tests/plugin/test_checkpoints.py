@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import flytekit
 import pytest
@@ -11,6 +11,9 @@ from flytekit.bin.entrypoint import setup_execution
 from flytekit.core.mock_stats import MockStats
 
 from flytekitplugins.firstfault.checkpoints import expect_missing_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("saved", [b"", b"weights"])
@@ -33,7 +36,8 @@ def test_what_the_attempt_before_saved(saved: bytes, tmp_path: Path, monkeypatch
         assert (checkpoint.restore() is None) is not bool(saved)
         checkpoint.write(b"of this attempt")
         checkpoint._td.cleanup()
-    assert [path.read_bytes() for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()] == [b"of this attempt"]
+    written = [path for path in (tmp_path / "checkpoint").rglob("*") if path.is_file()]
+    assert [path.read_bytes() for path in written] == [b"of this attempt"]
 
 
 def test_an_execution_without_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -348,7 +348,7 @@ def _written_twice(uuids: tuple[str, str], last_stored_ms: int) -> JobErrors:
 @pytest.mark.parametrize("uuids", [("a", "b"), ("b", "a")])
 @pytest.mark.parametrize("last_stored_ms", [3005, 9000])
 def test_a_clock_that_is_right(uuids: tuple[str, str], last_stored_ms: int) -> None:
-    """Each document is compared with its own times, in either order, also if an upload that had hung stores it again."""
+    """Each document is compared with its own times, in any order, also if an upload that had hung stores it again."""
     job = _written_twice(uuids, last_stored_ms)
     assert len(job.failures) == 1
     assert (Clocks(job).sentences(), clock_warnings(job.failures)) == ([], [])

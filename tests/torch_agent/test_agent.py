@@ -457,7 +457,7 @@ def test_half_an_error_file(
 def test_the_log_names_the_failed_worker(
     start: Callable[..., ReportingAgent], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has torch's line about the worker that failed, with its traceback, and none about one that was stopped."""
+    """The log has torch's line about the worker that failed, with its traceback, and none about a stopped one."""
     agent = start("exits", "dies")
     pids = [process.pid for process in _processes(agent._pcontext)]
     for rank, file in enumerate(agent._pcontext._pc.error_files):  # type: ignore[union-attr]

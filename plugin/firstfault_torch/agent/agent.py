@@ -358,11 +358,6 @@ class ReportingAgent(HookedAgent):
         """
         try:
             result = super().monitor_workers(group)
-            result.failures = {
-                rank: process_failure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
-                for rank, failure in result.failures.items()
-            }
-            return result
         except SignalException:
             raise
         except Exception:
@@ -370,6 +365,11 @@ class ReportingAgent(HookedAgent):
             if not deaths:
                 raise
             return self._failed_result(deaths)
+        failures = {
+            rank: process_failure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
+            for rank, failure in result.failures.items()
+        }
+        return replace(result, failures=failures)
 
     def _failed_result(self, deaths: list[Death]) -> RunResult:
         """Return a result as torch's, about the worker that failed first, and log that failure as torch does.

@@ -36,9 +36,9 @@ def left_processes(folder: Path) -> set[int]:
     for entry in Path("/proc").iterdir():
         # another user's processes, and those that have just ended, cannot be read
         with contextlib.suppress(OSError):
-            if entry.name.isdecimal() and os.getsid(int(entry.name)) == session:
-                if _is_started_by_worker(entry, folder) or _is_forked_from_worker(entry, real):
-                    found.add(int(entry.name))
+            is_of_session = entry.name.isdecimal() and os.getsid(int(entry.name)) == session
+            if is_of_session and (_is_started_by_worker(entry, folder) or _is_forked_from_worker(entry, real)):
+                found.add(int(entry.name))
     return found - {os.getpid()}
 
 
