@@ -50,7 +50,7 @@ def test_an_agent_that_is_killed(tmp_path: Path) -> None:
     attempt = ended.attempt
     assert ended.status == 11
     assert attempt["engine"] == {"job": "Failed", "error_seen": None}
-    assert "was killed by SIGKILL" in ended.stderr
+    assert attempt["verdict"]["why"][-1] == f"the pod {attempt['verdict']['node']} was killed by SIGKILL"
     assert (attempt["verdict"]["scope"], attempt["verdict"]["category"]) == ("node", "node_lost")
     assert (attempt["decision"]["retry"], attempt["decision"]["enforced"]) == (True, False)
     assert run.left_over() == []

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -236,7 +236,7 @@ def _attempt(
     number = len(before)
     prefix = join(plan.base, str(number))
     tell(f"attempt {number}: starting {plan.pods} pods")
-    pods_ended_ns = None
+    pods_ended_ns, killed = None, dict[str, str]()
     with _pods(plan, number, prefix) as pods, look(Running(number, tuple(pods), _reader(plan, number), started)):
         state = _watch(pods, plan, started)
         multi = multi_error_files(_pod_environment(plan, number, 0, 0))
@@ -248,8 +248,9 @@ def _attempt(
             seen_by_kubernetes = f"; for Kubernetes the job {state.value.lower()}" if debugging else ""
             tell(f"attempt {number}: ended after {ended:.1f} s{seen_by_kubernetes}")
             pods_ended_ns = _linger(pods, plan)
-            for line in _killed(pods):
-                tell(f"attempt {number}: {line}")
+            killed = _killed(pods)  # before this process itself kills what still runs
+            for text in killed.values():
+                tell(f"attempt {number}: {text}")
         else:
             tell(f"attempt {number}: timed out after {plan.settings.timeout_seconds:g} s, ending its pods")
             # the pods say so in their reports
@@ -263,7 +264,7 @@ def _attempt(
         pods_alive=state is JobState.SUCCEEDED,
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
     )
-    conclusion = _conclude(reader, join(plan.base, str(number)), context, tell)
+    conclusion = _with_end_of_pod(_conclude(reader, join(plan.base, str(number)), context, tell), killed)
     return Attempt(
         number=number,
         status=_status(plan, reader, state, conclusion),
@@ -401,11 +402,18 @@ def _linger(pods: list[Pod], plan: _Plan) -> int | None:
     return ended_ns
 
 
-def _killed(pods: Sequence[Pod]) -> Iterator[str]:
-    """Yield a line for each pod that a signal ended: such a pod may have left no report."""
-    for pod in pods:
-        if pod.exit_code is not None and pod.exit_code < 0:
-            yield f"{pod.name} was killed by {signal_name(-pod.exit_code)}"
+def _killed(pods: Sequence[Pod]) -> dict[str, str]:
+    """Return a sentence for each pod that a signal ended, by the pod's name: it may have left no report."""
+    ended = ((pod.name, pod.exit_code) for pod in pods)
+    return {name: f"{name} was killed by {signal_name(-code)}" for name, code in ended if code is not None and code < 0}
+
+
+def _with_end_of_pod(conclusion: Conclusion | None, killed: Mapping[str, str]) -> Conclusion | None:
+    """Add to a verdict on a lost node how its pod ended; a reader sees only that it left no report."""
+    if conclusion is None or conclusion.verdict.category != "node_lost":
+        return conclusion
+    verdict, text = conclusion.verdict, killed.get(conclusion.verdict.node or "")
+    return replace(conclusion, verdict=replace(verdict, why=(*verdict.why, f"the pod {text}"))) if text else conclusion
 
 
 # --- after ----------------------------------------------------------------------------------------------------------
