@@ -47,14 +47,18 @@ def test_an_abort_while_the_agent_stops_the_worker(printed: str, failure_class: 
     [
         ("Traceback (most recent call last):\nRuntimeError: Connection closed by peer [10.0.0.1]:41", "consequence"),
         ("Traceback (most recent call last):\nKeyError: 'labels'", "own"),
-        ("RuntimeError: Connection closed by peer [10.0.0.1]:41", "own"),
+        ("RuntimeError: Connection closed by peer [10.0.0.1]:41", "exit"),
     ],
 )
 def test_an_exit_after_a_printed_traceback(printed: str, failure_class: str) -> None:
-    """A program that prints its exception and exits later is a victim if the exception names a peer."""
+    """A program that prints its exception and exits later is judged by that exception."""
     left = make_error(1, exception="SystemExit", message="1", exit_code=1, log_tail=printed)
     (judged,) = classify_failures(make_job(left))
-    wanted = {"consequence": FailureClass.CONSEQUENCE, "own": FailureClass.OWN_EXIT}
+    wanted = {
+        "consequence": FailureClass.CONSEQUENCE,
+        "own": FailureClass.OWN_FAULT,
+        "exit": FailureClass.OWN_EXIT,
+    }
     assert judged.failure_class is wanted[failure_class]
 
 

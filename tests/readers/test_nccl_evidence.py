@@ -9,7 +9,7 @@ import pytest
 
 from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.evidence.death_text import text_of_death
+from firstfault.exceptions.death_text import text_of_death
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.model import (
     Collective,

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.death_text import has_native_text, has_traceback, last_exception, text_of_death
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
+from firstfault.exceptions.death_text import has_native_text, text_of_death
 from firstfault.exceptions.first_cause import all_links, causes_of, is_wrapper
+from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.remote_traceback import short_name
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import ExceptionInfo, Subject, Writer
@@ -184,6 +185,11 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     ended = _of_signal_or_exit(failure, exception, gone)
     if ended is not None:
         return ended
+    return _of_raised(failure, exception)
+
+
+def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
+    """Classify an exception that a process raised, or printed before it ended."""
     found = _chain(exception)
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.signature == _SPREAD and found.pointer is not None and found.pointer.rank == failure.rank:
@@ -231,18 +237,26 @@ def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set
         if failure.sent_signals and not failure.in_flight:
             return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "exited when its agent stopped it")
         in_flight = bool(failure.sent_signals)
-        return _of_printed(failure) or ClassifiedFailure(
+        return _of_printed(failure, "exited") or ClassifiedFailure(
             failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight
         )
     return None
 
 
-def _of_printed(failure: WorkerError) -> ClassifiedFailure | None:
-    """Classify an exit by the traceback that the program printed before it; None if that is no peer's fault."""
-    if not has_traceback(failure.log_tail):
+def _of_printed(failure: WorkerError, ended: str) -> ClassifiedFailure | None:
+    """Classify an end by the exception that the program printed before it; None: it printed none, or an unclear one."""
+    exception = exception_of(failure)
+    if exception is None or exception is failure.exception:
         return None
-    judged = _of_exit(failure, set())
-    return judged if judged.failure_class is FailureClass.CONSEQUENCE or judged.waited else None
+    found = _chain(exception)
+    judged = replace(_of_raised(failure, exception), signature=found.signature if _is(found) else "")
+    name = short_name(causes_of(exception).first)
+    if judged.failure_class is FailureClass.OWN_FAULT:
+        why = f"{ended} after an exception of its own ({name})"
+        return replace(judged, why=why, category=judged.category or "user_code")
+    if judged.failure_class is FailureClass.CONSEQUENCE:
+        return replace(judged, why=f"{ended} because of a peer ({judged.signature or name})")
+    return None
 
 
 def _is_of_a_group(exception: ExceptionInfo) -> bool:
@@ -264,6 +278,9 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     log = _classified(text, "", ()) if text else None
     if signal in STOPS and failure.node in gone:
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
+    ended = "aborted" if signal else f"exited with code {failure.exit_code}"
+    if printed := _of_printed(failure, ended):
+        return printed
     if log is not None and log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
         why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
         return ClassifiedFailure(
@@ -273,7 +290,6 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
     if signal in _ENDS or signal in STOPS:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
-    ended = "aborted" if signal else "exited"
     if log is not None and log.role is Role.SECONDARY:
         why, waited = f"{ended} because of a peer ({log.signature})", log.category == _WAIT
         return ClassifiedFailure(
@@ -294,10 +310,6 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
 
 def _of_exit_code(failure: WorkerError) -> ClassifiedFailure:
     """Classify an exit of whose text no signature tells the reason."""
-    raised, message = last_exception(failure.log_tail)
-    if raised and _link(ExceptionInfo(raised, message)).role is Role.PRIMARY:
-        why = f"exited with code {failure.exit_code} after an exception of its own ({raised})"
-        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why)
     if failure.exit_code == 1:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
     return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")

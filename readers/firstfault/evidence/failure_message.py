@@ -1,15 +1,21 @@
 """What a failed process says: one rule for the headline, the report, the category and the class of its failure.
 
-It is the first cause of the exception that the process raised.
+It is the first cause of the exception that the process raised; else of the last one that it printed; else the line of
+what it printed that tells why it ended; else its exit.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.text_classification import classify
+from firstfault.exceptions.death_text import bare_line, last_line, text_of_death, thrown
 from firstfault.exceptions.first_cause import causes_of, first_cause, is_wrapper
+from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.remote_traceback import short_name, with_remote
+from firstfault.model import Subject
+from firstfault.model.signal_meanings import signal_of_exit_code
 from firstfault.text import sentence_of
 
 if TYPE_CHECKING:
@@ -17,6 +23,11 @@ if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo, WorkerError
 
 __all__ = ["Message", "described", "message_of"]
+
+
+_EXIT = "SystemExit"
+_OF_ENDS = {"aborted", "aborted-by-the-shell", "crashed", "exit-code", "killed", "terminated", "told-by-signal"}
+"""Signatures of texts that repeat how a process ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,7 @@ class Message:
     wrapper: str = ""
     """What was raised because of it: "raised as TrainingError: training failed"; empty if nothing was."""
     exception: ExceptionInfo | None = None
-    """The exception, with its wrappers; None: there is none."""
+    """The exception that it raised or printed, with its wrappers; None: there is none."""
 
     @property
     def with_wrapper(self) -> str:
@@ -47,9 +58,46 @@ class Message:
 
 def message_of(failure: WorkerError) -> Message:
     """Return what a failed process says."""
-    if failure.exception is not None:
-        return _of_exception(failure.exception)
-    return Message(failure.what)
+    exception = exception_of(failure)
+    if exception is None:
+        return _of_end(failure)
+    found = _of_exception(exception)
+    if exception is not failure.exception:
+        parts = (found.wrapper, f"printed before {_end_of(failure)}")
+        return replace(found, wrapper="; ".join(part for part in parts if part))
+    if found.what == _EXIT and failure.exit_code != 0 and (line := _last_line(failure, "")):
+        return replace(found, text=line, wrapper=_end_of(failure))
+    return found
+
+
+def _of_end(failure: WorkerError) -> Message:
+    """Return what a process says that raised no exception, and printed none."""
+    if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
+        return Message(failure.what)
+    if not failure.signal and failure.exit_code is None:
+        return Message(failure.what)
+    signal = failure.signal or signal_of_exit_code(failure.exit_code)
+    return Message(failure.what, _last_line(failure, signal))
+
+
+def _last_line(failure: WorkerError, signal: str) -> str:
+    """Return the line that tells why a process ended: the one whose signature its last lines have, else the last."""
+    text = text_of_death(failure.log_tail, signal)
+    found = classify(text) if text else None
+    if found is not None and found.signature and found.signature not in _OF_ENDS:
+        telling = (line for line in text.splitlines() if classify(line).signature == found.signature)
+        if line := next(telling, ""):
+            return bare_line(line)
+    if signal in {"", "SIGABRT"}:
+        return bare_line(thrown(text) or last_line(text))
+    return ""
+
+
+def _end_of(failure: WorkerError) -> str:
+    """Return how a process ended that printed an exception, or a line: "exit code 7"."""
+    if failure.exception is not None and failure.exit_code is None:
+        return f"exit code {sentence_of(failure.exception.message) or 0}"
+    return failure.signal or f"exit code {failure.exit_code}"
 
 
 def described(exception: ExceptionInfo) -> str:

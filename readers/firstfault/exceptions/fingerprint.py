@@ -2,11 +2,12 @@
 
 Version 2 hashes the first cause of the exception, not its wrapper: its qualified name, the innermost frames by file
 name and function (without line numbers, so that an edit above the fault does not matter), and the normalized message.
-Version 1 hashed the exception that left the task function. Without an exception it hashes the signal
-or the exit code. If the agent stopped the process, it adds the stack position, the last collective of the default
-process group, and whether its watchdog had timed out, which tell a hung process from those that waited for it. If a
-deadline expired, it adds the deadline's name and the stack position. The version is part of the text, because
-fingerprints of two versions cannot be compared.
+Version 1 hashed the exception that left the task function. An exception that the process printed before it exited is
+hashed as one that it raised. Without an exception it hashes the signal or the exit code, and the last line of an exit.
+If the agent stopped the process, it adds the stack position, the last collective of the default process group, and
+whether its watchdog had timed out, which tell a hung process from those that waited for it. If a deadline expired, it
+adds the deadline's name and the stack position. The version is part of the text, because fingerprints of two versions
+cannot be compared.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.death_text import last_line
 from firstfault.exceptions.first_cause import causes_of, first_cause, frames_to
+from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.stack_position import where_it_stood
 
 if TYPE_CHECKING:
@@ -43,10 +46,12 @@ _VARYING = (
 
 def fingerprint_of(error: WorkerError) -> str:
     """Return ``"2:<12 hex digits>"`` for a failure; never empty."""
-    if error.exception is not None:
-        parts = _exception_parts(error.exception)
+    exception = exception_of(error)
+    if exception is not None:
+        parts = _exception_parts(exception)
     elif error.signal or error.exit_code is not None:
         parts = [error.subject.value, error.signal, str(error.exit_code), *_when_stopped(error), *_when_expired(error)]
+        parts += _when_exited(error)
     else:
         parts = [error.subject.value, error.code, normalized(error.message)]
     digest = hashlib.sha256("\x1f".join(parts).encode("utf-8", "replace")).hexdigest()
@@ -63,6 +68,13 @@ def _when_stopped(error: WorkerError) -> list[str]:
     ]
     timed_out = ["timed out"] if _TIMED_OUT in error.log_tail else []
     return ["stopped", where_it_stood(error).frame, *given, *timed_out]
+
+
+def _when_exited(error: WorkerError) -> list[str]:
+    """Return the last line of a process that exited by itself, if that may say why."""
+    if error.signal or not error.exit_code or error.sent_signals or error.expired is not None:
+        return []
+    return [normalized(line) for line in [last_line(error.log_tail)] if line]
 
 
 def _when_expired(error: WorkerError) -> list[str]:

@@ -15,7 +15,7 @@ from firstfault.model import ExceptionInfo, FrameInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OF_POOLS", "REMOTE", "exceptions_in", "original_of", "short_name", "with_remote"]
+__all__ = ["OF_POOLS", "REMOTE", "block_of", "exceptions_in", "original_of", "short_name", "with_remote"]
 
 REMOTE = "remote"
 """The relation of an exception to the one that was raised for it in this process."""
@@ -122,7 +122,7 @@ def _parsed(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[E
         follows = "cause" if between.endswith(_CAUSE) else "context" if between.endswith(_CONTEXT) else ""
         # without Python's sentence between them, the next traceback belongs to the text of this exception
         body = between if follows or _OF_A_RANK in match[0] else text[match.end() :]
-        block = _block(body, len(match["indent"] or ""))
+        block = block_of(body, len(match["indent"] or ""))
         if block is None:
             return text, ()
         found.insert(0, replace(block, relation=follows or REMOTE))
@@ -138,7 +138,7 @@ def _parsed(text: str, depth: int, *, whole: bool = False) -> tuple[str, tuple[E
     return text[: begins[0].start()].strip(), tuple(found)
 
 
-def _block(body: str, indent: int) -> ExceptionInfo | None:
+def block_of(body: str, indent: int = 0) -> ExceptionInfo | None:
     """Return the exception of one traceback; None if it has no frame, or does not end as tracebacks do."""
     frames: list[FrameInfo] = []
     lines = body.split("\n")

@@ -116,7 +116,7 @@ def _detail(verdict: Verdict) -> str:
         return text.rpartition(" in ")[0] or text  # a line has no room for the function
     if verdict.category == "hang" and (stood := where_it_stood(root).frame):
         return f"at {stood}"
-    if root.exception is not None and name == (said := message_of(root)).what:
+    if name == (said := message_of(root)).what and (said.text or said.exception is not None):
         return _CUDA.sub("", said.whole) if verdict.category in _MEANINGS else said.whole
     text = text.removeprefix(f"{verdict.node} was ").removeprefix(f"{verdict.node} ")
     if root.signal == "SIGKILL":

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.first_cause import first_cause, own_frames
+from firstfault.exceptions.printed_exception import exception_of
 from firstfault.render.first_line import first_line
 from firstfault.render.flyte_message import log_lines, stack_lines
 from firstfault.report.engine_words import PLAIN
@@ -72,8 +73,9 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
 
 def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, Any]:
     place, found = root.place, root.resources
-    exception = first_cause(root.exception) if root.exception is not None else None
-    frames = own_frames(root.exception) if root.exception is not None else ()
+    raised = exception_of(root)
+    exception = first_cause(raised) if raised is not None else None
+    frames = own_frames(raised) if raised is not None else ()
     is_plain = report.engine is PLAIN
     return {
         "type": exception.type if exception is not None else None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.failure_message import message_of
 from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import TIME_LIMIT, Origin, Scope, Subject
@@ -135,7 +136,7 @@ def _what(verdict: Verdict) -> str:
         return f"OOM-killed: {memory_text(root.resources)}"
     if verdict.category == "hang" and len(verdict.ranks) == 1:
         text = text.replace("it was", f"rank {verdict.ranks[0]} was", 1) if text.startswith("it was") else text
-    if root is not None and root.exception is not None and name == (said := message_of(root)).what:
+    if root is not None and name == (said := message_of(root)).what and said.text:
         text = one_line(said.whole, _LINE)
     return f"{name}: {text}" if text else name
 
@@ -177,7 +178,8 @@ def _code(job: JobErrors, verdict: Verdict) -> tuple[str, str]:
 
 
 def _code_of(failure: WorkerError) -> tuple[str, str]:
-    frames = own_frames(failure.exception) if failure.exception is not None else ()
+    exception = exception_of(failure)
+    frames = own_frames(exception) if exception is not None else ()
     return (place_of(frames[-1]), frames[-1].code) if frames else (where_it_stood(failure).frame, "")
 
 
@@ -357,7 +359,7 @@ def _why_terminated(job: JobErrors, engine: EngineWords) -> str:
 
 
 def _unknown_of_exit(root: WorkerError) -> Iterator[str]:
-    if root.exception is not None or root.sent_signals or root.subject is Subject.AGENT or root.expired is not None:
+    if message_of(root).text or root.sent_signals or root.subject is Subject.AGENT or root.expired is not None:
         return
     is_oom = root.signal == "SIGKILL" and root.resources.oom_kill
     if root.signal in _FROM_OUTSIDE and not is_oom:

@@ -45,8 +45,8 @@ def line_of(failure: WorkerError) -> str:
         return one_line(f"{failure.signal or sent.signal}: {sent.shown_reason}", _LINE)
     if failure.subject is Subject.AGENT and failure.exception is None:
         return one_line(shown_text(failure.message), _LINE) or failure.code
-    if failure.exception is not None:
-        said = message_of(failure)
+    said = message_of(failure)
+    if said.text or said.exception is not None:
         return one_line(f"{said.what}: {said.text}" if said.text else said.what, _LINE)
     if failure.signal or failure.exit_code is not None:
         return one_line(f"{failure.what}: {explain_end(failure)}", _LINE)

@@ -50,7 +50,7 @@ def count_of(classified: Iterable[ClassifiedFailure], job: JobErrors, failure_cl
 
 def with_category(verdict: Verdict, root: ClassifiedFailure) -> Verdict:
     """Return the verdict with the root's more precise category, unless its writer claims a specific one."""
-    keeps = root.failure.recoverable or root.failure.category not in {"", "user_code"}
+    keeps = root.failure.recoverable or root.failure.category not in {"", "user_code", "exit"}
     # only an agent's own report makes a node preempted or lost, never a text
     keeps = keeps or root.category in {"preemption", "node_lost"}
     return replace(verdict, category=root.category) if root.category and not keeps else verdict

@@ -186,8 +186,9 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
 
 def _sentence(root: WorkerError) -> str:
     """Return what happened, without the process's name."""
-    if root.exception is not None:
-        return message_of(root).with_wrapper
+    said = message_of(root).with_wrapper
+    if said:
+        return said
     if root.subject is Subject.AGENT:
         return sentence_of(shown_text(root.message))
     if root.expired is not None:
@@ -245,5 +246,5 @@ def _line(failure: WorkerError) -> str:
         sent = failure.sent_signals[0]
         return one_line(f"stopped by its agent ({sent.signal}): {sent.shown_reason}")
     said = message_of(failure)
-    text = one_line(redact(said.text if failure.exception is not None else failure.message), 120)
+    text = one_line(redact(said.text or (failure.message if failure.exception is None else "")), 120)
     return one_line(f"{said.what}: {text}" if text else said.what)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["has_native_text", "has_traceback", "last_exception", "text_of_death"]
+from firstfault.text import printable
+
+__all__ = ["bare_line", "has_native_reason", "has_native_text", "last_line", "text_of_death", "thrown"]
 
 _NATIVE = re.compile(
     r"""
@@ -24,17 +26,36 @@ _NATIVE = re.compile(
     re.VERBOSE,
 )
 """Found in lines that native code prints, without Python's logging: torch, NCCL and its kin, the C library."""
+_ONLY_AN_END = re.compile(r"terminate called without an active exception|^Aborted\b")
 _DUMP = re.compile(
     r"^(?:Fatal Python error: .*|(?:Current thread|Thread) 0x[0-9a-f]+.*|  File \"[^\"]*\", line \d+ in .*|"
     r"  <no Python frame>|  \.\.\.|Extension modules: .*)$"
 )
 """Lines of faulthandler."""
+_PREFIX = re.compile(r"^(?:\[rank\d+\]:\s?|\[default\d+\]:\s?)+")
+_WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>\S.*)$")
+_CARRIERS = re.compile(
+    r"^\s*(?:what\(\):\s*|\[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\]\s*|[EWFI]\d{3,4}\s[\d:.]+\s+\S+\s\S+:\d+\]\s*"
+    r"|\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s*|Process group watchdog thread terminated with exception:\s*"
+    r"|terminate called after throwing an instance of '[^']*'\s*)+"
+)
 _TRACEBACK = re.compile(r"^(?:.{0,80}?\s)?(?:\[rank\d+\]:\s?)*Traceback \(most recent call last\):")
-_RAISED = re.compile(r"(?:\[rank\d+\]:\s?)*(?P<type>[A-Za-z_][\w.]*)(?::\s(?P<message>.*))?$")
-"""The line of a traceback that names the exception: it is not indented."""
 _RAISED_FROM = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 _LINKED_WITHIN = 2
 """Lines before a traceback in which Python says what it follows from."""
+_NOISE = re.compile(
+    r"""
+    \b\w*Warning:\ |^\s+warnings\.warn\(|\bwarnings\.warn\b|\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b
+    |^\[(?:rank\d+\]:\s?\[)?[WI]\d{0,4}\s|^[WI]\d{4}\s
+    |resource_tracker:|\bleaked\ \w+\ objects?\b|was\ not\ called\ before\ program\ exit|nodename\ nor\ servname
+    |^Exception\ ignored\ |^\s|^[\W_]*$|\d{1,3}%\|.*\||\bit/s\b|\bs/it\b
+    |^(?:Aborted|Killed|Terminated|Segmentation\ fault)\b.{0,30}$|^terminate\ called\b|^Fatal\ Python\ error
+    |^(?:OMP:|huggingface/tokenizers:|wandb:|Setting\ OMP_NUM_THREADS|I\ tensorflow|To\ disable\ this\ warning)
+    |^\#\d+\s|^frame\ \#\d|\(core\ dumped\)|^Extension\ modules:|^<\w+\ at\ 0x
+    """,
+    re.VERBOSE,
+)
+"""Found in lines that do not say why a process ended: of libraries, progress bars, and of an end itself."""
 _LAST_LINES = 5
 """Of an exit without a traceback."""
 _LAST_WORDS = 2
@@ -64,25 +85,39 @@ def text_of_death(stderr: str, signal: str) -> str:
     return "\n".join(lines[first:])
 
 
-def has_traceback(stderr: str) -> bool:
-    """Whether a process printed a traceback."""
-    return any(map(_TRACEBACK.match, stderr.splitlines()))
+def last_line(stderr: str) -> str:
+    """Return the last line that may say why a process ended; empty if none of the last few lines does.
+
+    Warnings, progress bars and what libraries print at the end say nothing.
+    """
+    lines = [line for line in _without_prefix(stderr) if line.strip() and not _DUMP.match(line)]
+    own = (line.strip() for line in reversed(lines[-_LAST_LINES:]) if not _NOISE.search(line))
+    return next(own, "")
 
 
-def last_exception(stderr: str) -> tuple[str, str]:
-    """Return type and message of the last exception whose traceback a process printed; empty if there is none."""
-    lines = stderr.splitlines()
-    begins = [at for at, line in enumerate(lines) if _TRACEBACK.match(line)]
-    for line in lines[begins[-1] + 1 :] if begins else []:
-        found = _RAISED.match(line)
-        if found:
-            return found["type"], found["message"] or ""
-    return "", ""
+def thrown(stderr: str) -> str:
+    """Return the text of the last C++ exception that ended a process; empty if there is none."""
+    found = [match["text"] for line in _without_prefix(stderr) if (match := _WHAT.match(line))]
+    return found[-1] if found else ""
+
+
+def bare_line(line: str) -> str:
+    """Return a line without what loggers, NCCL and C++ put before its text."""
+    return _CARRIERS.sub("", _PREFIX.sub("", printable(line))).strip()
+
+
+def _without_prefix(stderr: str) -> list[str]:
+    return [_PREFIX.sub("", printable(line)) for line in stderr.splitlines()]
 
 
 def has_native_text(stderr: str) -> bool:
     """Whether native code printed anything: its reason for an abort, most often."""
     return bool(_native(stderr.splitlines()))
+
+
+def has_native_reason(stderr: str) -> bool:
+    """Whether native code printed why it aborted, not only that it did."""
+    return any(not _ONLY_AN_END.search(line) for line in _native(stderr.splitlines()))
 
 
 def _native(lines: list[str]) -> list[str]:

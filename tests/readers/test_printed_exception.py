@@ -1,0 +1,221 @@
+"""Processes that end without raising through firstfault: what they printed tells why."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.printed_exception import last_printed
+from firstfault.model import Writer
+from firstfault.render.first_line import first_line
+from firstfault.report import report_of
+from firstfault.retry import decide
+from firstfault.strategies.evidence import evidence
+from firstfault.testing import make_error, make_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from firstfault.model import Verdict, WorkerError
+
+_STEP = """
+import asyncio, logging, os, sys, threading, traceback
+
+class TrainingError(Exception):
+    pass
+
+def step():
+    raise KeyError("labels")
+
+def wrapped():
+    try:
+        step()
+    except Exception as error:
+        raise TrainingError("training failed") from error
+
+async def task():
+    await asyncio.sleep(0)
+    wrapped()
+
+async def tasks():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(task())
+        group.create_task(asyncio.sleep(60))
+
+def grouped():
+    try:
+        asyncio.run(tasks())
+    except Exception as error:
+        raise RuntimeError("run 7 failed") from error
+
+"""
+_PRINTING = {
+    "raised": "wrapped()",
+    "print_exc": """
+try:
+    wrapped()
+except Exception:
+    traceback.print_exc()
+    print("leaving", file=sys.stderr)
+    os._exit(1)
+""",
+    "logging": """
+try:
+    wrapped()
+except Exception:
+    logging.exception("the training failed")
+    os._exit(1)
+""",
+    "thread": """
+def watch():
+    try:
+        wrapped()
+    except Exception:
+        logging.exception("in the loader's thread")
+        os._exit(1)
+threading.Thread(target=watch).start()
+""",
+    "ended thread": "thread = threading.Thread(target=wrapped); thread.start(); thread.join(); os._exit(1)",
+    "rich": "from rich.traceback import install; install(); wrapped()",
+    "rich with colours and locals": """
+from rich.console import Console
+try:
+    wrapped()
+except Exception:
+    Console(stderr=True, force_terminal=True, width=90).print_exception(show_locals=True)
+    os._exit(1)
+""",
+    "rich's log": """
+from rich.console import Console
+from rich.logging import RichHandler
+logging.basicConfig(handlers=[RichHandler(console=Console(stderr=True, width=100), rich_tracebacks=True)])
+try:
+    wrapped()
+except Exception:
+    logging.exception("the training failed")
+    os._exit(1)
+""",
+    "after a warning about another": """
+try:
+    {}["cache"]
+except Exception:
+    logging.warning("cache miss, retrying", exc_info=True)
+try:
+    wrapped()
+except Exception:
+    traceback.print_exc()
+    try:
+        raise OSError(28, "No space left on device")
+    except Exception:
+        logging.warning("ignoring a failed clean-up", exc_info=True)
+    os._exit(1)
+""",
+    "before an ignored one": """
+class Loader:
+    def __del__(self):
+        raise OSError("loader")
+loader = Loader()
+try:
+    wrapped()
+except Exception:
+    traceback.print_exc()
+    del loader
+    os._exit(1)
+""",
+}
+if sys.version_info >= (3, 11):
+    _PRINTING |= {"group": "asyncio.run(tasks())", "a group that is a cause": "grouped()"}
+
+
+def _run(program: str, folder: Path) -> WorkerError:
+    """Return the failure of a process, as its agent reports it."""
+    file = folder / "train.py"
+    file.write_text(_STEP + program)
+    ended = subprocess.run([sys.executable, file], stderr=subprocess.PIPE, text=True, check=False)
+    code = ended.returncode
+    signal = "SIGABRT" if code == -6 else ""
+    return make_error(
+        3, node="worker-1", exception=None, exit_code=code, signal=signal, writer=Writer.AGENT, log_tail=ended.stderr
+    )
+
+
+def _story(failure: WorkerError) -> tuple[Verdict, str]:
+    verdict = evidence(make_job(failure))
+    return verdict, first_line(verdict, decide(verdict))
+
+
+@pytest.mark.parametrize("way", _PRINTING)
+def test_a_printed_exception_is_told_as_one_that_was_raised(way: str, tmp_path: Path) -> None:
+    """Headline, place, category and fingerprint are those of the first cause of the last exception."""
+    failure = _run(_PRINTING[way], tmp_path)
+    verdict, line = _story(failure)
+    report = report_of(make_job(failure), verdict, decide(verdict))
+    assert verdict.headline.startswith("KeyError, rank 3 on worker-1: 'labels'; raised as ")
+    assert verdict.headline.endswith("; printed before exit code 1")
+    assert line.startswith("KeyError rank 3 worker-1 no retry: 'labels'")
+    assert (verdict.category, report.answers.code) == ("user_code", "train.py:8 in step")
+    assert report.answers.steps[0].text.endswith("train.py:8 in step")
+    assert not any("why it exited" in text for text in report.answers.unknown)
+    plain = _run(_PRINTING["raised"], tmp_path)
+    if way in {"print_exc", "logging", "rich"}:
+        assert fingerprint_of(failure) == fingerprint_of(plain)
+
+
+def test_prefixes_of_launchers(tmp_path: Path) -> None:
+    """What torch and srun put before each line does not hide a traceback."""
+    text = _run(_PRINTING["raised"], tmp_path).log_tail
+    for prefix in ("[rank3]: ", "[default3]:", "3: "):
+        found = last_printed("\n".join(prefix + line for line in text.splitlines()))
+        assert found is not None
+        assert [found.exception.type, found.exception.causes[0].type] == ["TrainingError", "KeyError"]
+
+
+@pytest.mark.parametrize(
+    ("program", "headline"),
+    [
+        (
+            "print('fatal: license server', file=sys.stderr); os._exit(7)",
+            "exit code 7, rank 3 on worker-1: fatal: license server",
+        ),
+        (
+            "print('no licence', file=sys.stderr)\nimport warnings; warnings.warn('old'); os._exit(7)",
+            "exit code 7, rank 3 on worker-1: no licence",
+        ),
+        ("os._exit(7)", "exit code 7, rank 3 on worker-1: exited without an exception"),
+    ],
+)
+def test_the_last_line_of_an_exit(program: str, headline: str, tmp_path: Path) -> None:
+    """Without an exception the last line that is not a library's warning tells why a process exited."""
+    assert _story(_run(program, tmp_path))[0].headline == headline
+
+
+def test_a_line_before_sys_exit() -> None:
+    """A program that prints its reason and calls `sys.exit` is told by that reason; its exit is the second fact."""
+    handled = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nOSError: cache\n'
+    for printed in ("fatal: license server\n", f"{handled}fatal: license server\n"):
+        left = make_error(1, exception="SystemExit", message="7", category="exit", log_tail=printed)
+        verdict = evidence(make_job(left))
+        assert verdict.headline == "SystemExit, rank 1 on worker-0: fatal: license server; exit code 7"
+        assert verdict.category == "exit"
+
+
+def test_an_old_traceback() -> None:
+    """A process that printed much after a traceback did not end because of it."""
+    old = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nOSError: cache\n'
+    steps = "".join(f"2026-01-01 10:00:{second:02} step {second}\n" for second in range(30))
+    left = make_error(1, exception=None, exit_code=3, writer=Writer.AGENT, log_tail=old + steps)
+    assert evidence(make_job(left)).headline.startswith("exit code 3, ")
+
+
+@pytest.mark.parametrize(
+    "last", ["", "terminate called without an active exception\n", "Fatal Python error: Aborted\n"]
+)
+def test_an_abort_after_a_printed_exception(last: str) -> None:
+    """A process that aborts while it ends is told by the exception that it printed before."""
+    text = f'Traceback (most recent call last):\n  File "train.py", line 9, in f\n    g()\nKeyError: 1\n{last}'
+    left = make_error(1, exception=None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT, log_tail=text)
+    assert evidence(make_job(left)).headline == "KeyError, rank 1 on worker-0: 1; printed before SIGABRT"
