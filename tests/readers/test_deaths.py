@@ -160,3 +160,71 @@ def test_what_was_raised_at_the_end_of_a_long_wait(raised_at_s: int, ranks: tupl
     assert verdict.ranks == ranks
     if ranks == (3,):
         assert [suspect.rank for suspect in verdict.suspects] == [0]
+
+
+_GPU = """Indexing.cu:1255: select: block: [0,0,0], thread: [3,0,0] Assertion `index < size` failed.
+terminate called after throwing an instance of 'c10::Error'
+  what():  CUDA error: device-side assert triggered
+For debugging consider passing CUDA_LAUNCH_BLOCKING=1
+"""
+_HOOK = """terminate called after throwing an instance of 'pybind11::error_already_set'
+  what():  ValueError: bad gradient
+
+At:
+  /root/train.py(12): hook
+  /usr/lib/python3.11/site-packages/torch/autograd/graph.py(824): _engine_run_backward
+"""
+_THROWN = "terminate called after throwing an instance of 'E'\n  what():  "
+
+
+@pytest.mark.parametrize(
+    ("printed", "category", "told"),
+    [
+        (_GPU, "gpu_kernel", "SIGABRT: CUDA error: device-side assert triggered"),
+        (
+            "[rank2]:[E1124 02:00:00.1 ProcessGroupNCCL.cpp:1370] [PG ID 0 PG GUID 0 Rank 2] Process group watchdog "
+            "thread terminated with exception: CUDA error: unspecified launch failure\n",
+            "gpu_kernel",
+            "SIGABRT: CUDA error: unspecified launch failure",
+        ),
+        (
+            "NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus.\n",
+            "gpu_hardware",
+            "SIGABRT: NVRM: Xid (PCI:0000:81:00): 79, GPU has fallen off the bus.",
+        ),
+        (
+            f"{_THROWN}cuDNN error: CUDNN_STATUS_EXECUTION_FAILED\n",
+            "gpu_kernel",
+            "SIGABRT: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        ),
+        (
+            f"{_THROWN}cannot copy: No space left on device\n",
+            "disk_full",
+            "SIGABRT: cannot copy: No space left on device",
+        ),
+        (_HOOK, "user_code", "ValueError: bad gradient; printed before SIGABRT"),
+        (f"{_THROWN}shard 7 is empty\n", "signal", "SIGABRT: shard 7 is empty"),
+        ("fatal: no licence\nAborted (core dumped)\n", "signal", "SIGABRT: fatal: no licence"),
+        ("reader.cpp:12: void read(): Assertion `n > 0' failed.\n", "signal", "SIGABRT: Assertion `n > 0' failed."),
+        ("", "signal", "SIGABRT: the process aborted (a failed check in native code)"),
+    ],
+)
+def test_an_abort_with_a_reason(printed: str, category: str, told: str) -> None:
+    """The last lines of an abort give its headline and its category."""
+    aborted = make_error(2, exception=None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT, log_tail=printed)
+    verdict = evidence(make_job(aborted))
+    assert (verdict.category, verdict.headline.replace(", rank 2 on worker-0", "")) == (category, told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "category"),
+    [
+        ("RuntimeError", "PytorchStreamWriter failed writing file data/0: file write failed", "storage"),
+        ("RuntimeError", "[enforce fail at inline_container.cc:603] . unexpected pos 704 vs 598", "storage"),
+        ("PermissionError", "[Errno 13] Permission denied: '/data/checkpoint.pt'", "config"),
+        ("OSError", "[Errno 28] No space left on device: '/data/checkpoint.pt'", "disk_full"),
+    ],
+)
+def test_a_file_that_cannot_be_written(kind: str, text: str, category: str) -> None:
+    """A refused file is no matter of credentials, and a failed write is not the program's fault."""
+    assert evidence(make_job(make_error(2, exception=kind, message=text))).category == category

@@ -26,6 +26,7 @@ __all__ = ["Message", "described", "message_of"]
 
 
 _EXIT = "SystemExit"
+_MANY_LINES = 200
 _OF_ENDS = {"aborted", "aborted-by-the-shell", "crashed", "exit-code", "killed", "terminated", "told-by-signal"}
 """Signatures of texts that repeat how a process ended."""
 
@@ -85,7 +86,8 @@ def _last_line(failure: WorkerError, signal: str) -> str:
     text = text_of_death(failure.log_tail, signal)
     found = classify(text) if text else None
     if found is not None and found.signature and found.signature not in _OF_ENDS:
-        telling = (line for line in text.splitlines() if classify(line).signature == found.signature)
+        lines = (thrown(text), *text.splitlines()[:_MANY_LINES])
+        telling = (line for line in lines if line and classify(line).signature == found.signature)
         if line := next(telling, ""):
             return bare_line(line)
     if signal in {"", "SIGABRT"}:

@@ -37,6 +37,7 @@ _WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>\S.*)$")
 _CARRIERS = re.compile(
     r"^\s*(?:what\(\):\s*|\[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\]\s*|[EWFI]\d{3,4}\s[\d:.]+\s+\S+\s\S+:\d+\]\s*"
     r"|\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s*|Process group watchdog thread terminated with exception:\s*"
+    r"|\S{1,200}\.(?:cuh?|cpp|cc|h(?:pp)?):\d+:[^\n]{0,200}?(?=Assertion )"
     r"|terminate called after throwing an instance of '[^']*'\s*)+"
 )
 _TRACEBACK = re.compile(r"^(?:.{0,80}?\s)?(?:\[rank\d+\]:\s?)*Traceback \(most recent call last\):")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.death_text import has_native_reason
+from firstfault.exceptions.death_text import has_native_reason, thrown
 from firstfault.exceptions.first_cause import causes_of
 from firstfault.exceptions.remote_traceback import block_of, short_name
-from firstfault.model import ExceptionInfo, Subject
+from firstfault.model import ExceptionInfo, FrameInfo, Subject
 from firstfault.text import printable
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ _NEXT = re.compile(
 """A line that cannot belong to the message of the exception before it."""
 _FATAL = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?::\s(?P<message>.*))?$")
+_PYTHONS = re.compile(
+    r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Iteration|Timeout))(?::\s(?P<message>.*))?$"
+)
+_AT = re.compile(r"^\s{1,8}(?P<file>/[^\n()]{1,300})\((?P<line>\d{1,9})\): (?P<function>\S{1,200})$", re.MULTILINE)
+"""A frame as pybind11 prints it, the innermost first."""
 _LATER = 10
 """Lines after a traceback that show that its process lived on."""
 _WITHIN = 4
@@ -81,6 +86,10 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
         or not _may_print(failure)
     ):
         return raised
+    if failure.signal and (hooked := _thrown_exception(failure.log_tail)):
+        return hooked
+    if failure.signal and has_native_reason(failure.log_tail):
+        return raised
     printed = last_printed(failure.log_tail)
     if printed is None or len(printed.after) > _LATER:
         return raised
@@ -92,9 +101,18 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
 
 def _may_print(failure: WorkerError) -> bool:
     if failure.signal:
-        return failure.signal == "SIGABRT" and not has_native_reason(failure.log_tail)
+        return failure.signal == "SIGABRT"
     code = failure.exception.message if failure.exception is not None else str(failure.exit_code)
     return code.lstrip("-").isdigit() and code != "0"
+
+
+def _thrown_exception(stderr: str) -> ExceptionInfo | None:
+    """Return a Python exception that C++ could not handle, as one of an autograd hook; None: it had another reason."""
+    match = _PYTHONS.match(thrown(stderr))
+    if match is None:
+        return None
+    frames = [FrameInfo(found["file"], int(found["line"]), found["function"]) for found in _AT.finditer(stderr)]
+    return ExceptionInfo(match["type"], match["message"] or "", frames=tuple(reversed(frames)))
 
 
 @lru_cache(maxsize=256)
