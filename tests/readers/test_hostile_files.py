@@ -26,6 +26,7 @@ from firstfault.model import (
     DocumentRef,
     ExceptionInfo,
     ExpiredDeadline,
+    FileSystem,
     FrameInfo,
     Kind,
     LogTail,
@@ -41,6 +42,7 @@ from firstfault.model import (
     SentSignal,
     StackDump,
     Suspect,
+    SystemState,
     ThreadFailure,
     Verdict,
     Victims,
@@ -389,6 +391,7 @@ _KILLED = make_error(
     ),
     caused_by=CausedBy(3, "w-1", "e1.pb"),
     expired=ExpiredDeadline("train step", 30.5, heartbeat=True, since="train.py:50"),
+    system=SystemState((FileSystem("/data", 1, 2, 3, 4),), (("RLIMIT_AS", 5),), 6),
 )
 _ENTRY = make_presence(
     Phase.FAILED,

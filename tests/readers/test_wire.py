@@ -22,6 +22,7 @@ from firstfault.model import (
     DocumentRef,
     ExceptionInfo,
     ExpiredDeadline,
+    FileSystem,
     FrameInfo,
     Kind,
     LogTail,
@@ -36,6 +37,7 @@ from firstfault.model import (
     SentSignal,
     StackDump,
     Subject,
+    SystemState,
     ThreadFailure,
     WorkerError,
     Writer,
@@ -309,6 +311,7 @@ def _full_error() -> WorkerError:
         collectives=(CollectiveProgress("default_pg", "allreduce", 41, 40, (_COLLECTIVE,), (0, 3)),),
         caused_by=CausedBy(3, "worker-1", "e1-cause.pb"),
         expired=ExpiredDeadline("train step", 30.5, heartbeat=True, since="train.py:50"),
+        system=SystemState((FileSystem("/data", 1, 2, 3, 4),), (("RLIMIT_AS", 5),), 6),
     )
 
 
@@ -321,6 +324,8 @@ def _one_of(kind: type, error: WorkerError) -> Any:
         _COLLECTIVE,
         error.caused_by,
         error.expired,
+        error.system,
+        *error.system.file_systems,
     ]
     examples += [_FULL_PRESENCE, *_FULL_PRESENCE.receipts, _FULL_LOG]
     return next(example for example in examples if type(example) is kind)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.model import Subject, Writer
+from firstfault.model import Subject, SystemState, Writer
 from firstfault_torch.capture import bare, before_exit, capture, safe_text
 from firstfault_torch.error_classes import ErrorClass, failure_record
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, error_file_data, write_error_file
@@ -17,6 +17,7 @@ from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import record_error, spool_of
 from firstfault_torch.worker.in_flight import is_clean_exit, moment_of
 from firstfault_torch.worker.introspection import collective_progress, gpu_uuid, thread_failures
+from firstfault_torch.worker.system_state import system_state
 
 if TYPE_CHECKING:
     from firstfault.model import CollectiveProgress, ExceptionInfo, Place, Receipt, WorkerError
@@ -59,6 +60,9 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     progress: tuple[CollectiveProgress, ...] = ()
     with guarded("asking for the collectives"):
         progress = collective_progress()
+    system = SystemState()
+    with guarded("asking for limits"):
+        system = system_state(source, exception)
     with guarded("asking for the GPU"):
         place = replace(place, gpu=gpu_uuid())
     failure = replace(
@@ -68,6 +72,7 @@ def describe_and_record(  # noqa: PLR0913 - keywords
         in_flight=in_flight,
         collectives=progress,
         thread_failures=thread_failures(),
+        system=system,
     )
     error_file = os.environ.get(ERROR_FILE_VARIABLE)
     if error_file and not in_flight and not held:

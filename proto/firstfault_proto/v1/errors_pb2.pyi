@@ -49,7 +49,7 @@ class WorkerErrorDocument(_message.Message):
     def __init__(self, error: _Optional[_Union[_errors_pb2.ContainerError, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., verdict: _Optional[_Union[SealedVerdict, _Mapping]] = ...) -> None: ...
 
 class WorkerFailure(_message.Message):
-    __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "in_flight", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions", "thread_failures", "collectives", "caused_by", "expired")
+    __slots__ = ("schema_version", "writer", "subject", "place", "wall_time_ns", "monotonic_ns", "boot_id", "upload_delay_ns", "exception", "exit_code", "signal", "sent_signals", "in_flight", "category", "fingerprint", "log_tail", "stack_dumps", "resources", "versions", "thread_failures", "collectives", "caused_by", "expired", "system")
     class VersionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class WorkerFailure(_message.Message):
     COLLECTIVES_FIELD_NUMBER: _ClassVar[int]
     CAUSED_BY_FIELD_NUMBER: _ClassVar[int]
     EXPIRED_FIELD_NUMBER: _ClassVar[int]
+    SYSTEM_FIELD_NUMBER: _ClassVar[int]
     schema_version: int
     writer: Writer
     subject: Subject
@@ -103,7 +104,39 @@ class WorkerFailure(_message.Message):
     collectives: _containers.RepeatedCompositeFieldContainer[CollectiveProgress]
     caused_by: CausedBy
     expired: ExpiredDeadline
-    def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., in_flight: bool = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., thread_failures: _Optional[_Iterable[_Union[ThreadFailure, _Mapping]]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveProgress, _Mapping]]] = ..., caused_by: _Optional[_Union[CausedBy, _Mapping]] = ..., expired: _Optional[_Union[ExpiredDeadline, _Mapping]] = ...) -> None: ...
+    system: SystemState
+    def __init__(self, schema_version: _Optional[int] = ..., writer: _Optional[_Union[Writer, str]] = ..., subject: _Optional[_Union[Subject, str]] = ..., place: _Optional[_Union[Place, _Mapping]] = ..., wall_time_ns: _Optional[int] = ..., monotonic_ns: _Optional[int] = ..., boot_id: _Optional[str] = ..., upload_delay_ns: _Optional[int] = ..., exception: _Optional[_Union[ExceptionRecord, _Mapping]] = ..., exit_code: _Optional[int] = ..., signal: _Optional[str] = ..., sent_signals: _Optional[_Iterable[_Union[SentSignal, _Mapping]]] = ..., in_flight: bool = ..., category: _Optional[str] = ..., fingerprint: _Optional[str] = ..., log_tail: _Optional[str] = ..., stack_dumps: _Optional[_Iterable[_Union[StackDump, _Mapping]]] = ..., resources: _Optional[_Union[ResourceEvidence, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., thread_failures: _Optional[_Iterable[_Union[ThreadFailure, _Mapping]]] = ..., collectives: _Optional[_Iterable[_Union[CollectiveProgress, _Mapping]]] = ..., caused_by: _Optional[_Union[CausedBy, _Mapping]] = ..., expired: _Optional[_Union[ExpiredDeadline, _Mapping]] = ..., system: _Optional[_Union[SystemState, _Mapping]] = ...) -> None: ...
+
+class SystemState(_message.Message):
+    __slots__ = ("file_systems", "limits", "open_files")
+    class LimitsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    FILE_SYSTEMS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
+    file_systems: _containers.RepeatedCompositeFieldContainer[FileSystem]
+    limits: _containers.ScalarMap[str, int]
+    open_files: int
+    def __init__(self, file_systems: _Optional[_Iterable[_Union[FileSystem, _Mapping]]] = ..., limits: _Optional[_Mapping[str, int]] = ..., open_files: _Optional[int] = ...) -> None: ...
+
+class FileSystem(_message.Message):
+    __slots__ = ("path", "free_bytes", "total_bytes", "free_inodes", "total_inodes")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_INODES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_INODES_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int
+    total_inodes: int
+    def __init__(self, path: _Optional[str] = ..., free_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., free_inodes: _Optional[int] = ..., total_inodes: _Optional[int] = ...) -> None: ...
 
 class ExpiredDeadline(_message.Message):
     __slots__ = ("scope", "seconds", "heartbeat", "since")

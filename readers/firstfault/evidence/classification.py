@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from firstfault.evidence.text_classification import Pointer
     from firstfault.exceptions.first_cause import Causes
-    from firstfault.model import ExpiredDeadline, JobErrors, WorkerError
+    from firstfault.model import ExpiredDeadline, JobErrors, SystemState, WorkerError
 
 __all__ = [
     "DUMP_SIGNAL",
@@ -201,9 +201,8 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         )
     if found.role is Role.PRIMARY:
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
-        return ClassifiedFailure(
-            failure, FailureClass.OWN_FAULT, why, _precise(found), found.pointer, _is(found), in_flight
-        )
+        category = _by_system(_precise(found), failure.system)
+        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, found.pointer, _is(found), in_flight)
     if found.role is Role.SECONDARY and _is_of_the_program(exception):
         why = "raised an exception of its own: no transport raises this type"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
@@ -221,6 +220,13 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
     return ClassifiedFailure(
         failure, FailureClass.UNCLEAR, why, found.category, found.pointer, in_flight=in_flight, waited=waited
     )
+
+
+def _by_system(category: str, system: SystemState) -> str:
+    """Return the category that the recorded space and limits prove, else the text's."""
+    if category == "storage" and system.full:
+        return "disk_full"
+    return "config" if category == "host_oom" and system.memory_limit else category
 
 
 def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure | None:

@@ -16,6 +16,7 @@ __all__ = [
     "DocumentRef",
     "ExceptionInfo",
     "ExpiredDeadline",
+    "FileSystem",
     "FrameInfo",
     "Kind",
     "Origin",
@@ -24,6 +25,7 @@ __all__ = [
     "SentSignal",
     "StackDump",
     "Subject",
+    "SystemState",
     "ThreadFailure",
     "WorkerError",
     "Writer",
@@ -269,6 +271,47 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
+class FileSystem:
+    """The space of a file system that a process without privileges may use."""
+
+    path: str
+    """A path in it."""
+    free_bytes: int
+    total_bytes: int
+    free_inodes: int = 0
+    total_inodes: int = 0
+    """0: the file system does not count them."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether less than 1 MiB and one in a thousand bytes are left, or no inode."""
+        little = self.free_bytes < min(1 << 20, max(self.total_bytes // 1000, 1))
+        return (self.total_bytes > 0 and little) or (self.total_inodes > 0 and self.free_inodes == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemState:
+    """What a process could use of its machine when it failed."""
+
+    file_systems: tuple[FileSystem, ...] = ()
+    """That of the path in the failure; else of the working folder, TMPDIR and /dev/shm."""
+    limits: tuple[tuple[str, int], ...] = ()
+    """Soft limits of the process, those that it has: ("RLIMIT_AS", 4294967296)."""
+    open_files: int | None = None
+    """None: not known."""
+
+    @property
+    def full(self) -> tuple[FileSystem, ...]:
+        """The file systems without space, or without inodes."""
+        return tuple(found for found in self.file_systems if found.is_full)
+
+    @property
+    def memory_limit(self) -> str:
+        """The limit of the process's own memory, "RLIMIT_AS"; empty: it has none."""
+        return next((name for name, _ in self.limits if name in {"RLIMIT_AS", "RLIMIT_DATA"}), "")
+
+
+@dataclass(frozen=True, slots=True)
 class DocumentRef:
     """The object of a document in the storage."""
 
@@ -321,6 +364,7 @@ class WorkerError:
     """The peer's failure for which the agent stopped this worker; None: there was none."""
     expired: ExpiredDeadline | None = None
     """The deadline for which the agent killed this worker; None: there was none."""
+    system: SystemState = field(default_factory=SystemState)
     newer: bool = False
     """Whether a later version of the format wrote it; what this version does not know was left out."""
 

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
         CollectiveProgress,
         Decision,
         ExpiredDeadline,
+        FileSystem,
         JobErrors,
+        SystemState,
         ThreadFailure,
         Verdict,
         WorkerError,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fact", "JobIdentity", "Report", "report_of", "with_attempts"]
 
+_COUNTS = {"RLIMIT_NOFILE", "RLIMIT_NPROC"}
+"""Limits that are not sizes."""
 _FEW = 5
 _MS = 1_000_000
 _NS = 1_000_000_000
@@ -257,7 +261,27 @@ def _facts(verdict: Verdict, cascade: Cascade, engine: EngineWords, machine: str
     memory = ", ".join(_memory(root))
     if memory:
         yield Fact("memory", memory)
+    if disks := ", ".join(map(_space, root.system.full or root.system.file_systems)):
+        yield Fact("disk", disks)
+    if limits := ", ".join(_limits(root.system)):
+        yield Fact("limits", limits)
     yield from _few("last collective", [_collective(progress) for progress in root.collectives])
+
+
+def _space(found: FileSystem) -> str:
+    """Return "0 B of 100.0 GiB free at /data"."""
+    if found.total_inodes and not found.free_inodes:
+        return f"no inode free at {found.path}"
+    return f"{size(found.free_bytes)} of {size(found.total_bytes)} free at {found.path}"
+
+
+def _limits(system: SystemState) -> Iterator[str]:
+    """Yield the limits of a process: "RLIMIT_AS 4.0 GiB", "17 of 1024 files open"."""
+    for name, limit in system.limits:
+        if name == "RLIMIT_NOFILE" and system.open_files is not None:
+            yield f"{system.open_files} of {limit} files open"
+        else:
+            yield f"{name} {limit if name in _COUNTS else size(limit)}"
 
 
 def _raw(verdict: Verdict) -> Iterator[Fact]:

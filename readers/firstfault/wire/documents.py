@@ -14,6 +14,7 @@ from firstfault.model import (
     CollectiveProgress,
     DocumentRef,
     ExpiredDeadline,
+    FileSystem,
     Kind,
     LogTail,
     NodePresence,
@@ -27,6 +28,7 @@ from firstfault.model import (
     SentSignal,
     StackDump,
     Subject,
+    SystemState,
     WorkerError,
     Writer,
 )
@@ -77,6 +79,7 @@ _MAX_DUMP = 64 * 1024
 _MAX_DUMPS = 64
 _MAX_ALL_DUMPS = 1024 * 1024
 """Characters of all stack dumps together. Each gets an equal share, so that a hang's document has every process."""
+_MAX_FILE_SYSTEMS = 8
 _MAX_THREADS = 10
 _MAX_ENTRIES = 10
 """Collectives of one process group."""
@@ -145,6 +148,8 @@ def encode(error: WorkerError) -> bytes:
         failure.resources.CopyFrom(_resources_to_pb(error.resources))
     if error.caused_by is not None:
         failure.caused_by.CopyFrom(_caused_by_to_pb(error.caused_by))
+    if error.system != SystemState():
+        failure.system.CopyFrom(_system_to_pb(error.system))
     if error.expired is not None:
         failure.expired.CopyFrom(_expired_to_pb(error.expired))
     container_error = _container_error(
@@ -238,6 +243,7 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         collectives=interned(tuple(map(_collective_from_pb, failure.collectives[:MAX_NAMES]))),
         caused_by=_caused_by_from_pb(failure.caused_by) if failure.HasField("caused_by") else None,
         expired=_expired_from_pb(failure.expired) if failure.HasField("expired") else None,
+        system=interned(_system_from_pb(failure.system)),
         newer=failure.schema_version > SCHEMA_VERSION,
     )
 
@@ -500,6 +506,36 @@ def _resources_to_pb(resources: Resources) -> pb.ResourceEvidence:
 def _resources_from_pb(resources: pb.ResourceEvidence) -> Resources:
     known = {ours: getattr(resources, wire) for ours, wire in _RESOURCES.items() if resources.HasField(wire)}
     return Resources(**known)
+
+
+def _system_to_pb(system: SystemState) -> pb.SystemState:
+    return pb.SystemState(
+        file_systems=[
+            pb.FileSystem(
+                path=clean(found.path, MAX_LINE),
+                free_bytes=long_to_pb(found.free_bytes),
+                total_bytes=long_to_pb(found.total_bytes),
+                free_inodes=long_to_pb(found.free_inodes),
+                total_inodes=long_to_pb(found.total_inodes),
+            )
+            for found in system.file_systems[:_MAX_FILE_SYSTEMS]
+        ],
+        limits={clean(name, MAX_LINE): long_to_pb(limit) or 0 for name, limit in system.limits[:MAX_NAMES]},
+        open_files=None if system.open_files is None else min(max(system.open_files, 0), _MAX_COUNT),
+    )
+
+
+def _system_from_pb(system: pb.SystemState) -> SystemState:
+    return SystemState(
+        tuple(
+            FileSystem(
+                line_from_pb(found.path), found.free_bytes, found.total_bytes, found.free_inodes, found.total_inodes
+            )
+            for found in system.file_systems[:_MAX_FILE_SYSTEMS]
+        ),
+        tuple(sorted((line_from_pb(name), limit) for name, limit in system.limits.items()))[:MAX_NAMES],
+        system.open_files if system.HasField("open_files") else None,
+    )
 
 
 def _dumps_to_pb(dumps: Sequence[StackDump]) -> list[pb.StackDump]:
