@@ -183,7 +183,7 @@ _THROWN = "terminate called after throwing an instance of 'E'\n  what():  "
         (_GPU, "gpu_kernel", "SIGABRT: CUDA error: device-side assert triggered"),
         (
             (
-                "[rank2]:[E1124 02:00:00.1 ProcessGroupNCCL.cpp:1370] [PG ID 0 PG GUID 0 Rank 2] Process group watchdog "
+                "[rank2]:[E1124 ProcessGroupNCCL.cpp:1370] [PG ID 0 Rank 2] Process group watchdog "
                 "thread terminated with exception: CUDA error: unspecified launch failure\n"
             ),
             "gpu_kernel",

@@ -109,20 +109,21 @@ class WorkerFailure(_message.Message):
 
 class SystemState(_message.Message):
     __slots__ = ("file_systems", "limits", "open_files")
-    class LimitsEntry(_message.Message):
-        __slots__ = ("key", "value")
-        KEY_FIELD_NUMBER: _ClassVar[int]
-        VALUE_FIELD_NUMBER: _ClassVar[int]
-        key: str
-        value: int
-        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     FILE_SYSTEMS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FILES_FIELD_NUMBER: _ClassVar[int]
     file_systems: _containers.RepeatedCompositeFieldContainer[FileSystem]
-    limits: _containers.ScalarMap[str, int]
+    limits: _containers.RepeatedCompositeFieldContainer[ResourceLimit]
     open_files: int
-    def __init__(self, file_systems: _Optional[_Iterable[_Union[FileSystem, _Mapping]]] = ..., limits: _Optional[_Mapping[str, int]] = ..., open_files: _Optional[int] = ...) -> None: ...
+    def __init__(self, file_systems: _Optional[_Iterable[_Union[FileSystem, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[ResourceLimit, _Mapping]]] = ..., open_files: _Optional[int] = ...) -> None: ...
+
+class ResourceLimit(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: int
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
 
 class FileSystem(_message.Message):
     __slots__ = ("path", "free_bytes", "total_bytes", "free_inodes", "total_inodes")

@@ -520,7 +520,10 @@ def _system_to_pb(system: SystemState) -> pb.SystemState:
             )
             for found in system.file_systems[:_MAX_FILE_SYSTEMS]
         ],
-        limits={clean(name, MAX_LINE): long_to_pb(limit) or 0 for name, limit in system.limits[:MAX_NAMES]},
+        limits=[
+            pb.ResourceLimit(name=clean(name, MAX_LINE), value=long_to_pb(limit))
+            for name, limit in system.limits[:MAX_NAMES]
+        ],
         open_files=None if system.open_files is None else min(max(system.open_files, 0), _MAX_COUNT),
     )
 
@@ -533,7 +536,7 @@ def _system_from_pb(system: pb.SystemState) -> SystemState:
             )
             for found in system.file_systems[:_MAX_FILE_SYSTEMS]
         ),
-        tuple(sorted((line_from_pb(name), limit) for name, limit in system.limits.items()))[:MAX_NAMES],
+        tuple((line_from_pb(limit.name), limit.value) for limit in system.limits[:MAX_NAMES]),
         system.open_files if system.HasField("open_files") else None,
     )
 
