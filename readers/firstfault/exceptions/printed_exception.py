@@ -28,7 +28,6 @@ _BEGINS = re.compile(
 )
 _BOX = re.compile(r"^\s*[╭┌+][─-]+ ?Traceback \(most recent call last\) ?[─-]+[╮┐+]\s*$")
 _BOX_ENDS = re.compile(r"^\s*[╰└+][─-]{10,}[╯┘+]\s*$")
-_BOX_LINE = re.compile(r"^\s*[│|] (?P<text>.*?)\s*[│|]?\s*$")
 _BOX_FRAME = re.compile(r"^(?P<file>.+?):(?P<line>\d{1,9}) in (?P<function>.+)$")
 _BOX_CODE = re.compile(r"^❱ ?\s*(?P<line>\d{1,9}) [│|]?(?P<code>.*)$")
 _LINK = re.compile(
@@ -58,6 +57,8 @@ _AT = re.compile(r"^\s{1,8}(?P<file>/[^\n()]{1,300})\((?P<line>\d{1,9})\): (?P<f
 """A frame as pybind11 prints it, the innermost first."""
 _LATER = 10
 """Lines after a traceback that show that its process lived on."""
+_MAX_HEAD = 1000
+"""Characters of a path that rich wrapped."""
 _WITHIN = 4
 """Lines between the tracebacks of a chain."""
 
@@ -233,8 +234,8 @@ def _plain(stderr: str) -> list[str]:
 
 def _of_box(head: str, line: str) -> tuple[str, list[str]]:
     """Return the line of a frame as far as it is known, which rich may wrap, and the lines that Python prints."""
-    match = _BOX_LINE.match(line)
-    text = match["text"] if match is not None else ""
+    text = line.strip().rstrip("│|").rstrip()
+    text = text[2:] if text.startswith(("│ ", "| ")) else ""
     if code := _BOX_CODE.match(text):
         return "", [f"    {code['code'].strip()}"]
     if not text or text[0].isspace():
@@ -242,5 +243,5 @@ def _of_box(head: str, line: str) -> tuple[str, list[str]]:
     head += f" {text}" if head.endswith(" in") else text
     frame = _BOX_FRAME.match(head)
     if frame is None:
-        return head, []
+        return head[:_MAX_HEAD], []
     return "", [f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}']
