@@ -11,11 +11,12 @@ import pytest
 
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.evidence.clocks import Clocks
-from firstfault.exceptions.stack_position import where_it_stood, with_raise_point
+from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_raise_point, with_source
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
     TOLD_TO_GO,
     CausedBy,
+    Collective,
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
@@ -789,3 +790,122 @@ def test_sixteen_thousand() -> None:
     seconds = time.thread_time() - began
     assert verdict.ranks == (4711,)
     assert seconds < 6, seconds
+
+
+# --- a collective with another size at one rank ---------------------------------------------------------------------
+
+TOO_LONG = "[enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 160 vs 16"
+
+
+def received(rank: int) -> WorkerError:
+    """A worker that gloo aborted for a message that is too long."""
+    text = f"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  {TOO_LONG}"
+    return died(rank, "SIGABRT", -6, log_tail=text)
+
+
+def passed(rank: int, size: int) -> WorkerError:
+    """A worker that lost its peer in collective 4, with the size that it passed."""
+    call = Collective(4, "gloo:all_reduce", f"[[{size}]] -> [[{size}]]")
+    return victim(rank, collectives=(CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4, (call,)),))
+
+
+@pytest.mark.parametrize(
+    ("failures", "rank", "confidence"),
+    [
+        ((received(1), passed(0, 4), passed(2, 40), passed(3, 4)), 2, "medium"),
+        ((received(1), passed(0, 4), passed(2, 4), passed(3, 4)), 1, "medium"),
+        ((received(1), passed(0, 4)), 1, "low"),
+    ],
+    ids=["another rank differs", "the receiver differs", "two ranks"],
+)
+def test_another_size_at_one_rank(failures: tuple[WorkerError, ...], rank: int, confidence: str) -> None:
+    """The rank that differs from most is named, be it the one that aborted or not; of two ranks, both are."""
+    caused = tuple(replace(item, caused_by=CausedBy(1, "worker-0", "")) for item in failures[1:])
+    verdict = evidence(done(failures[0], *caused, nodes=len(failures) // 2))
+    assert (names(verdict), verdict.rule) == (("rank", (rank,), confidence), "mismatch")
+    assert verdict.category == "user_code"
+    assert [suspect.rank for suspect in verdict.suspects] == ([0] if confidence == "low" else [])
+
+
+# --- exits, threads and positions -----------------------------------------------------------------------------------
+
+
+def test_an_exit_in_flight() -> None:
+    """An exit that was recorded before its agent stopped it is the fault of the others; one after it is not."""
+    exits = own(3, 0, "SystemExit", "3", sent_signals=(SentSignal("SIGTERM", "rank 0 failed"),))
+    assert names(evidence(done(replace(exits, in_flight=True), victim(0), victim(2)))) == ("rank", (3,), "medium")
+    assert evidence(done(exits, victim(0), stopped(1), victim(2))).ranks == ()
+
+
+def test_an_exit_that_may_follow_any_error() -> None:
+    """An exit with success, or without any text, is not certain to be the cause."""
+    for failure in (own(3, 0, "SystemExit", "0"), died(3, "", 7)):
+        assert names(evidence(done(failure, victim(0), stopped(1)))) == ("rank", (3,), "medium")
+    assert names(evidence(done(died(3, "", 7, log_tail="fatal: license server"), victim(0)))) == ("rank", (3,), "high")
+
+
+def test_timeouts_that_were_printed() -> None:
+    """Ranks that print their timeout and exit waited for the one that stands elsewhere, stopped meanwhile or not."""
+    printed = f"Traceback (most recent call last):\n  File \"train.py\", line 8, in train\nRuntimeError: {WAITED}"
+    late = replace(stopped(1, STACK.format("/app/train.py", "report")), signal="", exit_code=1, log_tail=printed)
+    verdict = evidence(done(died(0, "", 1, log_tail=printed), late, stopped(3, IN_SLEEP)))
+    assert (names(verdict), verdict.rule) == (("rank", (3,), "medium"), "hang")
+
+
+def test_a_dead_thread_of_a_rank_that_waits() -> None:
+    """A helper thread's error does not make a rank that waits, or has timed out, the one that others wait for."""
+    dead = (ThreadFailure("metrics", None, ExceptionInfo("ZeroDivisionError", "division by zero")),)
+    waiting = stopped(1, IN_COLLECTIVE, thread_failures=dead)
+    others = (waited(0, thread_failures=dead), waiting, stopped(3, IN_COLLECTIVE))
+    assert evidence(done(*others, stopped(2, IN_COLLECTIVE))).ranks == ()
+    assert evidence(done(*others, stopped(2, IN_SLEEP))).ranks == (2,)
+
+
+IN_SELECT = 'Thread 0x2 (most recent call first):\n  File "/usr/lib/python3.11/selectors.py", line 468 in select\n'
+POOL = '  File "/usr/lib/python3.11/concurrent/futures/thread.py", line 58 in run\n'
+POOL += '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n'
+
+
+@pytest.mark.parametrize(
+    ("thread", "stood", "frame"),
+    [
+        ('  File "/app/data.py", line 5 in fetch\n' + POOL, Stood.ELSEWHERE, "data.py:5 in fetch"),
+        (
+            '  File "/x/site-packages/torch/distributed/c10d.py", line 9 in all_reduce\n'
+            '  File "/app/data.py", line 6 in sync\n' + POOL,
+            Stood.COLLECTIVE,
+            "data.py:6 in sync",
+        ),
+        (
+            '  File "/usr/lib/python3.11/queue.py", line 171 in get\n  File "/app/data.py", line 5 in fetch\n' + POOL,
+            Stood.ELSEWHERE,
+            "train.py:40 in main",
+        ),
+    ],
+    ids=["works", "in a collective", "waits for work"],
+)
+def test_a_main_thread_that_waits_for_another(thread: str, stood: Stood, frame: str) -> None:
+    """The position is that of the one thread that runs the program's own code for it."""
+    main = IN_SELECT + '  File "/usr/lib/python3.11/asyncio/runners.py", line 190 in run\n'
+    main += '  File "/app/train.py", line 40 in main\n'
+    where = where_it_stood(stopped(1, f"Thread 0x1 (most recent call first):\n{thread}\n{main}"))
+    assert (where.stood, where.frame) == (stood, frame)
+
+
+def test_a_hook_in_a_backward_pass() -> None:
+    """A hook of the program waits there if a collective is outstanding; else it may hang."""
+    text = 'Thread 0x1 (most recent call first):\n  File "/app/train.py", line 95 in hook\n'
+    text += '  File "/x/site-packages/torch/autograd/graph.py", line 979 in _engine_run_backward\n'
+    text += '  File "/app/train.py", line 40 in main\n'
+    assert where_it_stood(stopped(1, text)).stood is Stood.ELSEWHERE
+    outstanding = (CollectiveProgress("default_pg", "gloo:all_reduce", 5, 4),)
+    assert where_it_stood(stopped(1, text, collectives=outstanding)).stood is Stood.TORCH
+
+
+def test_source_lines_of_a_stack() -> None:
+    """The program's own frames get their source line, which a person sees and the position does not change."""
+    text = with_source(IN_COLLECTIVE, lambda file, line: f"    {file}:{line}()\n")
+    assert '  File "/app/train.py", line 40 in main\n    /app/train.py:40()' in readable_stack(text)
+    assert text.count("()") == 1
+    assert with_source(text, lambda *_: "again") == text
+    assert where_it_stood(stopped(1, text)) == where_it_stood(stopped(1, IN_COLLECTIVE))

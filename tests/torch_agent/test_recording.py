@@ -593,9 +593,13 @@ def test_a_clean_up_after_the_agents_signal(prefix: Prefix, as_worker: Callable[
 def test_success_after_the_agents_signal(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
     """A handler that saves and exits with 0 leaves no document of a worker that ended too early."""
     as_worker()
-    with pytest.raises(SystemExit), recorded(PlainEngine()) as monitor:
+
+    def train(monitor: WorkerMonitor) -> None:
         monitor.answer()
         sys.exit(0)
+
+    with pytest.raises(SystemExit), recorded(PlainEngine()) as monitor:
+        train(monitor)
     assert not list(prefix.folder.parent.rglob("*.pb*"))
 
 

@@ -185,7 +185,10 @@ def about_death(  # noqa: PLR0913 - keywords
 
 def _with_source(stack: str) -> str:
     """Return a stack with source lines; without them if the program's files cannot be read in time."""
-    return bounded(partial(with_source, stack, linecache.getline), _SOURCE_S, "reading source lines", local=True) or stack
+    if not stack:
+        return ""
+    read = partial(with_source, stack, linecache.getline)
+    return bounded(read, _SOURCE_S, "reading source lines", local=True) or stack
 
 
 def _category(death: Death, resources: Resources, expiry: Expiry | None, *, stopped: bool) -> str:

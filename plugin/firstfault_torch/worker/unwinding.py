@@ -1,8 +1,8 @@
 """Exceptions on their way out of a frame in which Python handles none.
 
-When an exception leaves ``for batch in DataLoader(...)``, the frame first drops the iterator, whose ``__del__`` joins its
-processes. Meanwhile ``sys.exc_info()`` has no exception: only the frame's place, and the traceback that refers to it,
-tell that one was raised. Looking costs a healthy training nothing: the agent asks before it stops the worker.
+When an exception leaves ``for batch in DataLoader(...)``, the frame first drops the iterator, whose ``__del__`` joins
+its processes. Meanwhile ``sys.exc_info()`` has no exception: only the frame's place, and the traceback that refers to
+it, tell that one was raised. Looking costs a healthy training nothing: the agent asks before it stops the worker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Unwinding:
 
     def is_of(self, error: BaseException) -> bool:
         """Whether `error` is this exception."""
-        entry = BaseException.__traceback__.__get__(error)  # a user's class may override it
+        # a user's class may override how attributes are read
+        entry: TracebackType | None = BaseException.__getattribute__(error, "__traceback__")
         while entry is not None:
             if entry.tb_frame is self.frame:
                 return bool(entry.tb_lasti == self.instruction)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DUMP_SIGNAL",
+    "MISMATCH",
     "STUCK",
     "TIMED_OUT",
     "ClassifiedFailure",
@@ -52,6 +53,8 @@ _SUMMARIES = {"launcher-box", "launcher-summary"}
 TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stuck"
 """Signatures of what NCCL's watchdog prints: its own timeout, another rank's, and that it could not run."""
 _OF_WATCHDOGS = {TIMED_OUT, DUMP_SIGNAL, STUCK}
+MISMATCH = "gloo-size-mismatch"
+"""Signature of a message that is longer than its receiver expects: either end may have another size."""
 _SPREAD = "checkpoint-of-ranks"
 """Signature of an error that all ranks raise and that names the rank that had it."""
 _WAIT = "hang"
@@ -217,8 +220,16 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         )
     why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
     waited = found.category == _WAIT
+    signature = MISMATCH if found.signature == MISMATCH else ""
     return ClassifiedFailure(
-        failure, FailureClass.UNCLEAR, why, found.category, found.pointer, in_flight=in_flight, waited=waited
+        failure,
+        FailureClass.UNCLEAR,
+        why,
+        found.category,
+        found.pointer,
+        in_flight=in_flight,
+        waited=waited,
+        signature=signature,
     )
 
 
@@ -296,6 +307,9 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
     if signal in _ENDS or signal in STOPS:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
+    if log is not None and log.signature == MISMATCH:
+        why = f"received a message longer than it expects: {log.why}"
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, log.category, signature=MISMATCH)
     if log is not None and log.role is Role.SECONDARY:
         why, waited = f"{ended} because of a peer ({log.signature})", log.category == _WAIT
         return ClassifiedFailure(

@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import DUMP_SIGNAL, STUCK, TIMED_OUT, FailureClass
+from firstfault.evidence.classification import DUMP_SIGNAL, MISMATCH, STUCK, TIMED_OUT, FailureClass
 from firstfault.evidence.inferred_root import InferredRoot
 from firstfault.evidence.progress import merged, printed_by, progress_by_group, progress_in_text
 from firstfault.exceptions.stack_position import Stood, where_it_stood
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from firstfault.evidence.progress import Progress
     from firstfault.model import CollectiveProgress, WorkerError
 
-__all__ = ["all_in_one_collective", "hung", "left_behind"]
+__all__ = ["all_in_one_collective", "hung", "left_behind", "mismatched"]
 
 _SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
 """Operations whose ranks all pass the same sizes."""
@@ -66,6 +66,29 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
     return [
         InferredRoot("; ".join(why), len(why), rank, by_rank[rank].node if rank in by_rank else "", by_rank.get(rank))
         for rank, why in sorted(reasons.items())
+    ]
+
+
+def mismatched(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
+    """Return the rank that passed another size than the others, if one received a message longer than it expects.
+
+    The receiver aborts, so the others' flight recorders decide: if one of them differs, it is that rank; if all agree,
+    it is the receiver. Two ranks that differ cannot be told apart.
+    """
+    receivers = [judged.failure for judged in classified if judged.signature == MISMATCH]
+    if not receivers:
+        return []
+    workers = [judged.failure for judged in classified if judged.failure.subject is Subject.WORKER]
+    recorded, printed = progress_by_group(workers)
+    by_rank = {failure.rank: failure for failure in workers}
+    odd = dict(_apart(recorded, printed))
+    agreeing = max((len(members) for members in recorded.values()), default=0)
+    if not odd and len(receivers) == 1 and not receivers[0].collectives and agreeing > 1:
+        odd = {receivers[0].rank or 0: "it received a message longer than it expects, and the others' sizes agree"}
+    return [
+        InferredRoot(why, 1, rank, by_rank[rank].node, by_rank[rank], "user_code", rule="mismatch")
+        for rank, why in odd.items()
+        if rank in by_rank and len(odd) == 1
     ]
 
 

@@ -19,7 +19,8 @@ __all__ = ["Stood", "Where", "readable_stack", "where_it_stood", "with_raise_poi
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FRAME = re.compile(
-    r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$(?:\n {4}(?P<code>\S.*)$)?', re.MULTILINE
+    r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$(?:\n {4}(?P<code>\S.*)$)?',
+    re.MULTILINE,
 )
 """A line of faulthandler, and the source line that `with_source` added."""
 _COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
@@ -156,8 +157,11 @@ def _where(text: str, *, outstanding: bool) -> Where:
     if any(_COLLECTIVE.search(file) for file in inner):
         return Where(Stood.COLLECTIVE, name)
     # a hook of the program in a backward pass may hang, or wait for a collective that has been called
-    waits_in_hook = outstanding and any(_BACKWARD.search(file) for file in inner)
-    if waits_in_hook or any(_WAITING.search(file) for file in inner[:2]):
+    if not is_library(frames[0].file):
+        waits = outstanding and any(map(_BACKWARD.search, inner))
+    else:
+        waits = any(map(_WAITING.search, inner[:2]))
+    if waits:
         return Where(Stood.TORCH, name)
     return Where(Stood.ELSEWHERE, name)
 

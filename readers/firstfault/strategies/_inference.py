@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.accusations import names_it
-from firstfault.evidence.classification import ClassifiedFailure, FailureClass
+from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass
 from firstfault.evidence.failure_message import message_of
-from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind
+from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched
 from firstfault.evidence.unreported import broadcast_root, lost_documents, nodes_without_report, terminated_nodes
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
@@ -41,6 +41,7 @@ _MAX_NAMED = 5
 """Ranks, and nodes, that are suspects only because others name them."""
 _HEADLINES = {
     "hang": ("hang", "USER:Hang"),
+    "user_code": ("collective mismatch", "USER:CollectiveMismatch"),
     "network": ("no progress", "SYSTEM:Network"),
     "node_lost": ("node lost", "SYSTEM:NodeLost"),
     "preemption": ("terminated", "SYSTEM:Preemption"),
@@ -58,6 +59,7 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     inferred = terminated_nodes(job)[:1] if not waited else []
     inferred = inferred or broadcast_root(job, accusations, waited=waited)
     found = hung(classified) or all_in_one_collective(classified) if waited else left_behind(classified)
+    found = mismatched(classified) or found
     hanging = _placed(found, job)
     inferred = inferred or _heaviest(hanging or nodes_without_report(job, accusations, waited=waited), accusations)
     # a rank that waited is no suspect; one that aborted or exited is, unless its node's agent reports that its peers
@@ -153,14 +155,20 @@ def _by_elimination(job: JobErrors, found: Sequence[ClassifiedFailure], diagnosi
     is_sure = job.coverage.complete and not first.waited and first.failure_class is FailureClass.UNCLEAR
     is_sure = is_sure and len(found) == 1
     same = [item.failure for item in found] if len(found) > 1 else ()
+    may_differ = [item for item in diagnosis.classified if item is not first and first.signature == MISMATCH]
+    is_sure = is_sure and not may_differ
     verdict = verdict_for(
         job,
         first.failure,
         strategy=NAME,
-        rule="by-elimination",
+        rule="mismatch" if may_differ else "by-elimination",
         why=why,
         confidence="medium" if is_sure else "low",
         same=same,
+        suspects=[
+            Suspect("it may have passed the other size", item.failure.rank, item.failure.node)
+            for item in may_differ[:MAX_SUSPECTS]
+        ],
     )
     return with_category(verdict, first)
 

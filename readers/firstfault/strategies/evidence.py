@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import ClassifiedFailure, FailureClass, left_no_reason
+from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass, left_no_reason
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.evidence.progress import waited_ns
 from firstfault.evidence.retries import without_retries
@@ -108,6 +108,8 @@ def _roots(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
     roots = []
     for judged in diagnosis.classified:
         is_broadcast = _is_unclear_exit(judged) and diagnosis.accusations.times_broadcast(judged) > 0
+        # either end of a message may have another size than the others
+        is_broadcast = is_broadcast and judged.signature != MISMATCH
         if judged.failure_class not in _ROOTS and not is_broadcast:
             continue
         if judged.in_flight and any(not diagnosis.clocks.before(judged.failure, wait.failure) for wait in waits):
@@ -195,7 +197,8 @@ def _about_stopped(raising: Sequence[ClassifiedFailure], near: Sequence[Classifi
     """Return what is to say about ranks that were stopped where the root cause was raised."""
     said = []
     if raising:
-        text = f"{len(raising)} more {_were(raising)} stopped while an exception raised at the same line was on its way out"
+        were = "was" if len(raising) == 1 else "were"
+        text = f"{len(raising)} more {were} stopped while an exception raised at the same line was on its way out"
         said.append(Reason(text, failures_of(raising)))
     if near:
         at = place_of_raise(near[0].failure) or where_it_stood(near[0].failure).frame
@@ -203,10 +206,6 @@ def _about_stopped(raising: Sequence[ClassifiedFailure], near: Sequence[Classifi
         more = f"; so may {len(near) - 1} more" if len(near) > 1 else ""
         said.append(Reason(text + more, failures_of(near)))
     return said
-
-
-def _were(items: Sequence[object]) -> str:
-    return "was" if len(items) == 1 else "were"
 
 
 def _earlier_candidates(
