@@ -846,7 +846,7 @@ def test_an_exit_that_may_follow_any_error() -> None:
 
 def test_timeouts_that_were_printed() -> None:
     """Ranks that print their timeout and exit waited for the one that stands elsewhere, stopped meanwhile or not."""
-    printed = f"Traceback (most recent call last):\n  File \"train.py\", line 8, in train\nRuntimeError: {WAITED}"
+    printed = f'Traceback (most recent call last):\n  File "train.py", line 8, in train\nRuntimeError: {WAITED}'
     late = replace(stopped(1, STACK.format("/app/train.py", "report")), signal="", exit_code=1, log_tail=printed)
     verdict = evidence(done(died(0, "", 1, log_tail=printed), late, stopped(3, IN_SLEEP)))
     assert (names(verdict), verdict.rule) == (("rank", (3,), "medium"), "hang")
@@ -877,12 +877,17 @@ POOL += '  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap\n'
             "data.py:6 in sync",
         ),
         (
+            '  File "/x/site-packages/torch/distributed/checkpoint/utils.py", line 9 in reduce_scatter\n' + POOL,
+            Stood.COLLECTIVE,
+            "train.py:40 in main",
+        ),
+        (
             '  File "/usr/lib/python3.11/queue.py", line 171 in get\n  File "/app/data.py", line 5 in fetch\n' + POOL,
             Stood.ELSEWHERE,
             "train.py:40 in main",
         ),
     ],
-    ids=["works", "in a collective", "waits for work"],
+    ids=["works", "in a collective", "a library's, in a collective", "waits for work"],
 )
 def test_a_main_thread_that_waits_for_another(thread: str, stood: Stood, frame: str) -> None:
     """The position is that of the one thread that runs the program's own code for it."""

@@ -151,8 +151,12 @@ def _where(text: str, *, outstanding: bool) -> Where:
         return Where(Stood.UNKNOWN)
     if _WAITS_FOR_THREAD.search(frames[0].file):
         working = [found for found in map(_frames, others) if _works(found)]
-        frames = working[0] if len(working) == 1 else frames
-    name = place_of(next((frame for frame in frames if not is_library(frame.file)), frames[0]))
+        own = [found for found in working if any(not is_library(frame.file) for frame in found)]
+        if not own and any(_COLLECTIVE.search(frame.file) for found in working for frame in found):
+            # a library's thread, such as that of a checkpoint
+            return Where(Stood.COLLECTIVE, _name(frames))
+        frames = own[0] if len(own) == 1 else frames
+    name = _name(frames)
     inner = [frame.file for frame in frames[:_DEPTH] if not _OURS.search(frame.file)]
     if any(_COLLECTIVE.search(file) for file in inner):
         return Where(Stood.COLLECTIVE, name)
@@ -166,7 +170,11 @@ def _where(text: str, *, outstanding: bool) -> Where:
     return Where(Stood.ELSEWHERE, name)
 
 
+def _name(frames: Sequence[FrameInfo]) -> str:
+    return place_of(next((frame for frame in frames if not is_library(frame.file)), frames[0]))
+
+
 def _works(frames: Sequence[FrameInfo]) -> bool:
-    """Whether a thread runs the program's own code, and does not wait for other work."""
-    own = any(not is_library(frame.file) for frame in frames)
-    return own and _STARTS.search(frames[-1].file) is not None and _WAITS_FOR_THREAD.search(frames[0].file) is None
+    """Whether a thread of Python's runs something, and does not wait for other work."""
+    is_thread = bool(frames) and _STARTS.search(frames[-1].file) is not None
+    return is_thread and _WAITS_FOR_THREAD.search(frames[0].file) is None
