@@ -107,6 +107,33 @@ def test_virtual_local_ranks(tmp_path: Path) -> None:
     assert conclusion.verdict.ranks == (1,)
     assert (root.exception is not None and root.exception.message, root.place.local_rank) == ("0", 1)
     assert (victim.stopped_by_agent, victim.place.local_rank, len(victim.stack_dumps)) == (True, 0, 1)
+    assert "in _fail_on_rank_1\n    time.sleep(LONG_S)\n" in victim.stack_dumps[0].text
+
+
+def _batches(folder: Path) -> Iterator[int]:
+    """Rank 1 takes long to close this: until rank 0's exception is recorded, and a while."""
+    rank, closing = os.environ["RANK"], folder / "closing"
+    while rank == "0" and not closing.exists():
+        time.sleep(0.01)
+    try:
+        yield 1
+    finally:
+        closing.touch()
+        while rank == "1" and not list(folder.glob("0/firstfault/errors/*.pb")):
+            time.sleep(0.01)
+        time.sleep(0.3 * int(rank))
+
+
+def _raise_in_a_loop(folder: Path) -> None:
+    for batch in _batches(folder):
+        raise ValueError(f"bad batch {batch}")
+
+
+def test_all_ranks_raise_and_one_takes_long_to_leave(tmp_path: Path) -> None:
+    """The rank whose exception is still on its way out when the first one's is recorded is named as well."""
+    conclusion = _failed(tmp_path, _raise_in_a_loop, tmp_path)
+    assert (conclusion.verdict.ranks, conclusion.verdict.rule) == ((0, 1), "own-fault")
+    assert conclusion.verdict.victims.count == 0
 
 
 # --- log files --------------------------------------------------------------------------------------------------------
