@@ -167,6 +167,21 @@ def test_a_retry_after_a_timeout() -> None:
     assert names(evidence(done(retried(0), retried(1), retried(2), retried(3)))) == ("ranks", (0, 1, 2, 3), "high")
 
 
+def test_a_full_disk_after_the_first_fault() -> None:
+    """Ranks whose emergency checkpoint fails, after a peer's error, are no culprits beside the one that raised first."""
+    full = "[Errno 28] No space left on device: '/checkpoints/last.pt'"
+    peer = ExceptionInfo("RuntimeError", PEER.format(1), relation="context")
+    saved = [own(rank, 40, "OSError", full) for rank in (0, 2)]
+    after = [
+        replace(item, exception=ExceptionInfo("OSError", full, ("Exception",), causes=(peer,))) for item in saved
+    ]
+    assert names(evidence(done(own(3), *after, stopped(1)))) == ("rank", (3,), "high")
+    counted = [replace(item, collectives=retried(0).collectives) for item in saved]
+    first = own(3, collectives=(CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4),))
+    assert names(evidence(done(first, *counted, stopped(1)))) == ("rank", (3,), "high")
+    assert names(evidence(done(own(3, 900), *saved, stopped(1)))) == ("ranks", (0, 2), "medium")
+
+
 def test_a_retry_after_a_peers_fault() -> None:
     """The rank with the fault is named alone, whether the counters or the log tell of the others' first error."""
     progress = (CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4),)

@@ -58,14 +58,20 @@ def _counts(classified: Sequence[ClassifiedFailure]) -> dict[str, int]:
 
 
 def _had_met_a_peers_error(judged: ClassifiedFailure, counts: dict[str, int]) -> bool:
-    """Whether a rank raised outside of its collectives, after one to which not all others came, or printed an error."""
+    """Whether a rank raised while it handled a peer's error, after it printed one, or after a collective that failed.
+
+    A collective to which not all members came has failed.
+    """
     exception = judged.failure.exception
-    if judged.failure_class > FailureClass.OWN_EXIT or judged.specific or exception is None:
+    if judged.failure_class > FailureClass.OWN_EXIT or exception is None:
         return False
+    if exception.causes and names_a_peer(f"{exception.causes[-1].type}: {exception.causes[-1].message}"):
+        return True
     begins = any(frame.function == _BEGIN for frame in exception.frames)
     if exception.frames and _GROUP in exception.frames[-1].file and not begins:
         return False
-    return names_a_peer(judged.failure.log_tail) or any(
+    has_printed = not judged.specific and names_a_peer(judged.failure.log_tail)
+    return has_printed or any(
         progress.last_operation.startswith(_SYNCHRONOUS) and progress.enqueued > counts.get(progress.group, 0)
         for progress in judged.failure.collectives
     )
