@@ -12,6 +12,7 @@ from firstfault.layout.keys import error_key_for
 from firstfault.model import Place, Writer
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
+from firstfault_torch.agent.death_documents import Stop
 from firstfault_torch.agent.death_watch import Death
 from firstfault_torch.agent.reporter import Reporter
 
@@ -66,3 +67,23 @@ def test_a_document_in_the_spool_that_cannot_be_read(
         failure.documents[0].name: (True, "", 1),
     }
     assert "garbage.pb" in caplog.text
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_an_exit_after_the_agents_signal(later: bool, prefix: Prefix, tmp_path: Path) -> None:
+    """A worker whose handler exited with 0 was stopped, even if it was not asked before; one that exited before not."""
+    spool = tmp_path / "node" / "spool" / "0-1"
+    spool.mkdir(parents=True)
+    now = time.monotonic_ns()
+    exited = make_error(1, node="worker-0", local_rank=1, exception="SystemExit", message="0", monotonic_ns=now)
+    (spool / error_key_for(exited)).write_bytes(encode(exited))
+    recording = replace(prefix.recording(), node_folder=str(tmp_path / "node"))
+    reporter = Reporter(recording, lambda rank: Place(node="worker-0", rank=rank, local_rank=rank))
+    stop = Stop("another worker of this node had failed", now - 1 if later else now + 1, first=frozenset({0}))
+
+    reporter.document(Death(1, 123, 0, time.time_ns(), now + 2), stop)
+    reporter.finish((0, 1), None)
+    reporter.drain()
+
+    sent = [bool(failure.sent_signals) for failure in prefix.failures()]
+    assert sorted(sent) == ([False, True] if later else [False])
