@@ -122,6 +122,13 @@ def test_ranks_that_were_stopped_in_mid_raise() -> None:
     assert "3 more were stopped while an exception raised at the same line was on its way out" in verdict.why
 
 
+def test_a_finaliser_at_the_line_that_raised() -> None:
+    """A rank that could not answer, and whose stack has a finaliser at that line, is named too."""
+    verdict = evidence(done(raised(0), stopped(1, IN_FINALISER.replace("line 40 in main", "line 12 in step"))))
+    assert verdict.ranks == (0, 1)
+    assert evidence(done(raised(0), stopped(1, IN_FINALISER))).ranks == (0,)
+
+
 def test_another_exception_on_its_way_out() -> None:
     """A rank that was stopped while it raised elsewhere may have failed first; one that raised a peer's error not."""
     elsewhere = FrameInfo("/app/data.py", 7, "load")
@@ -168,13 +175,11 @@ def test_a_retry_after_a_timeout() -> None:
 
 
 def test_a_full_disk_after_the_first_fault() -> None:
-    """Ranks whose emergency checkpoint fails, after a peer's error, are no culprits beside the one that raised first."""
+    """Ranks whose emergency checkpoint fails after a peer's error are victims of the one that raised first."""
     full = "[Errno 28] No space left on device: '/checkpoints/last.pt'"
     peer = ExceptionInfo("RuntimeError", PEER.format(1), relation="context")
     saved = [own(rank, 40, "OSError", full) for rank in (0, 2)]
-    after = [
-        replace(item, exception=ExceptionInfo("OSError", full, ("Exception",), causes=(peer,))) for item in saved
-    ]
+    after = [replace(item, exception=ExceptionInfo("OSError", full, ("Exception",), causes=(peer,))) for item in saved]
     assert names(evidence(done(own(3), *after, stopped(1)))) == ("rank", (3,), "high")
     counted = [replace(item, collectives=retried(0).collectives) for item in saved]
     first = own(3, collectives=(CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4),))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from firstfault.evidence.classification import ClassifiedFailure
     from firstfault.model import FrameInfo, WorkerError
 
-__all__ = ["has_outstanding", "stopped_near", "stopped_raising"]
+__all__ = ["place_of_raise", "stopped_near", "stopped_raising"]
 
 _GROUP = "torch/distributed/"
 """Errors about peers are raised there, too."""
@@ -26,7 +26,7 @@ def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFai
     if exception is None or not exception.frames or _GROUP in exception.frames[-1].file:
         return []
     raised_at = place_of(exception.frames[-1])
-    return [item for item in _stopped(first, classified) if place_of_raise(item.failure) == raised_at]
+    return [item for item in _stopped(first, classified) if _left(item.failure) == raised_at]
 
 
 def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
@@ -42,7 +42,13 @@ def place_of_raise(failure: WorkerError) -> str:
     return place_of(raised_at) if raised_at is not None and _GROUP not in raised_at.file else ""
 
 
-def has_outstanding(failure: WorkerError) -> bool:
+def _left(failure: WorkerError) -> str:
+    """Return the raise point of a stopped process; of one that did not answer, the line at which a finaliser ran."""
+    where = where_it_stood(failure)
+    return place_of_raise(failure) or (where.frame if where.finalises else "")
+
+
+def _has_outstanding(failure: WorkerError) -> bool:
     """Whether a collective that the rank has called had not completed."""
     return any(
         progress.completed is not None and progress.enqueued > progress.completed for progress in failure.collectives
@@ -57,7 +63,7 @@ def _is_near(failure: WorkerError, raised_in: FrameInfo) -> bool:
     where = where_it_stood(failure)
     if place_of_raise(failure):
         return True
-    if where.stood is not Stood.ELSEWHERE or has_outstanding(failure):
+    if where.stood is not Stood.ELSEWHERE or _has_outstanding(failure):
         return False
     file, function = raised_in.file.rsplit("/", 1)[-1], raised_in.function
     return where.frame.startswith(f"{file}:") and where.frame.endswith(f" in {function}")

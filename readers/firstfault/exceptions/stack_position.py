@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -61,6 +62,8 @@ class Where:
     """The innermost frame of the user's code: "train.py:12 in step"."""
     raised_at: FrameInfo | None = None
     """Where an exception was raised that was on its way out; None: there was none, or it is not known."""
+    finalises: bool = False
+    """Whether that frame of the user's code was dropping an object that has a finaliser."""
 
 
 def where_it_stood(failure: WorkerError) -> Where:
@@ -68,7 +71,8 @@ def where_it_stood(failure: WorkerError) -> Where:
     outstanding = any(item.completed is not None and item.enqueued > item.completed for item in failure.collectives)
     for dump in failure.stack_dumps:
         if dump.rank == failure.rank:
-            return replace(_where(dump.text, outstanding=outstanding), raised_at=_raised_at(dump.text))
+            where = _where(dump.text, outstanding=outstanding)
+            return replace(where, raised_at=_raised_at(dump.text), finalises=_finalises(dump.text))
     return Where(Stood.UNKNOWN)
 
 
@@ -129,6 +133,11 @@ def _thread(name: str, part: str) -> str:
         lines.append(f'  File "{frame.file}", line {frame.line} in {frame.function}')
         lines += [f"    {frame.code}"] if frame.code else []
     return "\n".join([f"{name} (innermost first):", *(lines or ["  no Python frame"])])
+
+
+def _finalises(text: str) -> bool:
+    inner = itertools.takewhile(lambda frame: is_library(frame.file), _frames(_THREAD.split(text)[-1]))
+    return any(frame.function == "__del__" for frame in inner)
 
 
 def _raised_at(text: str) -> FrameInfo | None:
