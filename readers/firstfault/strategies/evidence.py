@@ -173,6 +173,9 @@ def _verdict_on(
     unlisted = all(is_unlisted(job, root.failure) for root in same)
     if unlisted:
         why.append(Reason("the agent of its pod reported its pod's failures without this one", (first.failure,)))
+    is_vague = len(classified) > 1 and _may_follow_an_error(first)
+    if is_vague:
+        why.append(Reason("an exit that gives no reason may follow any error, a peer's too", (first.failure,)))
     why += _timeless([first, *rivals])
     why += about_clocks(job, clocks)
     verdict = verdict_for(
@@ -181,7 +184,7 @@ def _verdict_on(
         strategy=NAME,
         why=why,
         rule=_rule(first, [*others, *rivals]),
-        confidence=_confidence(job, first, rivals, [*others, *unclear, *near], unlisted=unlisted),
+        confidence=_confidence(job, first, rivals, [*others, *unclear, *near], is_doubtful=unlisted or is_vague),
         same=[root.failure for root in (*same, *raising)] if len(same) + len(raising) + more > 1 else (),
         suspects=[_suspect(other, clocks, first) for other in [*others, *unclear][:MAX_SUSPECTS]],
     )
@@ -349,7 +352,7 @@ def _confidence(
     rivals: Sequence[ClassifiedFailure],
     others: Sequence[ClassifiedFailure],
     *,
-    unlisted: bool,
+    is_doubtful: bool,
 ) -> str:
     if first.failure_class is FailureClass.UNCLEAR and first.failure.signal:
         return "low"
@@ -357,7 +360,7 @@ def _confidence(
         return "low" if any(rival.failure_class is first.failure_class for rival in rivals) else "medium"
     if not job.coverage.complete or others or first.in_flight or first.failure_class is FailureClass.UNCLEAR:
         return "medium"
-    return "medium" if unlisted or left_no_reason(first.failure) or _may_follow_an_error(first) else "high"
+    return "medium" if is_doubtful or left_no_reason(first.failure) else "high"
 
 
 def _may_follow_an_error(first: ClassifiedFailure) -> bool:
