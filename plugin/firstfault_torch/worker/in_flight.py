@@ -95,12 +95,13 @@ class InFlight:
         self.reconcile(error)
         if self._asked:
             return
-        if error is not None and _may_fail(error):
-            self._note(error)
-        else:
-            with guarded("looking for an exception on its way out"):
+        try:
+            if error is not None and _may_fail(error):
+                self._note(error)
+            else:
                 self.unwinding = unwinding_of(self._main)
-        self._asked = True
+        finally:
+            self._asked = True
 
     def began_before_asked(self, error: BaseException) -> bool:
         """Whether `error`, or an exception of its chain, was in flight when the agent asked."""
