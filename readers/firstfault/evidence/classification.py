@@ -307,25 +307,32 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
     if signal in _ENDS or signal in STOPS:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
-    if log is not None and log.signature == MISMATCH:
-        why = f"received a message longer than it expects: {log.why}"
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, log.category, signature=MISMATCH)
-    if log is not None and log.role is Role.SECONDARY:
-        why, waited = f"{ended} because of a peer ({log.signature})", log.category == _WAIT
-        return ClassifiedFailure(
-            failure, FailureClass.CONSEQUENCE, why, "", log.pointer, waited=waited, signature=log.signature
-        )
-    if log is not None and log.category == _WAIT:
-        why, waited = f"{ended} because a wait timed out ({log.signature})", signal == "" or log.signature == TIMED_OUT
-        return ClassifiedFailure(
-            failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=waited, signature=log.signature
-        )
+    if log is not None and (told := _of_last_words(failure, log, ended, signal)):
+        return told
     if signal == "SIGABRT" and failure.stack_dumps and left_no_reason(failure):
         why = "aborted and left no reason: a failed check of its own, or a watchdog that waited for another rank"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if signal:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
     return _of_exit_code(failure)
+
+
+def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal: str) -> ClassifiedFailure | None:
+    """Classify an end by what the process printed last, if that tells of another process; None: it does not."""
+    if log.signature == MISMATCH:
+        why = f"received a message longer than it expects: {log.why}"
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, log.category, signature=MISMATCH)
+    if log.role is Role.SECONDARY:
+        why, waited = f"{ended} because of a peer ({log.signature})", log.category == _WAIT
+        return ClassifiedFailure(
+            failure, FailureClass.CONSEQUENCE, why, "", log.pointer, waited=waited, signature=log.signature
+        )
+    if log.category == _WAIT:
+        why, waited = f"{ended} because a wait timed out ({log.signature})", signal == "" or log.signature == TIMED_OUT
+        return ClassifiedFailure(
+            failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=waited, signature=log.signature
+        )
+    return None
 
 
 def _of_exit_code(failure: WorkerError) -> ClassifiedFailure:
@@ -343,7 +350,7 @@ def left_no_reason(failure: WorkerError) -> bool:
 
 def _left_after_a_wait(failure: WorkerError) -> bool:
     """Whether a process exited while its agent stopped it, after it had printed the timeout of a wait of its own."""
-    if failure.signal or not failure.exit_code or not has_traceback(failure.log_tail):
+    if failure.signal or not failure.exit_code or exception_of(failure) is None:
         return False
     log = _classified(text_of_death(failure.log_tail, ""), "", ())
     return log.role is Role.AMBIGUOUS and log.category == _WAIT
