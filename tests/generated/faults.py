@@ -57,8 +57,10 @@ FAULTS: dict[str, Fault] = {
         "No space left on device",
         ("disk_full",),
     ),
-    "save-on-full-disk": _raises(
-        'torch.save({"weights": torch.ones(1 << 18)}, "/dev/full")', "write", ("disk_full", "storage", "checkpoint")
+    "save-on-full-disk": Fault(
+        'torch.save({"weights": torch.ones(1 << 18)}, "/dev/full")',
+        ("write", "iostream error", "unexpected pos"),
+        ("disk_full", "storage", "checkpoint"),
     ),
     "cuda": _raises(
         'raise RuntimeError("CUDA error: an illegal memory access was encountered")', "illegal memory", ("gpu_kernel",)

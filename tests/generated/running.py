@@ -237,24 +237,38 @@ def _result(plan: Plan, verdict: Verdict, code: str, folder: Path) -> tuple[str,
     named = set(verdict.ranks)
     if not named or not named <= set(plan.guilty):
         return "wrong", ""
-    shown = f"{verdict.headline}\n{verdict.message.splitlines()[0] if verdict.message else ''}"
-    if fault.said and not any(said.lower() in shown.lower() for said in _said(plan, fault)):
-        return "story", f"headline without {fault.said[0]!r}"
-    if verdict.category not in (*fault.categories, *(("hang",) if plan.place == "thread" else ())):
-        return "story", f"category {verdict.category}"
-    has_code = fault.hangs or (fault.raises and fault.has_code and plan.wrapper != "exits-with-word")
-    if has_code and fault.said and plan.wrapper != "retried" and not _is_in_fault(code, folder):
-        return "story", f"code {code!r}"
+    if wrong := _wrong_words(plan, fault, verdict, code, folder):
+        return "story", wrong
     if plan.fails_at_once and named != set(plan.guilty):
-        return ("story" if verdict.confidence == "high" else "partial"), "failed at once"
+        # of exceptions on their way out the worker knows; processes that end within the same moment are a race
+        return ("story" if verdict.confidence == "high" and fault.raises else "partial"), "failed at once"
     return ("right" if named == set(plan.guilty) else "partial"), ""
 
 
-def _said(plan: Plan, fault: Fault) -> tuple[str, ...]:
-    """Return what the headline may have: of a training that is tried again, also what became of the second try."""
-    if fault.hangs:
-        return ("hang",)
-    return (*fault.said, "initialize the default process group twice") if plan.wrapper == "retried" else fault.said
+def _wrong_words(plan: Plan, fault: Fault, verdict: Verdict, code: str, folder: Path) -> str:
+    """Return what is wrong with the words of a verdict whose ranks are right; empty: nothing."""
+    if _diverges(plan):
+        return ""
+    shown = f"{verdict.headline}\n{verdict.message.splitlines()[0] if verdict.message else ''}"
+    if fault.said and not any(said.lower() in shown.lower() for said in (("hang",) if fault.hangs else fault.said)):
+        return f"headline without {fault.said[0]!r}"
+    if verdict.category not in (*fault.categories, *_more_categories(plan)):
+        return f"category {verdict.category}"
+    has_code = fault.hangs or (fault.raises and fault.has_code and not _more_categories(plan))
+    if has_code and fault.said and not _is_in_fault(code, folder):
+        return f"code {code!r}"
+    return ""
+
+
+def _diverges(plan: Plan) -> bool:
+    """Whether a rank handles its fault and tries again alone: what fails then is true, too."""
+    return plan.wrapper in {"retried", "retried-anew"} or (plan.loop == "retried-steps" and plan.place != "data")
+
+
+def _more_categories(plan: Plan) -> tuple[str, ...]:
+    """Return what else is true of a fault: its thread died and the rank waits, or only a line was printed."""
+    is_in_thread = plan.loop == "prefetch" and plan.place in {"data", "thread"}
+    return ("hang",) * is_in_thread + ("exit",) * (plan.wrapper == "exits-with-word")
 
 
 def _of_mismatch(plan: Plan, verdict: Verdict) -> tuple[str, str]:

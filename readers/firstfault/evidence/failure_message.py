@@ -73,7 +73,8 @@ def message_of(failure: WorkerError) -> Message:
 
 def _of_end(failure: WorkerError) -> Message:
     """Return what a process says that raised no exception, and printed none."""
-    if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
+    is_stopped = failure.sent_signals and not failure.crashed_while_stopped
+    if is_stopped or failure.expired is not None or failure.subject is Subject.AGENT:
         return Message(failure.what)
     if not failure.signal and failure.exit_code is None:
         return Message(failure.what)

@@ -38,6 +38,7 @@ _LOOKUPS = {
 """Exceptions that programs expect: they try one way, and take another one in the handler."""
 _WORDLESS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
 """Those whose texts say little: what a program raises in their place says more."""
+_CLEAN_UPS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
 _CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+\w+\s*)?:")
 
 
@@ -64,7 +65,7 @@ def causes_of(exception: ExceptionInfo) -> Causes:
     expects it to, in a clause for that, is not the cause of what failed in the handler.
     """
     links = _unhandled((exception, *exception.causes))
-    at = _first_of(links)
+    at = _before_clean_ups(links, _first_of(links))
     wrappers, first = links[:at], links[at]
     members = [member for member in first.members if short_name(member) not in _INTERRUPTIONS] or first.members
     if members:
@@ -167,6 +168,15 @@ def _first_of(links: Sequence[ExceptionInfo]) -> int:
             if _counts(links[number], belongs):
                 return number
     return 0
+
+
+def _before_clean_ups(links: Sequence[ExceptionInfo], at: int) -> int:
+    """Return the link during which a library's clean-up failed: what it hides is why."""
+    while at + 1 < len(links) and not is_wrapper(links[at], links[at + 1]) and not _tells_nothing(links[at + 1]):
+        if not any(frame.function in _CLEAN_UPS for frame in links[at].frames):
+            break
+        at += 1
+    return at
 
 
 def _counts(link: ExceptionInfo, belongs: Callable[[FrameInfo], bool]) -> bool:

@@ -42,6 +42,8 @@ _NOT_A_DEATH = re.compile(
     r"^(?:Exception ignored |--- Logging error ---)|\bWARN(?:ING)?\b|\b(?:re-?try|ignor|recover|skipp)", re.IGNORECASE
 )
 """Found in the line above the traceback of an exception that did not end its process."""
+_OF_WARNINGS = re.compile(r"^\s|^\S+:\d+: \w*Warning: ")
+"""Lines of Python's warnings; the second one is indented source. They say nothing of a traceback below."""
 _NEXT = re.compile(
     r"^(?:Exception ignored |--- Logging|Traceback \(|\[[EWFI]\d|\[rank\d|terminate called|Fatal Python error)"
     r"|^\S+:\d+: \w*Warning: "
@@ -124,7 +126,7 @@ def last_printed(stderr: str) -> Printed | None:
     """
     lines = _plain(stderr)
     begins = [at for at, line in enumerate(lines) if _BEGINS.match(line) and not _begins_of(line)]
-    begins = [at for at in begins if not _NOT_A_DEATH.search(_line_before(lines, at))]
+    begins = [at for at in begins if not _is_handled(_line_before(lines, at))]
     while begins:
         first, last = _chain_at(lines, begins)
         found = _parsed(lines, first, last)
@@ -138,6 +140,11 @@ def _begins_of(line: str) -> bool:
     """Whether a traceback is of a member of a group, which is read with its group."""
     match = _BEGINS.match(line)
     return match is not None and "|" in match["gutter"]
+
+
+def _is_handled(above: str) -> bool:
+    """Whether the line above a traceback says that its exception did not end the process."""
+    return _NOT_A_DEATH.search(above) is not None and not _OF_WARNINGS.match(above)
 
 
 def _line_before(lines: Sequence[str], at: int) -> str:

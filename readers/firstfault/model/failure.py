@@ -389,6 +389,11 @@ class WorkerError:
         return bool(self.sent_signals) and self.exception is None
 
     @property
+    def crashed_while_stopped(self) -> bool:
+        """True if another signal than its agent's ended it: it failed by itself meanwhile."""
+        return bool(self.signal and self.sent_signals) and all(sent.signal != self.signal for sent in self.sent_signals)
+
+    @property
     def is_silent(self) -> bool:
         """True if nothing says how the process ended: no exception, signal, exit code or message."""
         return self.exception is None and not self.signal and self.exit_code is None and not self.message

@@ -40,7 +40,7 @@ def _whole_headline(verdict: Verdict) -> str:
 
 def line_of(failure: WorkerError) -> str:
     """Return what happened to a process in one line, without its name."""
-    if failure.stopped_by_agent and failure.signal in {"", *(sent.signal for sent in failure.sent_signals)}:
+    if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
         return one_line(f"{failure.signal or sent.signal}: {sent.shown_reason}", _LINE)
     if failure.subject is Subject.AGENT and failure.exception is None:

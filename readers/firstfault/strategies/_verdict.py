@@ -194,7 +194,8 @@ def _sentence(root: WorkerError) -> str:
     if root.expired is not None:
         at = where_it_stood(root).frame
         return f"{root.expired.text} at {at}" if at else root.expired.text
-    if (root.signal and not root.sent_signals) or (root.exit_code is not None and not root.signal):
+    is_stopped = root.sent_signals and not root.crashed_while_stopped
+    if (root.signal and not is_stopped) or (root.exit_code is not None and not root.signal):
         return explain_end(root)
     # flytekit's texts start with ``Trace:`` and carry the sentence after ``Message:``
     _, found, tail = root.message.rpartition("\nMessage:")
