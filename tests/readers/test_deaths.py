@@ -42,6 +42,19 @@ def test_an_abort_while_the_agent_stops_the_worker(printed: str, failure_class: 
     assert (judged.failure_class, judged.waited) == (failure_class, printed == TIMED_OUT)
 
 
+def test_the_headline_of_a_crash_during_a_stop() -> None:
+    """It tells why the process crashed, not for whom its agent stopped it."""
+    assertion = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: device-side assert"
+    stopped = (SentSignal("SIGTERM", "rank 0 failed"),)
+    crashed = make_error(
+        2, exception=None, signal="SIGABRT", exit_code=-6, log_tail=f"{assertion} triggered\n", sent_signals=stopped
+    )
+    verdict = evidence(make_job(crashed, make_error(0, exception=None, signal="SIGTERM", sent_signals=stopped)))
+
+    assert verdict.ranks == (2,)
+    assert verdict.headline.endswith(": CUDA error: device-side assert triggered")
+
+
 @pytest.mark.parametrize(
     ("printed", "failure_class"),
     [

@@ -63,6 +63,15 @@ except Exception:
     print("leaving", file=sys.stderr)
     os._exit(1)
 """,
+    "below a warning": """
+import warnings
+warnings.warn("this API will go away", FutureWarning)
+try:
+    wrapped()
+except Exception:
+    traceback.print_exc()
+    os._exit(1)
+""",
     "logging": """
 try:
     wrapped()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.first_cause import first_cause
 from firstfault.model import DocumentRef, WorkerError
 from firstfault.render.first_line import first_line
 from firstfault.report import report_of
@@ -87,3 +89,14 @@ def test_a_wrapper_names_the_service_of_a_lost_connection() -> None:
     """A connection that says not whose it was belongs to what the wrapper names."""
     (judged,) = classify_failures(make_job(_failure(WRAPPED["from"], ConnectionResetError(104, "reset by peer"))))
     assert judged.failure_class is FailureClass.OWN_FAULT
+
+
+def test_what_a_clean_up_hides() -> None:
+    """If a library's clean-up fails after an error, that error is the first cause."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.save({"weights": torch.ones(1 << 18)}, "/dev/full")
+
+    hidden = caught.value.__context__
+    assert hidden is not None
+    assert "unexpected pos" in str(caught.value)
+    assert first_cause(capture(caught.value)).message == str(hidden)
