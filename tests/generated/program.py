@@ -59,8 +59,8 @@ class Plan:
 
     @property
     def fails_at_once(self) -> bool:
-        """Whether all guilty ranks fail by themselves, at about the same time."""
-        return len(self.guilty) > 1 and max(self.skew) - min(self.skew) < 0.1
+        """Whether several ranks fail in the same moment: none is stopped before it fails."""
+        return len(self.guilty) > 1 and not any(self.skew)
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""

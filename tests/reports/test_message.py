@@ -562,7 +562,7 @@ def test_agents_that_failed_are_counted_apart() -> None:
 
 def test_a_certain_verdict_leaves_no_suspect() -> None:
     """If the root cause is certain, an ambiguous failure is a victim."""
-    report = _recorded("sys.exit-0-rank0-of4")
+    report = _recorded("terminate-rank3-of4")
     assert report.verdict.confidence == "high"
     assert report.followers.startswith("3 lost a peer; ")
 

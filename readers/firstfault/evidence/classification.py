@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
-from firstfault.exceptions.death_text import has_native_text, text_of_death
+from firstfault.exceptions.death_text import has_native_text, last_line, text_of_death
 from firstfault.exceptions.first_cause import all_links, causes_of, is_wrapper
-from firstfault.exceptions.printed_exception import exception_of
+from firstfault.exceptions.printed_exception import exception_of, last_printed
 from firstfault.exceptions.remote_traceback import short_name
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import ExceptionInfo, Subject, Writer
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from firstfault.model import ExpiredDeadline, JobErrors, SystemState, WorkerError
 
 __all__ = [
+    "BARRIER_REPORT",
     "DUMP_SIGNAL",
     "MISMATCH",
     "STUCK",
@@ -55,6 +56,8 @@ TIMED_OUT, DUMP_SIGNAL, STUCK = "watchdog-timeout", "dump-signal", "watchdog-stu
 _OF_WATCHDOGS = {TIMED_OUT, DUMP_SIGNAL, STUCK}
 MISMATCH = "gloo-size-mismatch"
 """Signature of a message that is longer than its receiver expects: either end may have another size."""
+BARRIER_REPORT = "monitored-barrier-report"
+"""Signature of rank 0's report of the first rank that did not come to a monitored barrier."""
 _SPREAD = "checkpoint-of-ranks"
 """Signature of an error that all ranks raise and that names the rank that had it."""
 _WAIT = "hang"
@@ -197,7 +200,8 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
     in_flight = failure.in_flight and bool(failure.sent_signals)
     if found.signature == _SPREAD and found.pointer is not None and found.pointer.rank == failure.rank:
         why = "failed in a checkpoint, and all ranks raise its error"
-        said = _classified(exception.message.partition("\n")[2], "", ())  # the rank's own traceback
+        told = causes_of(exception).first.message.partition("\n")[2]  # the rank's own traceback
+        said = _classified(told, "", ())
         category = _precise(said) if said.role is Role.PRIMARY else ""
         return ClassifiedFailure(
             failure, FailureClass.OWN_FAULT, why, category or found.category, specific=True, in_flight=in_flight
@@ -216,11 +220,17 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         why = f"points to another process ({found.signature}): {found.why}"
         waited = found.category == _WAIT
         return ClassifiedFailure(
-            failure, FailureClass.CONSEQUENCE, why, "", found.pointer, in_flight=in_flight, waited=waited
+            failure,
+            FailureClass.CONSEQUENCE,
+            why,
+            "",
+            found.pointer,
+            in_flight=in_flight,
+            waited=waited,
+            signature=BARRIER_REPORT if found.signature == BARRIER_REPORT else "",
         )
     why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
     waited = found.category == _WAIT
-    signature = MISMATCH if found.signature == MISMATCH else ""
     return ClassifiedFailure(
         failure,
         FailureClass.UNCLEAR,
@@ -229,7 +239,7 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         found.pointer,
         in_flight=in_flight,
         waited=waited,
-        signature=signature,
+        signature=MISMATCH if found.signature == MISMATCH else "",
     )
 
 
@@ -350,9 +360,10 @@ def left_no_reason(failure: WorkerError) -> bool:
 
 def _left_after_a_wait(failure: WorkerError) -> bool:
     """Whether a process exited while its agent stopped it, after it had printed the timeout of a wait of its own."""
-    if failure.signal or not failure.exit_code or exception_of(failure) is None:
+    if failure.signal or not failure.exit_code:
         return False
-    log = _classified(text_of_death(failure.log_tail, ""), "", ())
+    has_traceback = last_printed(failure.log_tail) is not None
+    log = _classified(text_of_death(failure.log_tail, "") if has_traceback else last_line(failure.log_tail), "", ())
     return log.role is Role.AMBIGUOUS and log.category == _WAIT
 
 

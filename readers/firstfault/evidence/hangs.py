@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.classification import DUMP_SIGNAL, MISMATCH, STUCK, TIMED_OUT, FailureClass
+from firstfault.evidence.classification import BARRIER_REPORT, DUMP_SIGNAL, MISMATCH, STUCK, TIMED_OUT, FailureClass
 from firstfault.evidence.inferred_root import InferredRoot
 from firstfault.evidence.progress import merged, printed_by, progress_by_group, progress_in_text
 from firstfault.exceptions.stack_position import Stood, where_it_stood
@@ -35,7 +35,7 @@ _MANY = 3
 """More ranks than this are not one fault."""
 _SEVERAL = 2
 """So many ranks must have timed out for each one that did not."""
-_REPORTS = {"desync-report", "stalled-ops"}
+_REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
 
 
@@ -49,10 +49,10 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
         key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
     )
     recorded, printed = progress_by_group(alive)
-    waited = {judged.failure.rank for judged in classified if judged.waited and judged.failure.exception is None}
+    elsewhere = _elsewhere(alive, {judged.failure.rank for judged in classified if _tells_of_a_wait(judged)})
     reasons: dict[int, list[str]] = defaultdict(list)
     for rank, why in (
-        *_elsewhere(alive, waited),
+        *elsewhere,
         *_apart(recorded, printed),
         *_behind(merged(recorded, printed)),
         *_not_started(recorded),
@@ -62,11 +62,21 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
         *_reported(classified),
     ):
         reasons[rank].append(why)
+    if elsewhere:
+        # a rank that itself timed out waiting is not the one that the others waited for, whatever its counters say
+        for judged in classified:
+            if judged.waited and judged.failure.rank not in dict(elsewhere):
+                reasons.pop(judged.failure.rank or 0, None)
     by_rank = {failure.rank: failure for failure in alive}
     return [
         InferredRoot("; ".join(why), len(why), rank, by_rank[rank].node if rank in by_rank else "", by_rank.get(rank))
         for rank, why in sorted(reasons.items())
     ]
+
+
+def _tells_of_a_wait(judged: ClassifiedFailure) -> bool:
+    """Whether a rank waited, or met an error about a peer: it stood where it handled that."""
+    return judged.waited or (judged.failure.exception is not None and judged.failure_class >= FailureClass.UNCLEAR)
 
 
 def mismatched(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
