@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
 from firstfault.exceptions.death_text import has_native_text, last_line, text_of_death
-from firstfault.exceptions.first_cause import all_links, causes_of, is_wrapper
+from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper
 from firstfault.exceptions.printed_exception import exception_of, last_printed
 from firstfault.exceptions.remote_traceback import short_name
 from firstfault.exceptions.stack_position import Stood, where_it_stood
@@ -60,6 +60,9 @@ BARRIER_REPORT = "monitored-barrier-report"
 """Signature of rank 0's report of the first rank that did not come to a monitored barrier."""
 _SPREAD = "checkpoint-of-ranks"
 """Signature of an error that all ranks raise and that names the rank that had it."""
+_CHECKPOINT = re.compile(
+    r"CheckpointException[^\n]{0,99}?ranks:\s*(?:dict_keys\()?\[(?P<ranks>\d{1,9}(?:, ?\d{1,9})*)\]"
+)
 _WAIT = "hang"
 """Category of the signatures of waits that timed out."""
 _ANSWERS = {"SignalException", "KeyboardInterrupt"}
@@ -198,11 +201,10 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
     """Classify an exception that a process raised, or printed before it ended."""
     found = _chain(exception)
     in_flight = failure.in_flight and bool(failure.sent_signals)
-    if found.signature == _SPREAD and found.pointer is not None and found.pointer.rank == failure.rank:
-        why = "failed in a checkpoint, and all ranks raise its error"
-        told = causes_of(exception).first.message.partition("\n")[2]  # the rank's own traceback
-        said = _classified(told, "", ())
+    if found.signature == _SPREAD and failure.rank in _ranks_of(exception):
+        said = _link(first_cause(exception))  # of the rank's own traceback, which is in the text
         category = _precise(said) if said.role is Role.PRIMARY else ""
+        why = "failed in a checkpoint, and all ranks raise its error"
         return ClassifiedFailure(
             failure, FailureClass.OWN_FAULT, why, category or found.category, specific=True, in_flight=in_flight
         )
@@ -248,6 +250,12 @@ def _by_system(category: str, system: SystemState) -> str:
     if category == "storage" and system.full:
         return "disk_full"
     return "config" if category == "host_oom" and system.memory_limit else category
+
+
+def _ranks_of(exception: ExceptionInfo) -> set[int]:
+    """Return the ranks that torch's error of a checkpoint names: those that failed."""
+    found = (_CHECKPOINT.search(link.message) for link in all_links(exception))
+    return {int(rank) for match in found if match is not None for rank in match["ranks"].split(",")}
 
 
 def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure | None:

@@ -338,13 +338,13 @@ def _did_not_time_out(classified: Sequence[ClassifiedFailure]) -> list[tuple[int
 
 
 def _reported(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
-    """Return the ranks that torch's or Horovod's report of missing ranks names."""
-    named = Counter(
-        judged.pointer.rank
-        for judged in classified
-        if judged.signature in _REPORTS and judged.pointer is not None and judged.pointer.rank is not None
-    )
-    return [(rank, "a report of missing ranks names it") for rank in sorted(named)]
+    """Return the ranks that a report of missing ranks names, torch's or Horovod's, and that report no other rank."""
+    reports = [judged for judged in classified if judged.signature in _REPORTS and judged.pointer is not None]
+    named = {
+        judged.pointer.rank for judged in reports if judged.pointer is not None and judged.pointer.rank is not None
+    }
+    missing = named - {judged.failure.rank for judged in reports}
+    return [(rank, "a report of missing ranks names it") for rank in sorted(missing)]
 
 
 def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:

@@ -75,7 +75,7 @@ def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progres
     for failure in workers:
         if failure.rank is not None:
             for progress in failure.collectives:
-                recorded[progress.group][failure.rank] = progress
+                recorded[progress.group][failure.rank] = _without_messages(progress)
             for progress in progress_in_text(printed_by(failure)):
                 printed[progress.group][failure.rank] = progress
     known = {rank for members in recorded.values() for rank in members}
@@ -84,6 +84,18 @@ def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progres
         for rank in known.intersection(expected) - members.keys():
             members[rank] = CollectiveProgress(group, "", 0, 0)
     return dict(recorded), _with_names(printed, recorded)
+
+
+def _without_messages(progress: CollectiveProgress) -> CollectiveProgress:
+    """Return a group's progress by its collectives alone: gloo counts sends and receives with them.
+
+    Each rank of a pipeline sends and receives another number of messages.
+    """
+    called = max((work.sequence for work in progress.last if not work.is_p2p), default=progress.enqueued)
+    if called >= progress.enqueued or progress.completed is None:
+        return progress
+    is_outstanding = progress.enqueued > progress.completed
+    return replace(progress, enqueued=called, completed=called - is_outstanding)
 
 
 def merged(recorded: Progress, printed: Progress) -> Progress:
