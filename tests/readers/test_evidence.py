@@ -118,7 +118,7 @@ def raised(rank: int, at_ms: float = 0, *, frame: FrameInfo = RAISED) -> WorkerE
 def test_ranks_that_were_stopped_in_mid_raise() -> None:
     """All ranks raise at one line, and the first one's agent stops the others before they have: they are named too."""
     verdict = evidence(done(raised(0), raising(1), raising(2), raising(3)))
-    assert (names(verdict), verdict.victims.count) == (("ranks", (0, 1, 2, 3), "high"), 0)
+    assert (names(verdict), verdict.victims.count) == (("ranks", (0, 1, 2, 3), "medium"), 0)
     assert "3 more were stopped while an exception raised at the same line was on its way out" in verdict.why
 
 
@@ -194,7 +194,30 @@ def test_a_retry_after_a_peers_fault() -> None:
     assert names(evidence(done(fault, retried(0, 40), retried(2, 41)))) == ("rank", (3,), "high")
     logged = {"collectives": (), "log_tail": f"attempt 0 failed: {PEER.format(1)}"}
     verdict = evidence(done(own(3, 0), retried(0, 40, **logged), retried(2, 41, **logged)))
-    assert names(verdict) == ("rank", (3,), "high")
+    assert names(verdict) == ("rank", (3,), "medium")
+
+
+@pytest.mark.parametrize(
+    "notice",
+    [
+        "Using TCPStore at host-0:29500",
+        "[W1124 03:31:27 socket.cpp:752] [c10d] The client socket has failed to connect to [host-0]:29500 (errno: 111)",
+        "2026-11-24 03:31:27 INFO store based barrier completed for rank: 0",
+    ],
+)
+def test_a_notice_about_the_store(notice: str) -> None:
+    """What torch prints while it connects does not make a rank's own exception a consequence."""
+    alike = [own(rank, rank, log_tail=notice if rank else "") for rank in range(4)]
+
+    assert evidence(done(*alike)).ranks == (0, 1, 2, 3)
+
+
+def test_wrappers_that_are_raised_at_one_line() -> None:
+    """Ranks that were stopped while a wrapper was on its way out may have wrapped a peer's error at the same line."""
+    cause = replace(raised(0).exception, relation="cause")
+    wrapped = replace(raised(0), exception=replace(raised(0).exception, type="TrainingError", causes=(cause,)))
+
+    assert evidence(done(wrapped, raising(1), raising(2))).ranks == (0,)
 
 
 # --- who failed by itself -------------------------------------------------------------------------------------------

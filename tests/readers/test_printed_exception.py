@@ -212,6 +212,30 @@ def test_a_line_before_sys_exit() -> None:
         assert verdict.category == "exit"
 
 
+@pytest.mark.parametrize("end", [{"exit_code": 137}, {"exit_code": 139}])
+def test_a_signal_that_a_shell_reports(end: dict[str, int]) -> None:
+    """A process that SIGKILL or SIGSEGV ended printed nothing about that."""
+    printed = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: cache\n'
+    left = make_error(1, exception=None, log_tail=printed, writer=Writer.AGENT, **end)
+    assert "ValueError" not in evidence(make_job(left)).headline
+
+
+def test_a_traceback_and_many_lines() -> None:
+    """A process that printed its steps after a traceback did not end because of it."""
+    printed = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: cache\n'
+    steps = "".join(f"step {step} loss 0.3\n" for step in range(60))
+    left = make_error(1, exception=None, exit_code=3, log_tail=printed + steps, writer=Writer.AGENT)
+    assert evidence(make_job(left)).headline.startswith("exit code 3")
+
+
+def test_a_word_of_the_configuration() -> None:
+    """Hydra prints the command's options above a traceback: a word in them does not say that the program lived on."""
+    above = "Error executing job with overrides: ['model.ignore_index=255']\n"
+    printed = f'{above}Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nValueError: bad\n'
+    left = make_error(1, exception=None, exit_code=1, log_tail=printed, writer=Writer.AGENT)
+    assert evidence(make_job(left)).headline.startswith("ValueError")
+
+
 def test_an_old_traceback() -> None:
     """A process that printed much after a traceback did not end because of it."""
     old = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\nOSError: cache\n'

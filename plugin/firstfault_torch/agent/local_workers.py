@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstfault.model import ExpiredDeadline
+from firstfault.model import TOLD_TO_GO, ExpiredDeadline
 from firstfault_torch.agent.death_documents import Expiry, Observation, Stop
 from firstfault_torch.agent.death_watch import DeathWatch
 from firstfault_torch.agent.stopping import observe, stop_processes
@@ -260,9 +260,11 @@ class LocalWorkers:
         alive = {rank: process.pid for rank, process in enumerate(processes) if process.exitcode is None}
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = observe(self._channel, self._reporter.recording, asked)
-        first |= self._await_raised({rank for rank, seen in observations.items() if seen.raised_at is not None})
-        self.stopped = replace(self.stopped, observations=observations, first=first)
-        stop_processes(processes, sent, spare=first, seconds=self._stop_seconds)
+        raising = {rank for rank, seen in observations.items() if seen.raised_at is not None}
+        leaving = self._await_raised(raising) if reason != TOLD_TO_GO else frozenset()
+        killed_ns = time.monotonic_ns() + int(self._stop_seconds * 1e9)
+        self.stopped = replace(self.stopped, observations=observations, first=first | leaving, killed_ns=killed_ns)
+        stop_processes(processes, sent, spare=first, leaving=leaving, seconds=self._stop_seconds)
 
     def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
         """Wait a moment for workers whose exceptions are on their way out; return those that have reported one."""

@@ -48,7 +48,12 @@ def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, 
 
 
 def stop_processes(
-    processes: Sequence[Any], sent: signal.Signals, *, spare: frozenset[int] = frozenset(), seconds: float
+    processes: Sequence[Any],
+    sent: signal.Signals,
+    *,
+    spare: frozenset[int] = frozenset(),
+    leaving: frozenset[int] = frozenset(),
+    seconds: float,
 ) -> None:
     """Stop all processes by the signal, and by SIGKILL those that still run after `seconds`.
 
@@ -56,11 +61,12 @@ def stop_processes(
         processes: in order of local rank.
         sent: the signal.
         spare: local ranks that have failed; they get no signal and have EXIT_S to exit by themselves.
+        leaving: local ranks whose exception is on record and on its way out; they get no signal, and no more time.
         seconds: for all the others together.
     """
     others = [process for rank, process in enumerate(processes) if rank not in spare]
-    for process in others:
-        if process.exitcode is None:
+    for rank, process in enumerate(processes):
+        if rank not in spare | leaving and process.exitcode is None:
             _send(process, sent)
     began = time.monotonic()
     _end(others, began + seconds, seconds)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["system_state"]
 
-_LIMITS = ("RLIMIT_AS", "RLIMIT_DATA", "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
+_OF_MEMORY = ("RLIMIT_AS", "RLIMIT_DATA")
+"""Above the machine's memory they limit nothing."""
+_LIMITS = (*_OF_MEMORY, "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
 _SECONDS = 0.25
 """Longest wait for all file systems together: one of a dead server answers never."""
 _MAX_PATHS = 4
@@ -66,7 +68,7 @@ def _measure(paths: Iterable[str], found: list[FileSystem]) -> None:
     for path in list(dict.fromkeys(paths))[:_MAX_PATHS]:
         existing, _ = caught(lambda path=path: _existing(path), Exception)  # type: ignore[misc]
         space, _ = caught(lambda existing=existing: os.statvfs(existing), Exception)  # type: ignore[misc]
-        if space is not None:
+        if space is not None and not space.f_flag & os.ST_RDONLY:  # a read-only image has no free space
             size = space.f_frsize
             sizes = (space.f_bavail * size, space.f_blocks * size, space.f_favail, space.f_files)
             found.append(FileSystem(os.path.abspath(path), *sizes))  # noqa: PTH100 - asks no file system
@@ -81,9 +83,10 @@ def _existing(path: str) -> str:
 
 
 def _limits() -> Iterable[tuple[str, int]]:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in _LIMITS:
         soft, _ = resource.getrlimit(getattr(resource, name))
-        if soft != resource.RLIM_INFINITY:
+        if soft != resource.RLIM_INFINITY and not (name in _OF_MEMORY and soft > memory):
             yield name, soft
 
 

@@ -22,6 +22,10 @@ __all__ = ["Unwinding", "handled_exception", "unwinding_of"]
 _RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap}
 
 
+_SEARCHES = 2
+"""For a frame's traceback: each looks at all objects of the process, and the agent waits a fraction of a second."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unwinding:
     """An exception that is leaving a frame."""
@@ -54,11 +58,13 @@ def handled_exception(thread: int) -> BaseException | None:
 def unwinding_of(thread: int) -> Unwinding | None:
     """Return the innermost exception that is leaving a frame of a thread; None if there is none."""
     closes = isinstance(handled_exception(thread), GeneratorExit)
+    searches = 0
     above = sys._current_frames().get(thread)  # noqa: SLF001 - as above
     while above is not None and above.f_back is not None:
         frame = above.f_back
         raises = frame.f_code.co_code[frame.f_lasti] in _RAISES
-        if raises or _may_be_released(above, closes=closes):
+        if (raises or _may_be_released(above, closes=closes)) and searches < _SEARCHES:
+            searches += 1
             entry = _entry_of(frame)
             if entry is not None or raises:
                 # without an entry the exception is being made: its class is Python code

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.text_classification import Classification, classify, with_numbers_of
+from firstfault.evidence.text_classification import Classification, Pointer, classify, with_numbers_of
 from firstfault.exceptions.death_text import has_native_text, last_line, text_of_death
 from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper
 from firstfault.exceptions.printed_exception import exception_of, last_printed
@@ -22,7 +22,6 @@ from firstfault.model.signal_meanings import CRASHES, STOPS, ended_by, signal_of
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from firstfault.evidence.text_classification import Pointer
     from firstfault.exceptions.first_cause import Causes
     from firstfault.model import ExpiredDeadline, JobErrors, SystemState, WorkerError
 
@@ -37,6 +36,7 @@ __all__ = [
     "classify_failures",
     "left_no_reason",
     "names_a_peer",
+    "prints_a_peers_error",
 ]
 
 _GENERAL = {"program", "missing-file", ""}
@@ -73,6 +73,8 @@ _VARYING = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b(?P<rank>rank) \d+|\d{4,}"
 """Addresses, ranks and long numbers; not the short ones, which are exit codes, signals and error numbers."""
 _IN_PYTHON = "Current thread 0x"
 """In faulthandler's stacks if a thread of Python's met the fatal signal."""
+_NOTICE = re.compile(r"\bW\d{3,4} \d\d:\d\d:|\[W\d{3,4} |\b(?:INFO|DEBUG)\b")
+"""Lines of a log in which no error is told."""
 _LONG = 4096
 """Characters of a text that is classified in less time than its numbers are replaced."""
 
@@ -375,8 +377,17 @@ def _left_after_a_wait(failure: WorkerError) -> bool:
     return log.role is Role.AMBIGUOUS and log.category == _WAIT
 
 
+def prints_a_peers_error(stderr: str) -> bool:
+    """Whether what a process printed tells of a peer that had gone; notices about the job's store do not."""
+    told = "\n".join(line for line in stderr.splitlines() if not _NOTICE.search(line))
+    found = _classified(told, "", ()) if told else None
+    if found is not None and found.pointer is not None and found.pointer == Pointer(store=True):
+        return False
+    return names_a_peer(told)
+
+
 def names_a_peer(text: str) -> bool:
-    """Whether what a process printed tells of a peer that had gone, or of a wait for one that timed out."""
+    """Whether a text tells of a peer that had gone, or of a wait for one that timed out."""
     found = _classified(text, "", ()) if text else None
     if found is None or found.signature in _OF_ANY_CONNECTION:
         return False

@@ -93,8 +93,9 @@ def mismatched(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
     by_rank = {failure.rank: failure for failure in workers}
     odd = dict(_apart(recorded, printed))
     agreeing = max((len(members) for members in recorded.values()), default=0)
-    if not odd and len(receivers) == 1 and not receivers[0].collectives and agreeing > 1:
-        odd = {receivers[0].rank or 0: "it received a message longer than it expects, and the others' sizes agree"}
+    receiver = receivers[0].rank
+    if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
+        odd = {receiver: "it received a message longer than it expects, and the others' sizes agree"}
     return [
         InferredRoot(why, 1, rank, by_rank[rank].node, by_rank[rank], "user_code", rule="mismatch")
         for rank, why in odd.items()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
 
-__all__ = ["Progress", "merged", "printed_by", "progress_by_group", "progress_in_text", "waited_ns"]
+__all__ = ["Progress", "merged", "printed_by", "progress_by_group", "progress_in_text", "waited_ns", "without_messages"]
 
 _COUNTS = Pattern(
     r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
@@ -75,7 +75,7 @@ def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progres
     for failure in workers:
         if failure.rank is not None:
             for progress in failure.collectives:
-                recorded[progress.group][failure.rank] = _without_messages(progress)
+                recorded[progress.group][failure.rank] = without_messages(progress)
             for progress in progress_in_text(printed_by(failure)):
                 printed[progress.group][failure.rank] = progress
     known = {rank for members in recorded.values() for rank in members}
@@ -86,7 +86,7 @@ def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progres
     return dict(recorded), _with_names(printed, recorded)
 
 
-def _without_messages(progress: CollectiveProgress) -> CollectiveProgress:
+def without_messages(progress: CollectiveProgress) -> CollectiveProgress:
     """Return a group's progress by its collectives alone: gloo counts sends and receives with them.
 
     Each rank of a pipeline sends and receives another number of messages.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.first_cause import own_frames
+from firstfault.exceptions.first_cause import causes_of, first_cause, own_frames
 from firstfault.exceptions.stack_position import Stood, where_it_stood
-from firstfault.exceptions.tracebacks import place_of
+from firstfault.exceptions.tracebacks import library_of, place_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["place_of_raise", "stopped_near", "stopped_raising"]
 
-_GROUP = "torch/distributed/"
-"""Errors about peers are raised there, too."""
-
 
 def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
     """Return the ranks that were stopped while an exception was on its way out that was raised where `first` was."""
     exception = first.failure.exception
-    if exception is None or not exception.frames or _GROUP in exception.frames[-1].file:
+    if exception is None or causes_of(exception).wrappers:
+        return []  # peers' errors are wrapped at the same line
+    frames = first_cause(exception).frames
+    if not frames or _is_of_torch(frames[-1]):
         return []
-    raised_at = place_of(exception.frames[-1])
+    raised_at = place_of(frames[-1])
     return [item for item in _stopped(first, classified) if _left(item.failure) == raised_at]
 
 
@@ -39,7 +39,12 @@ def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailur
 def place_of_raise(failure: WorkerError) -> str:
     """Return where the exception was raised that was leaving a stopped process: "train.py:12 in step", or nothing."""
     raised_at = where_it_stood(failure).raised_at
-    return place_of(raised_at) if raised_at is not None and _GROUP not in raised_at.file else ""
+    return place_of(raised_at) if raised_at is not None and not _is_of_torch(raised_at) else ""
+
+
+def _is_of_torch(frame: FrameInfo) -> bool:
+    """Whether torch raised it: errors about peers are raised there, too."""
+    return library_of(frame) == "torch"
 
 
 def _left(failure: WorkerError) -> str:

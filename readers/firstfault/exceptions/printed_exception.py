@@ -12,6 +12,7 @@ from firstfault.exceptions.death_text import has_native_reason, thrown
 from firstfault.exceptions.first_cause import causes_of
 from firstfault.exceptions.remote_traceback import block_of, short_name
 from firstfault.model import ExceptionInfo, FrameInfo, Subject
+from firstfault.model.signal_meanings import signal_of_exit_code
 from firstfault.text import printable
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ _INDENT = 2
 """Of a member, in the text of its group."""
 _OF_GROUP = re.compile(r"^\s*(?:[|+] ?)?")
 _NOT_A_DEATH = re.compile(
-    r"^(?:Exception ignored |--- Logging error ---)|\bWARN(?:ING)?\b|\b(?:re-?try|ignor|recover|skipp)", re.IGNORECASE
+    r"^(?:Exception ignored |--- Logging error ---)|\bWARN(?:ING)?\b"
+    r"|\b(?:re-?try(?:ing)?|retried|ignor(?:ed|ing)|recover(?:ed|ing)|skipp(?:ed|ing))\b(?!\s*=)",
+    re.IGNORECASE,
 )
 """Found in the line above the traceback of an exception that did not end its process."""
 _OF_WARNINGS = re.compile(r"^\s|^\S+:\d+: \w*Warning: ")
@@ -57,6 +60,10 @@ _PYTHONS = re.compile(
 )
 _AT = re.compile(r"^\s{1,8}(?P<file>/[^\n()]{1,300})\((?P<line>\d{1,9})\): (?P<function>\S{1,200})$", re.MULTILINE)
 """A frame as pybind11 prints it, the innermost first."""
+_READ = 32 * 1024
+"""Characters of the end of what a process printed that are read."""
+_TRIED = 64
+"""Tracebacks that are looked at, from the last one back."""
 _LATER = 10
 """Lines after a traceback that show that its process lived on."""
 _MAX_HEAD = 1000
@@ -89,12 +96,13 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
         or not _may_print(failure)
     ):
         return raised
-    if failure.signal and (hooked := _thrown_exception(failure.log_tail)):
+    signal = failure.signal or signal_of_exit_code(failure.exit_code)
+    if signal and (hooked := _thrown_exception(failure.log_tail)):
         return hooked
-    if failure.signal and has_native_reason(failure.log_tail):
+    if signal and has_native_reason(failure.log_tail):
         return raised
     printed = last_printed(failure.log_tail)
-    if printed is None or len(printed.after) > _LATER:
+    if printed is None or _lived_on(printed):
         return raised
     # `sys.exit` outside of a handler: the program had dealt with the exception, and may say why it ends
     later = (*printed.exception.message.splitlines()[1:], *printed.after)
@@ -102,9 +110,19 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     return raised if is_dealt_with else printed.exception
 
 
+def _lived_on(printed: Printed) -> bool:
+    """Whether a process printed so much after a traceback that it cannot have ended because of it.
+
+    Lines without a level or a date cannot be told from the exception's message.
+    """
+    more = [line for line in printed.exception.message.splitlines()[1:] if line and not line[0].isspace()]
+    return len(more) + len(printed.after) > _LATER
+
+
 def _may_print(failure: WorkerError) -> bool:
-    if failure.signal:
-        return failure.signal == "SIGABRT"
+    signal = failure.signal or signal_of_exit_code(failure.exit_code)
+    if signal:
+        return signal == "SIGABRT"
     code = failure.exception.message if failure.exception is not None else str(failure.exit_code)
     return code.lstrip("-").isdigit() and code != "0"
 
@@ -118,15 +136,19 @@ def _thrown_exception(stderr: str) -> ExceptionInfo | None:
     return ExceptionInfo(match["type"], match["message"] or "", frames=tuple(reversed(frames)))
 
 
-@lru_cache(maxsize=256)
 def last_printed(stderr: str) -> Printed | None:
     """Return the last exception that a process printed, with those that it was raised from; None if there is none.
 
     Exceptions that Python ignored, that logging could not write, or that the program says it survived, do not count.
     """
+    return _last_printed(stderr[-_READ:])
+
+
+@lru_cache(maxsize=256)
+def _last_printed(stderr: str) -> Printed | None:
     lines = _plain(stderr)
     begins = [at for at, line in enumerate(lines) if _BEGINS.match(line) and not _begins_of(line)]
-    begins = [at for at in begins if not _is_handled(_line_before(lines, at))]
+    begins = [at for at in begins if not _is_handled(_line_before(lines, at))][-_TRIED:]
     while begins:
         first, last = _chain_at(lines, begins)
         found = _parsed(lines, first, last)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass, left_no_reason
 from firstfault.evidence.diagnosis import diagnose
+from firstfault.evidence.failure_message import message_of
 from firstfault.evidence.progress import waited_ns
-from firstfault.evidence.retries import without_retries
+from firstfault.evidence.retries import AFTER_A_PRINTED_ERROR, without_retries
 from firstfault.evidence.stopped_alike import place_of_raise, stopped_near, stopped_raising
 from firstfault.evidence.unreported import is_unlisted
+from firstfault.exceptions.fingerprint import normalized
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Reason, Subject, Suspect, Verdict
 from firstfault.strategies._inference import infer_root
@@ -157,9 +159,10 @@ def _verdict_on(
         why.append(Reason(f"{len(same) + more} failed in the same way", failures_of(same)))
     why += [Reason(_after(first, other, clocks), (other.failure,)) for other in others[:3]]
     raising = stopped_raising(first, classified)
-    near = [item for item in stopped_near(first, classified) if not any(item is other for other in raising)]
+    are_raising = {id(item) for item in raising}
+    near = [item for item in stopped_near(first, classified) if id(item) not in are_raising]
     why += _about_stopped(raising, near)
-    why += _about_victims([item for item in classified if not any(item is other for other in raising)], job)
+    why += _about_victims([item for item in classified if id(item) not in are_raising], job)
     named = accusations.of(first)
     if named:
         ranks = {None, first.failure.rank}
@@ -176,6 +179,7 @@ def _verdict_on(
     is_vague = len(classified) > 1 and _may_follow_an_error(first)
     if is_vague:
         why.append(Reason("an exit that gives no reason may follow any error, a peer's too", (first.failure,)))
+    is_vague = is_vague or any(judged.why == AFTER_A_PRINTED_ERROR for judged in classified)
     why += _timeless([first, *rivals])
     why += about_clocks(job, clocks)
     verdict = verdict_for(
@@ -184,7 +188,9 @@ def _verdict_on(
         strategy=NAME,
         why=why,
         rule=_rule(first, [*others, *rivals]),
-        confidence=_confidence(job, first, rivals, [*others, *unclear, *near], is_doubtful=unlisted or is_vague),
+        confidence=_confidence(
+            job, first, rivals, [*others, *unclear, *near, *raising], is_doubtful=unlisted or is_vague
+        ),
         same=[root.failure for root in (*same, *raising)] if len(same) + len(raising) + more > 1 else (),
         suspects=[_suspect(other, clocks, first) for other in [*others, *unclear][:MAX_SUSPECTS]],
     )
@@ -299,7 +305,10 @@ def _is_same(root: ClassifiedFailure, first: ClassifiedFailure) -> bool:
     is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
     if not is_fault or not fingerprint or root.failure.fingerprint != fingerprint:
         return False
-    # the fingerprint of an exit is its signal or code: what the processes printed must agree too
+    # a worker that calls sys.exit does not know what it printed: what it said must agree, too
+    said, first_said = message_of(root.failure), message_of(first.failure)
+    if said.exception is not root.failure.exception or first_said.exception is not first.failure.exception:
+        return (said.what, normalized(said.text)) == (first_said.what, normalized(first_said.text))
     return root.failure.exception is not None or root.signature == first.signature
 
 

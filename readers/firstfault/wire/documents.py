@@ -230,7 +230,7 @@ def _error_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Worker
         ),
         category=line_from_pb(failure.category),
         fingerprint=line_from_pb(failure.fingerprint),
-        log_tail=failure.log_tail,
+        log_tail=failure.log_tail[-_MAX_LOG_TAIL:],
         resources=interned(_resources_from_pb(failure.resources)),
         monotonic_ns=failure.monotonic_ns or None,
         boot_id=line_from_pb(failure.boot_id),
