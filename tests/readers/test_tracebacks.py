@@ -147,3 +147,14 @@ def test_own_frames_of_a_cause() -> None:
     cause = ExceptionInfo("KeyError", "", frames=(FrameInfo("/data.py", 3, "read"),), relation="cause")
     raised = ExceptionInfo("E", "", frames=(FrameInfo(f"{_PACKAGES}/torch/x.py", 1, "f"),), causes=(cause,))
     assert [place_of(frame) for frame in own_frames(raised)] == ["data.py:3 in read"]
+
+
+def test_own_frames_around_a_library_that_failed_elsewhere() -> None:
+    """If the traceback of another process has only frames of libraries, the user's code is where it was raised anew."""
+    library = "/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/utils.py"
+    text = (
+        f'Traceback (most recent call last): (RANK 0)\n  File "{library}", line 9, in load\nValueError: no metadata\n'
+    )
+    frames = (FrameInfo("/app/train.py", 21, "main", "dcp.load(state)"), FrameInfo(library, 221, "reduce_scatter"))
+    raised = ExceptionInfo("torch.distributed.checkpoint.api.CheckpointException", f"ranks:[0]\n{text}", frames=frames)
+    assert [place_of(frame) for frame in own_frames(raised)] == ["train.py:21 in main"]

@@ -101,8 +101,8 @@ def own_frames(exception: ExceptionInfo) -> tuple[FrameInfo, ...]:
     If it has none, those of the nearest wrapper that has any. The user's code may be an installed package: if no other
     frame is found, frames of packages count, except those of Python, torch, flytekit, firstfault and numpy.
     """
-    first = first_cause(exception)
-    path = [*causes_of(exception).wrappers, first]
+    causes, first = causes_of(exception), first_cause(exception)
+    path = [*causes.wrappers, *([] if first is causes.first else [causes.first]), first]
     for belongs in (_is_own, _is_of_a_package):
         for end in range(len(path), 0, -1):
             if any(map(belongs, path[end - 1].frames)):
