@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import pytest
 import torch.distributed
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
+from firstfault.exceptions.first_cause import own_frames
 from firstfault.layout.keys import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, Kind, Phase, Subject, WorkerError, Writer
 from firstfault.recorder import Spool
@@ -432,6 +434,23 @@ def test_an_exit_that_the_program_made_of_an_exception(
     assert failure.exception.message.endswith("shard 7")
     assert failure.exception.notes == ("The program then called sys.exit(3).",)
     assert (failure.kind, failure.category) == (Kind.RECOVERABLE, "recoverable")
+
+
+def test_an_exit_that_a_library_made_of_its_own_exception(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+    """An exception that never left argparse has the program's frames, which are in the traceback of the exit."""
+    as_worker()
+
+    def parse() -> None:
+        parser = argparse.ArgumentParser("train")
+        parser.add_argument("--epochs", type=int)
+        parser.parse_args(["--epochs", "many"])
+
+    with pytest.raises(SystemExit, match="2"), recorded(PlainEngine()):
+        parse()
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    assert failure.exception.type == "argparse.ArgumentError"
+    assert own_frames(failure.exception)[-1].function == "parse"
 
 
 @pytest.mark.parametrize("how", ["raise", "exit 1", "exit 0", "return"])

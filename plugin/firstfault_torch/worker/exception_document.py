@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from firstfault.exceptions.first_cause import frames_to, own_frames
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import Subject, SystemState, Writer
 from firstfault_torch.capture import bare, before_exit, capture, safe_text
@@ -88,6 +89,8 @@ def _read(source: BaseException, error: BaseException, *, in_flight: bool) -> Ex
     exception = capture(source, in_flight=in_flight)
     if source is error:
         return exception
+    if not own_frames(exception):  # a library caught it, as argparse does: the program's line is in the exit
+        exception = replace(exception, frames=frames_to((capture(error, in_flight=in_flight), exception)))
     return replace(exception, notes=(*exception.notes, f"The program then called sys.exit({safe_text(error)})."))
 
 
