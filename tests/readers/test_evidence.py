@@ -887,6 +887,19 @@ def test_an_exit_that_may_follow_any_error() -> None:
     assert names(evidence(done(died(3, "", 7, log_tail="fatal: license server"), victim(0)))) == ("rank", (3,), "high")
 
 
+def test_an_exception_without_a_text() -> None:
+    """The headline of a bare assert has the line that raised it, as Python's traceback has."""
+    frame = FrameInfo("/app/train.py", 18, "check", "assert gradients_are_finite")
+    root = own(2, 0, "AssertionError", "")
+    root = replace(
+        root,
+        message="Traceback (most recent call last):\n",
+        exception=ExceptionInfo("AssertionError", "", frames=(frame,)),
+    )
+    headline = evidence(done(root, victim(0))).headline
+    assert headline == "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
+
+
 def test_timeouts_that_were_printed() -> None:
     """Ranks that print their timeout and exit waited for the one that stands elsewhere, stopped meanwhile or not."""
     printed = f'Traceback (most recent call last):\n  File "train.py", line 8, in train\nRuntimeError: {WAITED}'

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.text_classification import classify
 from firstfault.exceptions.death_text import bare_line, last_line, text_of_death, thrown
-from firstfault.exceptions.first_cause import causes_of, first_cause, is_wrapper
+from firstfault.exceptions.first_cause import causes_of, first_cause, is_wrapper, own_frames
 from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.remote_traceback import short_name, with_remote
+from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import Subject
 from firstfault.model.signal_meanings import signal_of_exit_code
 from firstfault.text import sentence_of
@@ -113,7 +114,14 @@ def _of_exception(exception: ExceptionInfo) -> Message:
     causes, original = causes_of(exception), first_cause(exception)
     text, here = sentence_of(original.message), sentence_of(with_remote(causes.first).message)
     about = here if here != text else ""
-    return Message(short_name(original), text, about, _wrapper_of(causes, text), exception)
+    wrapper = _wrapper_of(causes, text)
+    return Message(short_name(original), text or _raising_line(exception), about, wrapper, exception)
+
+
+def _raising_line(exception: ExceptionInfo) -> str:
+    """Return what stands for the text of an exception without one, as of a bare `assert`: the line that raised it."""
+    frames = own_frames(exception)
+    return f"{place_of(frames[-1])}: {frames[-1].code}".rstrip(": ") if frames else ""
 
 
 def _wrapper_of(causes: Causes, text: str) -> str:
