@@ -900,6 +900,22 @@ def test_an_exception_without_a_text() -> None:
     assert headline == "AssertionError, rank 2 on worker-1: train.py:18 in check: assert gradients_are_finite"
 
 
+def test_ranks_that_tell_each_other_of_an_error() -> None:
+    """Ranks that end because they were told of another rank's exception are not its cause, whatever their number."""
+    root = own(2, 0, message="shard 8 is corrupt")
+    for words in ("another rank failed, stopping", "error on another rank", "stopping: rank 2: shard 8 is corrupt"):
+        told = (own(rank, 0, "RuntimeError", words) for rank in (0, 1, 3))
+        assert names(evidence(done(root, *told)))[:2] == ("rank", (2,))
+
+
+def test_ranks_that_say_alike_of_themselves() -> None:
+    """A rank that names itself, or another rank without what that one said, has an error of its own."""
+    root = own(2, 0, message="shard 8 is corrupt")
+    for words in ("rank 0: shard 8 is corrupt", "rank 2 gave too few samples"):
+        verdict = evidence(done(root, own(0, 0, "RuntimeError", words)))
+        assert {*verdict.ranks, *(suspect.rank for suspect in verdict.suspects)} == {0, 2}
+
+
 def test_timeouts_that_were_printed() -> None:
     """Ranks that print their timeout and exit waited for the one that stands elsewhere, stopped meanwhile or not."""
     printed = f'Traceback (most recent call last):\n  File "train.py", line 8, in train\nRuntimeError: {WAITED}'

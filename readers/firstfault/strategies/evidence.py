@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ _MS = 1_000_000
 _ROOTS = {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT, FailureClass.LOST, FailureClass.EXTERNAL}
 _LONG_AFTER_NS = 10_000 * _MS
 """An accusation that is this much older than a fault is not about that fault."""
+_RANK = re.compile(r"\branks?\W{1,4}(\d{1,6})\b", re.IGNORECASE)
 _LONG_WAIT_NS = 60_000 * _MS
 """Shorter than any timeout of NCCL's in use, longer than clocks are wrong."""
 _MAX_OF_INTEREST = 16
@@ -256,7 +258,8 @@ def _without_aftermath(roots: Sequence[ClassifiedFailure], clocks: Clocks) -> li
 def _without_accusers(roots: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
     """Leave out failures that name a rank with a fault of its own which names no rank: they report that rank's fault.
 
-    A failure stays if it was long before that rank's fault.
+    An exception of the program's own names a rank if it repeats what that rank said. A failure stays if it was long
+    before that rank's fault.
     """
     accusing_none: dict[int, list[ClassifiedFailure]] = {}
     for root in roots:
@@ -266,9 +269,24 @@ def _without_accusers(roots: Sequence[ClassifiedFailure], clocks: Clocks) -> lis
     def accuses(root: ClassifiedFailure) -> bool:
         rank = root.pointer.rank if root.pointer is not None else None
         accused = accusing_none.get(rank, []) if rank is not None and rank != root.failure.rank else []
+        accused = accused or [
+            item for rank in _named_by(root) for item in accusing_none.get(rank, ()) if _repeats(root, item)
+        ]
         return any(clocks.gap_ns(root.failure, item.failure) < _LONG_AFTER_NS for item in accused)
 
     return [root for root in roots if not accuses(root)]
+
+
+def _named_by(root: ClassifiedFailure) -> set[int]:
+    """Return the other ranks in the text of a failure."""
+    ranks = {int(number) for number in _RANK.findall(message_of(root.failure).text)}
+    return ranks - {root.failure.rank}
+
+
+def _repeats(root: ClassifiedFailure, other: ClassifiedFailure) -> bool:
+    """Whether the text of a failure holds all that another one says."""
+    text, said = message_of(root.failure).text, message_of(other.failure).text
+    return said in text and said != text and bool(said)
 
 
 def _order(root: ClassifiedFailure, accusations: Accusations) -> tuple[object, ...]:
