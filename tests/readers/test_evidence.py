@@ -916,6 +916,26 @@ def test_ranks_that_say_alike_of_themselves() -> None:
         assert {*verdict.ranks, *(suspect.rank for suspect in verdict.suspects)} == {0, 2}
 
 
+IN_TORCHS_WAIT = (
+    'Thread 0x1 (most recent call first):\n  File "/x/lib/python3.11/multiprocessing/synchronize.py", line 6 in wait\n'
+    '  File "/x/site-packages/torch/distributed/elastic/multiprocessing/api.py", line 708 in _wrap\n'
+    '  File "/app/launch.py", line 9 in main\n'
+)
+
+
+def test_a_rank_that_returned_early() -> None:
+    """A rank that had fewer batches returned: the others wait for it, or lose their connection to it."""
+    left = stopped(3, IN_TORCHS_WAIT)
+    others = (0, 1, 2)
+    wait = evidence(done(*(waited(rank, world_size=4) for rank in others), left))
+    assert (wait.ranks, wait.category, wait.rule) == ((3,), "hang", "hang")
+    assert wait.headline.endswith("its function had returned while the others waited for it")
+    loss = evidence(done(*(victim(rank, world_size=4) for rank in others), left))
+    assert (loss.ranks, loss.category, loss.rule) == ((3,), "exit", "returned")
+    assert loss.headline == "returned early, rank 3 on worker-1: its function had returned when the others lost a peer"
+    assert evidence(done(*(victim(rank, world_size=4) for rank in others[:2]), left)).rule == "lost-document"
+
+
 def test_timeouts_that_were_printed() -> None:
     """Ranks that print their timeout and exit waited for the one that stands elsewhere, stopped meanwhile or not."""
     printed = f'Traceback (most recent call last):\n  File "train.py", line 8, in train\nRuntimeError: {WAITED}'

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from firstfault.evidence.progress import Progress
     from firstfault.model import CollectiveProgress, WorkerError
 
-__all__ = ["all_in_one_collective", "hung", "left_behind", "mismatched"]
+__all__ = ["all_in_one_collective", "hung", "left_behind", "mismatched", "returned_early"]
 
 _SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
 """Operations whose ranks all pass the same sizes."""
@@ -35,6 +35,7 @@ _MANY = 3
 """More ranks than this are not one fault."""
 _SEVERAL = 2
 """So many ranks must have timed out for each one that did not."""
+_RETURNED = "its function had returned"
 _REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
 
@@ -128,6 +129,22 @@ def left_behind(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
         for rank, why in _behind(recorded)
         if rank not in failed and rank in by_rank
     ]
+
+
+def returned_early(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
+    """Return the ranks whose function had returned when all others lost a peer: those that left, with fewer batches.
+
+    A rank that destroys its process group at its end, or just leaves, closes its connections.
+    """
+    workers = [judged for judged in classified if judged.failure.subject is Subject.WORKER]
+    gone = [judged.failure for judged in workers if where_it_stood(judged.failure).returned]
+    lost = [judged for judged in workers if judged.failure.exception is not None]
+    size = max((judged.failure.place.world_size for judged in workers), default=0)
+    is_told = len(workers) == size and all(judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
+    if not is_told or not lost or len(gone) > _MANY:
+        return []
+    why = f"{_RETURNED} when the others lost a peer"
+    return [InferredRoot(why, 1, failure.rank, failure.node, failure, "exit", rule="returned") for failure in gone]
 
 
 def all_in_one_collective(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
@@ -288,7 +305,10 @@ def _elsewhere(alive: Sequence[WorkerError], waited: Collection[int | None]) -> 
         return []
     if not waiting and not timed_out and not waited and len(synchronizing) < _SEVERAL * len(away):
         return []
-    return [(rank, f"it was at {where.frame} while the others waited for it") for rank, where in sorted(away.items())]
+    return [
+        (rank, f"{_RETURNED if where.returned else f'it was at {where.frame}'} while the others waited for it")
+        for rank, where in sorted(away.items())
+    ]
 
 
 def _threads(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:

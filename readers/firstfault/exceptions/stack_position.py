@@ -42,6 +42,8 @@ _MAX_SOURCES = 64
 """Frames of one dump that get their source line."""
 _MAX_LINE = 200
 _FATAL = "Fatal Python error"
+_RUNS_THE_FUNCTION = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py$")
+_PYTHONS_EVENT = re.compile(r"/multiprocessing/(?:synchronize|queues|connection)\.py$")
 
 
 class Stood(enum.Enum):
@@ -64,6 +66,8 @@ class Where:
     """Where an exception was raised that was on its way out; None: there was none, or it is not known."""
     finalises: bool = False
     """Whether that frame of the user's code was dropping an object that has a finaliser."""
+    returned: bool = False
+    """Whether the task function had returned: torch's process waits until its agent has read the result."""
 
 
 def where_it_stood(failure: WorkerError) -> Where:
@@ -158,6 +162,8 @@ def _where(text: str, *, outstanding: bool) -> Where:
     frames = _frames(main)
     if not frames:
         return Where(Stood.UNKNOWN)
+    if _has_returned(frames):
+        return Where(Stood.ELSEWHERE, returned=True)
     if _WAITS_FOR_THREAD.search(frames[0].file):
         working = [found for found in map(_frames, others) if _works(found)]
         own = [found for found in working if any(not is_library(frame.file) for frame in found)]
@@ -177,6 +183,12 @@ def _where(text: str, *, outstanding: bool) -> Where:
     if waits:
         return Where(Stood.TORCH, name)
     return Where(Stood.ELSEWHERE, name)
+
+
+def _has_returned(frames: Sequence[FrameInfo]) -> bool:
+    around = next(itertools.dropwhile(lambda frame: _PYTHONS_EVENT.search(frame.file), frames), None)
+    waits = around is not frames[0]
+    return waits and around is not None and bool(_RUNS_THE_FUNCTION.search(around.file)) and around.function == "_wrap"
 
 
 def _name(frames: Sequence[FrameInfo]) -> str:

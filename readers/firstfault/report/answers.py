@@ -228,6 +228,8 @@ def _advice(job: JobErrors, verdict: Verdict, code: str, engine: EngineWords) ->
         return f"{UNDETERMINED_ADVICE}; all were at"
     if verdict.scope is Scope.UNDETERMINED:
         return UNDETERMINED_ADVICE
+    if root is not None and where_it_stood(root).returned:
+        return "find out why it made fewer steps than the others, such as fewer batches or an early return"
     if verdict.category == "hang" and not code:
         return "it did not answer: look at its node, its GPU and the storage that it reads from"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.accusations import names_it
 from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass
 from firstfault.evidence.failure_message import message_of
-from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched
+from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched, returned_early
 from firstfault.evidence.unreported import broadcast_root, lost_documents, nodes_without_report, terminated_nodes
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
@@ -42,6 +42,7 @@ _MAX_NAMED = 5
 _HEADLINES = {
     "hang": ("hang", "USER:Hang"),
     "user_code": ("collective mismatch", "USER:CollectiveMismatch"),
+    "exit": ("returned early", "USER:ReturnedEarly"),
     "network": ("no progress", "SYSTEM:Network"),
     "node_lost": ("node lost", "SYSTEM:NodeLost"),
     "preemption": ("terminated", "SYSTEM:Preemption"),
@@ -58,7 +59,10 @@ def infer_root(job: JobErrors, diagnosis: Diagnosis) -> Verdict:
     # and only then is the failure that the agents noticed first no evidence
     inferred = terminated_nodes(job)[:1] if not waited else []
     inferred = inferred or broadcast_root(job, accusations, waited=waited)
-    found = hung(classified) or all_in_one_collective(classified) if waited else left_behind(classified)
+    if waited:
+        found = hung(classified) or all_in_one_collective(classified)
+    else:
+        found = left_behind(classified) or returned_early(classified)
     found = mismatched(classified) or found
     hanging = _placed(found, job)
     inferred = inferred or _heaviest(hanging or nodes_without_report(job, accusations, waited=waited), accusations)
