@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("RES_OPTIONS", "attempts:0")  # torch's stores ask the name service for each connection
 sys.path.insert(0, str(Path(__file__).parents[2]))  # started as a script
 
-from tests.generated.program import plan_of
+from tests.generated.program import TIMEOUT_S, plan_of
 from tests.generated.running import Outcome, judged, run
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds, from --first on")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="trainings at a time")
+    parser.add_argument("--timeout", type=int, default=TIMEOUT_S, help="of the collectives, seconds")
     parser.add_argument("--folder", type=Path, default=_ROOT / "build" / "generated")
     parser.add_argument("--again", action="store_true", help="judge the documents of the last campaign again")
     options = parser.parse_args(arguments)
@@ -73,7 +74,7 @@ def _run(seeds: list[int], options: argparse.Namespace) -> Iterator[tuple[int, O
             if index >= len(seeds):
                 return
             seed = seeds[index]
-            done.put((seed, run(seed, options.folder / str(seed))))
+            done.put((seed, run(seed, options.folder / str(seed), options.timeout)))
 
     workers = [context.Process(target=work) for _ in range(min(options.jobs, len(seeds)))]
     for worker in workers:

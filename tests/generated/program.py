@@ -107,13 +107,13 @@ def plan_of(seed: int) -> Plan:
     )
 
 
-def source_of(plan: Plan) -> str:
-    """Return the program's source."""
+def source_of(plan: Plan, timeout_s: int = TIMEOUT_S) -> str:
+    """Return the program's source; its collectives time out after `timeout_s` seconds."""
     names = {
         "GUILTY": dict(zip(plan.guilty, plan.skew, strict=True)),
         "FAULT_STEP": plan.step,
         "STEPS": STEPS,
-        "TIMEOUT_S": TIMEOUT_S,
+        "TIMEOUT_S": timeout_s,
         "LOADERS": plan.loaders,
         "PLACE": plan.place,
     }

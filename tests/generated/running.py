@@ -20,7 +20,7 @@ import firstfault_torch.error_classes
 from firstfault import MultiErrorFileOutputReader
 from firstfault.model import Scope
 from firstfault_torch import NodeFailedError, PlainEngine, launch
-from tests.generated.program import NODES, WORKERS, Plan, plan_of, source_of
+from tests.generated.program import NODES, TIMEOUT_S, WORKERS, Plan, plan_of, source_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +32,7 @@ __all__ = ["Outcome", "judged", "run"]
 
 _CLOCK = Path(__file__).parent / "clock"
 _LONGEST_S = 60.0
-_LEFT_S = 1.0
+_LEFT_S = 3.0
 """How long a process may outlive its agent."""
 
 
@@ -55,12 +55,12 @@ class Outcome:
     why: tuple[str, ...] = field(default=())
 
 
-def run(seed: int, folder: Path) -> Outcome:
+def run(seed: int, folder: Path, timeout_s: int = TIMEOUT_S) -> Outcome:
     """Run a program and judge what firstfault says of it. Program, logs, documents and outcome stay in `folder`."""
     plan = plan_of(seed)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    (folder / "train.py").write_text(source_of(plan))
+    (folder / "train.py").write_text(source_of(plan, timeout_s))
     (folder / "plan.json").write_text(json.dumps(plan.as_dict(), indent=1))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
