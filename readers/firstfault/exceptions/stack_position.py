@@ -28,7 +28,9 @@ _COLLECTIVE = re.compile(r"torch/distributed/(?!elastic/|launcher/|run\.py)")
 _WAITING = re.compile(r"torch/(?:autograd/|cuda/|nn/parallel/|_tensor\.py|_ops\.py)")
 _BACKWARD = re.compile(r"torch/autograd/")
 _OURS = re.compile(
-    r"(?:flytekitplugins/firstfault|firstfault|firstfault_torch)/|/flytekit/|torch/(?:distributed/elastic|multiprocessing)/"
+    # not any folder of this name: a clone's is in the path of all that is installed below it
+    r"(?:flytekitplugins/firstfault|firstfault|firstfault_torch)/(?!.*(?:site|dist)-packages/)"
+    r"|/flytekit/|torch/(?:distributed/elastic|multiprocessing)/"
 )
 _RAISED_AT = re.compile(
     r'^An exception raised at "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+) was on its way out\.$',
