@@ -1006,3 +1006,12 @@ def test_source_lines_of_a_stack() -> None:
     assert text.count("()") == 1
     assert with_source(text, lambda *_: "again") == text
     assert where_it_stood(stopped(1, text)) == where_it_stood(stopped(1, IN_COLLECTIVE))
+
+
+def test_a_folder_named_like_this_package() -> None:
+    """A stack in a collective is one also if everything is installed below a folder with this package's name."""
+    stack = STACK.format(
+        "/home/a/firstfault/.venv/lib/python3.11/site-packages/torch/distributed/c10d.py", "all_reduce"
+    )
+
+    assert where_it_stood(stopped(1, stack)).stood is Stood.COLLECTIVE
