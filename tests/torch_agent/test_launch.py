@@ -289,7 +289,7 @@ def test_what_a_worker_leaves(tmp_path: Path) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process runs; one that nobody has waited for has ended."""
+    """Whether a process runs; a zombie has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
