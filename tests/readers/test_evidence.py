@@ -14,7 +14,7 @@ from firstfault.evidence.clocks import Clocks
 from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_raise_point, with_source
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
-    TOLD_TO_GO,
+    TERMINATED,
     CausedBy,
     Collective,
     CollectiveProgress,
@@ -481,7 +481,7 @@ def _broadcast() -> list[WorkerError]:
             {"worker-0-1.pb", "worker-1-2.pb"},
         ),
         (
-            [replace(stopped(rank), sent_signals=(SentSignal("SIGTERM", TOLD_TO_GO),)) for rank in (2, 3)]
+            [replace(stopped(rank), sent_signals=(SentSignal("SIGTERM", TERMINATED),)) for rank in (2, 3)]
             + [victim(0)],
             "worker-1: 2 of its workers were stopped",
             {"worker-1-2.pb", "worker-1-3.pb"},
@@ -612,7 +612,7 @@ def test_a_broadcast_failure_is_not_the_root_of_a_wait() -> None:
 
 def test_a_terminated_node_without_a_document() -> None:
     """Its workers' documents tell why they were stopped."""
-    to_go = (SentSignal("SIGTERM", TOLD_TO_GO),)
+    to_go = (SentSignal("SIGTERM", TERMINATED),)
     verdict = evidence(done(*(replace(stopped(rank), sent_signals=to_go) for rank in (2, 3)), victim(0), stopped(1)))
     assert (verdict.scope, verdict.node, verdict.category) == (Scope.EXTERNAL, "worker-1", "preemption")
 

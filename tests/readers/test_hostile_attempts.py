@@ -299,7 +299,7 @@ _SHAPES = (
     "USER:X: error=",
     "\nMessage:",
     "https://a:b",
-    "told to go by SIG",
+    "terminated by SIG",
     "a-1-worker-",
     "0x1f ",
 )

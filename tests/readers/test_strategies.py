@@ -9,9 +9,9 @@ import pytest
 
 from firstfault.model import (
     CATEGORIES,
-    DIED_UNHEARD,
-    TOLD_TO_GO,
-    TOLD_TO_GO_BY,
+    DIED_SILENTLY,
+    TERMINATED,
+    TERMINATED_BY,
     Coverage,
     DocumentRef,
     ExceptionInfo,
@@ -308,7 +308,7 @@ def test_how_a_process_is_named(changes: dict[str, Any], name: str) -> None:
             "exit code 137, rank 3 on w-1: exited without an exception (a shell's exit code for SIGKILL)",
         ),
         (
-            {"exception": None, "subject": Subject.AGENT, "rank": None, "message": f"{TOLD_TO_GO_BY} SIGTERM"},
+            {"exception": None, "subject": Subject.AGENT, "rank": None, "message": f"{TERMINATED_BY} SIGTERM"},
             "USER, the agent of w-1: terminated (SIGTERM)",
         ),
         ({"exception": None, "exit_code": 1}, "exit code 1, rank 3 on w-1: exited without an exception"),
@@ -327,9 +327,9 @@ def test_the_headline(changes: dict[str, Any], headline: str) -> None:
 @pytest.mark.parametrize(
     ("stored", "shown"),
     [
-        (TOLD_TO_GO, "its agent was terminated"),
-        (f"the agent of w-1 failed: {TOLD_TO_GO_BY} SIGINT", "the agent of w-1 failed: terminated (SIGINT)"),
-        (f"the agent of w-1 failed: {DIED_UNHEARD}", "the agent of w-1 failed: it died"),
+        (TERMINATED, "its agent was terminated"),
+        (f"the agent of w-1 failed: {TERMINATED_BY} SIGINT", "the agent of w-1 failed: terminated (SIGINT)"),
+        (f"the agent of w-1 failed: {DIED_SILENTLY}", "the agent of w-1 failed: it died"),
         ("rank 3 on w-1 failed: KeyError", "rank 3 on w-1 failed: KeyError"),
     ],
 )

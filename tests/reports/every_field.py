@@ -32,7 +32,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.failure import TOLD_TO_GO
+from firstfault.model.failure import TERMINATED
 from firstfault.report import Report, report_of
 from firstfault.report.attempt_changes import AttemptSummary, summary_of
 from firstfault.testing import START_NS
@@ -119,7 +119,7 @@ def report_full_of(text: str, root: str = "raised", scope: Scope = Scope.RANK) -
     first = _failure(text, 3, 0)
     changes = dict(KINDS_OF_ROOT[root])
     first = dataclasses.replace(first, **changes)
-    sent = (SentSignal(text, TOLD_TO_GO), SentSignal(text, text))
+    sent = (SentSignal(text, TERMINATED), SentSignal(text, text))
     others = (_failure(text, 1, 40), _failure(text, 2, 90, exception=None, sent_signals=sent, expired=None))
     own_dump = StackDump(first.place.pid, first.rank, f'File "/job/{text}.py", line 7 in {text}\n{text}')
     own_frame = FrameInfo(f"/job/{text}.py", 7, text, text, (text, text), 6, (0, 2))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import (
-    TOLD_TO_GO,
-    TOLD_TO_GO_BY,
+    TERMINATED,
+    TERMINATED_BY,
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
@@ -298,17 +298,17 @@ def _told_to_go(node: int, at_ms: float) -> WorkerError:
 def _terminated() -> Report:
     job = job_of(
         _told_to_go(1, 0),
-        stopped(0, 700, f"the agent of {_NODES[1]} failed: {TOLD_TO_GO_BY} SIGTERM"),
-        stopped(1, 702, f"the agent of {_NODES[1]} failed: {TOLD_TO_GO_BY} SIGTERM"),
-        stopped(2, 40, TOLD_TO_GO),
-        stopped(3, 41, TOLD_TO_GO),
+        stopped(0, 700, f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"),
+        stopped(1, 702, f"the agent of {_NODES[1]} failed: {TERMINATED_BY} SIGTERM"),
+        stopped(2, 40, TERMINATED),
+        stopped(3, 41, TERMINATED),
     )
     return report_on(job)
 
 
 def _all_terminated() -> Report:
     return report_on(
-        job_of(_told_to_go(0, 90), _told_to_go(1, 0), *(stopped(rank, 100.0 + rank, TOLD_TO_GO) for rank in range(4)))
+        job_of(_told_to_go(0, 90), _told_to_go(1, 0), *(stopped(rank, 100.0 + rank, TERMINATED) for rank in range(4)))
     )
 
 

@@ -252,7 +252,7 @@ def test_the_end_leaves_no_thread(heard: bool, node: Callable[..., Node], monkey
     [
         (FATAL, "rank 3 on worker-0 failed: ValueError"),
         (replace(FATAL, rank=0), "rank 0 on worker-0 failed: ValueError"),
-        (FirstFailure("told to go by SIGTERM", "worker-0"), "the agent of worker-0 failed: told to go by SIGTERM"),
+        (FirstFailure("terminated by SIGTERM", "worker-0"), "the agent of worker-0 failed: terminated by SIGTERM"),
     ],
 )
 def test_a_reason(failure: FirstFailure, reason: str) -> None:

@@ -140,7 +140,7 @@ def test_a_verdict_that_is_not_durable(agents: Callable[..., list[Agent]]) -> No
 
 
 def test_one_that_leaves_does_not_conclude(agents: Callable[..., list[Agent]]) -> None:
-    """A process that was told to go lets another one conclude, if there is one."""
+    """A process that was terminated lets another one conclude, if there is one."""
     made = agents(3, leaving={0: True, 1: True})
     _run(made)
     assert _documents(made) == {b"sealed by 2"}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from firstfault.model import TOLD_TO_GO, TOLD_TO_GO_BY, Phase, Place
+from firstfault.model import TERMINATED, TERMINATED_BY, Phase, Place
 from firstfault_torch.agent.death_documents import Stop, about_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import NodeReport, Reporter
@@ -236,7 +236,7 @@ class ReportingAgent(HookedAgent):
             if not self._signals.gave_up.is_set():
                 self._stop_workers_because("its agent had failed")
             else:
-                self._stop_workers_because(TOLD_TO_GO, death_signal)
+                self._stop_workers_because(TERMINATED, death_signal)
         super().shut_down(death_signal, max(1, min(timeout, round(self._stop_seconds))), **more)
 
     def exit_barrier(self) -> None:
@@ -544,7 +544,7 @@ class ReportingAgent(HookedAgent):
             self._reporter.write(about_agent(error, ErrorClass.PREEMPTION, self.place(), received.moment))
             others_suffice = (self.group.group_world_size or 1) - 1 >= self._min_nodes
             if self._peers is not None and (self._waits_at_exit or not others_suffice):
-                what = f"{TOLD_TO_GO_BY} {received.number.name}"
+                what = f"{TERMINATED_BY} {received.number.name}"
                 self._peers.broadcast.send(FirstFailure(what, self.place().node, self.group.group_rank))
         finally:
             self._signal_reported.set()
@@ -553,7 +553,7 @@ class ReportingAgent(HookedAgent):
         """Write a document about a failure of the agent itself, and finish the report."""
         preempted = error_class is ErrorClass.PREEMPTION
         with guarded("stopping the workers"):
-            self._stop_workers_because(TOLD_TO_GO if preempted else "its agent had failed")
+            self._stop_workers_because(TERMINATED if preempted else "its agent had failed")
         if preempted and self._signals.is_listening:
             self._signal_reported.wait(self.recording.upload_deadline_seconds)
         else:

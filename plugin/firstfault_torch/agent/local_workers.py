@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstfault.model import TOLD_TO_GO, ExpiredDeadline
+from firstfault.model import TERMINATED, ExpiredDeadline
 from firstfault_torch.agent.death_documents import Expiry, Observation, Stop
 from firstfault_torch.agent.death_watch import DeathWatch
 from firstfault_torch.agent.stopping import observe, stop_processes
@@ -261,7 +261,7 @@ class LocalWorkers:
         asked = {rank: pid for rank, pid in alive.items() if rank not in first}
         observations = observe(self._channel, self._reporter.recording, asked)
         raising = {rank for rank, seen in observations.items() if seen.raised_at is not None}
-        leaving = self._await_raised(raising) if reason != TOLD_TO_GO else frozenset()
+        leaving = self._await_raised(raising) if reason != TERMINATED else frozenset()
         killed_ns = time.monotonic_ns() + int(self._stop_seconds * 1e9)
         self.stopped = replace(self.stopped, observations=observations, first=first | leaving, killed_ns=killed_ns)
         stop_processes(processes, sent, spare=first, leaving=leaving, seconds=self._stop_seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.model import DIED_UNHEARD
+from firstfault.model import DIED_SILENTLY
 from firstfault_torch.compat.torch_agent import master_address
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
@@ -193,7 +193,7 @@ class Peers:
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
         """Tell the other agents that one of them died."""
         asks = self._others_suffice
-        self.broadcast.send(FirstFailure(DIED_UNHEARD, node, group_rank, fatal=not asks, asks=asks))
+        self.broadcast.send(FirstFailure(DIED_SILENTLY, node, group_rank, fatal=not asks, asks=asks))
 
     def _take_from_roster(self, group_rank: int) -> None:
         """Accept a failure that another node wrote into the roster but did not broadcast."""

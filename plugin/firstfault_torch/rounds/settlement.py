@@ -153,7 +153,7 @@ class Settlement:
             conclude: called if it is this node's turn; returns the ``error.pb``, None if it cannot be made.
             publish: called after `conclude`; makes the ``error.pb`` durable, and returns whether it is.
             seconds: longest wait for the other nodes' reports.
-            leaving: this process was told to go; others conclude, if there are others.
+            leaving: this process was terminated; others conclude, if there are others.
             give_up: once set, shortens the waits.
         """
         store, waiting = connections

@@ -74,7 +74,7 @@ def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdi
         json=to_json(verdict, decision),
         timestamp_ns=time.time_ns(),
         node=recording.identity.node,
-        code=verdict.code,
+        code=verdict.root.code if verdict.root is not None else verdict.code,
         message=flyte_message(report),
         kind=decision.kind,
         origin=decision.origin,

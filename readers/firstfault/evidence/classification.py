@@ -146,7 +146,7 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         # a rank without a collective outstanding did not wait, though another rank's timeout reached it
         waited = signature == TIMED_OUT or (signature == DUMP_SIGNAL and log is not None and log.role is Role.SECONDARY)
         waited = waited or _left_after_a_wait(failure)
-        why = f"was stopped by its agent: {sent.shown_reason}"
+        why = f"was stopped by its agent: {sent.reason}"
         return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited, signature=signature)
     if failure.exception is not None:
         return _of_exception(failure, failure.exception, gone)

@@ -9,8 +9,7 @@ from firstfault.evidence.accusations import names_it
 from firstfault.evidence.classification import FailureClass
 from firstfault.evidence.inferred_root import InferredRoot
 from firstfault.layout.keys import ErrorKey
-from firstfault.model import DIED_UNHEARD, TOLD_TO_GO, TOLD_TO_GO_BY, Phase
-from firstfault.model.failure import shown_text
+from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_BY, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +95,7 @@ def _faults_of(failure: WorkerError) -> set[str]:
 def terminated_nodes(job: JobErrors) -> list[InferredRoot]:
     """Return the nodes whose workers were stopped because their agent was terminated, if the agent left no document."""
     workers: Counter[str] = Counter(
-        failure.node for failure in job.failures if any(sent.reason == TOLD_TO_GO for sent in failure.sent_signals)
+        failure.node for failure in job.failures if any(sent.reason == TERMINATED for sent in failure.sent_signals)
     )
     return [
         InferredRoot(
@@ -140,8 +139,8 @@ def broadcast_root(job: JobErrors, accusations: Accusations, *, waited: bool) ->
     if waited and (what in _MAY_BE_A_WAIT or not what):
         return []
     what = what or reason or "no reason was given"
-    why = f"its agent reported its failure to the other nodes ({shown_text(what)}), but its own document is missing"
-    if what == DIED_UNHEARD:
+    why = f"its agent reported its failure to the other nodes ({what}), but its own document is missing"
+    if what == DIED_SILENTLY:
         why = "its agent died"
     return [InferredRoot(why, 2, who[0], who[1], None, _category_of(who[0], what), rule="broadcast")]
 
@@ -164,7 +163,7 @@ def _category_of(rank: int | None, what: str) -> str:
     """Return the category that the reason gives a node; a rank's is unknown."""
     if rank is not None:
         return "unknown"
-    return "node_lost" if what == DIED_UNHEARD else "preemption" if what.startswith(TOLD_TO_GO_BY) else "unknown"
+    return "node_lost" if what == DIED_SILENTLY else "preemption" if what.startswith(TERMINATED_BY) else "unknown"
 
 
 def nodes_without_report(job: JobErrors, accusations: Accusations, *, waited: bool) -> list[InferredRoot]:

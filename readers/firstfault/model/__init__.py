@@ -4,10 +4,10 @@ from firstfault.model.categories import (
     CATEGORIES,
 )
 from firstfault.model.failure import (
-    DIED_UNHEARD,
+    DIED_SILENTLY,
+    TERMINATED,
+    TERMINATED_BY,
     TIME_LIMIT,
-    TOLD_TO_GO,
-    TOLD_TO_GO_BY,
     CausedBy,
     Collective,
     CollectiveProgress,
@@ -55,10 +55,10 @@ from firstfault.model.verdict import (
 
 __all__ = [
     "CATEGORIES",
-    "DIED_UNHEARD",
+    "DIED_SILENTLY",
+    "TERMINATED",
+    "TERMINATED_BY",
     "TIME_LIMIT",
-    "TOLD_TO_GO",
-    "TOLD_TO_GO_BY",
     "CausedBy",
     "Collective",
     "CollectiveProgress",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import enum
-import re
 from dataclasses import dataclass, field
 
 __all__ = [
-    "DIED_UNHEARD",
+    "DIED_SILENTLY",
+    "TERMINATED",
+    "TERMINATED_BY",
     "TIME_LIMIT",
-    "TOLD_TO_GO",
-    "TOLD_TO_GO_BY",
     "CausedBy",
     "CollectiveProgress",
     "DocumentRef",
@@ -29,7 +28,6 @@ __all__ = [
     "ThreadFailure",
     "WorkerError",
     "Writer",
-    "shown_text",
 ]
 
 
@@ -142,38 +140,20 @@ class SentSignal:
 
     signal: str
     reason: str
-    """As the agent wrote it: free text, or `TOLD_TO_GO`."""
-
-    @property
-    def shown_reason(self) -> str:
-        """The reason in the words of a report."""
-        return shown_text(self.reason)
+    """As the agent wrote it: free text, or `TERMINATED`."""
 
 
-TOLD_TO_GO = "its agent was told to go"
-"""Why an agent stopped its workers when its pod was terminated. Stored in documents, so it cannot change."""
+TERMINATED = "its agent was terminated"
+"""Why an agent stopped its workers when its pod was terminated. Stored in documents."""
 
-TOLD_TO_GO_BY = "told to go by"
-"""Begins what an agent of a terminated pod tells its peers; the signal's name follows. Stored in documents."""
+TERMINATED_BY = "terminated by"
+"""Begins what an agent of a terminated pod sends to its peers; the signal's name follows. Stored in documents."""
+
+DIED_SILENTLY = "it died"
+"""What agents tell each other about an agent that was killed. Stored in documents."""
 
 TIME_LIMIT = "USER:TimeLimit"
 """The code of an agent whose pod was terminated because the attempt had reached its time limit."""
-
-DIED_UNHEARD = "it died without a word"
-"""What agents tell each other about an agent that was killed. Stored in documents."""
-
-_SHOWN = (
-    (re.compile(rf"\b{TOLD_TO_GO_BY} (SIG\w+)"), r"terminated (\1)"),
-    (re.compile(r"\btold to go\b"), "terminated"),
-    (re.compile(r"\bdied without a word\b"), "died"),
-)
-
-
-def shown_text(text: str) -> str:
-    """Return a text that an agent stored in the words of a report: "terminated (SIGTERM)", "its agent died"."""
-    for stored, shown in _SHOWN:
-        text = stored.sub(shown, text)
-    return text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import FailureClass
 from firstfault.model import Phase, Scope, Subject
-from firstfault.model.failure import shown_text
 from firstfault.model.roster import unreported_nodes
 from firstfault.report.events import event_of, event_order, origin_of
 from firstfault.report.groups import groups_of, with_unreported
@@ -234,7 +233,7 @@ def _nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
         said = entries.get((name, group_rank), [])
         state, note = (
             _state_of_node(said),
-            shown_text(next((item.first_failure_reason for item in said if item.first_failure_reason), "")),
+            next((item.first_failure_reason for item in said if item.first_failure_reason), ""),
         )
         if (name or f"group rank {group_rank}") in unreported:
             state, note = State.UNREPORTED, "it had started and sent no report"

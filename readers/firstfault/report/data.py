@@ -326,7 +326,7 @@ def _end_facts(root: WorkerError) -> Iterator[Fact]:
         yield Fact("exit code", str(root.exit_code))
     by_agent = next((sent for sent in root.sent_signals if sent.signal == root.signal), None)
     if by_agent is not None:
-        yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.shown_reason}")
+        yield Fact("signal", f"{root.signal}, sent by its agent: {by_agent.reason}")
     elif root.signal and root.expired is not None:
         yield Fact("signal", f"{root.signal}, sent by its agent for a deadline")
     elif root.signal:

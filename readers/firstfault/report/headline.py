@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.failure_message import message_of
 from firstfault.model import Subject
-from firstfault.model.failure import shown_text
 from firstfault.model.signal_meanings import explain_end
 from firstfault.report.words import size
 from firstfault.text import one_line
@@ -42,9 +41,9 @@ def line_of(failure: WorkerError) -> str:
     """Return what happened to a process in one line, without its name."""
     if failure.stopped_by_agent and not failure.crashed_while_stopped:
         sent = failure.sent_signals[0]
-        return one_line(f"{failure.signal or sent.signal}: {sent.shown_reason}", _LINE)
+        return one_line(f"{failure.signal or sent.signal}: {sent.reason}", _LINE)
     if failure.subject is Subject.AGENT and failure.exception is None:
-        return one_line(shown_text(failure.message), _LINE) or failure.code
+        return one_line(failure.message, _LINE) or failure.code
     said = message_of(failure)
     if said.text or said.exception is not None:
         return one_line(f"{said.what}: {said.text}" if said.text else said.what, _LINE)

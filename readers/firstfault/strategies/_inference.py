@@ -198,7 +198,7 @@ def _inferred_verdict(job: JobErrors, inferred: InferredRoot, classified: Sequen
     if waited:
         waiters = (judged for judged in classified if judged.waited)
         why.append(Reason(f"{waited} timed out waiting", failures_of(waiters)))
-    what, code = _HEADLINES.get(inferred.category, ("no report", "USER:NoWord"))
+    what, code = _HEADLINES.get(inferred.category, ("no report", "USER:NoReport"))
     sentence = f"{what}, {_name(inferred)}: {inferred.why}"
     return replace(
         undetermined(job, NAME),

@@ -8,7 +8,6 @@ from firstfault.evidence.failure_message import message_of
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import TIME_LIMIT, Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
-from firstfault.model.failure import shown_text
 from firstfault.model.signal_meanings import explain_end
 from firstfault.text import one_line, redact, sentence_of
 
@@ -33,6 +32,8 @@ _MAX_VICTIMS = 100
 _MAX_SOURCES = 8
 _EXTERNAL = {"preemption"}
 _HEADLINE = 160
+_NO_CODE = {"", "USER:RuntimeError"}
+"""What an engine gives a failure that has no code of its own."""
 
 
 def candidates(job: JobErrors) -> tuple[WorkerError, ...]:
@@ -90,11 +91,11 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         scope=_scope(root, ranks),
         ranks=ranks,
         node=root.node or None,
-        code=root.code,
+        code=_code_of(root),
         category=category_of(root),
         fingerprint=root.fingerprint or fingerprint_of(root),
         headline=headline_of(root, ranks),
-        message=shown_text(root.message) if root.subject is Subject.AGENT else root.message,
+        message=root.message,
         timestamp_ns=root.timestamp_ns,
         strategy=strategy,
         confidence=confidence,
@@ -109,6 +110,13 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
         document_count=job.document_count,
         root=root,
     )
+
+
+def _code_of(root: WorkerError) -> str:
+    """Return the code that an exception has itself, else its short name, the signal, or "ExitCode7"."""
+    if root.code not in _NO_CODE or root.writer is Writer.STOCK:
+        return root.code
+    return message_of(root).what.replace("exit code ", "ExitCode")
 
 
 def sources_of(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
@@ -190,7 +198,7 @@ def _sentence(root: WorkerError) -> str:
     if said:
         return said
     if root.subject is Subject.AGENT:
-        return sentence_of(shown_text(root.message))
+        return sentence_of(root.message)
     if root.expired is not None:
         at = where_it_stood(root).frame
         return f"{root.expired.text} at {at}" if at else root.expired.text
@@ -245,7 +253,7 @@ def victims_of(job: JobErrors, root: WorkerError | None, same: Sequence[WorkerEr
 def _line(failure: WorkerError) -> str:
     if failure.stopped_by_agent:
         sent = failure.sent_signals[0]
-        return one_line(f"stopped by its agent ({sent.signal}): {sent.shown_reason}")
+        return one_line(f"stopped by its agent ({sent.signal}): {sent.reason}")
     said = message_of(failure)
     text = one_line(redact(said.text or (failure.message if failure.exception is None else "")), 120)
     return one_line(f"{said.what}: {text}" if text else said.what)
