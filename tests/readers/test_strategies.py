@@ -9,8 +9,6 @@ import pytest
 
 from firstfault.model import (
     CATEGORIES,
-    DIED_SILENTLY,
-    TERMINATED,
     TERMINATED_BY,
     Coverage,
     DocumentRef,
@@ -309,7 +307,7 @@ def test_how_a_process_is_named(changes: dict[str, Any], name: str) -> None:
         ),
         (
             {"exception": None, "subject": Subject.AGENT, "rank": None, "message": f"{TERMINATED_BY} SIGTERM"},
-            "USER, the agent of w-1: terminated (SIGTERM)",
+            "USER, the agent of w-1: terminated by SIGTERM",
         ),
         ({"exception": None, "exit_code": 1}, "exit code 1, rank 3 on w-1: exited without an exception"),
         (
@@ -322,22 +320,6 @@ def test_how_a_process_is_named(changes: dict[str, Any], name: str) -> None:
 def test_the_headline(changes: dict[str, Any], headline: str) -> None:
     """The headline is one line: what, who, and what it said; of Flyte's own texts the sentence after "Message:"."""
     assert _verdict("earliest", make_error(**{"rank": 3, "node": "w-1", **changes})).headline == headline
-
-
-@pytest.mark.parametrize(
-    ("stored", "shown"),
-    [
-        (TERMINATED, "its agent was terminated"),
-        (f"the agent of w-1 failed: {TERMINATED_BY} SIGINT", "the agent of w-1 failed: terminated (SIGINT)"),
-        (f"the agent of w-1 failed: {DIED_SILENTLY}", "the agent of w-1 failed: it died"),
-        ("rank 3 on w-1 failed: KeyError", "rank 3 on w-1 failed: KeyError"),
-    ],
-)
-def test_stored_texts_are_shown_in_plain_words(stored: str, shown: str) -> None:
-    """Agents store fixed texts that cannot change; verdicts show other words."""
-    stopped = make_error(1, at_ms=5, exception=None, sent_signals=(SentSignal("SIGTERM", stored),))
-    verdict = _verdict("earliest", make_error(0), stopped)
-    assert verdict.victims.by_rank == ((1, f"stopped by its agent (SIGTERM): {shown}"),)
 
 
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (100, " and 92 more")])
