@@ -13,7 +13,6 @@ from firstfault.layout.paths import OUTPUTS, attempt_of
 from firstfault.model import Scope
 from firstfault.output_reader import MultiErrorFileOutputReader, failed
 from firstfault.reading.fetch import snapshot_of_document
-from firstfault.reading.torchrun import snapshot_of_torchrun
 from firstfault.report.attempt_changes import AttemptSummary, summary_of
 from firstfault.report.words import counted
 from firstfault.store import is_remote, join, open_store
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadAttempt", "logs_of_run", "read_attempt", "read_document", "sibling_attempts"]
 
+LOG_FOLDERS_GROUP = "firstfault.log_folders"
+"""Entry-point group: a function from a folder to its snapshot, or None if another program made the folder."""
 _AROUND = 10
 """The most other attempts to read: the nearest earlier ones, then later ones."""
 _MOST_ATTEMPTS = 100
@@ -92,12 +93,16 @@ def read_attempt(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader
             continue  # its pods may never have started
         if attempt.conclusion is not None or found is None or found.conclusion is None:
             found = attempt
-    return found or _torchrun(uri, reader_of) or here
+    return found or _log_folder(uri, reader_of) or here
 
 
-def _torchrun(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:
-    """Return what torchrun left in its log folder; None if `uri` is none."""
-    snapshot = None if is_remote(uri) else snapshot_of_torchrun(Path(uri.removeprefix("file://")))
+def _log_folder(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]) -> ReadAttempt | None:
+    """Return what a launcher without firstfault left in its log folder; None if `uri` is none that is known."""
+    from importlib.metadata import entry_points  # noqa: PLC0415 - slow, and attempts do not need it
+
+    folder = None if is_remote(uri) else Path(uri.removeprefix("file://"))
+    readers = entry_points(group=LOG_FOLDERS_GROUP) if folder is not None else ()
+    snapshot = next(filter(None, (point.load()(folder) for point in readers)), None)
     if snapshot is None:
         return None
     job = reader_of(uri).job_of(snapshot)

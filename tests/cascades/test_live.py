@@ -51,7 +51,7 @@ def test_a_case(name: str, lab: Lab, tmp_path: Path) -> None:
     assert judge(truth, verdict) == "right", (truth, verdict.headline, verdict.why)
     assert is_decided_right(truth, verdict)
     seen = run.ended.attempt["engine"]["error_seen"]
-    assert (seen["code"], seen["worker"]) == (verdict.code, verdict.node or "")
+    assert (seen["code"], seen["worker"]) == (verdict.root.code if verdict.root else verdict.code, verdict.node or "")
     # every node names the same failure as the end of the round
     told = {entry.first_failure for entry in job.roster if entry.phase is Phase.FAILED}
     assert len({(cause.rank, cause.node) for cause in told if cause is not None}) == 1

@@ -75,7 +75,8 @@ class Ended:
         seen, decision = self.attempt["engine"]["error_seen"], self.attempt["decision"]
         verdict = self.verdict
         assert self.attempt["engine"]["job"] == "Succeeded"
-        assert (seen["code"], seen["worker"]) == (verdict["code"], verdict["node"] or "")
+        root = MultiErrorFileOutputReader(str(self.prefix)).conclude().verdict.root
+        assert (seen["code"], seen["worker"]) == (root.code if root else verdict["code"], verdict["node"] or "")
         assert seen["timestamp"] == verdict["timestamp"]
         assert (seen["kind"], seen["origin"]) == (decision["kind"], decision["origin"])
 

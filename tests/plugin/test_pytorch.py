@@ -17,7 +17,7 @@ from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from firstfault_torch.verdict.notifiers import WEBHOOK_VARIABLE
+from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
 from flytekitplugins.firstfault import PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.task import VerdictSealedError

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.cli import EXIT
-from firstfault.reading.torchrun import snapshot_of_torchrun
 from firstfault.testing import make_error
+from firstfault.torchrun_logs import snapshot_of_torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,10 +18,11 @@ from firstfault.wire.documents import encode
 from firstfault_torch import run
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, record_error
+from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
 from firstfault_torch.verdict import notifiers
-from firstfault_torch.verdict.notifiers import WEBHOOK_VARIABLE, notify
+from firstfault_torch.verdict.notifiers import notify
 from tests.http_receiver import Receiver, receiving
 from tests.recordings import concluded, sealed
 from tests.reports.scenes import SCOPE_SCENES, URI
@@ -155,9 +156,9 @@ def test_a_server_that_hangs_up(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
 
 
 def test_a_slow_lookup_of_installed_notifiers(
-    webhook: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A disk that does not answer delays the end of the pod by a limit, and the webhook is called all the same."""
+    """A disk that does not answer delays the end of the pod by a limit, and a warning says what was not called."""
     goes_on = threading.Event()
     monkeypatch.setattr(notifiers, "_LONGEST_S", 0.5)
     monkeypatch.setattr(notifiers, "entry_points", lambda group: [] if goes_on.wait(30) else [group])
@@ -165,7 +166,6 @@ def test_a_slow_lookup_of_installed_notifiers(
     notify(SCOPE_SCENES["rank"]())
     assert time.monotonic() - began < 2
     goes_on.set()
-    assert len(events_at(webhook)) == 1
     assert "installed notifiers are not called: they were not found within 0.5 s" in caplog.text
 
 

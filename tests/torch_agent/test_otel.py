@@ -13,8 +13,9 @@ from opentelemetry import _logs
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from firstfault.render.first_line import first_line
+from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
 from firstfault_torch.verdict import notifiers
-from firstfault_torch.verdict.notifiers import WEBHOOK_VARIABLE, notify
+from firstfault_torch.verdict.notifiers import notify
 from tests.http_receiver import Receiver, receiving
 from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES, URI
 
@@ -195,7 +196,7 @@ def test_a_healthy_training_imports_none_of_it(collector: Receiver) -> None:
     """The agent's modules load without OpenTelemetry, and start no thread, also if an endpoint is configured."""
     code = """if True:
         import sys, threading
-        import firstfault_torch.run, firstfault_torch.verdict.otel
+        import firstfault_torch.run, firstfault_torch.notifiers.otel
         assert threading.active_count() == 1
         print([name for name in sys.modules if name.startswith('opentelemetry')])
     """

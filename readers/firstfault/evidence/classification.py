@@ -270,14 +270,19 @@ def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set
         return ClassifiedFailure(
             failure, FailureClass.OWN_EXIT, "was ended by a signal that its agent did not send", "signal"
         )
-    if name == "SystemExit":
-        if failure.sent_signals and not failure.in_flight:
-            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "exited when its agent stopped it")
-        in_flight = bool(failure.sent_signals)
-        return _of_printed(failure, "exited") or ClassifiedFailure(
-            failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight
-        )
-    return None
+    return _of_call_of_exit(failure) if name == "SystemExit" else None
+
+
+def _of_call_of_exit(failure: WorkerError) -> ClassifiedFailure:
+    """Classify a call of ``sys.exit`` by what the process had printed, if it tells why."""
+    if failure.sent_signals and not failure.in_flight:
+        why, waited = "exited when its agent stopped it", _left_after_a_wait(failure)
+        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, why, waited=waited)
+    found = _of_printed(failure, "exited")
+    if found is None and (text := text_of_death(failure.log_tail, "")):
+        found = _of_last_words(failure, _classified(text, "", ()), "exited", "")
+    in_flight = bool(failure.sent_signals)
+    return found or ClassifiedFailure(failure, FailureClass.OWN_EXIT, "exited by itself", "exit", in_flight=in_flight)
 
 
 def _of_printed(failure: WorkerError, ended: str) -> ClassifiedFailure | None:

@@ -20,6 +20,8 @@ __all__ = ["attributes_of", "is_wanted", "send_record"]
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_LONGEST_S = 3.0
+"""How long the exporter may try."""
 _TEXT = 100_000
 """Characters of a message or a traceback that are sent."""
 _NAME = "firstfault"
@@ -32,19 +34,17 @@ def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
     return not off and any(map(environment.get, _ENDPOINTS))
 
 
-def send_record(report: Report, seconds: float) -> None:
-    """Send a report's record; do nothing if the extra ``otel`` is not installed.
+def send_record(report: Report) -> None:
+    """Send a report's record; do nothing without an endpoint, or if the extra ``otel`` is not installed.
 
     It goes through an exporter of its own: the providers of the process stay as they are.
-
-    Args:
-        report: on the verdict.
-        seconds: how long the exporter may try.
 
     Raises:
         ValueError: the variables ask for gRPC.
         OSError: the endpoint did not take the record.
     """
+    if not is_wanted():
+        return
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), "")
     try:
         from opentelemetry._logs import LogRecord, SeverityNumber  # noqa: PLC0415 - only a failure needs it
@@ -72,7 +72,7 @@ def send_record(report: Report, seconds: float) -> None:
     )
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
     resource = Resource({"service.name": _NAME}).merge(OTELResourceDetector().detect())
-    exporter = OTLPLogExporter(timeout=seconds)
+    exporter = OTLPLogExporter(timeout=_LONGEST_S)
     sent = exporter.export([ReadableLogRecord(record, resource, InstrumentationScope(_NAME))])
     if sent is not LogRecordExportResult.SUCCESS:
         raise OSError("the OTLP endpoint did not take the record")

@@ -1,1 +1,0 @@
-\‘³í± 48@HRdefault_roleZ"f99ab6e4459804b548df-n0-0-worker-1btraining-hostj	127.0.0.1pÄ{"")Þ;k—‹ê

@@ -1,1 +1,0 @@
-\Ê‡ç± 48@HRdefault_roleZ"f06a28693174d44e68eb-n0-0-worker-1btraining-hostj	127.0.0.1p¯r"")S&‹ê
