@@ -1,4 +1,4 @@
-"""Every row of the case table in docs/design.md."""
+"""Every row of the case table in docs/reading.md."""
 
 from __future__ import annotations
 

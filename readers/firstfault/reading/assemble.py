@@ -1,6 +1,6 @@
 """Merges documents into `JobErrors`: selects the judged round, merges documents of one process, counts missing nodes.
 
-Pure functions; docs/design.md has the rules, as a case table.
+Pure functions; docs/reading.md has the rules, as a case table.
 """
 
 from __future__ import annotations

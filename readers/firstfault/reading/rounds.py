@@ -1,4 +1,4 @@
-"""Which round is judged, and of which incarnation of each node. Pure; docs/design.md has the reasons.
+"""Which round is judged, and of which incarnation of each node. Pure; docs/reading.md has the reasons.
 
 Where a roster exists, it decides: any process that may write to the attempt can write a document of a later round.
 """
