@@ -1,4 +1,4 @@
-"""The promise between versions: files of the first format read the same today, files of a newer one do not confuse."""
+"""The promise between versions: the files of a newer version do not confuse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMATS = Path(__file__).parents[1] / "formats"
 """Attempts of real jobs."""
-ATTEMPTS = sorted(path.relative_to(FORMATS).as_posix() for path in FORMATS.glob("*/*/0"))
+ATTEMPTS = sorted(path.relative_to(FORMATS).as_posix() for path in FORMATS.glob("*/0"))
 NOTE = "a newer version of firstfault wrote"
 
 
@@ -68,15 +68,15 @@ def sealed(folder: Path) -> dict[str, Any]:
     return dict(json.loads(document.verdict.json))
 
 
-def test_each_format_has_attempts() -> None:
-    """An exception and a death are recorded in each."""
-    assert ATTEMPTS == ["0.1/killed/0", "0.1/raised/0"]
+def test_an_exception_and_a_death_are_recorded() -> None:
+    """The tests below run on both."""
+    assert ATTEMPTS == ["killed/0", "raised/0"]
 
 
-# --- files of an older version --------------------------------------------------------------------------------------
+# --- files of this version ------------------------------------------------------------------------------------------
 
 
-def test_an_older_attempt_reads_as_its_pods_sealed_it(attempt: Path) -> None:
+def test_an_attempt_reads_as_its_pods_sealed_it(attempt: Path) -> None:
     """The verdict from the documents is the one that the pods reached, and so is the decision."""
     told = sealed(attempt)
     conclusion = concluded(attempt)
@@ -94,12 +94,7 @@ def test_an_older_attempt_reads_as_its_pods_sealed_it(attempt: Path) -> None:
     assert NOTE not in str(verdict.coverage.notes)
 
 
-def test_todays_strategy_reads_an_older_attempt(attempt: Path) -> None:
-    """The default strategy, which is younger than the first format, names the same root cause."""
-    assert concluded(attempt, strategy="evidence").verdict.ranks == tuple(sealed(attempt)["verdict"]["ranks"])
-
-
-def test_an_older_seal_alone_is_enough(attempt: Path) -> None:
+def test_a_seal_alone_is_enough(attempt: Path) -> None:
     """Without documents and roster the sealed verdict is the verdict."""
     before = gist(concluded(attempt))
     shutil.rmtree(attempt / "firstfault")
@@ -108,10 +103,10 @@ def test_an_older_seal_alone_is_enough(attempt: Path) -> None:
     assert not after.verdict.coverage.complete
 
 
-def test_the_copies_of_an_older_version_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_copies_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A bundle stands in for the documents: it is opened, and no document of its own is needed."""
     folder = tmp_path / "0"
-    shutil.copytree(FORMATS / "0.1/raised/0", folder)
+    shutil.copytree(FORMATS / "raised/0", folder)
     before = gist(concluded(folder))
     for path in folder.rglob("firstfault/*/*.pb"):
         path.write_bytes(b"\0" * path.stat().st_size)
