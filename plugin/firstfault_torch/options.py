@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY
 
 if TYPE_CHECKING:
-    from firstfault.retry import RetryPolicy
-    from firstfault_torch.inprocess import InProcessRestart
+    from collections.abc import Callable, Mapping
 
-__all__ = ["Options", "Watchdog"]
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+
+    from firstfault.retry import RetryPolicy
+    from firstfault_torch.agent.local_workers import LocalWorkers
+    from firstfault_torch.agent.reporter import Reporter
+    from firstfault_torch.engine import Engine
+    from firstfault_torch.worker.recording import WorkerMonitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,42 @@ class Watchdog:
             )
 
 
+class RestartsInProcess(Protocol):
+    """What the agent and the workers need of restarts in the workers' processes.
+
+    `firstfault_torch.inprocess.InProcessRestart` implements it. That folder is optional, so nothing imports it: the
+    user's option brings it.
+    """
+
+    def run(self, engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function(*args)`` with restarts in a worker process; an exception is recorded."""
+
+    def call(self, function: Callable[[], Any], monitor: WorkerMonitor) -> Any:
+        """Do the same for a function without arguments, in a worker that already records."""
+
+    def by_last_rank(self, results: Mapping[int, Any]) -> dict[int, Any]:
+        """Return what the workers returned, by the rank that each had in the last iteration."""
+
+    def survivors(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> Survivors:
+        """Return what looks at the workers of a node in torch's place."""
+
+
+class Survivors(Protocol):
+    """The workers of one node that continue after one of them has ended."""
+
+    def begin_round(self) -> None:
+        """Forget the round before."""
+
+    def look(self, group: WorkerGroup, context: Any) -> RunResult | None:
+        """Return the state of the workers; None if they have failed."""
+
+    def forget_recovered(self, group: WorkerGroup) -> None:
+        """Leave out the deaths from which the others have recovered."""
+
+    def await_end(self) -> None:
+        """Wait a while for all workers to give up."""
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """Time limits, strategy and retry policy."""
@@ -52,8 +93,8 @@ class Options:
     """Time for workers to end after SIGTERM before they are killed."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default."""
-    in_process_restart: InProcessRestart | None = None
-    """How workers restart in their processes after a fault; None: they do not."""
+    in_process_restart: RestartsInProcess | None = None
+    """How workers restart in their processes after a fault, an `InProcessRestart`; None: they do not."""
     retries: int | None = None
     """How often the engine may run the job again; None: not known."""
     restarts_follow_policy: bool = True

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
     from firstfault_torch.rounds.settlement import Reports
 
-__all__ = ["NodeFailedError", "by_last_rank", "error_files_removed", "launch", "recording_of", "run_node"]
+__all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
 
 _LAST_SECONDS = 1.5
 """Longest wait for the other nodes after a signal to this process."""
@@ -92,12 +92,8 @@ def launch(
     """
     options = options or Options()
     with error_files_removed(config):
-        if options.in_process_restart is None:
-            return run_node(config, run_recorded, (engine, function, *args), engine=engine, options=options)
-        from firstfault_torch.worker.restarting import run_with_restarts  # noqa: PLC0415 - few need it
-
-        work = (engine, options.in_process_restart, function, *args)
-        return run_node(config, run_with_restarts, work, engine=engine, options=options)
+        run = run_recorded if options.in_process_restart is None else options.in_process_restart.run
+        return run_node(config, run, (engine, function, *args), engine=engine, options=options)
 
 
 @contextlib.contextmanager
@@ -137,11 +133,11 @@ def run_node(
                 last_resort=partial(_end_process, engine=engine, options=options),
                 decide_restart=partial(_decided_restart, engine=engine, options=options) if asks else None,
                 settle_seconds=options.settle_seconds,
-                restarts_in_process=options.in_process_restart is not None,
+                restarts_in_process=options.in_process_restart,
                 watchdog=options.watchdog,
             )
             if options.in_process_restart is not None:
-                results = by_last_rank(results)
+                results = options.in_process_restart.by_last_rank(results)
             engine.await_exit(has_rank_0=0 in results, give_up=signals.gave_up)
         except LaunchFailedError as failure:
             failed = _failed(failure, engine, options, signals.gave_up)
@@ -153,13 +149,6 @@ def run_node(
             if recording.identity.owns_process:
                 signals.leave()
     return results
-
-
-def by_last_rank(results: Mapping[int, Any]) -> dict[int, Any]:
-    """Return what workers with in-process restarts returned, by the rank that each had in the last iteration."""
-    found = {item.rank: item.value for item in results.values() if item is not None and item.rank is not None}
-    # none: each of them called sys.exit(0)
-    return found or dict.fromkeys(results)
 
 
 def recording_of(engine: Engine, options: Options) -> Recording:

@@ -42,7 +42,7 @@ class World:
 
     Args:
         size: how many there are.
-        assignment: returns the rank assignment of one rank; a tree must not be shared.
+        assignment: returns the rank assignment of one rank.
     """
 
     def __init__(self, size: int, assignment: Callable[[], RankAssignment]) -> None:

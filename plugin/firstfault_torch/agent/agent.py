@@ -54,9 +54,8 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.agent.restarts import DecideRestart
     from firstfault_torch.agent.signals import SignalReceived, SignalWatch
-    from firstfault_torch.agent.survivors import Survivors
     from firstfault_torch.context import Recording
-    from firstfault_torch.options import Watchdog
+    from firstfault_torch.options import RestartsInProcess, Survivors, Watchdog
     from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
 __all__ = ["PeerFailedError", "ReportingAgent", "environment_set"]
@@ -91,7 +90,7 @@ class ReportingAgent(HookedAgent):
         settle_seconds: longest wait for the other agents before a restart.
         signals: watches the signals to this process.
         decide_restart: judges a failed round before torch restarts the workers; None: torch's way.
-        restarts_in_process: whether the workers of a node go on after one of them has ended.
+        restarts_in_process: lets the workers of a node continue after one of them has ended; None: they are stopped.
         watchdog: deadlines for the workers; None: they have none.
         kwargs: as LocalElasticAgent takes them.
     """
@@ -106,7 +105,7 @@ class ReportingAgent(HookedAgent):
         settle_seconds: float = 0.0,
         signals: SignalWatch,
         decide_restart: DecideRestart | None = None,
-        restarts_in_process: bool = False,
+        restarts_in_process: RestartsInProcess | None = None,
         watchdog: Watchdog | None = None,
         **kwargs: Any,
     ) -> None:
@@ -120,7 +119,9 @@ class ReportingAgent(HookedAgent):
         self._reporter = Reporter(recording, weakly(self.place))
         self._wake = threading.Event()
         self._workers = LocalWorkers(recording, self._reporter, stop_seconds, self._wake.set, watchdog_of(watchdog))
-        self._survivors = self._make_survivors() if restarts_in_process else None
+        self._survivors: Survivors | None = None
+        if restarts_in_process is not None:
+            self._survivors = restarts_in_process.survivors(self._workers, weakly(self._rank_of), self._reporter)
         self._restarts = Restarts(decide_restart, self._reporter, min_nodes, settle_seconds)
         self.refused: RefusedRestart | None = None
         """The decision against a restart, which ended the attempt."""
@@ -313,11 +314,6 @@ class ReportingAgent(HookedAgent):
         if self._survivors is not None:
             with _guarded("leaving out faults from which the ranks had recovered"):
                 self._survivors.forget_recovered(self.group)
-
-    def _make_survivors(self) -> Survivors:
-        from firstfault_torch.agent.survivors import Survivors  # noqa: PLC0415 - few need it
-
-        return Survivors(self._workers, weakly(self._rank_of), self._reporter)
 
     # --- this node's workers ------------------------------------------------------------------------------------
 

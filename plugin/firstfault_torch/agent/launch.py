@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.restarts import DecideRestart, RefusedRestart
     from firstfault_torch.agent.signals import SignalWatch
     from firstfault_torch.context import Recording
-    from firstfault_torch.options import Watchdog
+    from firstfault_torch.options import RestartsInProcess, Watchdog
     from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
     Settle = Callable[[Callable[[Reports], bytes | None], Callable[[], bool], float], SettledDocument | None]
@@ -120,7 +120,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
     last_resort: Callable[[LaunchFailedError], None],
     decide_restart: DecideRestart | None = None,
     settle_seconds: float = 0.0,
-    restarts_in_process: bool = False,
+    restarts_in_process: RestartsInProcess | None = None,
     watchdog: Watchdog | None = None,
 ) -> dict[int, Any]:
     """Run the workers of this node to their end; return their results by global rank.
@@ -138,7 +138,7 @@ def launch_agent(  # noqa: PLR0913 - keywords
         last_resort: ends the pod from another thread if the main thread does not handle a signal.
         decide_restart: judges a failed round before torch restarts the workers; None: torch's way.
         settle_seconds: longest wait for the other agents before a restart.
-        restarts_in_process: whether the workers of a node go on after one of them has ended.
+        restarts_in_process: lets the workers of a node continue after one of them has ended.
         watchdog: deadlines for the workers; None: they have none.
 
     Raises:

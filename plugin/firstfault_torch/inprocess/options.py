@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,14 @@ from firstfault_torch.inprocess.initialize import Initialize
 from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, RankFilter, ShiftRanks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-__all__ = ["InProcessRestart"]
+    from firstfault_torch.agent.local_workers import LocalWorkers
+    from firstfault_torch.agent.reporter import Reporter
+    from firstfault_torch.engine import Engine
+    from firstfault_torch.inprocess.recorded import Restarted
+    from firstfault_torch.inprocess.survivors import Survivors
+    from firstfault_torch.worker.recording import WorkerMonitor
 
 _ORDER = (
     ("soft_timeout", "hard_timeout"),
@@ -121,6 +127,33 @@ class InProcessRestart:
                 raise UsageError(f"{shorter} ({one:g} s) must be shorter than {longer} ({other:g} s)")
         if self.monitor_process_logfile is not None and not Path(self.monitor_process_logfile).is_absolute():
             raise UsageError(f"monitor_process_logfile must be an absolute path, not {self.monitor_process_logfile!r}")
+
+    # --- for the agent and the workers (`firstfault_torch.options.RestartsInProcess`) -----------------------------
+
+    def run(self, engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function(*args)`` with restarts in a worker process; an exception is recorded and passes unchanged."""
+        from firstfault_torch.worker.recording import recorded  # noqa: PLC0415 - only firstfault's agent needs it
+
+        with recorded(engine) as monitor:
+            return self.call(partial(function, *args), monitor)
+
+    def call(self, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:
+        """Call a function with restarts in a worker that already records; see `call_with_restarts`."""
+        from firstfault_torch.inprocess.recorded import call_with_restarts  # noqa: PLC0415 - for the same reason
+
+        return call_with_restarts(self, function, monitor)
+
+    def by_last_rank(self, results: Mapping[int, Any]) -> dict[int, Any]:
+        """Return what the workers returned, by the rank that each had in the last iteration."""
+        from firstfault_torch.inprocess.recorded import by_last_rank  # noqa: PLC0415 - for the same reason
+
+        return by_last_rank(results)
+
+    def survivors(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> Survivors:
+        """Return what looks at the workers of a node in torch's place."""
+        from firstfault_torch.inprocess.survivors import Survivors  # noqa: PLC0415 - for the same reason
+
+        return Survivors(workers, rank_of, reporter)
 
     def seconds(self, name: str) -> float:
         """Return a duration in seconds; infinity if there is none."""

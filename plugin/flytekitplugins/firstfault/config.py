@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flytekit import Resources
 
     from firstfault.retry import RetryPolicy
-    from firstfault_torch.inprocess import InProcessRestart
+    from firstfault_torch.options import RestartsInProcess
 
 __all__ = [
     "STRATEGY_VARIABLE",
@@ -189,7 +189,7 @@ class Elastic(_Reporting):
     deck: bool | None = None
     """Whether a failed attempt's deck begins with the report. None: yes, if the task has ``enable_deck=True``. True:
     yes, and a task without ``enable_deck=True`` is refused when it is defined. False: no."""
-    in_process_restart: InProcessRestart | None = None
+    in_process_restart: RestartsInProcess | None = None
     """How the workers call the task function again in the same processes after a fault, without ranks that are gone.
     None: they do not."""
     watchdog: Watchdog | None = None

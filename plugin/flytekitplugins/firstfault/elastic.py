@@ -23,7 +23,7 @@ from firstfault_torch.compat.torch_agent import process_failure
 from firstfault_torch.error_file import was_recoverable
 from firstfault_torch.guard import logger
 from firstfault_torch.launch_options import DEFAULT_SIGNALS, logs_specs, numa_options
-from firstfault_torch.run import NodeFailedError, by_last_rank, error_files_removed, run_node
+from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
 from flytekitplugins.firstfault.config import parse_nnodes
 from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, run_forked, run_spawned
 from flytekitplugins.firstfault.verdict_errors import ElasticTaskError, verdict_error
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
     from firstfault.model import WorkerError
-    from firstfault_torch.worker.restarting import Restarted
     from flytekitplugins.firstfault.config import Elastic
     from flytekitplugins.firstfault.task import ElasticFunctionTask
 
@@ -53,7 +52,8 @@ def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
     entrypoint, args = _entrypoint(task, kwargs, keeps_decks=engine is not None and task.leaves_deck)
     if engine is None:
         results = _launch_plain(config, entrypoint, args)
-        return _hand_over(by_last_rank(results) if task.task_config.in_process_restart is not None else results)
+        restart = task.task_config.in_process_restart
+        return _hand_over(results if restart is None else restart.by_last_rank(results))
     with error_files_removed(config):
         try:
             results = run_node(config, entrypoint, args, engine=engine, options=task.options())
@@ -152,12 +152,12 @@ def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[s
 
 def _entrypoint(
     task: ElasticFunctionTask, kwargs: dict[str, Any], *, keeps_decks: bool
-) -> tuple[Callable[..., WorkerResult | Restarted], tuple[Any, ...]]:
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return each worker's function: a picklable one for spawn, a closure for fork, as torch passes no keywords."""
     function, restart = task.task_function, task.task_config.in_process_restart
     if task.task_config.start_method == "fork":
 
-        def forked_worker() -> WorkerResult | Restarted:
+        def forked_worker() -> Any:
             return run_forked(function, kwargs, keeps_decks=keeps_decks, restart=restart)
 
         return forked_worker, ()

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     import flytekit
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
 
-    from firstfault_torch.inprocess import InProcessRestart
+    from firstfault_torch.options import RestartsInProcess
     from firstfault_torch.worker.recording import WorkerMonitor
-    from firstfault_torch.worker.restarting import Restarted
 
 __all__ = ["SpawnPayload", "WorkerResult", "run_forked", "run_spawned"]
 
@@ -50,7 +49,7 @@ class SpawnPayload:
     """How the ranks restart in their processes, pickled by cloudpickle; empty: they do not."""
 
 
-def run_spawned(payload: SpawnPayload) -> WorkerResult | Restarted:
+def run_spawned(payload: SpawnPayload) -> Any:
     """Run the task function in a new interpreter, with a new execution context."""
     with recorded(FlyteEngine()) as monitor:
         import cloudpickle  # noqa: PLC0415 - so that a failing import is recorded
@@ -64,7 +63,7 @@ def run_spawned(payload: SpawnPayload) -> WorkerResult | Restarted:
             function = cloudpickle.loads(payload.function)
             restart = cloudpickle.loads(payload.restart) if payload.restart else None
             run = partial(_run, function, payload.arguments, context, monitor, keeps_decks=payload.keeps_decks)
-            return _with_restarts(restart, run, monitor)
+            return run() if restart is None else restart.call(run, monitor)
 
 
 def run_forked(
@@ -72,25 +71,15 @@ def run_forked(
     arguments: dict[str, Any],
     *,
     keeps_decks: bool = False,
-    restart: InProcessRestart | None = None,
-) -> WorkerResult | Restarted:
+    restart: RestartsInProcess | None = None,
+) -> Any:
     """Run the task function in a forked process, with the parent's execution context."""
     with recorded(FlyteEngine()) as monitor:
         from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - the parent has loaded it
 
         context = FlyteContextManager.current_context()
         run = partial(_run, function, arguments, context, monitor, keeps_decks=keeps_decks)
-        return _with_restarts(restart, run, monitor)
-
-
-def _with_restarts(
-    restart: InProcessRestart | None, run: Callable[[], WorkerResult], monitor: WorkerMonitor
-) -> WorkerResult | Restarted:
-    if restart is None:
-        return run()
-    from firstfault_torch.worker.restarting import call_with_restarts  # noqa: PLC0415 - few need it
-
-    return call_with_restarts(restart, run, monitor)
+        return run() if restart is None else restart.call(run, monitor)
 
 
 def _run(

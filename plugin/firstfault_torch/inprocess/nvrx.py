@@ -1,6 +1,6 @@
 """NVIDIA's in-process restart, whose faults firstfault keeps on record; needs the extra ``nvrx``.
 
-    from firstfault_torch.nvrx import Wrapper  # instead of: from nvidia_resiliency_ext.inprocess import Wrapper
+    from firstfault_torch.inprocess.nvrx import Wrapper  # instead of nvidia_resiliency_ext.inprocess.Wrapper
 
 It uses the hooks of `nvidia_resiliency_ext.inprocess.Wrapper`, release 0.4.1. firstfault's own
 `firstfault_torch.inprocess.Wrapper` does more: the ranks also survive the loss of one under our agent.
@@ -16,16 +16,18 @@ from firstfault.errors import UsageError
 from firstfault_torch.guard import guarded
 from firstfault_torch.inprocess.call import Interruption
 from firstfault_torch.inprocess.exception import one_line
+from firstfault_torch.inprocess.recorded import RecordedFaults, root_of
 from firstfault_torch.inprocess.store import GONE, Fault, FaultKind
 from firstfault_torch.worker.recording import current_monitor
-from firstfault_torch.worker.restarting import RecordedFaults, root_of
 
 try:
     from nvidia_resiliency_ext import inprocess
 except ModuleNotFoundError as missing:
     if not str(missing.name).startswith("nvidia_resiliency_ext"):
         raise
-    raise UsageError("firstfault_torch.nvrx needs NVIDIA's package: pip install 'firstfault[nvrx]'") from missing
+    raise UsageError(
+        "firstfault_torch.inprocess.nvrx needs NVIDIA's package: pip install 'firstfault[nvrx]'"
+    ) from missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,19 +15,15 @@ from firstfault_torch.inprocess.exception import InternalError, RestartAbort, Re
 from firstfault_torch.inprocess.store import BarrierTimeout, FaultKind
 from firstfault_torch.node.document_writer import put_on_node
 from firstfault_torch.worker.introspection import collective_progress
-from firstfault_torch.worker.recording import recorded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from firstfault.model import Place
-    from firstfault_torch.engine import Engine
     from firstfault_torch.inprocess.call import Interruption
     from firstfault_torch.inprocess.options import InProcessRestart
     from firstfault_torch.inprocess.store import Fault
     from firstfault_torch.worker.recording import WorkerMonitor
-
-__all__ = ["RecordedFaults", "Restarted", "call_with_restarts", "root_of", "run_with_restarts"]
 
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
 _HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
@@ -43,12 +39,6 @@ class Restarted(NamedTuple):
     value: Any
     rank: int | None
     """Its rank in the last iteration; None for a reserve, which returns nothing."""
-
-
-def run_with_restarts(engine: Engine, options: InProcessRestart, function: Callable[..., Any], *args: Any) -> Restarted:
-    """Call ``function(*args)`` with restarts in a worker process; an exception is recorded and passes unchanged."""
-    with recorded(engine) as monitor:
-        return call_with_restarts(options, partial(function, *args), monitor)
 
 
 def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:
@@ -74,6 +64,13 @@ def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], m
         error = own
     # outside of the handlers: they would become its context
     raise error
+
+
+def by_last_rank(results: Mapping[int, Restarted | None]) -> dict[int, Any]:
+    """Return what workers returned, by the rank that each had in the last iteration."""
+    found = {item.rank: item.value for item in results.values() if item is not None and item.rank is not None}
+    # none: each of them called sys.exit(0)
+    return found or dict.fromkeys(results)
 
 
 class RecordedFaults:

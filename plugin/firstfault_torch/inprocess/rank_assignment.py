@@ -1,0 +1,321 @@
+"""Which rank each surviving process has after a fault, and which of them are active.
+
+Every process computes its own rank from the same inputs: its state, and the set of terminated ranks. So all parts must
+be deterministic. `Compose` chains them: ``Compose(MaxActiveWorldSize(8), ShiftRanks())`` closes the gaps, then
+activates at most eight ranks.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import itertools
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from firstfault_torch.inprocess.exception import RestartError
+from firstfault_torch.inprocess.state import Mode
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Collection
+    from collections.abc import Set as AbstractSet
+
+    from firstfault_torch.inprocess.state import State
+
+__all__ = [
+    "ActivateAllRanks",
+    "ActiveWorldSizeDivisibleBy",
+    "Exchange",
+    "FillGaps",
+    "FilterCountGroupedByKey",
+    "MaxActiveWorldSize",
+    "RankAssignment",
+    "RankAssignmentCtx",
+    "RankDiscarded",
+    "RankFilter",
+    "ShiftRanks",
+]
+
+_SHOWN_RANKS = 8
+
+
+class Exchange(Protocol):
+    """What a rank assignment needs of the store."""
+
+    def exchange(self, name: str, rank: int, value: str, ranks: Collection[int]) -> dict[int, str]:
+        """Give this rank's text to the others, and wait for theirs.
+
+        Args:
+            name: names the exchange. It is unique within one rank assignment; the store must keep the exchanges of
+                different rank assignments apart.
+            rank: this rank; it is one of `ranks`.
+            value: its text, at most a few hundred characters.
+            ranks: the ranks that take part. All of them give the same collection.
+
+        Returns:
+            The text of each of `ranks`.
+
+        Raises:
+            TimeoutError: the one of in-process restart: not all arrived within the barrier timeout.
+        """
+
+
+@dataclasses.dataclass
+class RankAssignmentCtx:
+    """Input and output of a rank assignment.
+
+    Attributes:
+        state: the state of this rank.
+        store: exchanges texts with the other ranks.
+        terminated_ranks: ranks that are gone, numbered as `state.rank`, so each is below `state.world_size`. A rank
+            assignment that removes them returns an empty set.
+        exchanges: how many exchanges this rank assignment made so far.
+    """
+
+    state: State
+    store: Exchange
+    terminated_ranks: set[int]
+    exchanges: int = dataclasses.field(default=0, repr=False, compare=False)
+
+
+class RankDiscarded(RestartError):  # noqa: N818 - the name is part of the shared vocabulary
+    """This rank has no place in the next iteration: it is terminated, or the rank assignment removed it."""
+
+
+class RankAssignment(abc.ABC):
+    """Gives ranks to the surviving processes, and selects which are active.
+
+    An active rank calls the wrapped function. An inactive rank waits as a reserve. `Compose` chains several; see each
+    class for what it can be chained with.
+    """
+
+    @abc.abstractmethod
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Compute the next state of this rank. All ranks call it with the same `terminated_ranks`.
+
+        Args:
+            ctx: the state of this rank and the terminated ranks. It is not changed.
+
+        Returns:
+            The next state and the ranks that are still to be removed.
+
+        Raises:
+            RankDiscarded: this rank leaves the job.
+            ValueError: a terminated rank is outside the world.
+        """
+        raise NotImplementedError
+
+
+class RankFilter(RankAssignment):
+    """A rank assignment that keeps all ranks, and only selects which are active.
+
+    In a chain, filters run after the parts that change ranks, so they are written before them:
+    ``Compose(MaxActiveWorldSize(8), ShiftRanks())``.
+    """
+
+
+def _rank_and_terminated(ctx: RankAssignmentCtx) -> tuple[int, set[int]]:
+    """Return this rank and the terminated ranks.
+
+    Raises:
+        RankDiscarded: this rank has no number any more.
+        ValueError: a terminated rank is outside the world.
+    """
+    rank, world_size = ctx.state.rank, ctx.state.world_size
+    if rank is None:
+        raise RankDiscarded(f"initial rank {ctx.state.initial_rank} was terminated before")
+    terminated = set(ctx.terminated_ranks)
+    outside = [number for number in terminated if not 0 <= number < world_size]
+    if outside:
+        raise ValueError(
+            f"terminated_ranks has {_first_few(outside)}, but the world has the ranks 0 to {world_size - 1}"
+        )
+    return rank, terminated
+
+
+def _first_few(ranks: Collection[int]) -> str:
+    """Return the lowest ranks as text, and how many more there are."""
+    numbers = sorted(ranks)
+    text = ", ".join(map(str, numbers[:_SHOWN_RANKS]))
+    more = len(numbers) - _SHOWN_RANKS
+    return f"{text} and {more} more" if more > 0 else text
+
+
+# --- closing gaps -----------------------------------------------------------------------------------------------------
+
+
+class _CloseGaps(RankAssignment):
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Return the new rank and world size.
+
+        Raises:
+            RankDiscarded: this rank is terminated.
+            ValueError: a terminated rank is outside the world.
+        """
+        rank, terminated = _rank_and_terminated(ctx)
+        if rank in terminated:
+            raise RankDiscarded(f"rank {rank} is terminated")
+        world_size = ctx.state.world_size - len(terminated)
+        state = dataclasses.replace(ctx.state, rank=self._new_rank(rank, world_size, terminated), world_size=world_size)
+        return dataclasses.replace(ctx, state=state, terminated_ranks=set())
+
+    @staticmethod
+    @abc.abstractmethod
+    def _new_rank(rank: int, world_size: int, terminated: AbstractSet[int]) -> int:
+        """Return the new number of a healthy rank, below `world_size`, the new world size."""
+
+
+class ShiftRanks(_CloseGaps):
+    """Closes gaps by moving all higher ranks down. The ranks keep their order.
+
+    With rank 1 of four terminated, 0, 2, 3 become 0, 1, 2.
+    """
+
+    @staticmethod
+    def _new_rank(rank: int, world_size: int, terminated: AbstractSet[int]) -> int:  # noqa: ARG004 - FillGaps needs it
+        return rank - sum(gone < rank for gone in terminated)
+
+
+class FillGaps(_CloseGaps):
+    """Fills gaps with the highest ranks. All ranks below the new world size keep their numbers.
+
+    With rank 1 of four terminated, 0, 2, 3 become 0, 2, 1. Several ranks fill the gaps in ascending order.
+    """
+
+    @staticmethod
+    def _new_rank(rank: int, world_size: int, terminated: AbstractSet[int]) -> int:
+        if rank < world_size:
+            return rank
+        index = sum(number not in terminated for number in range(world_size, rank))
+        return sorted(gone for gone in terminated if gone < world_size)[index]
+
+
+# --- filters ----------------------------------------------------------------------------------------------------------
+
+
+class ActivateAllRanks(RankFilter):
+    """Makes every rank active. No other filter can be chained with it."""
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Return the state of an active rank."""
+        return _activate(ctx, ctx.state.world_size)
+
+
+class MaxActiveWorldSize(RankFilter):
+    """Makes the lowest ranks active, up to a number; the others are reserves.
+
+    Args:
+        max_active_world_size: most active ranks; None for no limit.
+
+    Raises:
+        ValueError: the number is below 1.
+    """
+
+    def __init__(self, max_active_world_size: int | None = None) -> None:
+        if max_active_world_size is not None and max_active_world_size < 1:
+            raise ValueError(
+                f"max_active_world_size is {max_active_world_size}; it must be at least 1, or None for no limit"
+            )
+        self.max_active_world_size = max_active_world_size
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Return the state of an active or a reserve rank."""
+        size = _active_world_size(ctx)
+        return _activate(ctx, size if self.max_active_world_size is None else min(size, self.max_active_world_size))
+
+
+class ActiveWorldSizeDivisibleBy(RankFilter):
+    """Makes as many of the lowest ranks active as a number divides; the others are reserves.
+
+    If fewer ranks are left than the number, none is active.
+
+    Args:
+        divisor: the number, such as the ranks of one model replica.
+
+    Raises:
+        ValueError: the number is below 1.
+    """
+
+    def __init__(self, divisor: int = 1) -> None:
+        if divisor < 1:
+            raise ValueError(f"divisor is {divisor}; it must be at least 1")
+        self.divisor = divisor
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Return the state of an active or a reserve rank."""
+        size = _active_world_size(ctx)
+        return _activate(ctx, size - size % self.divisor)
+
+
+def _active_world_size(ctx: RankAssignmentCtx) -> int:
+    """Return how many ranks the filters before this one, and the iterations before, left active."""
+    state = ctx.state
+    return state.world_size if state.active_world_size is None else min(state.active_world_size, state.world_size)
+
+
+def _activate(ctx: RankAssignmentCtx, active_world_size: int) -> RankAssignmentCtx:
+    rank, _ = _rank_and_terminated(ctx)
+    is_active = rank < active_world_size
+    state = dataclasses.replace(
+        ctx.state,
+        mode=Mode.ACTIVE if is_active else Mode.INACTIVE,
+        active_rank=rank if is_active else None,
+        active_world_size=active_world_size,
+    )
+    return dataclasses.replace(ctx, state=state)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+class FilterCountGroupedByKey(RankAssignment):
+    """Marks the ranks of a group as terminated, unless the number of its healthy ranks meets a condition.
+
+    It only adds to the terminated ranks. Another rank assignment must remove them, so it stands last in a chain:
+    ``Compose(ShiftRanks(), FilterCountGroupedByKey(lambda _: socket.gethostname(), lambda count: count == 8))`` removes
+    hosts with fewer than eight healthy ranks. The ranks tell each other their keys through the store.
+
+    All processes must create their instances in the same order, because the order names the exchange of keys.
+
+    Args:
+        key_or_fn: the key of this rank's group: a text, or a function that returns it for the state of this rank.
+        condition: returns True if a group with this number of healthy ranks is kept. It must return the same on all
+            ranks.
+        timeout: has no effect: the wrapper's barrier timeout bounds the wait for the other ranks.
+    """
+
+    _numbers = itertools.count()
+
+    def __init__(
+        self,
+        key_or_fn: str | Callable[[State], str],
+        condition: Callable[[int], bool],
+        timeout: dt.timedelta | None = None,
+    ) -> None:
+        self.key_or_fn = key_or_fn
+        self.condition = condition
+        self.timeout = timeout
+        self._number = next(self._numbers)
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Exchange keys, and return the terminated ranks with those of the groups that are not kept.
+
+        A rank that is terminated takes no part; for it, the terminated ranks stay as they are.
+
+        Raises:
+            TimeoutError: the one of in-process restart: not all healthy ranks sent their key in time.
+            ValueError: a terminated rank is outside the world.
+        """
+        rank, terminated = _rank_and_terminated(ctx)
+        if rank in terminated:
+            return ctx
+        healthy = [number for number in range(ctx.state.world_size) if number not in terminated]
+        name = f"{type(self).__name__}.{self._number}.{ctx.exchanges}"
+        keys = ctx.store.exchange(
+            name, rank, str(self.key_or_fn(ctx.state) if callable(self.key_or_fn) else self.key_or_fn), healthy
+        )
+        counts = Counter(keys[number] for number in healthy)
+        kept = {key for key, count in counts.items() if self.condition(count)}
+        removed = {number for number in healthy if keys[number] not in kept}
+        return dataclasses.replace(ctx, terminated_ranks=terminated | removed, exchanges=ctx.exchanges + 1)
