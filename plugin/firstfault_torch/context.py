@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.model import Place
+from firstfault_torch.budgets import UPLOAD_DEADLINE_S
 from firstfault_torch.node.files import NodeFiles
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Recording:
 
     strategy: str
     identity: Identity
-    upload_deadline_seconds: float = 5.0
+    upload_deadline_seconds: float = UPLOAD_DEADLINE_S
     round: int = 0
     incarnation: int = 0
     group_world_size: int = 0
@@ -153,7 +154,7 @@ class Recording:
         return cls(
             strategy=strategy,
             identity=identity,
-            upload_deadline_seconds=float(environment.get(_DEADLINE, "5")),
+            upload_deadline_seconds=float(environment.get(_DEADLINE, UPLOAD_DEADLINE_S)),
             round=_number(environment, ROUND_VARIABLE) or 0,
             incarnation=_number(environment, _INCARNATION) or 0,
             group_world_size=_number(environment, _NODES) or 0,

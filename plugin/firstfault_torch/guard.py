@@ -11,6 +11,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
+from firstfault_torch.budgets import ANSWER_S, GIVE_UP_POLL_S, HURRIED_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from types import FrameType
@@ -24,14 +26,9 @@ WORKER_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 """Signals whose handlers raise in a worker: an agent, or the kernel after the agent's death, stops it by the first two,
 and torch's data loader raises when one of its processes has died.
 """
-_HURRIED_S = 0.3
-"""Longest wait after `give_up` was set or a signal handler raised, seconds."""
-_POLL_S = 0.05
 _NO_THREAD = "can't start new thread"
 _refused_threads = threading.Event()
 """Set when this process has said that the system allows no further thread: each further one would be refused, too."""
-_ANSWER_S = 0.5
-"""Longest wait of `NonBlocking` for an answer; milliseconds are usual."""
 
 
 @contextlib.contextmanager
@@ -70,7 +67,7 @@ def bounded(  # noqa: PLR0913 - keywords
     doing: str,
     give_up: threading.Event | None = None,
     *,
-    hurried_seconds: float = _HURRIED_S,
+    hurried_seconds: float = HURRIED_S,
     local: bool = False,
 ) -> T | None:
     """Return what `call` returns; None if it raises, or does not end within `seconds` or soon after `give_up` is set.
@@ -106,14 +103,14 @@ def bounded(  # noqa: PLR0913 - keywords
                 logger.info("%s while %s; doing that without a limit of time", refused, doing)
                 run()
             while give_up is not None and not give_up.is_set() and time.monotonic() < deadline:
-                if done.wait(_POLL_S):
+                if done.wait(GIVE_UP_POLL_S):
                     break
             hurried = give_up is not None and give_up.is_set()
             left = max(deadline - time.monotonic(), 0)
             done.wait(min(left, hurried_seconds) if hurried else left)
         except BaseException:
             # a signal handler raised here: wait a moment more for a call that is almost done
-            done.wait(max(min(deadline - time.monotonic(), _HURRIED_S), 0))
+            done.wait(max(min(deadline - time.monotonic(), HURRIED_S), 0))
             raise
     return results[0] if results else None
 
@@ -148,7 +145,7 @@ class NonBlocking(Generic[T]):
             except RuntimeError:
                 self._ask()  # without a thread it blocks the loop
             self._is_asked = True
-            seconds = _ANSWER_S
+            seconds = ANSWER_S
         try:
             answer, error = self._answers.get(timeout=seconds)
         except queue.Empty:

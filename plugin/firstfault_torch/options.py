@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY
+from firstfault_torch.budgets import SETTLE_S, STOP_S, UPLOAD_DEADLINE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -85,11 +86,11 @@ class Options:
 
     strategy: str = DEFAULT_STRATEGY
     """Name of the strategy that finds the root cause."""
-    settle_seconds: float = 10.0
+    settle_seconds: float = SETTLE_S
     """Longest wait for the other nodes' reports after a failure on this node."""
-    upload_deadline_seconds: float = 5.0
+    upload_deadline_seconds: float = UPLOAD_DEADLINE_S
     """Longest time a failing process waits for its error document to be durable."""
-    stop_seconds: float = 2.0
+    stop_seconds: float = STOP_S
     """Time for workers to end after SIGTERM before they are killed."""
     retry_policy: RetryPolicy | None = None
     """None: firstfault's default."""

@@ -26,6 +26,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from firstfault.errors import UsageError
+from firstfault_torch.budgets import WATCHDOG_BLOCKED_S
 from firstfault_torch.guard import logger
 from firstfault_torch.node.timers import HEARTBEAT_VARIABLE, MAX_SCOPE, TIMERS_VARIABLE, Timer, timer_line
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 __all__ = ["expires", "pause", "ping"]
 
-_BLOCKED_S = 1.0
-"""Longest wait for an agent that does not read, seconds."""
 _HEART = "heartbeat"
 _SPARED = 0.1
 """Share of the heartbeat's timeout, at most 1 s, within which a second ping sends nothing."""
@@ -237,7 +236,7 @@ class _Client:
                 raise
             poll = select.poll()
             poll.register(self._descriptor, select.POLLOUT)
-            poll.poll(_BLOCKED_S * 1000)
+            poll.poll(WATCHDOG_BLOCKED_S * 1000)
             os.write(self._descriptor, line)
 
 

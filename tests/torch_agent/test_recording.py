@@ -53,7 +53,7 @@ TOLERANCE_S = 1.0
 @pytest.fixture(autouse=True)
 def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for the threads that a deadline left running, so that they do not end in another test."""
-    monkeypatch.setattr(worker, "_DEATH_S", 0.0)
+    monkeypatch.setattr(worker, "PARENT_DEATH_S", 0.0)
     yield
     for thread in threading.enumerate():
         if thread.name == "firstfault-record":

@@ -14,6 +14,8 @@ import stat
 import time
 from pathlib import Path
 
+from firstfault_torch.budgets import GLOO_POLL_S
+
 __all__ = ["shut_down_gloo_connections"]
 
 _THREAD = "gloo_tcp_loop"
@@ -60,7 +62,7 @@ def _waited_for(task: Path) -> int | None:
                     return number
         except OSError:
             pass  # the thread was between two system calls, or has ended
-        time.sleep(0.005)
+        time.sleep(GLOO_POLL_S)
     return None
 
 

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from firstfault.untrusted_json import parse_json
+from firstfault_torch.budgets import SENDING_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentChannel", "WorkerChannel"]
 
-_SENDING_S = 0.5
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
 
@@ -166,7 +166,7 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
         data = json.dumps(message).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
         # the queue of a unix socket holds few datagrams, and many workers may fail at once
-        sender.settimeout(_SENDING_S)
+        sender.settimeout(SENDING_S)
         sender.sendto(data, str(path))
         return True
     return False

@@ -29,6 +29,7 @@ from firstfault.recorder import (
 from firstfault.store import join, open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_presence
+from firstfault_torch.budgets import ENDING_RECORDER_S, RECEIPT_S, SPOOL_S
 from firstfault_torch.guard import bounded, caught, guarded, logger
 
 if TYPE_CHECKING:
@@ -53,13 +54,6 @@ __all__ = [
     "spool_of",
 ]
 
-_SPOOL_S = 0.5
-"""Minimum wait for writing into the spool, a local file."""
-_ENDING_S = 1.0
-"""Longest wait for the recorder to end when the pod has to exit."""
-_RECEIPT_S = 0.5
-"""Longest wait for writing a receipt to the node's disk, seconds; without it the agent uploads again."""
-
 
 @contextlib.contextmanager
 def node_recorder(recording: Recording) -> Iterator[Recording]:
@@ -79,7 +73,7 @@ def end_node_recorder(recording: Recording) -> None:
     """End the node's recorder, from a thread that is about to end the process."""
     if recording.files is not None:
         with guarded("ending the recorder"):
-            Recorder(recording.files.recorder).end(_ENDING_S)
+            Recorder(recording.files.recorder).end(ENDING_RECORDER_S)
 
 
 def spool_of(recording: Recording, local_rank: int | None, error_file: str | None) -> Spool | None:
@@ -120,7 +114,7 @@ def record_error(
     name, data = error_key_for(error), encode(error)
     path = None
     if spool is not None:
-        wait = max(deadline_seconds, _SPOOL_S)
+        wait = max(deadline_seconds, SPOOL_S)
         path = bounded(lambda: spool.add(name, data, held=held), wait, "spooling an error document", local=True)
     if held:
         return Receipt(name, durable=False, error="held back until the node fails", rank=error.rank)
@@ -132,7 +126,7 @@ def record_error(
         left = max(deadline - time.monotonic(), 0)
     receipt = _upload_directly(name, data, recording.output_prefix, error.monotonic_ns, error.rank, left)
     if spool is not None:
-        bounded(lambda: spool.add_receipt(receipt), _RECEIPT_S, "writing a receipt", local=True)
+        bounded(lambda: spool.add_receipt(receipt), RECEIPT_S, "writing a receipt", local=True)
     return receipt
 
 
@@ -176,7 +170,7 @@ def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) ->
     files = _files(recording)
     if files is not None:
         spool = files.outgoing_spool
-        file = bounded(lambda: spool.add(path.rsplit("/", 1)[-1], data), _SPOOL_S, "spooling a file", local=True)
+        file = bounded(lambda: spool.add(path.rsplit("/", 1)[-1], data), SPOOL_S, "spooling a file", local=True)
         receipt = _put_by_recorder(path, file, recording, seconds) if file is not None else None
         if receipt is not None:
             return receipt.durable

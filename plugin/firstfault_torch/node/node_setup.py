@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from firstfault.model import NodeSetup
+from firstfault_torch.budgets import READING_SETUP_S
 from firstfault_torch.guard import bounded
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ __all__ = ["SOURCE_VARIABLE", "setup_of_node"]
 
 SOURCE_VARIABLE = "FIRSTFAULT_SOURCE"
 """The environment variable with the address of the working folder's source code, of one commit."""
-_READING_S = 0.25
 _GPUS = Path("/proc/driver/nvidia/gpus")
 _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -35,7 +35,7 @@ _SSH = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+):(?!/)(?P<path>.+)")
 def setup_of_node(identity: Identity) -> NodeSetup:
     """Return what this node runs; files that do not answer within 0.25 s are left out."""
     known = NodeSetup(task=identity.task, image=identity.image)
-    return bounded(partial(_with_files, known), _READING_S, "reading what this node runs") or known
+    return bounded(partial(_with_files, known), READING_SETUP_S, "reading what this node runs") or known
 
 
 def _with_files(known: NodeSetup) -> NodeSetup:

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from firstfault_torch.budgets import STACK_POLL_S, STACK_SETTLED_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -24,9 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["ask_for_stacks", "fatal_stack", "register_stacks", "write_unasked", "written_stacks"]
 
 _SIGNAL = int(signal.SIGRTMIN) + 12
-_SETTLED_S = 0.02
-"""A dump is whole when the file has not grown for this long."""
-_POLL_S = 0.005
 _MAX_BYTES = 64 * 1024
 
 
@@ -113,9 +112,9 @@ def _settled(files: Iterable[Path], seconds: float) -> dict[Path, int]:
         now = {file: file.stat().st_size for file in files}
         if now != sizes:
             sizes, since = now, time.monotonic()
-        elif all(sizes.values()) and time.monotonic() - since >= _SETTLED_S:
+        elif all(sizes.values()) and time.monotonic() - since >= STACK_SETTLED_S:
             break
-        time.sleep(_POLL_S)
+        time.sleep(STACK_POLL_S)
     return sizes
 
 

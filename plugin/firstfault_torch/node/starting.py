@@ -13,14 +13,14 @@ import select
 import stat
 from typing import TYPE_CHECKING
 
+from firstfault_torch.budgets import SIBLINGS_S
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["await_siblings", "starting"]
 
 _VARIABLE = "FIRSTFAULT_START"
-_LONGEST_S = 10.0
-"""Longest wait for the others, seconds; a fork takes milliseconds."""
 
 
 @contextlib.contextmanager
@@ -48,5 +48,5 @@ def await_siblings() -> None:
             return
         os.close(writing)
         # it is readable when all others, too, have closed their copy of the other end
-        select.select([reading], [], [], _LONGEST_S)
+        select.select([reading], [], [], SIBLINGS_S)
         os.close(reading)

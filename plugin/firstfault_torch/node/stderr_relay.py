@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.recorder.late_stderr import pass_on_late
+from firstfault_torch.budgets import RELAY_BUSY_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
@@ -35,10 +36,6 @@ _KEPT_BYTES = 8 * 1024
 _CHUNK_BYTES = 64 * 1024
 _AT_ONCE = 64
 """Chunks to read from one worker before the next one's turn: more than a FIFO holds."""
-_BUSY_S = 0.2
-"""Longest wait for a relay whose own stderr is read slowly."""
-_CLOSING_S = 2.0
-"""Longest wait for the rest to be passed on."""
 
 
 def redirect_stderr(files: NodeFiles, round_: int, local_rank: int) -> None:
@@ -113,7 +110,7 @@ class StderrRelay:
         """
         if local_rank in self._written:
             return _whole_lines(_end_of(self._written[local_rank]))
-        if not self._lock.acquire(timeout=_BUSY_S):
+        if not self._lock.acquire(timeout=RELAY_BUSY_S):
             return self._text(local_rank)
         try:
             self._drain(local_rank)
@@ -137,7 +134,7 @@ class StderrRelay:
         _living.discard(self)
         os.close(self._stop_writer)
         if self._thread is not None:
-            self._thread.join(_CLOSING_S)
+            self._thread.join(RELAY_CLOSING_S)
         else:
             self._end()
 

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import Collective, CollectiveProgress, ThreadFailure
+from firstfault_torch.budgets import FLIGHT_RECORDER_S, GPU_S
 from firstfault_torch.capture import capture
 from firstfault_torch.compat.torch_worker import flight_recorders
 from firstfault_torch.guard import bounded, guarded
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["collective_progress", "gpu_uuid", "thread_failures", "watch_threads"]
 
 _MAX_THREADS = 10
-_READING_S = 0.25
-"""Longest wait for the flight recorders' dumps."""
-_GPU_S = 0.5
 _LAST = 8
 """Collectives of one group that are kept."""
 _MAX_SHAPE = 200
@@ -73,7 +71,7 @@ def collective_progress() -> tuple[CollectiveProgress, ...]:
     recorders = flight_recorders()
     if not recorders:
         return ()
-    traces = bounded(partial(_traces, recorders), _READING_S, "reading torch's flight recorders") or []
+    traces = bounded(partial(_traces, recorders), FLIGHT_RECORDER_S, "reading torch's flight recorders") or []
     found: dict[str, CollectiveProgress] = {}
     for number, trace in enumerate(traces):
         if number and trace.get("entries") == traces[0].get("entries"):
@@ -99,7 +97,7 @@ def gpu_uuid() -> str:
     def ask() -> str:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
-    found = bounded(ask, _GPU_S, "asking for the GPU's UUID") or ""
+    found = bounded(ask, GPU_S, "asking for the GPU's UUID") or ""
     return found if found.startswith("GPU-") or not found else f"GPU-{found}"
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault_torch import watchdog
+from firstfault_torch.budgets import EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
 from firstfault_torch.capture import bare, before_exit
 from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
 from firstfault_torch.context import Moment, Recording, worker_place
@@ -37,11 +38,6 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
 
 __all__ = ["WorkerMonitor", "current_monitor", "recorded", "run_recorded"]
-
-_DEATH_S = 0.3
-"""How long an exit waits to see whether its agent is dying, seconds."""
-_LEAVING_S = 3.0
-"""How long a worker that called ``sys.exit(0)`` stays connected, seconds: the others may exit too."""
 
 
 _monitors: list[WorkerMonitor] = []
@@ -244,7 +240,7 @@ def _leave_later() -> None:
     it in a collective would wait until that times out. This process must not end by itself: torch's agent tells all
     workers through one event that they may end, and waits for ever for a worker that died while it waited for that.
     """
-    time.sleep(_LEAVING_S)
+    time.sleep(EXITED_S)
     with guarded("leaving the process groups"):
         shut_down_gloo_connections()
 
@@ -255,11 +251,11 @@ def _has_died(agent: int) -> bool:
     The kernel sends the parent-death signal when the thread that started this process ends, a moment before the rest of
     a killed agent; so this waits a moment.
     """
-    deadline = time.monotonic() + _DEATH_S
+    deadline = time.monotonic() + PARENT_DEATH_S
     while os.getppid() == agent:
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.01)
+        time.sleep(PARENT_POLL_S)
     return True
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.exceptions.first_cause import all_links
 from firstfault.model import FileSystem, SystemState
+from firstfault_torch.budgets import FILE_SYSTEMS_S
 from firstfault_torch.guard import bounded, caught
 from firstfault_torch.worker.in_flight import chain_of
 
@@ -24,8 +25,6 @@ __all__ = ["system_state"]
 _OF_MEMORY = ("RLIMIT_AS", "RLIMIT_DATA")
 """Above the machine's memory they limit nothing."""
 _LIMITS = (*_OF_MEMORY, "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")
-_SECONDS = 0.25
-"""Longest wait for all file systems together: one of a dead server answers never."""
 _MAX_PATHS = 4
 _OF_RESOURCES = re.compile(
     r"\b(?:writ(?:e|ing)|unexpected pos|no space|quota|mmap|ftruncate|/dev/shm|shared memory|bus error|allocat|memory"
@@ -46,7 +45,7 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
     if not any(map(_may_be_explained, all_links(exception))):
         return SystemState()
     found: list[FileSystem] = []
-    bounded(partial(_measure, _paths_of(error), found), _SECONDS, "asking for the space of file systems")
+    bounded(partial(_measure, _paths_of(error), found), FILE_SYSTEMS_S, "asking for the space of file systems")
     open_files, _ = caught(lambda: len(os.listdir("/proc/self/fd")), OSError)  # noqa: PTH208 - names alone
     return SystemState(tuple(found), tuple(_limits()), open_files)
 

@@ -13,6 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt
+from firstfault.recorder.budgets import (
+    BACKLOG_FULL_S,
+    RECEIVED_S,
+    RECORDER_END_S,
+    RESOURCES_S,
+    ROSTER_ANSWER_S,
+    SHORTEST_TIMEOUT_S,
+)
 from firstfault.recorder.folder import NodeFolder
 
 if TYPE_CHECKING:
@@ -21,14 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["RECEIVED", "NodeFolder", "Recorder"]
 
 _CHUNK_BYTES = 64 * 1024
-_BACKLOG_FULL_S = 0.01
-"""Pause before the next attempt to connect while the recorder's backlog is full, seconds."""
 RECEIVED = b"received\n"
 """The first line of each answer."""
-_RECEIVED_S = 3.0
-"""Longest wait for it, seconds, and at most half of the caller's time; a recorder that starts may need so long."""
-_SHORTEST_TIMEOUT_S = 0.001
-"""Shortest timeout of a socket, seconds: zero would make it non-blocking."""
 
 
 class Recorder:
@@ -75,7 +77,7 @@ class Recorder:
             return Receipt(name, durable=False, error=late, rank=rank)
         return Receipt(name, answer["durable"], answer["fault_to_durable_ns"], answer["error"], rank)
 
-    def resources(self, timeout_seconds: float = 1.0) -> dict[str, int | None]:
+    def resources(self, timeout_seconds: float = RESOURCES_S) -> dict[str, int | None]:
         """Return the container's memory figures; see `firstfault.recorder.memory.MemoryWatch.report`.
 
         Raises:
@@ -86,7 +88,7 @@ class Recorder:
         except TimeoutError as error:
             raise self._no_answer(timeout_seconds) from error
 
-    def roster(self, timeout_seconds: float = 10.0) -> list[str]:
+    def roster(self, timeout_seconds: float = ROSTER_ANSWER_S) -> list[str]:
         """Return the names of all roster entries in the storage.
 
         Raises:
@@ -102,7 +104,7 @@ class Recorder:
         names: list[str] = answer["names"]
         return names
 
-    def end(self, timeout_seconds: float = 2.0) -> None:
+    def end(self, timeout_seconds: float = RECORDER_END_S) -> None:
         """Ask the recorder to finish its uploads and exit; return when it does, or after `timeout_seconds`.
 
         Raises:
@@ -124,7 +126,7 @@ class Recorder:
             TimeoutError: no result within `seconds`.
         """
         deadline = time.monotonic() + seconds
-        first = min(_RECEIVED_S, seconds / 2)
+        first = min(RECEIVED_S, seconds / 2)
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 try:
@@ -162,7 +164,7 @@ def _connect(connection: socket.socket, address: str, deadline: float) -> None:
             # Linux returns EAGAIN at once while the backlog is full
             if time.monotonic() >= deadline:
                 raise TimeoutError from None
-            time.sleep(_BACKLOG_FULL_S)
+            time.sleep(BACKLOG_FULL_S)
         else:
             return
 
@@ -180,4 +182,4 @@ def _receive(connection: socket.socket, deadline: float, length: int | None = No
 
 
 def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), _SHORTEST_TIMEOUT_S)
+    return max(deadline - time.monotonic(), SHORTEST_TIMEOUT_S)

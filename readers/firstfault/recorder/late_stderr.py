@@ -13,8 +13,6 @@ import sys
 
 __all__ = ["pass_on_late"]
 
-_STARTING_S = 10.0
-"""Longest wait for the process to start; a busy machine takes seconds."""
 _STDERR = 2
 _CHUNK_BYTES = 64 * 1024
 
@@ -30,6 +28,8 @@ def pass_on_late(shown: dict[int, bool]) -> None:
     """
     import subprocess  # noqa: PLC0415 - the script itself needs none
 
+    from firstfault.recorder.budgets import LATE_READER_S  # noqa: PLC0415 - as above
+
     numbers = [str(number) if is_shown else f"-{number}" for number, is_shown in shown.items()]
     subprocess.run(  # noqa: S603 - this module
         [sys.executable, "-I", "-S", __file__, *numbers],
@@ -37,7 +37,7 @@ def pass_on_late(shown: dict[int, bool]) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=tuple(shown),
-        timeout=_STARTING_S,
+        timeout=LATE_READER_S,
     )
 
 

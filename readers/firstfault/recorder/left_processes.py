@@ -14,15 +14,14 @@ import stat
 import time
 from pathlib import Path
 
+from firstfault.recorder.budgets import KILLED_S, LEFT_POLL_S
+
 __all__ = ["end_left_processes", "left_processes"]
 
 _INHERITED = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files in the node's folder that a worker holds open for writing; a fork inherits them."""
 _RANK = b"FIRSTFAULT_LOCAL_RANK="
 """Each worker has this variable, and so have the programs that it starts; its agent does not."""
-_POLL_S = 0.02
-_KILLED_S = 1.0
-"""How long to wait for killed processes, seconds; one that hangs in the kernel takes longer."""
 
 
 def left_processes(folder: Path) -> set[int]:
@@ -72,7 +71,7 @@ def end_left_processes(folder: Path, seconds: float) -> None:
         seconds: for all processes together.
     """
     began = time.monotonic()
-    for number, until in ((signal.SIGTERM, began + seconds), (signal.SIGKILL, began + seconds + _KILLED_S)):
+    for number, until in ((signal.SIGTERM, began + seconds), (signal.SIGKILL, began + seconds + KILLED_S)):
         sent: set[int] = set()
         while left := left_processes(folder):
             for pid in left - sent:
@@ -81,7 +80,7 @@ def end_left_processes(folder: Path, seconds: float) -> None:
             sent |= left
             if time.monotonic() >= until:
                 break
-            time.sleep(_POLL_S)
+            time.sleep(LEFT_POLL_S)
         _reap(sent)
 
 

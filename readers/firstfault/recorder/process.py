@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.errors import RecorderUnavailableError, UsageError
+from firstfault.recorder.budgets import KILLED_S, RECORDER_END_S
 from firstfault.recorder.client import Recorder
 from firstfault.recorder.folder import SOCKET, NodeFolder, Settings
 from firstfault.recorder.signal_mask import blocked
@@ -30,8 +31,6 @@ _MAX_SOCKET_PATH_BYTES = 107
 _SHORT_FOLDER = "/tmp"  # noqa: S108 - only as the parent of a folder by mkdtemp, where TMPDIR cannot be used
 _BACKLOG = 1024
 """Connections that may wait while the recorder starts: more than a node has processes."""
-_KILLED_S = 1.0
-"""How long to wait for a killed process, seconds; one that hangs in the kernel takes longer."""
 
 
 def start_recorder(
@@ -87,7 +86,7 @@ class RecorderProcess:
         """Whether the recorder is running."""
         return self._process.poll() is None
 
-    def end(self, timeout_seconds: float = 2.0) -> None:
+    def end(self, timeout_seconds: float = RECORDER_END_S) -> None:
         """Let the recorder finish its uploads, kill it after `timeout_seconds`, and remove the folder.
 
         A second call does nothing.
@@ -101,7 +100,7 @@ class RecorderProcess:
         if self.alive():
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_KILLED_S)
+                self._process.wait(KILLED_S)
         self._folder.remove()
 
 

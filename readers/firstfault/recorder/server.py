@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.layout.paths import ROSTER
 from firstfault.recorder.agent_death import DeadAgent, report_agent_death
+from firstfault.recorder.budgets import DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, TICK_S
 from firstfault.recorder.client import RECEIVED
 from firstfault.recorder.late_stderr import pass_on_late
 from firstfault.recorder.memory import MemoryWatch
@@ -28,18 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["serve"]
 
-_SAMPLE_S = 0.5
-"""Interval of memory samples and of checks that the folder exists, seconds."""
-_IDLE_S = 30.0
-"""Seconds after its start at which the recorder imports what an agent's death needs. Earlier would slow down the start
-of the job, and short jobs need none of it; if an agent dies before, the import delays its document by 0.3 s."""
-_END_S = 2.0
-"""Longest wait for uploads in progress when the job ends, seconds."""
 _END_SHARE = 0.8
 """Share of a client's timeout for uploads in progress; the rest is for the answer and the exit."""
-_QUIET_S = 0.3
-"""Seconds without a request after which the recorder of a dead agent exits: its workers may still report."""
-_TICK_S = 0.02
 
 
 def serve(folder: NodeFolder) -> None:
@@ -89,20 +80,20 @@ class _Server:
         if agent.done():
             await self._outlive_agent()
         else:
-            await self._uploads.drain(_END_S)
+            await self._uploads.drain(DRAIN_S)
 
     async def _prepare(self) -> None:
         await self._uploads.warm()
-        await asyncio.sleep(_IDLE_S)
+        await asyncio.sleep(IDLE_S)
         while self._uploads.in_progress:  # noqa: ASYNC110 - not urgent
-            await asyncio.sleep(_SAMPLE_S)
+            await asyncio.sleep(SAMPLE_S)
         await asyncio.to_thread(_load_wire)
 
     async def _watch_memory_and_folder(self) -> None:
         """Sample the memory; return when the folder is gone."""
         while os.path.isdir(self._folder.path):  # noqa: PTH112, ASYNC240 - often, and cheap on a local file
             self._memory.sample()
-            await asyncio.sleep(_SAMPLE_S)
+            await asyncio.sleep(SAMPLE_S)
 
     async def _outlive_agent(self) -> None:
         stderr = self._folder.open_stderr()
@@ -114,12 +105,12 @@ class _Server:
             log_line(f"the agent's death was not recorded: {type(error).__name__}: {error}")
         deadline = time.monotonic() + self._settings.deadline_seconds
         while time.monotonic() < deadline and not self._quiet():  # noqa: ASYNC110 - no event marks the absence of requests
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(TICK_S)
         if reading is not None:
             await reading
 
     def _quiet(self) -> bool:
-        return not self._connections and time.monotonic() - self._last_request > _QUIET_S
+        return not self._connections and time.monotonic() - self._last_request > QUIET_S
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -146,7 +137,7 @@ class _Server:
         if request["op"] == "put":
             return await self._put(request)
         if request["op"] == "end":
-            await self._uploads.drain(min(_END_S, _END_SHARE * request["seconds"]))
+            await self._uploads.drain(min(DRAIN_S, _END_SHARE * request["seconds"]))
             return {}
         if request["op"] == "resources":
             return self._memory.report()

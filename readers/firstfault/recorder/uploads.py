@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
 from firstfault.model import Receipt
+from firstfault.recorder.budgets import SLOW_UPLOAD_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -25,9 +26,6 @@ _PARALLEL = 16
 """Uploads at a time."""
 _SPARE_THREADS = 2
 """Threads for imports, beside those of uploads to a storage that is not asynchronous."""
-_SLOW_S = 1.0
-"""Age of an upload, seconds, at which a further request that waits for it begins a second one: its connection may hang.
-"""
 
 
 class Uploads:
@@ -94,7 +92,7 @@ class Uploads:
     async def _once(self, path: str, upload: Callable[[], Coroutine[None, None, Receipt]]) -> Receipt:
         """Run an upload, or join the path's latest one while that is young; it goes on if the caller stops waiting."""
         while (running := self._in_progress.get(path)) is not None:
-            young_for = self._began[path] + _SLOW_S - time.monotonic()
+            young_for = self._began[path] + SLOW_UPLOAD_S - time.monotonic()
             if young_for <= 0:
                 break
             await asyncio.wait({running}, timeout=young_for)

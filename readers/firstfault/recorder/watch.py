@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 
-__all__ = ["agent_gone"]
+from firstfault.recorder.budgets import AGENT_POLL_S
 
-_POLL_S = 0.1
-"""Polling interval without pidfd_open(2), seconds."""
+__all__ = ["agent_gone"]
 
 
 async def agent_gone(pid: int) -> None:
@@ -44,4 +43,4 @@ async def _readable(descriptor: int, pid: int) -> None:
 
 async def _polled(pid: int) -> None:
     while os.getppid() == pid:  # noqa: ASYNC110 - there is no event to wait for
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(AGENT_POLL_S)

@@ -1,0 +1,64 @@
+"""Every time limit of the node's recorder and its clients, in seconds: who waits so long, and what happens then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from typing_extensions import Self
+
+
+class Limit(float):
+    """Seconds, and what they are for.
+
+    Args:
+        seconds: how long.
+        waits: who waits so long, and for what.
+        end: what happens at the end.
+    """
+
+    waits: str
+    end: str
+
+    def __new__(cls, seconds: float, waits: str, end: str) -> Self:
+        """Return a number with two texts."""
+        limit = super().__new__(cls, seconds)
+        limit.waits, limit.end = waits, end
+        return limit
+
+    def __reduce__(self) -> tuple[type[float], tuple[float]]:
+        """Pickle the number alone."""
+        return float, (float(self),)
+
+
+def limits_in(names: Mapping[str, object]) -> Iterator[tuple[str, Limit]]:
+    """Return the limits of a module, in its order, with their names."""
+    return ((name, value) for name, value in names.items() if isinstance(value, Limit))
+
+
+# a client of the recorder
+RECEIVED_S = Limit(3.0, "a client, for the recorder to take its request; at most half of its time", "it does without")
+BACKLOG_FULL_S = Limit(0.01, "a client, while the recorder's backlog is full", "it connects again")
+SHORTEST_TIMEOUT_S = Limit(0.001, "a client whose time is up, for its socket", "a timeout; 0 would not block at all")
+RESOURCES_S = Limit(1.0, "a client, for the container's memory", "the document has no memory figures")
+ROSTER_ANSWER_S = Limit(10.0, "the agent's roster poll, for a listing", "it polls again later")
+RECORDER_END_S = Limit(2.0, "the agent, for its recorder to end", "it kills the recorder")
+KILLED_S = Limit(1.0, "the agent, for a process that it has killed", "it leaves a process that hangs in the kernel")
+LEFT_POLL_S = Limit(0.02, "the agent that ends what its workers left", "it looks for the processes again")
+LATE_READER_S = Limit(10.0, "the agent or the recorder, for the process that reads stderr on", "SIGPIPE ends writers")
+
+# the recorder
+SLOW_UPLOAD_S = Limit(1.0, "a second request for an upload in progress", "it begins another upload: one may hang")
+SAMPLE_S = Limit(0.5, "the recorder, between two looks at memory and folder", "it looks again")
+IDLE_S = Limit(
+    # earlier would slow down the job's start; if the agent dies before, its document comes 0.3 s later
+    30.0,
+    "the recorder, before it imports what an agent's death needs",
+    "it imports",
+)
+DRAIN_S = Limit(2.0, "the recorder, for uploads when the job ends", "it names the lost documents, and exits")
+QUIET_S = Limit(0.3, "the recorder of a dead agent, without a request", "it exits: its workers have reported")
+TICK_S = Limit(0.02, "the recorder of a dead agent, for requests to end", "it looks again")
+AGENT_POLL_S = Limit(0.1, "the recorder without pidfd_open(2), for its agent's end", "it looks again")

@@ -1,0 +1,97 @@
+"""The time limits of a pod: they stand in one table, their sums fit, and the pages give the same numbers."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from pathlib import Path
+
+import pytest
+
+import firstfault_torch
+from firstfault import recorder
+from firstfault.recorder import budgets as of_recorder
+from firstfault.recorder.budgets import Limit, limits_in
+from firstfault_torch import budgets
+
+ROOT = Path(__file__).parents[2]
+NOT_YET = {"agent", "rounds", "verdict", "inprocess", "notifiers", "run.py", "engine.py", "nvrx.py"}
+"""Parts of `firstfault_torch` whose modules still have limits of their own."""
+
+
+def _own_limits(file: Path) -> list[str]:
+    """Return the constants of a module that are numbers and look like times."""
+    nodes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.Assign)]
+    numbers = [
+        node for node in nodes if isinstance(node.value, ast.Constant) and type(node.value.value) in {int, float}
+    ]
+    names = [target.id for node in numbers for target in node.targets if isinstance(target, ast.Name)]
+    return [f"{file.name}: {name}" for name in names if name.endswith(("_S", "_SECONDS"))]
+
+
+def test_a_limit_stands_in_the_table() -> None:
+    """No module of the pod has a time limit of its own, and no two limits have one name."""
+    here, there = Path(str(firstfault_torch.__file__)).parent, Path(str(recorder.__file__)).parent
+    files = [file for file in here.rglob("*.py") if file.relative_to(here).parts[0] not in NOT_YET]
+    found = [name for file in [*files, *there.glob("*.py")] for name in _own_limits(file)]
+    assert found == ["budgets.py: KUBERNETES_GRACE_S"]
+    assert not {name for name, _ in limits_in(vars(budgets))} & {name for name, _ in limits_in(vars(of_recorder))}
+
+
+def test_a_limit_is_a_number() -> None:
+    """A limit reads, computes and travels to another process as its seconds."""
+    limit = Limit(1.5, "a", "b")
+    assert (repr(limit), limit * 2, type(copy.copy(limit))) == ("1.5", 3.0, float)  # copied as it is pickled
+
+
+@pytest.mark.parametrize(
+    ("chain", "most"),
+    [
+        (budgets.CONCLUDES_FOR_ALL, budgets.KUBERNETES_GRACE_S),
+        (budgets.CONCLUDES_ALONE, budgets.KUBERNETES_GRACE_S),
+        # the next node waits for a verdict that is being published
+        ((budgets.PUBLISH_S, budgets.DECK_S, budgets.LEAVING_FILES_S, budgets.LEAVING_SLACK_S), budgets.PUBLISHING_S),
+        # the signal thread ends the pod by itself before the other nodes conclude without it
+        ((budgets.MAIN_THREAD_S, budgets.NOW_S), budgets.NO_ANSWER_S),
+        # a worker answers its agent before that gives up on it
+        ((budgets.LAST_DECKS_S,), budgets.ASKING_S),
+        # reading an exception and its surroundings leaves time for the upload
+        (
+            (
+                budgets.UPLOAD_DEADLINE_S / 2,
+                budgets.FLIGHT_RECORDER_S,
+                budgets.FILE_SYSTEMS_S,
+                budgets.GPU_S,
+                budgets.SPOOL_S,
+            ),
+            budgets.UPLOAD_DEADLINE_S,
+        ),
+        # the recorder answers before its client kills it
+        ((of_recorder.DRAIN_S,), of_recorder.RECORDER_END_S),
+    ],
+)
+def test_a_chain_of_waits_fits(chain: tuple[float, ...], most: float) -> None:
+    """What a process waits for one after the other ends before another one gives up on it, or Kubernetes kills it."""
+    assert sum(chain) <= most
+
+
+@pytest.mark.parametrize(
+    ("page", "promise", "limit"),
+    [
+        ("limits", "connections are shut down after {:g} s", budgets.EXITED_S),
+        ("design", "not restored within {:g} s", budgets.RECONNECT_S),
+        ("design", "lists the roster every {:g} s", budgets.ROSTER_POLL_S),
+        ("design", "raised again every {:g} s", budgets.REPEAT_S),
+        ("design", "together may take {:g} s", budgets.TERMINATED_UPLOADS_S),
+        ("design", "and reading {:g} s", budgets.TERMINATED_READING_S),
+    ],
+)
+def test_a_page_gives_the_limit(page: str, promise: str, limit: float) -> None:
+    """A page that promises a time has the number of the table."""
+    assert promise.format(limit) in " ".join((ROOT / f"docs/{page}.md").read_text().split())
+
+
+def test_the_table_is_documented() -> None:
+    """docs/budgets.md has the table that the module prints."""
+    printed = (ROOT / "docs/budgets.md").read_text().split("<!-- budgets -->\n")[1].strip()
+    assert printed == budgets.table(), "python -m firstfault_torch.budgets"
