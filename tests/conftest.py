@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import signal
 import sysconfig
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,12 +30,27 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
 """The folder of each package in the repository; the wheel's tests run in a folder without them."""
-_OF_FLYTE = ("cascades/test_live.py", "chaos", "examples", "frameworks", "plugin", "storage/test_stock_files.py")
-_OF_TORCH = ("generated", "inprocess", "torch_agent")
-_NEEDED_BY = {"torch": (*_OF_TORCH, *_OF_FLYTE), "flytekit": _OF_FLYTE}
-"""What cannot run without a package; a single test elsewhere skips itself."""
-_LACKING = next((package for package in _NEEDED_BY if importlib.util.find_spec(package) is None), None)
-_LEFT_OUT = _NEEDED_BY.get(_LACKING or "", ())
+_LAYERS = {
+    "core": "firstfault",
+    "torch": "torch",
+    "flyte": "flytekit",
+}
+"""Layers of tests, each with the package that it needs beside those of the layers before it."""
+_FOLDERS = {
+    "torch": ("generated", "inprocess", "readers/test_show_torchrun.py", "torch_agent"),
+    "flyte": (
+        "cascades/test_live.py",
+        "chaos",
+        "examples",
+        "frameworks",
+        "plugin",
+        "storage/test_stock_files.py",
+    ),
+}
+"""The layers of folders and files; all others belong to the core. A single test joins Flyte's layer by its mark."""
+_PRESENT = [*itertools.takewhile(lambda layer: importlib.util.find_spec(_LAYERS[layer]), _LAYERS)]
+_ONLY = os.environ.get("FIRSTFAULT_LAYER", "")
+"""The layer whose tests run; empty: all."""
 
 
 # --- what is tested -------------------------------------------------------------------------------------------------
@@ -52,28 +69,47 @@ def pytest_sessionstart() -> None:
             )
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out files that cannot be imported, and those above the layer that runs."""
+    layer = _layer_of(collection_path)
+    above = bool(_ONLY) and [*_LAYERS].index(layer) > [*_LAYERS].index(_ONLY)
+    return above or layer not in _PRESENT or None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test that asks for the S3 server, and leave out those that measure speed unless they are asked for."""
+    """Mark tests that ask for the S3 server, leave out other layers and speed, and put the longest files first."""
+    chosen = [item for item in items if _is_chosen(item, config)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    jobs = Counter(item.path for item in chosen if item.get_closest_marker("jobs"))
+    # a long file that a process of xdist gets last would leave the others without work
+    items[:] = sorted(chosen, key=lambda item: -jobs[item.path])
     for item in items:
         if "s3" in getattr(item, "fixturenames", ()):
             item.add_marker("s3")
-    if "timing" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("timing")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+        if item.get_closest_marker("flyte") and "flyte" not in _PRESENT:
+            item.add_marker(pytest.mark.skip(reason="flytekit is not installed"))
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out tests whose package is not installed."""
+def _is_chosen(item: pytest.Item, config: pytest.Config) -> bool:
+    layer = "flyte" if item.get_closest_marker("flyte") else _layer_of(item.path)
+    is_timed = item.get_closest_marker("timing") and "timing" not in config.option.markexpr
+    return _ONLY in {"", layer} and not is_timed
+
+
+def _layer_of(path: Path) -> str:
     tests = Path(__file__).resolve().parent
-    return any(collection_path.is_relative_to(tests / path) for path in _LEFT_OUT) or None
+    for layer, places in _FOLDERS.items():
+        if any(path.is_relative_to(tests / place) for place in places):
+            return layer
+    return "core"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print which tests were left out because a package is not installed."""
-    if _LACKING:
-        files = ", ".join(f"tests/{path}" for path in _LEFT_OUT)
-        terminalreporter.write_line(f"left out, because {_LACKING} is not installed: {files}", yellow=True)
+    absent = [layer for layer in _LAYERS if layer not in _PRESENT]
+    if absent and not _ONLY:
+        files = ", ".join(f"tests/{place}" for layer in absent for place in _FOLDERS[layer])
+        terminalreporter.write_line(f"left out, because {_LAYERS[absent[0]]} is not installed: {files}", yellow=True)
 
 
 # --- the environment ------------------------------------------------------------------------------------------------

@@ -7,6 +7,6 @@ venv=$root/build/nvrx-venv
 package=nvidia-resiliency-ext==0.4.1
 stamp="$package, $(cat "$root/pyproject.toml" "$root/constraints.txt" | sha256sum)"
 [ "$(cat "$venv/.made-with" 2>/dev/null)" = "$stamp" ] && exit 0
-"$root/tools/copy_venv.sh" "$venv"
+"$root/tools/copy_venv.sh" "$root/.venv" "$venv"
 "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check "$package"
 echo "$stamp" >"$venv/.made-with"

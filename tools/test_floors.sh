@@ -31,7 +31,7 @@ cd "$root"
   tests/reports/test_golden.py
 
 venv=$root/build/flytekit-floor-venv
-"$root/tools/copy_venv.sh" "$venv"
+"$root/tools/copy_venv.sh" "$root/.venv" "$venv"
 oldest=$(sed -n 's/^elastic = .*"flytekit>=\([0-9.]*\)".*/\1/p' "$root/pyproject.toml")
 echo "oldest: flytekit==$oldest ${1:+torch==$1}"
 "$venv/bin/pip" install --quiet --disable-pip-version-check "flytekit==$oldest.0" ${1:+"torch==$1"}

@@ -75,6 +75,7 @@ def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) 
     assert ways <= texts
 
 
+@pytest.mark.flyte
 @pytest.mark.jobs
 @pytest.mark.parametrize(
     "task",

@@ -138,6 +138,7 @@ def test_names_of_temporary_files() -> None:
     assert soak.kinds_of_files(names) == {"torchelastic_*": 2, "flyte-*": 1, "pytorch-errorfile-*.pickle": 1}
 
 
+@pytest.mark.flyte
 @pytest.mark.jobs
 def test_one_attempt(tmp_path: Path) -> None:
     """A worker that fails beside a process that it has started: the verdict is right, and nothing is left."""

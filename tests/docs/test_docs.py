@@ -38,7 +38,6 @@ from firstfault_torch.verdict.notifiers import GROUP
 from firstfault_torch.notifiers.otel import attributes_of
 from tests.chaos.chaos import STORAGE_FAULTS
 from tests.chaos.steps import CASES, PROMISES, STEPS
-from tests.packages import need_the_plugin
 from tests.reports.scenes import SCOPE_SCENES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -168,11 +167,9 @@ def test_every_exit_code_is_documented() -> None:
     assert {int(code): cells[0] for code, cells in rows.items()} == {code.value: code.name for code in EXIT}
 
 
-@pytest.mark.parametrize("name", ["ls", "show", "run"])
+@pytest.mark.parametrize("name", ["ls", "show", pytest.param("run", marks=pytest.mark.flyte)])
 def test_every_option_is_documented(name: str) -> None:
     """A command's section has exactly its options."""
-    if name == "run":
-        need_the_plugin()
     command = group.get_command(click.Context(group), name)
     assert command is not None
     options = {option for parameter in command.params for option in parameter.opts if option.startswith("--")}
@@ -258,10 +255,10 @@ def _run_examples(page: str) -> dict[str, Any]:
     return vars(module)
 
 
+@pytest.mark.flyte
 @pytest.mark.filterwarnings("ignore:increase_shared_mem=True")
 def test_the_examples_of_retry_policies_run() -> None:
     """The policies on the page can be built and used."""
-    pytest.importorskip("flytekit", reason="the page's task is one of Flyte")
     found = _run_examples("docs/retry.md")
     job = make_job(make_error(category="disk_full"))
     decision = decide(run_strategy(get_strategy("earliest"), job), found["policy"])

@@ -26,7 +26,6 @@ from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode
 from firstfault_proto.v1 import errors_pb2 as pb
-from tests.packages import need_the_plugin
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -573,11 +572,11 @@ def _examples(text: str) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("command", ["", "ls", "show", "watch", "classify", "run"])
+@pytest.mark.parametrize(
+    "command", ["", "ls", "show", "watch", "classify", pytest.param("run", marks=pytest.mark.flyte)]
+)
 def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """The help of the group and of each command has examples that the parser accepts."""
-    if command == "run":
-        need_the_plugin()
     monkeypatch.chdir(Path(__file__).parents[2])
     examples = _examples(run(*([command] if command else []), "--help").out)
     assert len(examples) >= 2

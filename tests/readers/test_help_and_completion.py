@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.cli import EXIT
-from tests.packages import need_the_plugin
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _LAZY = ("flytekit", "torch", "numpy", "rich", "jinja2", "firstfault.strategies", "firstfault.output_reader")
+
+_RUN = pytest.param("run", marks=pytest.mark.flyte)
 
 
 def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -40,11 +41,9 @@ def test_help_on_an_unknown_command() -> None:
     assert (ran.returncode, ran.stderr) == (EXIT.USAGE, "firstfault: unknown command 'shwo'; did you mean 'show'?\n")
 
 
-@pytest.mark.parametrize("command", ["", "show", "ls", "watch", "classify", "help", "run"])
+@pytest.mark.parametrize("command", ["", "show", "ls", "watch", "classify", "help", _RUN])
 def test_help_imports_little(command: str) -> None:
     """The help of the group and of every command imports neither flytekit nor torch, nor what reads and judges."""
-    if command == "run":
-        need_the_plugin()
     code = (
         "import sys\nfrom firstfault.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         f"print([name for name in {_LAZY!r} if name in sys.modules], file=sys.stderr)"
@@ -54,10 +53,10 @@ def test_help_imports_little(command: str) -> None:
     assert (ran.stderr, ran.stdout.startswith("Usage: firstfault")) == ("[]\n", True)
 
 
+@pytest.mark.flyte
 @pytest.mark.timing
 def test_the_help_of_run_is_fast() -> None:
     """The help of `firstfault run` takes less than half a second, the best of ten."""
-    need_the_plugin()
     taken = []
     for _ in range(10):
         began = time.perf_counter()
@@ -83,11 +82,9 @@ def test_commands_are_completed() -> None:
     assert _completed("firstfault help wa") == ["plain,watch"]
 
 
-@pytest.mark.parametrize("command", ["show", "watch", "run"])
+@pytest.mark.parametrize("command", ["show", "watch", _RUN])
 def test_strategies_are_completed(command: str, tmp_path: Path) -> None:
     """--strategy completes built-in strategies and those of installed packages."""
-    if command == "run":
-        need_the_plugin()
     package = tmp_path / "theirs-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n", encoding="utf-8")

@@ -499,7 +499,6 @@ _LOOKS = """() => [...document.querySelectorAll('#other *')].map(element => {
 
 def _deck_page(*tabs: tuple[str, str]) -> str:
     """Return flytekit's page of decks, without the fonts that it loads from a network."""
-    pytest.importorskip("flytekit", reason="the page is flytekit's")
     from flytekit.deck.deck import get_deck_template  # noqa: PLC0415 - slow to import
 
     names = "".join(f'<li onclick="handleLinkClick(this)">{name}</li>' for name, _ in tabs)
@@ -508,6 +507,7 @@ def _deck_page(*tabs: tuple[str, str]) -> str:
     return "\n".join(line for line in text.splitlines() if "fonts.googleapis.com" not in line)
 
 
+@pytest.mark.flyte
 def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
     """In the console's sandboxed frame of 880 x 720, the answers are visible and scripts run."""
     inner = _deck_page(("firstfault", deck_html(report_of_scene("rank"))), ("Input", "<p>1</p>"))
@@ -528,6 +528,7 @@ def test_the_deck_in_its_frame(open_page: Callable[..., Page]) -> None:
     assert [(rule["id"], [node["html"][:160] for node in rule["nodes"][:3]]) for rule in found] == []
 
 
+@pytest.mark.flyte
 def test_the_deck_leaves_other_tabs_alone(open_page: Callable[..., Page]) -> None:
     """Another tab looks the same with our tab beside it and without."""
     other = f'<div id="other">{_OTHER_TAB}</div>'

@@ -84,10 +84,10 @@ def test_all_that_differs_from_a_worker_of_torchs_agent(method: str, tmp_path: P
     assert int(torchs["masks"]["SigCgt"], 16) ^ int(ours["masks"]["SigCgt"], 16) == STACKS
 
 
+@pytest.mark.flyte
 @pytest.mark.parametrize("method", ["spawn", "fork"] if IS_ALL else ["fork"])
 def test_switched_off_nothing_differs(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With an empty variable a worker is like one of flytekit's own plugin, which never had firstfault."""
-    pytest.importorskip("flytekit", reason="the variable is Flyte's")
     monkeypatch.setenv("FLYTE_INTERNAL_ERROR_PROPAGATION", "")
     stock, ours = _states(tmp_path, method, "flytekitplugins.kfpytorch", "flytekitplugins.firstfault")
     assert set(_differences(stock, ours)) == set()
