@@ -34,8 +34,8 @@ from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 from firstfault.wire.verdict_json import decision_to_dict
 from firstfault_proto.v1 import errors_pb2
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
-from firstfault_torch.verdict.notifiers import GROUP
 from firstfault_torch.notifiers.otel import attributes_of
+from firstfault_torch.verdict.notifiers import GROUP
 from tests.chaos.chaos import STORAGE_FAULTS
 from tests.chaos.steps import CASES, PROMISES, STEPS
 from tests.reports.scenes import SCOPE_SCENES
