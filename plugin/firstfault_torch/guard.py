@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from types import FrameType
 
-__all__ = ["WORKER_SIGNALS", "NonBlocking", "bounded", "caught", "guarded", "logger", "undisturbed"]
+__all__ = ["WORKER_SIGNALS", "NonBlocking", "begun", "bounded", "caught", "guarded", "logger", "undisturbed"]
 
 logger = logging.getLogger("firstfault_torch")
 
@@ -113,6 +113,22 @@ def bounded(  # noqa: PLR0913 - keywords
             done.wait(max(min(deadline - time.monotonic(), HURRIED_S), 0))
             raise
     return results[0] if results else None
+
+
+def begun(call: Callable[[], object], doing: str) -> threading.Event:
+    """Begin a call in a daemon thread; return an event that is set when it has ended or could not begin."""
+    ended = threading.Event()
+
+    def run() -> None:
+        with guarded(doing):
+            call()
+        ended.set()
+
+    with guarded(doing):
+        threading.Thread(target=run, name="firstfault-background", daemon=True).start()
+        return ended
+    ended.set()
+    return ended
 
 
 class NonBlocking(Generic[T]):

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from firstfault.layout.paths import ROSTER, bundle_name
 from firstfault.restart import record_of, with_unused_restarts
-from firstfault_torch.agent.launch import LaunchFailedError, launch_agent
+from firstfault_torch.agent.agent import AgentSettings
+from firstfault_torch.agent.launch import launch_agent
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.agent.stopping import end_what_workers_left
 from firstfault_torch.context import Recording, new_incarnation, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
-from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.guard import begun, bounded, guarded, logger
 from firstfault_torch.launch_options import DEFAULT_SIGNALS, parse_signals
 from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
 from firstfault_torch.options import Options
+from firstfault_torch.rounds.settlement import SettledDocument
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.notifiers import notify
 from firstfault_torch.verdict.previous import leave_verdict
@@ -29,6 +30,7 @@ from firstfault_torch.verdict.turns import await_turn, turn_of
 from firstfault_torch.worker.recording import run_recorded
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed.launcher.api import LaunchConfig
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from firstfault.model import RestartRecord
     from firstfault.restart import RestartContext
     from firstfault_torch.agent.reporter import NodeReport
+    from firstfault_torch.agent.round_end import RoundEnd
     from firstfault_torch.engine import Engine
     from firstfault_torch.rounds.settlement import Reports
 
@@ -70,6 +73,16 @@ class NodeFailedError(Exception):
         self.error = error
         self.report = report
         self.verdict = verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What decides how the pod of a failed node ends."""
+
+    engine: Engine
+    options: Options
+    give_up: threading.Event
+    """Set by a signal to this process; ends waits."""
 
 
 def launch(
@@ -117,38 +130,33 @@ def run_node(
 ) -> dict[int, Any]:
     """Run as `launch` does; the entrypoint itself records (`firstfault_torch.worker.recording.recorded`)."""
     recording = recording_of(engine, options)
-    asks = options.restarts_follow_policy and config.max_restarts > 0
     with (
         SignalWatch(parse_signals(getattr(config, "signals_to_handle", DEFAULT_SIGNALS))) as signals,
         node_recorder(recording) as recording,
     ):
+        pod = Pod(engine, options, signals.gave_up)
+        asks = options.restarts_follow_policy and config.max_restarts > 0
+        judge = partial(_decided_restart, pod) if asks else None
+        settings = AgentSettings(options, signals, config.min_nodes, judge)
         try:
-            results = launch_agent(
-                config,
-                entrypoint,
-                args,
-                recording,
-                stop_seconds=options.stop_seconds,
-                signals=signals,
-                last_resort=partial(_end_process, engine=engine, options=options),
-                decide_restart=partial(_decided_restart, engine=engine, options=options) if asks else None,
-                settle_seconds=options.settle_seconds,
-                restarts_in_process=options.in_process_restart,
-                watchdog=options.watchdog,
-            )
-            if options.in_process_restart is not None:
-                results = options.in_process_restart.by_last_rank(results)
-            engine.await_exit(has_rank_0=0 in results, give_up=signals.gave_up)
-        except LaunchFailedError as failure:
-            failed = _failed(failure, engine, options, signals.gave_up)
-            is_hurried = signals.gave_up.is_set()
-            end_what_workers_left(recording, min(options.stop_seconds, _NOW_S) if is_hurried else options.stop_seconds)
-            failure.forget_agent()
-            raise failed from failure.error
+            end = launch_agent(config, entrypoint, args, recording, settings, partial(_end_process, pod))
+            if end.error is None:
+                results = end.results or {}
+                if options.in_process_restart is not None:
+                    results = options.in_process_restart.by_last_rank(results)
+                engine.await_exit(has_rank_0=0 in results, give_up=signals.gave_up)
+                return results
+            sealed = verdict_on(end, pod)
+            _report(sealed)
+            seconds = options.stop_seconds
+            end_what_workers_left(recording, min(seconds, _NOW_S) if signals.gave_up.is_set() else seconds)
+            failed = NodeFailedError(end.error, end.report, sealed)
+            end.forget_agent()
+            del end  # its peers hold the round's store
+            raise failed from failed.error
         finally:
             if recording.identity.owns_process:
                 signals.leave()
-    return results
 
 
 def recording_of(engine: Engine, options: Options) -> Recording:
@@ -162,81 +170,77 @@ def recording_of(engine: Engine, options: Options) -> Recording:
     )
 
 
-def _failed(failure: LaunchFailedError, engine: Engine, options: Options, give_up: threading.Event) -> NodeFailedError:
-    """Settle on a verdict with the other nodes, or conclude alone, and publish."""
+# --- from the end of a round to a verdict ---------------------------------------------------------------------------
+
+
+def verdict_on(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
+    """Settle on a verdict with the other nodes, or conclude alone, and publish; None if firstfault itself failed."""
     sealed: SealedVerdict | None = None
     with guarded("settling on a verdict with the other nodes"):
-        sealed = _settled(failure, engine, options, give_up)
+        sealed = _settled(end, pod)
     if sealed is None:
         with guarded("concluding without the other nodes"):
-            sealed = _concluded_alone(failure, engine, options, give_up)
-    if sealed is not None:
-        logger.error("%s", sealed.seal.message)
-        with guarded("reporting to the outer launcher"):
-            _report_to_outer_launcher(sealed)
-        if sealed.report is not None:  # this node concluded, and by now the others have the verdict
-            with guarded("notifying others"):
-                notify(sealed.report)
-    return NodeFailedError(failure.error, failure.report, sealed)
+            sealed = _concluded_alone(end, pod)
+    return sealed
 
 
-def _settled(
-    failure: LaunchFailedError, engine: Engine, options: Options, give_up: threading.Event
-) -> SealedVerdict | None:
+def _settled(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     """Return the verdict that one node reached for all; None if the nodes could not settle."""
-    own: list[SealedVerdict] = []
-
-    def conclude(reports: Reports) -> bytes | None:
-        wait = Wait(0.0, complete=reports.complete, give_up=give_up)
-        sealed = _sealed(failure, reports.copies, engine, options, wait)
-        if sealed is None:
-            return None
-        own[:] = [sealed]
-        return sealed.document
-
-    def publish() -> bool:
-        own[:] = [_published(replace(own[0], for_all=True), engine, give_up)]
-        return own[0].durable
-
-    settled = failure.settle(conclude, publish, options.settle_seconds)
-    if settled is None:
+    peers = end.peers
+    if peers is None:
         return None
-    if own and own[0].document == settled.document:
-        return own[0]
-    return _published(sealed_elsewhere(settled.document, failure.recording, durable=settled.durable), engine, give_up)
+    for step in peers.settle(end.report.copies, pod.options.settle_seconds):
+        if isinstance(step, SettledDocument):
+            return _taken(step, end, pod)
+        sealed = _sealed(end, step.copies, pod, Wait(0.0, complete=step.complete, give_up=pod.give_up))
+        if sealed is not None and peers.settlement.claim():
+            sealed = _published(replace(sealed, for_all=True), pod)
+            settled = peers.settlement.hand_over(sealed.document, durable=sealed.durable)
+            return sealed if settled.document == sealed.document else _taken(settled, end, pod)
+    return None
 
 
-def _concluded_alone(
-    failure: LaunchFailedError, engine: Engine, options: Options, give_up: threading.Event
-) -> SealedVerdict | None:
+def _taken(settled: SettledDocument, end: RoundEnd, pod: Pod) -> SealedVerdict:
+    """Return the verdict of another node, published here too if that node could not."""
+    return _published(sealed_elsewhere(settled.document, end.recording, durable=settled.durable), pod)
+
+
+def _concluded_alone(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
     """Conclude from what this node can read, and publish; take the verdict of a node whose turn came before."""
-    copies, seconds = failure.report.copies, options.settle_seconds
-    if failure.group_rank:
-        find = partial(_found, engine, failure.recording, _earliest_ns(failure))
-        found = await_turn(find, turn_of(failure.group_rank), give_up)
+    if end.group_rank:
+        found = await_turn(partial(_found, end, pod), turn_of(end.group_rank), pod.give_up)
         if found is not None:
-            return _published(found, engine, give_up)
+            return _published(found, pod)
+    copies, seconds = end.report.copies, pod.options.settle_seconds
     hurried = Wait(min(seconds, _LAST_SECONDS), is_hurried=True)
-    wait = hurried if give_up.is_set() else Wait(seconds, give_up=give_up)
-    sealed = _sealed(failure, copies, engine, options, wait) or _sealed(failure, copies, engine, options, Wait(0.0))
-    return _published(sealed, engine, give_up) if sealed is not None else None
+    wait = hurried if pod.give_up.is_set() else Wait(seconds, give_up=pod.give_up)
+    sealed = _sealed(end, copies, pod, wait) or _sealed(end, copies, pod, Wait(0.0))
+    return _published(sealed, pod) if sealed is not None else None
 
 
-def _earliest_ns(failure: LaunchFailedError) -> int:
-    """Return the earliest time at which a verdict on this failure may have been sealed."""
-    return max(failure.recording.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
-
-
-def _found(engine: Engine, recording: Recording, since_ns: int) -> SealedVerdict | None:
-    """Return the verdict that another node published since then; None if there is none, or only an older one."""
-    document = engine.published_verdict()
+def _found(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
+    """Return the verdict that another node published on this failure; None if there is none, or only an older one."""
+    document = pod.engine.published_verdict()
     if document is None:
         return None
-    found = sealed_elsewhere(document, recording, durable=True)
-    return found if found.seal.timestamp_ns >= since_ns else None
+    found = sealed_elsewhere(document, end.recording, durable=True)
+    earliest_ns = max(end.recording.incarnation * _MS, time.time_ns() - _SAME_FAILURE_NS)
+    return found if found.seal.timestamp_ns >= earliest_ns else None
 
 
-def _published(sealed: SealedVerdict, engine: Engine, give_up: threading.Event) -> SealedVerdict:
+def _sealed(end: RoundEnd, copies: Mapping[str, bytes], pod: Pod, wait: Wait) -> SealedVerdict | None:
+    """Conclude and seal; None if that fails."""
+    with guarded("concluding on the failure"):
+        concluded = conclude_on_node(end.recording, copies, pod.engine, pod.options, wait)
+        if end.refused is not None:
+            found = concluded.conclusion
+            decision = with_unused_restarts(found.decision, found.verdict, *end.refused)
+            concluded = concluded._replace(conclusion=replace(found, decision=decision))
+        return seal_verdict(concluded, end.recording)
+    return None
+
+
+def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
     """Publish a verdict, and leave it for the next attempt and for readers; return it with what became of it.
 
     All is uploaded at the same time: other pods wait, and when the first one has exited, this one may be killed.
@@ -246,70 +250,25 @@ def _published(sealed: SealedVerdict, engine: Engine, give_up: threading.Event) 
         path = f"{ROSTER}/{bundle_name(sealed.bundle)}"
         others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, _LEAVING_S))
         if sealed.decision.retry:
-            others.append(partial(leave_verdict, sealed.recording, sealed.document, give_up))
-    doing = "leaving files for the next attempt and for readers"
-    ended = [_begun(call, doing) for call in others]
+            others.append(partial(leave_verdict, sealed.recording, sealed.document, pod.give_up))
+    ended = [begun(call, "leaving files for the next attempt and for readers") for call in others]
     with guarded("publishing the verdict"):
-        sealed = engine.publish(sealed, give_up=give_up)
+        sealed = pod.engine.publish(sealed, give_up=pod.give_up)
     for event in ended:
         event.wait(_LEAVING_S + _SLACK_S)
     return sealed
 
 
-def _begun(call: Callable[[], object], doing: str) -> threading.Event:
-    """Begin a call in a thread of its own; return what is set when it has ended or could not begin."""
-    ended = threading.Event()
-
-    def run() -> None:
-        with guarded(doing):
-            call()
-        ended.set()
-
-    with guarded(doing):
-        threading.Thread(target=run, name="firstfault-leave", daemon=True).start()
-        return ended
-    ended.set()
-    return ended
-
-
-def _sealed(
-    failure: LaunchFailedError, copies: Mapping[str, bytes], engine: Engine, options: Options, wait: Wait
-) -> SealedVerdict | None:
-    with guarded("concluding on the failure"):
-        concluded = conclude_on_node(failure.recording, copies, engine, options, wait)
-        if failure.refused is not None:
-            found = concluded.conclusion
-            decision = with_unused_restarts(found.decision, found.verdict, *failure.refused)
-            concluded = concluded._replace(conclusion=replace(found, decision=decision))
-        return seal_verdict(concluded, failure.recording)
-    return None
-
-
-def _decided_restart(
-    recording: Recording, reports: Reports, context: RestartContext, *, engine: Engine, options: Options
-) -> RestartRecord:
-    """Judge a failed round, and return whether torch restarts the workers."""
-    wait = Wait(0.0, complete=reports.complete)
-    concluded = conclude_on_node(recording, reports.copies, engine, options, wait, restart=context)
-    return record_of(concluded.conclusion, context)
-
-
-def _end_process(failure: LaunchFailedError, *, engine: Engine, options: Options) -> None:
-    """Publish and exit, from another thread than the main one, which waits inside C++ and handles no signal.
-
-    A verdict that another node has published stays: it knew more than this one learns in so short a time.
-    """
-    find = partial(_found, engine, failure.recording, _earliest_ns(failure))
-    sealed = bounded(find, _NOW_S, "looking for the verdict of another node")
+def _report(sealed: SealedVerdict | None) -> None:
+    """Log a published verdict, and pass it on to an outer launcher and to notifiers."""
     if sealed is None:
-        sealed = _sealed(failure, failure.report.copies, engine, options, Wait(_NOW_S, is_hurried=True))
-    with guarded("leaving the sealed verdict"):
-        if sealed is not None:
-            logger.error("%s", sealed.seal.message)
-            engine.publish(sealed, leaving_now=True)
-    end_what_workers_left(failure.recording, 0.0)
-    end_node_recorder(failure.recording)
-    os._exit(failure.recording.identity.failed_exit_code)
+        return
+    logger.error("%s", sealed.seal.message)
+    with guarded("reporting to the outer launcher"):
+        _report_to_outer_launcher(sealed)
+    if sealed.report is not None:  # this node concluded, and by now the others have the verdict
+        with guarded("notifying others"):
+            notify(sealed.report)
 
 
 def _report_to_outer_launcher(sealed: SealedVerdict) -> None:
@@ -317,3 +276,30 @@ def _report_to_outer_launcher(sealed: SealedVerdict) -> None:
     outer = os.environ.get(ERROR_FILE_VARIABLE)
     if outer:
         write_error_file(outer, torch_error_data(sealed.verdict))
+
+
+# --- what the agent calls -------------------------------------------------------------------------------------------
+
+
+def _decided_restart(pod: Pod, recording: Recording, reports: Reports, context: RestartContext) -> RestartRecord:
+    """Judge a failed round, and return whether torch restarts the workers."""
+    wait = Wait(0.0, complete=reports.complete)
+    concluded = conclude_on_node(recording, reports.copies, pod.engine, pod.options, wait, restart=context)
+    return record_of(concluded.conclusion, context)
+
+
+def _end_process(pod: Pod, end: RoundEnd) -> None:
+    """Publish and exit, from another thread than the main one, which waits inside C++ and handles no signal.
+
+    A verdict that another node has published stays: it knew more than this one learns in so short a time.
+    """
+    sealed = bounded(partial(_found, end, pod), _NOW_S, "looking for the verdict of another node")
+    if sealed is None:
+        sealed = _sealed(end, end.report.copies, pod, Wait(_NOW_S, is_hurried=True))
+    with guarded("leaving the sealed verdict"):
+        if sealed is not None:
+            logger.error("%s", sealed.seal.message)
+            pod.engine.publish(sealed, leaving_now=True)
+    end_what_workers_left(end.recording, 0.0)
+    end_node_recorder(end.recording)
+    os._exit(end.recording.identity.failed_exit_code)

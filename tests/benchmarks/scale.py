@@ -26,7 +26,6 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -136,12 +135,11 @@ class Node:
         self.peers = Peers(
             group,
             self.recording,
-            self.reporter.report.copies,
-            interval=0.1,
-            can_restart=False,
+            patience_seconds=0.1,
             wake=self.failed.set,
             gave_up=self.gave_up,
         )
+        self.peers.join(self.reporter.report.copies)
 
     @property
     def recording(self) -> Recording:
@@ -185,7 +183,7 @@ class Node:
         """Wait for the fault, report, settle; return what happened and when."""
         from firstfault.testing import make_error  # noqa: PLC0415, F401 - imported before the fault
         from firstfault_torch import run as run_module  # noqa: PLC0415
-        from firstfault_torch.agent.launch import LaunchFailedError  # noqa: PLC0415
+        from firstfault_torch.agent.round_end import RoundEnd  # noqa: PLC0415
         from firstfault_torch.engine import PlainEngine  # noqa: PLC0415
         from firstfault_torch.options import Options  # noqa: PLC0415
 
@@ -201,14 +199,12 @@ class Node:
             self.peers.stop_listening()
             self.reporter.drain()
         reported = time.time()
-        settle = partial(self.peers.settle, self.reporter.report.copies)
-        failure = LaunchFailedError(
-            RuntimeError("the training failed"), self.reporter.report, self.recording, settle, self.number
-        )
+        end = RoundEnd(self.recording, self.reporter.report, group_rank=self.number, peers=self.peers)
         engine = PlainEngine(self.uri.rpartition("/")[0], 0, f"worker-{self.number}")
         if self.case == "sealer" and self.number == 0:
             engine = _Killed(self.uri.rpartition("/")[0], 0, "worker-0")
-        verdict = run_module._failed(failure, engine, Options(settle_seconds=self.limit_s), self.gave_up).verdict
+        pod = run_module.Pod(engine, Options(settle_seconds=self.limit_s), self.gave_up)
+        verdict = run_module.verdict_on(end, pod)
         return {
             "node": self.number,
             "reported": reported,

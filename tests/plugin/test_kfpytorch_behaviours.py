@@ -39,8 +39,8 @@ from firstfault.layout.keys import error_key_for
 from firstfault.model import Place
 from firstfault.wire.documents import encode
 from firstfault_torch.agent.death_documents import about_agent
-from firstfault_torch.agent.launch import LaunchFailedError
 from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.agent.round_end import RoundEnd
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.worker.in_flight import Moment
@@ -388,12 +388,10 @@ def test_omp_num_threads(
 
 
 def _executed(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> Any:
-    """Execute a task whose launch returns or raises `outcome`."""
+    """Execute a task whose launch ends with these results, or as given."""
 
     def launch(*_: object, **__: object) -> Any:
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+        return outcome if isinstance(outcome, RoundEnd) else RoundEnd(Mock(), NodeReport(), outcome)
 
     monkeypatch.setattr("firstfault_torch.run.launch_agent", launch)
     return task(task_config=_config())(_nothing).execute()
@@ -410,12 +408,12 @@ def test_rank_0_is_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _executed(monkeypatch, {1: WorkerResult(2.0, []), 0: WorkerResult(1.0, [])}) == 1.0
 
 
-def _terminated(prefix: Prefix, *, recorded: bool) -> LaunchFailedError:
-    """Return the error of a launch on a node that got SIGTERM, with or without a document about it."""
+def _terminated(prefix: Prefix, *, recorded: bool) -> RoundEnd:
+    """Return the end of a launch on a node that got SIGTERM, with or without a document about it."""
     error = SignalException("terminated", sigval=signal.SIGTERM)
     said = about_agent(error, ErrorClass.PREEMPTION, Place(node="worker-1"), Moment.now())
     copies = {document_path(error_key_for(said)): encode(said)} if recorded else {}
-    return LaunchFailedError(error, NodeReport(copies), prefix.recording())
+    return RoundEnd(prefix.recording(), NodeReport(copies), error=error)
 
 
 @pytest.mark.parametrize(

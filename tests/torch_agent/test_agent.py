@@ -47,7 +47,7 @@ from firstfault.strategies import get_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import encode
 from firstfault_torch.agent import launch as launch_module
-from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent
+from firstfault_torch.agent.agent import AgentSettings, ReportingAgent
 from firstfault_torch.agent.death_documents import (
     KeptException,
     Observation,
@@ -57,12 +57,14 @@ from firstfault_torch.agent.death_documents import (
     kept_exception,
 )
 from firstfault_torch.agent.death_watch import Death
-from firstfault_torch.agent.launch import LaunchFailedError, launch_agent
+from firstfault_torch.agent.launch import launch_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
+from firstfault_torch.agent.round_end import PeerFailedError, RoundEnd
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.node.document_writer import spool_of
+from firstfault_torch.options import Options
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.worker.in_flight import Moment
@@ -316,10 +318,8 @@ def start(
         spec = WorkerSpec("default", 2, handler, entrypoint=functools.update_wrapper(workers, _wait_to_be_stopped))
         spec.max_restarts, spec.monitor_interval = 0, 0.05
         agent = ReportingAgent(
-            recording=prefix.recording(),
-            stop_seconds=stop_seconds,
-            min_nodes=1,
-            signals=SignalWatch(),
+            prefix.recording(),
+            AgentSettings(Options(stop_seconds=stop_seconds), SignalWatch()),
             spec=spec,
             logs_specs=DefaultLogsSpecs(),
             start_method="fork",
@@ -642,15 +642,14 @@ def _config(**fields: Any) -> LaunchConfig:
     return LaunchConfig(**(values | fields))
 
 
-def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any) -> dict[int, Any]:
+def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any) -> RoundEnd:
     return launch_agent(
         _config(**fields),
         print,
         (),
         prefix.recording(),
-        stop_seconds=1.0,
-        signals=signals or SignalWatch(),
-        last_resort=Mock(side_effect=AssertionError("the main thread is there")),
+        AgentSettings(Options(stop_seconds=1.0), signals or SignalWatch()),
+        Mock(side_effect=AssertionError("the main thread is there")),
     )
 
 
@@ -672,20 +671,20 @@ def test_a_launch_that_fails(  # noqa: PLR0917
 ) -> None:
     """An error of the agent itself is documented, and the node announces its failure."""
     monkeypatch.setenv("FIRSTFAULT_NODE", "worker-1")
-    with pytest.raises(LaunchFailedError) as caught:
-        _launched(prefix, **fields)
+    end = _launched(prefix, **fields)
     (failure,) = prefix.failures()
     assert (failure.category, failure.code, failure.kind) == (category, code, kind)
     assert (failure.subject, failure.node, failure.rank) == (Subject.AGENT, "worker-1", None)
     assert [entry.phase for entry in prefix.roster()] == [Phase.FAILED]
-    assert not isinstance(caught.value.error, ChildFailedError)
-    assert caught.value.report.failures[0].code == code
+    assert end.error is not None
+    assert not isinstance(end.error, ChildFailedError)
+    assert end.report.failures[0].code == code
 
 
 def test_a_node_that_is_not_needed(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node without which the job finished returns no results and no failure."""
     monkeypatch.setattr(LocalElasticAgent, "run", lambda *_: None)
-    assert _launched(prefix) == {}
+    assert _launched(prefix).results == {}
     assert prefix.failures() == []
 
 
@@ -705,14 +704,11 @@ def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, mo
     handler = Mock()
     monkeypatch.setattr(launch_module.rendezvous_registry, "get_rendezvous_handler", lambda _: handler)
     monkeypatch.setattr(LocalElasticAgent, "run", signalled)
-    with (
-        SignalWatch() if listening else contextlib.nullcontext() as signals,
-        pytest.raises(LaunchFailedError) as caught,
-    ):
-        _launched(prefix, signals)
+    with SignalWatch() if listening else contextlib.nullcontext() as signals:
+        end = _launched(prefix, signals)
     (failure,) = prefix.failures()
-    assert isinstance(caught.value.error, SignalException)
-    assert [known.category for known in caught.value.report.failures] == ["preemption"]
+    assert isinstance(end.error, SignalException)
+    assert [known.category for known in end.report.failures] == ["preemption"]
     assert (failure.category, failure.signal) == ("preemption", "SIGTERM")
     handler.shutdown.assert_not_called()
 
@@ -724,7 +720,5 @@ def test_the_rendezvous_is_closed_after_a_failure(prefix: Prefix, monkeypatch: p
     failures = {0: ProcessFailure(0, 4000, 1, "no such file")}
     result = RunResult(WorkerState.FAILED, failures=failures)
     monkeypatch.setattr(LocalElasticAgent, "run", lambda *_: result)
-    with pytest.raises(LaunchFailedError) as caught:
-        _launched(prefix)
-    assert isinstance(caught.value.error, ChildFailedError)
+    assert isinstance(_launched(prefix).error, ChildFailedError)
     handler.shutdown.assert_called_once()

@@ -6,7 +6,6 @@ import json
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +21,8 @@ from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
 from firstfault.wire.verdict_json import verdict_from_json
 from firstfault_torch import run
+from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.agent.round_end import RoundEnd
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, get_file, put_file, record_error
 from firstfault_torch.options import Options
@@ -360,11 +361,10 @@ def last_resort(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     monkeypatch.setattr(run, "end_node_recorder", lambda _: None)
     monkeypatch.setattr(run.os, "_exit", lambda _: None)
     own = _wrote(prefix.uri, _failure(0, message="own"))
-    report = SimpleNamespace(copies={document_path(own.documents[0].name): encode(own)})
-    failure: Any = SimpleNamespace(report=report, recording=prefix.recording(), group_rank=0, refused=None)
+    end = RoundEnd(prefix.recording(), NodeReport({document_path(own.documents[0].name): encode(own)}))
     engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
     monkeypatch.setattr(type(engine), "published_verdict", lambda _: get_file(prefix.uri, "error.pb"))
-    return lambda: run._end_process(failure, engine=engine, options=Options())
+    return lambda: run._end_process(run.Pod(engine, Options(), threading.Event()), end)
 
 
 def test_it_leaves_its_own_verdict(prefix: Prefix, last_resort: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,6 +17,8 @@ from firstfault.render.first_line import first_line
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import run
+from firstfault_torch.agent.reporter import NodeReport
+from firstfault_torch.agent.round_end import RoundEnd
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, record_error
 from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from firstfault.report import Report
+    from firstfault_torch.verdict.seal import SealedVerdict
     from tests.prefix import Prefix
 
 PATH = "T0/B0/not-for-the-log"
@@ -169,34 +173,30 @@ def test_a_slow_lookup_of_installed_notifiers(
     assert "installed notifiers are not called: they were not found within 0.5 s" in caplog.text
 
 
+def _reported(prefix: Prefix, end: RoundEnd) -> SealedVerdict | None:
+    """Return the verdict on a failed round, after it was published and reported."""
+    engine = PlainEngine(str(prefix.folder.parent), 0, f"worker-{end.group_rank}")
+    sealed = run.verdict_on(end, run.Pod(engine, Options(settle_seconds=0.1), threading.Event()))
+    run._report(sealed)
+    return sealed
+
+
 def test_the_node_that_concludes_notifies(prefix: Prefix, webhook: Receiver) -> None:
     """When the event arrives, the verdict is in the storage, and no other node waits for it."""
     own = make_error(0, node="worker-0", message="no labels")
     receipt = record_error(own, prefix.recording(), None, 30)
-    report = SimpleNamespace(copies={document_path(receipt.name): encode(own)})
+    report = NodeReport({document_path(receipt.name): encode(own)})
     settled: list[bool] = []
 
-    def settle(
-        conclude: Callable[[Reports], bytes | None], publish: Callable[[], bool], seconds: float
-    ) -> SettledDocument:
-        del seconds
-        document = conclude(Reports(report.copies))
-        assert document is not None
-        settled.append(publish())
+    def hand_over(document: bytes, *, durable: bool) -> SettledDocument:
+        settled.append(durable)
         assert not webhook.received
-        return SettledDocument(document, durable=True)
+        return SettledDocument(document, durable=durable)
 
-    failure: Any = SimpleNamespace(
-        refused=None,
-        error=RuntimeError("failed"),
-        report=report,
-        recording=prefix.recording(),
-        group_rank=0,
-        settle=settle,
-    )
-    engine = PlainEngine(str(prefix.folder.parent), 0, "worker-0")
-    ended = run._failed(failure, engine, Options(settle_seconds=0.1), threading.Event())
-    assert ended.verdict is not None
+    peers = Mock()
+    peers.settle.return_value = [Reports(report.copies)]
+    peers.settlement.hand_over = hand_over
+    assert _reported(prefix, RoundEnd(prefix.recording(), report, peers=peers)) is not None
     assert settled == [True]
     (event,) = events_at(webhook)
     assert event["data"]["root"]["message"] == "no labels"
@@ -207,14 +207,7 @@ def test_a_node_that_took_a_verdict_does_not(prefix: Prefix, webhook: Receiver) 
     own = make_error(0, node="worker-0", message="no labels")
     conclusion = concluded(prefix.recording(), [own])
     document = sealed(conclusion, prefix.recording()).document
-    failure: Any = SimpleNamespace(
-        refused=None,
-        error=RuntimeError("failed"),
-        report=SimpleNamespace(copies={}),
-        recording=prefix.recording(),
-        group_rank=1,
-        settle=lambda *_: SettledDocument(document, durable=True),
-    )
-    engine = PlainEngine(str(prefix.folder.parent), 0, "worker-1")
-    assert run._failed(failure, engine, Options(), threading.Event()).verdict is not None
+    peers = Mock()
+    peers.settle.return_value = [SettledDocument(document, durable=True)]
+    assert _reported(prefix, RoundEnd(prefix.recording(), NodeReport(), group_rank=1, peers=peers)) is not None
     assert not webhook.received

@@ -19,7 +19,7 @@ from firstfault_torch.context import Identity, Recording, node_place
 from firstfault_torch.rounds import settlement as settlement_module
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
-from firstfault_torch.rounds.settlement import Settlement
+from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import Place
     from firstfault.restart import RestartContext
-    from firstfault_torch.rounds.settlement import Reports
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
@@ -70,13 +69,12 @@ class Agent:
         self.peers = Peers(
             group,
             self.recording,
-            {f"joined-{self.group_rank}": b"here"},
-            interval=0.1,
-            can_restart=True,
+            patience_seconds=60.0,
             others_suffice=self.nodes > 1,
             wake=self.woken.set,
             gave_up=self.gave_up,
         )
+        self.peers.join({f"joined-{self.group_rank}": b"here"})
         self.restarts = Restarts(self._decide, self.reporter, min_nodes=1, seconds=4.0)
         self.own = FirstFailure("ValueError", f"worker-{self.group_rank}", self.group_rank, 0, fatal=False, asks=True)
 
@@ -149,8 +147,12 @@ def _settled(agents: list[Agent]) -> list[bytes]:
     found: list[bytes] = []
 
     def settle(agent: Agent) -> None:
-        settled = agent.peers.settle({}, lambda _: b"sealed", lambda: True, 4.0)
-        found.append(settled.document if settled is not None else b"")
+        for step in agent.peers.settle({}, 4.0):
+            if isinstance(step, Reports) and agent.peers.settlement.claim():
+                step = agent.peers.settlement.hand_over(b"sealed", durable=True)  # noqa: PLW2901 - the last one
+            if isinstance(step, SettledDocument):
+                found.append(step.document)
+                return
 
     threads = [threading.Thread(target=settle, args=(agent,)) for agent in agents]
     for thread in threads:

@@ -67,27 +67,24 @@ class Agent:
         if self.hears:
             self.settlement.heard(self.store.clone())
         copies = {f"report-{self.group_rank}": b"x" * self.report_size or b"it failed"}
+        if self.leaving:
+            self.give_up.set()
         began = time.monotonic()
-        self.settled = self.settlement.settle(
-            (self.store.clone(), self.store.clone()),
-            copies,
-            self._conclude,
-            self._publish,
-            seconds=4.0,
-            leaving=self.leaving,
-            give_up=self.give_up,
-        )
+        connections = (self.store.clone(), self.store.clone())
+        self.settled = self._settled(self.settlement.settle(connections, copies, 4.0, self.give_up))
         self.took_s = time.monotonic() - began
 
-    def _conclude(self, reports: Reports) -> bytes | None:
-        self.reports.append(reports)
-        time.sleep(self.thinks_s)
-        return None if self.fails else f"sealed by {self.group_rank}".encode()
-
-    def _publish(self) -> bool:
-        self.published.append(time.monotonic())
-        time.sleep(self.publishes_s)
-        return self.durable
+    def _settled(self, steps: Iterator[Reports | SettledDocument]) -> SettledDocument | None:
+        for step in steps:
+            if isinstance(step, SettledDocument):
+                return step
+            self.reports.append(step)
+            time.sleep(self.thinks_s)
+            if not self.fails and self.settlement.claim():
+                self.published.append(time.monotonic())
+                time.sleep(self.publishes_s)
+                return self.settlement.hand_over(f"sealed by {self.group_rank}".encode(), durable=self.durable)
+        return None
 
 
 @pytest.fixture(params=[True, False], ids=["libuv", "no libuv"])

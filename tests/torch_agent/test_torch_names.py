@@ -16,6 +16,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault_torch import compat
+from firstfault_torch.agent.agent import AgentSettings
 from firstfault_torch.agent.death_watch import DeathWatch
 from firstfault_torch.agent.launch import launch_agent
 from firstfault_torch.agent.signals import SignalWatch
@@ -28,6 +29,7 @@ from firstfault_torch.compat.torch_agent import (
     worker_processes,
 )
 from firstfault_torch.compat.torch_worker import flight_recorders, group_teardown
+from firstfault_torch.options import Options
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
 from firstfault_torch.worker.introspection import collective_progress
 
@@ -66,8 +68,8 @@ def test_a_hook_that_is_missing(
     monkeypatch.setattr(LocalElasticAgent, "run", lambda self: ran.append(type(self)))
     monkeypatch.setattr("firstfault_torch.compat.torch_agent._HOOKS", (*HOOKS, f"{name}_before_a_rename"))
     config = LaunchConfig(1, 1, 1, run_id="run", rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
-    arguments: dict[str, Any] = {"stop_seconds": 1.0, "signals": SignalWatch(), "last_resort": Mock()}
-    assert launch_agent(config, print, (), prefix.recording(), **arguments) == {}
+    settings = AgentSettings(Options(), SignalWatch())
+    assert launch_agent(config, print, (), prefix.recording(), settings, Mock()).results == {}
     assert ran == [LocalElasticAgent]
     (line,) = _warnings(caplog)
     assert f"{name}_before_a_rename of its agent" in line

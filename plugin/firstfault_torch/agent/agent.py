@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 import weakref
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from firstfault_torch.agent.death_documents import Stop, about_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.restarts import Node, RefusedRestart, Restarts
+from firstfault_torch.agent.round_end import PeerFailedError
 from firstfault_torch.agent.stopping import end_what_workers_left
 from firstfault_torch.agent.timers import watchdog_of
 from firstfault_torch.agent.worker_logs import ObservedLogs, with_node
@@ -55,74 +56,58 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.restarts import DecideRestart
     from firstfault_torch.agent.signals import SignalReceived, SignalWatch
     from firstfault_torch.context import Recording
-    from firstfault_torch.options import RestartsInProcess, Survivors, Watchdog
-    from firstfault_torch.rounds.settlement import Reports, SettledDocument
-
-__all__ = ["PeerFailedError", "ReportingAgent", "environment_set"]
+    from firstfault_torch.options import Options, Survivors
 
 _guarded = partial(guarded, through=(SignalException,))
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
 _NO_PAUSE_S = 1e-6
 """torch's sleep between two looks at the workers: here `monitor_workers` itself waits, and is woken by events."""
+_COMING_BACK_S = 60.0
+"""How long a failure in the roster may be ignored while the workers can restart."""
 _SIBLING_FAILED = "another worker of this node had failed"
 
 
-class PeerFailedError(Exception):
-    """Another node failed; this node's workers were stopped because of it.
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What an agent needs beside torch's own settings."""
 
-    Args:
-        failure: the notice from the other node.
-    """
-
-    def __init__(self, failure: FirstFailure) -> None:
-        super().__init__(failure.reason)
-        self.failure = failure
+    options: Options
+    signals: SignalWatch
+    """Receives the signals to this process."""
+    min_nodes: int = 1
+    """Fewest nodes with which the job continues."""
+    decide_restart: DecideRestart | None = None
+    """Judges a failed round before torch restarts the workers; None: torch's way."""
 
 
 class ReportingAgent(HookedAgent):
     """The elastic agent of one node.
 
     Args:
-        spec: torch's; it is not changed.
         recording: where and how to report; its round is filled in here.
-        stop_seconds: how long workers that are stopped may take before they are killed.
-        min_nodes: fewest nodes with which the job goes on.
-        settle_seconds: longest wait for the other agents before a restart.
-        signals: watches the signals to this process.
-        decide_restart: judges a failed round before torch restarts the workers; None: torch's way.
-        restarts_in_process: lets the workers of a node continue after one of them has ended; None: they are stopped.
-        watchdog: deadlines for the workers; None: they have none.
+        settings: beside torch's.
+        spec: torch's; it is not changed.
         kwargs: as LocalElasticAgent takes them.
     """
 
-    def __init__(  # noqa: PLR0913 - keywords
-        self,
-        *,
-        spec: WorkerSpec,
-        recording: Recording,
-        stop_seconds: float,
-        min_nodes: int,
-        settle_seconds: float = 0.0,
-        signals: SignalWatch,
-        decide_restart: DecideRestart | None = None,
-        restarts_in_process: RestartsInProcess | None = None,
-        watchdog: Watchdog | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, recording: Recording, settings: AgentSettings, *, spec: WorkerSpec, **kwargs: Any) -> None:
+        options, signals = settings.options, settings.signals
         handler: Any = Rendezvous(spec.rdzv_handler)
         kwargs["logs_specs"] = ObservedLogs(kwargs["logs_specs"], weakly(self._prepare_workers))
         super().__init__(spec=replace(spec, monitor_interval=_NO_PAUSE_S, rdzv_handler=handler), **kwargs)
         self._interval = spec.monitor_interval
-        self._stop_seconds = stop_seconds
-        self._min_nodes = min_nodes
+        self._stop_seconds = options.stop_seconds
+        self._min_nodes = settings.min_nodes
         self._signals = signals
         self._reporter = Reporter(recording, weakly(self.place))
         self._wake = threading.Event()
-        self._workers = LocalWorkers(recording, self._reporter, stop_seconds, self._wake.set, watchdog_of(watchdog))
+        self._workers = LocalWorkers(
+            recording, self._reporter, options.stop_seconds, self._wake.set, watchdog_of(options.watchdog)
+        )
         self._survivors: Survivors | None = None
-        if restarts_in_process is not None:
-            self._survivors = restarts_in_process.survivors(self._workers, weakly(self._rank_of), self._reporter)
-        self._restarts = Restarts(decide_restart, self._reporter, min_nodes, settle_seconds)
+        if options.in_process_restart is not None:
+            self._survivors = options.in_process_restart.survivors(self._workers, weakly(self._rank_of), self._reporter)
+        self._restarts = Restarts(settings.decide_restart, self._reporter, settings.min_nodes, options.settle_seconds)
         self.refused: RefusedRestart | None = None
         """The decision against a restart, which ended the attempt."""
         self._peers: Peers | None = None
@@ -133,6 +118,11 @@ class ReportingAgent(HookedAgent):
         self._waits_at_exit = False
         signals.when_received(self._report_signal)
         format_exceptions_early()
+
+    @property
+    def peers(self) -> Peers | None:
+        """The other agents of the round; None if there are none, or the round has not begun."""
+        return self._peers
 
     @property
     def recording(self) -> Recording:
@@ -404,13 +394,12 @@ class ReportingAgent(HookedAgent):
             self._peers = Peers(
                 self.group,
                 self.recording,
-                self.report.copies,
-                interval=self._interval,
-                can_restart=self.restarts_left > 0,
+                patience_seconds=self._interval + (_COMING_BACK_S if self.restarts_left else 0),
                 others_suffice=self._asks and self._restarts.others_suffice(self.group.group_world_size or 1),
                 wake=self._wake.set,
                 gave_up=self._signals.gave_up,
             )
+            self._peers.join(self.report.copies)
 
     def _notify_peers(self, failure: FirstFailure) -> None:
         """Tell the other agents of this node's failure."""
@@ -519,14 +508,6 @@ class ReportingAgent(HookedAgent):
             peers.broadcast.send(replace(restart, fatal=True, asks=False))
         peers.close_rendezvous()
         return restart or FirstFailure("the round ended without a reason", "")
-
-    def settle(
-        self, conclude: Callable[[Reports], bytes | None], publish: Callable[[], bool], seconds: float
-    ) -> SettledDocument | None:
-        """Settle on one verdict with the other agents; None if there are none, or if the store is lost."""
-        if self._peers is None:
-            return None
-        return self._peers.settle(self.report.copies, conclude, publish, seconds)
 
     # --- the agent's own failures -------------------------------------------------------------------------------
 

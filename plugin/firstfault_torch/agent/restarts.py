@@ -17,7 +17,7 @@ from firstfault.restart import RestartContext
 from firstfault.wire.restart_json import restart_from_json, restart_to_json
 from firstfault_torch.context import Recording
 from firstfault_torch.guard import guarded, logger
-from firstfault_torch.rounds.settlement import Reports
+from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.rounds.failure_broadcast import FirstFailure
     from firstfault_torch.rounds.peers import Peers
-
-__all__ = ["DecideRestart", "Node", "RefusedRestart", "Restarts"]
 
 DecideRestart = Callable[[Recording, Reports, RestartContext], RestartRecord | None]
 """Judges a round by the agents' reports; returns the decision, None if that failed."""
@@ -127,18 +125,18 @@ class Restarts:
         """Return the decision of all agents, and whether this one took it; None if they have not agreed."""
         if node.peers is None:
             return None
-        own: list[bytes] = []
-
-        def conclude(reports: Reports) -> bytes | None:
-            record = self._judged(node, reports)
-            if record is None:
-                return None
-            own[:] = [restart_to_json(record)]
-            return own[0]
-
-        settled = node.peers.agree(node.copies, conclude, self._seconds)
-        record = restart_from_json(settled.document) if settled is not None and settled.document else None
-        return (record, own == [settled.document]) if record is not None and settled is not None else None
+        own = document = b""
+        for step in node.peers.agree(node.copies, self._seconds):
+            if isinstance(step, SettledDocument):
+                document = step.document
+                break
+            judged = self._judged(node, step)
+            own = restart_to_json(judged) if judged is not None else b""
+            if own and node.peers.agreement.claim():
+                document = node.peers.agreement.hand_over(own, durable=True).document
+                break
+        record = restart_from_json(document) if document and not node.peers.broadcast.is_fatal else None
+        return (record, own == document) if record is not None else None
 
     def _judged(self, node: Node, reports: Reports) -> RestartRecord | None:
         recording = self._reporter.recording

@@ -12,24 +12,20 @@ from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFai
 from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.rounds.roster_poll import RosterPoll
 from firstfault_torch.rounds.round_store import round_store
-from firstfault_torch.rounds.settlement import Settlement
+from firstfault_torch.rounds.settlement import Reports, Settlement
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.distributed.elastic.agent.server.api import WorkerGroup
 
     from firstfault_torch.context import Recording
     from firstfault_torch.rounds.failure_broadcast import RoundOutcome
-    from firstfault_torch.rounds.settlement import Reports, SettledDocument
-
-__all__ = ["Peers"]
+    from firstfault_torch.rounds.settlement import SettledDocument
 
 _CLOSING_S = 2.0
 """Longest wait for a listener to end, and for the rendezvous to be closed."""
-_COMING_BACK_S = 60.0
-"""How long a failure in the roster may be ignored while the workers can restart."""
 
 
 class Peers:
@@ -38,9 +34,7 @@ class Peers:
     Args:
         group: this node's workers, with the round's store.
         recording: of the round.
-        copies: what this node has written so far.
-        interval: seconds between two looks at the workers.
-        can_restart: whether the workers may be started again after a failure.
+        patience_seconds: how long a failure in the roster may be ignored.
         others_suffice: whether the agents decide on a restart also if one of them has died; the others are enough.
         wake: called from a thread when the round's outcome is known.
         gave_up: set by a signal to this process; ends waits.
@@ -50,37 +44,41 @@ class Peers:
         self,
         group: WorkerGroup,
         recording: Recording,
-        copies: Mapping[str, bytes],
         *,
-        interval: float,
-        can_restart: bool,
+        patience_seconds: float,
         others_suffice: bool = False,
         wake: Callable[[], None],
         gave_up: threading.Event,
     ) -> None:
         self._group = group
         self._gave_up = gave_up
-        own, node = group.group_rank or 0, recording.identity.node
-        nodes = group.group_world_size or 1
+        own, nodes = group.group_rank or 0, group.group_world_size or 1
         self._others_suffice = others_suffice
-        self._settlement = Settlement(own, nodes)
-        self._agreement = Settlement(own, nodes, "restart")
-        store = round_store(group.store, recording.round)
-        self.broadcast = FailureBroadcast(store, own, wake, self._heard)
-        with guarded("telling the other agents that this node has joined"):
-            self._settlement.join(store, copies)
-        self._liveness: Liveness | None = Liveness(store, own, node, master_address(group)[0], self._report_dead_agent)
-        self._roster_poll: RosterPoll | None = None
+        self.settlement = Settlement(own, nodes)
+        """On the verdict on the attempt."""
+        self.agreement = Settlement(own, nodes, "restart")
+        """On a restart."""
+        self._store = round_store(group.store, recording.round)
+        self.broadcast = FailureBroadcast(self._store, own, wake, self._heard)
+        self._listeners: list[Liveness | RosterPoll] = [
+            Liveness(self._store, own, recording.identity.node, master_address(group)[0], self._report_dead_agent)
+        ]
         if recording.files is not None:
-            patience = interval + (_COMING_BACK_S if can_restart else 0)
-            self._roster_poll = RosterPoll(
-                recording,
-                recording.files,
-                group_rank=own,
-                nodes=nodes,
-                patience_seconds=patience,
-                on_failure=self._take_from_roster,
+            self._listeners.append(
+                RosterPoll(
+                    recording,
+                    recording.files,
+                    group_rank=own,
+                    nodes=nodes,
+                    patience_seconds=patience_seconds,
+                    on_failure=self._take_from_roster,
+                )
             )
+
+    def join(self, copies: Mapping[str, bytes]) -> None:
+        """Tell the other agents that this node has joined, and hand in its roster entry."""
+        with guarded("telling the other agents that this node has joined"):
+            self.settlement.join(self._store, copies)
 
     @property
     def outcome(self) -> RoundOutcome | None:
@@ -109,69 +107,48 @@ class Peers:
         """Close the rendezvous, so that no node waits in it for this one."""
         bounded(self._group.spec.rdzv_handler.set_closed, _CLOSING_S, "closing the rendezvous")
 
-    def agree(
-        self, copies: Mapping[str, bytes], conclude: Callable[[Reports], bytes | None], seconds: float
-    ) -> SettledDocument | None:
-        """Settle with the other agents on what one of them concludes about a restart.
+    def agree(self, copies: Mapping[str, bytes], seconds: float) -> Iterator[Reports | SettledDocument]:
+        """Yield what `Settlement.settle` yields, for a decision on a restart.
 
-        None: the store is lost, or a node failed for good meanwhile. An empty document: none of them concluded in time.
+        The values end without a decision if the store is lost, a node failed for good meanwhile, or no agent concluded
+        in time.
         """
         connections = self.broadcast.connections_to_agree()
         if connections is None:
-            return None
-        settled = self._agreement.settle(
-            connections,
-            copies,
-            conclude,
-            lambda: True,
-            seconds=seconds,
-            leaving=self._gave_up.is_set(),
-            give_up=self._gave_up,
-        )
-        if settled is None:
-            # this also ends the waiting thread: the next round may fork, and the connection is needed again
-            settled = self._agreement.abandon(connections[0])
-        if settled is None or not settled.document:
-            self._look_for_a_fatal_failure()
-        return None if self.broadcast.is_fatal else settled
+            return
+        for step in self.agreement.settle(connections, copies, seconds, self._gave_up):
+            if isinstance(step, Reports) or step.document:
+                yield step
+        # this also ends the waiting thread: the next round may fork, and the connection is needed again
+        settled = self.agreement.abandon(connections[0])
+        if settled is not None and settled.document:
+            yield settled
+            return
+        # an agent that already knows of a fatal failure ends the decision for all
+        failure = self.broadcast.fatal_failure()
+        if failure is not None:
+            self.broadcast.accept(failure)
 
     def leave(self, copies: Mapping[str, bytes]) -> None:
-        """Say in a decision on a restart, if the agents take one, that this node leaves."""
+        """Announce in a decision on a restart, if the agents take one, that this node leaves."""
         outcome = self.broadcast.outcome
         if outcome is None or outcome.failure is None or not outcome.failure.asks:
             return
         connections = self.broadcast.connections_to_agree()
         if connections is not None:
-            self._agreement.leave(connections[0], copies)
+            self.agreement.leave(connections[0], copies)
 
-    def settle(
-        self,
-        copies: Mapping[str, bytes],
-        conclude: Callable[[Reports], bytes | None],
-        publish: Callable[[], bool],
-        seconds: float,
-    ) -> SettledDocument | None:
-        """Settle on one verdict with the other agents; None if the store is lost. See `Settlement.settle`."""
+    def settle(self, copies: Mapping[str, bytes], seconds: float) -> Iterator[Reports | SettledDocument]:
+        """Settle on one verdict with the other agents; see `Settlement.settle`."""
         connections = self.broadcast.connections()
-        if connections is None:
-            return None
-        return self._settlement.settle(
-            connections,
-            copies,
-            conclude,
-            publish,
-            seconds=seconds,
-            leaving=self._gave_up.is_set(),
-            give_up=self._gave_up,
-        )
+        if connections is not None:
+            yield from self.settlement.settle(connections, copies, seconds, self._gave_up)
 
     def stop_listening(self) -> None:
         """Close the connections to the other agents, and stop polling the roster."""
-        listeners: tuple[Any, ...] = (self._liveness, self._roster_poll)
-        self._liveness = self._roster_poll = None
-        for listener in listeners:
-            if listener is not None:
-                bounded(listener.end, _CLOSING_S, "ending the connections to the other agents", self._gave_up)
+        while self._listeners:
+            listener = self._listeners.pop(0)
+            bounded(listener.end, _CLOSING_S, "ending the connections to the other agents", self._gave_up)
 
     def end(self) -> None:
         """End the round and its threads: the next round may fork."""
@@ -181,14 +158,8 @@ class Peers:
     def _heard(self, store: Any, failure: FirstFailure) -> None:
         """Tell the other agents that this one knows of a failure, and so lives."""
         if failure.fatal:
-            self._agreement.interrupt(failure.reason)
-        (self._agreement if failure.asks else self._settlement).heard(store)
-
-    def _look_for_a_fatal_failure(self) -> None:
-        """Learn now why the agents did not agree: one that already knows of a fatal failure ends it for all."""
-        failure = self.broadcast.fatal_failure()
-        if failure is not None:
-            self.broadcast.accept(failure)
+            self.agreement.interrupt(failure.reason)
+        (self.agreement if failure.asks else self.settlement).heard(store)
 
     def _report_dead_agent(self, group_rank: int, node: str) -> None:
         """Tell the other agents that one of them died."""

@@ -1,4 +1,4 @@
-"""Lets the agents of a failed round settle on one verdict: one of them concludes for all, the others take what it says.
+"""Lets the agents of a failed round settle on one verdict: one of them concludes for all, the others take its verdict.
 
 Each agent hands its report to the round's store and counts its arrival there, so nobody polls the storage. When all
 agents that live have arrived, one of them names an order in which agents conclude: the first does it; if it does not
@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from firstfault.errors import BadDocumentError
 from firstfault.wire.bundle import pack, unpack
@@ -25,10 +25,9 @@ from firstfault_torch.rounds.round_store import set_once
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-__all__ = ["Reports", "SettledDocument", "Settlement"]
-
+_T = TypeVar("_T")
 _JOINED = "firstfault/joined"
-"""What each agent said when its workers started: frames, one behind the other."""
+"""What each agent handed in when its workers started: frames, one behind the other."""
 
 
 class _Keys:
@@ -43,7 +42,7 @@ class _Keys:
         self.heard = f"{prefix}heard"
         """Group ranks of the agents that know of the failure, each followed by a space."""
         self.reports = f"{prefix}reports"
-        """What each agent says after the failure: frames, one behind the other."""
+        """What each agent handed in after the failure: frames, one behind the other."""
         self.arrived = f"{prefix}arrived"
         """Group ranks of the agents that have handed in their report, each followed by a space; ``!`` marks one that
         leaves."""
@@ -73,6 +72,8 @@ _NO_ANSWER_S = 3.0
 _LOOK_S = 0.5
 """Seconds between two looks at who lives; doubled each time, up to `_LONGEST_LOOK_S`."""
 _LONGEST_LOOK_S = 2.0
+_LOOK_FOR_SIGNAL_S = 0.1
+"""Seconds between two looks whether this process was terminated."""
 _STEP_S = 5.0
 """Longest wait for the store to take or give values, seconds."""
 _STEP_FOR_NODE_S = 0.01
@@ -122,76 +123,83 @@ class Settlement:
         self._own = group_rank
         self._nodes = nodes
         self._keys = _Keys(topic)
-        self._results: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._store: Any = None
+        """The connection of `settle`."""
+        self._results: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
         self._arrived_as = 0
         """How many had arrived when this one had; 0: it has not."""
 
     def join(self, store: Any, copies: Mapping[str, bytes]) -> None:
-        """Hand in what this node says when its workers start; the others need it if the node dies."""
+        """Hand in what this node knows when its workers start; the others need it if the node dies."""
         store.append(_JOINED, _framed(self._own, copies))
 
     def heard(self, store: Any) -> None:
-        """Tell that this node knows of a fatal failure, which shows that its agent lives."""
+        """Tell the others that this node knows of a fatal failure: its agent lives."""
         store.append(self._keys.heard, f"{self._own} ")
 
-    def settle(  # noqa: PLR0913 - keywords
-        self,
-        connections: tuple[Any, Any],
-        copies: Mapping[str, bytes],
-        conclude: Callable[[Reports], bytes | None],
-        publish: Callable[[], bool],
-        *,
-        seconds: float,
-        leaving: bool = False,
-        give_up: threading.Event | None = None,
-    ) -> SettledDocument | None:
-        """Return the verdict on which the agents settled; None if they could not: the store or too many are lost.
+    def settle(
+        self, connections: tuple[Any, Any], copies: Mapping[str, bytes], seconds: float, give_up: threading.Event
+    ) -> Iterator[Reports | SettledDocument]:
+        """Yield the nodes' reports when it is this agent's turn to conclude; the verdict of another agent as the last.
+
+        In its turn the caller concludes, calls `claim`, publishes the verdict, and calls `hand_over`. If it cannot, it
+        takes the next value. The values end without a verdict if the store or too many agents are lost.
 
         Args:
             connections: two connections to the store; the second one only waits.
             copies: this node's documents and roster entries.
-            conclude: called if it is this node's turn; returns the ``error.pb``, None if it cannot be made.
-            publish: called after `conclude`; makes the ``error.pb`` durable, and returns whether it is.
             seconds: longest wait for the other nodes' reports.
-            leaving: this process was terminated; others conclude, if there are others.
-            give_up: once set, shortens the waits.
+            give_up: once set, shortens the waits. If it is set already, this process was terminated: others conclude,
+                if there are others.
         """
-        store, waiting = connections
-        arrived = bounded(
-            partial(self._arrive, store, copies, leaving=leaving), self._step_s, "handing in this node's report"
-        )
-        if not arrived:
-            return None
-        results = self._results
+        self._store, waiting = connections
+        arrive = partial(self._arrive, self._store, copies, leaving=give_up.is_set())
+        if not self._bounded(arrive, "handing in this node's report"):
+            return
         threading.Thread(
-            target=_wait_for_both, args=(waiting, self._keys, results), name="firstfault-settlement", daemon=True
+            target=_wait_for_both, args=(waiting, self._keys, self._results), name="firstfault-settlement", daemon=True
         ).start()
-        order = self._await_order(store, results, seconds, give_up)
-        if order is None:
-            return None
+        order = self._await_order(seconds, give_up) or {"sealers": []}
         for group_rank in order["sealers"]:
             if group_rank == self._own:
-                document = self._concluded(store, order, conclude)
-                if isinstance(document, SettledDocument):
-                    return document
-                if document is not None:
-                    return self._published(store, document, publish)
-            found = _next_from(results, self._turn_seconds, give_up, _LEAVING_S)
-            if found is None and bounded(partial(self._is_publishing, store), self._step_s, "asking whose turn it is"):
-                found = _next_from(results, _PUBLISHING_S, give_up, _PUBLISHED_S)
+                turn = self._bounded(partial(self._begin_turn, order), "collecting the nodes' reports")
+                if turn is not None:
+                    yield turn
+                if isinstance(turn, SettledDocument):
+                    return
+            found = self._next_result(self._turn_seconds, give_up, _LEAVING_S)
+            if found is None and self._bounded(self._is_publishing, "asking whose turn it is"):
+                found = self._next_result(_PUBLISHING_S, give_up, _PUBLISHED_S)
             if isinstance(found, bytes):
-                return _unpacked(found)
-            if isinstance(found, Exception) or (give_up is not None and give_up.is_set()):
-                return None
-        return None
+                yield _unpacked(found)
+            if found is not None or give_up.is_set():
+                return
+
+    def claim(self) -> bool:
+        """Announce that this agent publishes what it has concluded; False if another agent has taken over."""
+        mine = str(self._own).encode()
+
+        def claim() -> bool:
+            return bytes(self._store.compare_set(self._keys.sealer, mine, mine + b"!")) == mine + b"!"
+
+        return self._bounded(claim, "announcing that this node publishes") is not False
+
+    def hand_over(self, document: bytes, *, durable: bool) -> SettledDocument:
+        """Hand a published verdict to the other agents; return theirs if another agent has been faster."""
+        settled = SettledDocument(document, durable)
+        value = _packed(settled)
+        found = self._bounded(
+            lambda: _unpacked(set_once(self._store, self._keys.seal, value)), "handing the verdict to the other nodes"
+        )
+        return found if found is not None else settled
 
     def leave(self, store: Any, copies: Mapping[str, bytes]) -> None:
-        """Hand in this node's report and say that it leaves, so that the others do not wait for it."""
+        """Hand in this node's report and announce that it leaves, so that the others do not wait for it."""
         if not self._arrived_as:
-            bounded(partial(self._arrive, store, copies, leaving=True), self._step_s, "handing in this node's report")
+            self._bounded(partial(self._arrive, store, copies, leaving=True), "handing in this node's report")
 
     def interrupt(self, reason: str) -> None:
-        """End `settle` at once, from any thread: there is nothing to settle on any more."""
+        """End `settle` at once, from any thread: there is nothing left to settle on."""
         self._results.put(InterruptedError(reason))
 
     def abandon(self, store: Any) -> SettledDocument | None:
@@ -204,15 +212,15 @@ class Settlement:
             set_once(store, self._keys.order, json.dumps({"sealers": [], "complete": False}))
             return _unpacked(set_once(store, self._keys.seal, _packed(SettledDocument(b"", durable=False))))
 
-        return bounded(end, self._step_s, "telling the other agents that there is no conclusion")
+        return self._bounded(end, "telling the other agents that there is no conclusion")
+
+    def _bounded(self, call: Callable[[], _T], doing: str) -> _T | None:
+        """Return what the store answers; None if it does not in time: all agents may ask at the same moment."""
+        return bounded(call, _STEP_S + _STEP_FOR_NODE_S * self._nodes, doing)
 
     @property
     def _turn_seconds(self) -> float:
         return _TURN_S + _TURN_FOR_NODE_S * self._nodes
-
-    @property
-    def _step_s(self) -> float:
-        return _STEP_S + _STEP_FOR_NODE_S * self._nodes
 
     # --- arriving -----------------------------------------------------------------------------------------------
 
@@ -224,10 +232,8 @@ class Settlement:
             self._set_order(store, complete=True)
         return True
 
-    def _await_order(
-        self, store: Any, results: queue.SimpleQueue[Any], seconds: float, give_up: threading.Event | None
-    ) -> dict[str, Any] | None:
-        """Wait until nobody else is waited for; look now and then whether those who have not arrived are dead.
+    def _await_order(self, seconds: float, give_up: threading.Event) -> dict[str, Any] | None:
+        """Wait until all agents that live have arrived; look now and then whether those who have not are dead.
 
         The agents look one after the other, each two seconds after the one that arrived before it: the first one is
         enough, unless it dies.
@@ -237,23 +243,37 @@ class Settlement:
         look_at = min(now + _NO_ANSWER_S + 2 * (self._arrived_as - 1), deadline)
         pause = _LOOK_S
         while True:
-            found = _next_from(results, look_at - time.monotonic(), give_up, _HURRIED_S)
-            if isinstance(found, bytes):
-                order: dict[str, Any] = json.loads(found)
-                return order
-            if isinstance(found, Exception):
-                return None
-            is_over = time.monotonic() >= deadline or (give_up is not None and give_up.is_set())
-            if bounded(partial(self._close, store, is_over), self._step_s, "looking which nodes live") is None:
+            found = self._next_result(look_at - time.monotonic(), give_up, _HURRIED_S)
+            if found is not None:
+                return json.loads(found) if isinstance(found, bytes) else None
+            is_over = time.monotonic() >= deadline or give_up.is_set()
+            if self._bounded(partial(self._close, is_over), "looking which nodes live") is None:
                 return None
             if is_over:
-                deadline = look_at = time.monotonic() + self._step_s
+                deadline = look_at = time.monotonic() + _STEP_S + _STEP_FOR_NODE_S * self._nodes
                 continue
             look_at = min(time.monotonic() + pause, deadline)
             pause = min(2 * pause, _LONGEST_LOOK_S)
 
-    def _close(self, store: Any, is_over: bool) -> bool:
+    def _next_result(
+        self, seconds: float, give_up: threading.Event, hurried_seconds: float
+    ) -> bytes | BaseException | None:
+        """Return what the waiting thread got next; None if nothing comes in time, or soon once `give_up` is set."""
+        deadline = time.monotonic() + max(seconds, 0)
+        hurried = False
+        while True:
+            if give_up.is_set() and not hurried:
+                hurried, deadline = True, min(deadline, time.monotonic() + hurried_seconds)
+            left = max(deadline - time.monotonic(), 0)
+            try:
+                return self._results.get(timeout=left if hurried else min(left, _LOOK_FOR_SIGNAL_S))
+            except queue.Empty:
+                if time.monotonic() >= deadline:
+                    return None
+
+    def _close(self, is_over: bool) -> bool:
         """Set the order if every agent that lives has arrived, or if the wait is over."""
+        store = self._store
         arrived = {group_rank for group_rank, _ in self._arrivals(store)}
         key = self._keys.heard
         heard = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
@@ -264,34 +284,20 @@ class Settlement:
 
     # --- concluding ---------------------------------------------------------------------------------------------
 
-    def _concluded(
-        self, store: Any, order: dict[str, Any], conclude: Callable[[Reports], bytes | None]
-    ) -> bytes | SettledDocument | None:
-        """Return the ``error.pb`` to publish, another agent's verdict, or None if another agent has taken over."""
-        mine = str(self._own).encode()
-
-        def begin() -> Reports | SettledDocument | None:
-            # set before the order was
-            before = bytes(store.get(self._keys.sealer))
-            if before.endswith(b"!") or bytes(store.compare_set(self._keys.sealer, before, mine)) != mine:
-                return None
-            if store.check([self._keys.seal]):
-                return _unpacked(bytes(store.get(self._keys.seal)))
-            return self._reports(store, bool(order["complete"]))
-
-        def claim() -> bool:
-            return bytes(store.compare_set(self._keys.sealer, mine, mine + b"!")) == mine + b"!"
-
-        found = bounded(begin, self._step_s, "collecting the nodes' reports")
-        if not isinstance(found, Reports):
-            return found
-        document = conclude(found)
-        if document is None or bounded(claim, self._step_s, "announcing that this node publishes") is False:
+    def _begin_turn(self, order: dict[str, Any]) -> Reports | SettledDocument | None:
+        """Return what to conclude from, or another agent's verdict; None if another agent has taken over."""
+        store, mine = self._store, str(self._own).encode()
+        # set before the order was
+        before = bytes(store.get(self._keys.sealer))
+        if before.endswith(b"!") or bytes(store.compare_set(self._keys.sealer, before, mine)) != mine:
             return None
-        return document
+        if store.check([self._keys.seal]):
+            return _unpacked(bytes(store.get(self._keys.seal)))
+        return self._reports(bool(order["complete"]))
 
-    def _reports(self, store: Any, complete: bool) -> Reports:
-        """Return what the nodes handed in; of a node that has not reported, what it said when its workers started."""
+    def _reports(self, complete: bool) -> Reports:
+        """Return the nodes' reports; of a node that has not reported, what it handed in when its workers started."""
+        store = self._store
         arrivals = self._arrivals(store)
         arrived = {group_rank for group_rank, _ in arrivals}
         lost = {group_rank for group_rank, leaves in arrivals if leaves}
@@ -305,19 +311,8 @@ class Settlement:
             copies.update(files)
         return Reports(copies, complete, frozenset(lost))
 
-    def _published(self, store: Any, document: bytes, publish: Callable[[], bool]) -> SettledDocument:
-        """Make the verdict durable, then tell the others; return theirs if another agent has been faster."""
-        settled = SettledDocument(document, publish())
-        value = _packed(settled)
-        told = bounded(
-            lambda: _unpacked(set_once(store, self._keys.seal, value)),
-            self._step_s,
-            "handing the verdict to the other nodes",
-        )
-        return told if told is not None else settled
-
-    def _is_publishing(self, store: Any) -> bool:
-        return bytes(store.get(self._keys.sealer)).endswith(b"!")
+    def _is_publishing(self) -> bool:
+        return bytes(self._store.get(self._keys.sealer)).endswith(b"!")
 
     def _set_order(self, store: Any, *, complete: bool) -> None:
         """Name the agents that conclude: by group rank, as rank 0's node also writes what a person sees."""
@@ -332,7 +327,7 @@ class Settlement:
         return [(int(word.rstrip(b"!")), word.endswith(b"!")) for word in words]
 
 
-def _wait_for_both(waiting: Any, keys: _Keys, results: queue.SimpleQueue[Any]) -> None:
+def _wait_for_both(waiting: Any, keys: _Keys, results: queue.SimpleQueue[bytes | BaseException]) -> None:
     """Put the order, then the verdict into the queue; the error if the store is lost."""
 
     def wait() -> None:
@@ -344,24 +339,6 @@ def _wait_for_both(waiting: Any, keys: _Keys, results: queue.SimpleQueue[Any]) -
     if error is not None:
         results.put(error)
         logger.info("lost the store that the agents share: %s", error)
-
-
-def _next_from(
-    results: queue.SimpleQueue[Any], seconds: float, give_up: threading.Event | None, hurried_seconds: float
-) -> Any:
-    """Return the queue's next value; None if none comes in time, or within `hurried_seconds` once `give_up` is set."""
-    deadline = time.monotonic() + max(seconds, 0)
-    hurried = False
-    while True:
-        left = deadline - time.monotonic()
-        if give_up is not None and give_up.is_set() and not hurried:
-            hurried, deadline = True, min(deadline, time.monotonic() + hurried_seconds)
-            continue
-        try:
-            return results.get(timeout=min(max(left, 0), 0.1 if give_up is not None and not hurried else max(left, 0)))
-        except queue.Empty:
-            if time.monotonic() >= deadline:
-                return None
 
 
 def _framed(group_rank: int, copies: Mapping[str, bytes]) -> bytes:

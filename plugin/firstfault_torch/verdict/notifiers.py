@@ -6,25 +6,22 @@ A notifier is a callable with one argument, the `firstfault.report.Report`, in t
 
 from __future__ import annotations
 
-import threading
 import time
 from functools import partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from firstfault_torch.guard import bounded, caught, guarded, logger
+from firstfault_torch.guard import begun, bounded, caught, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from importlib.metadata import EntryPoint
 
     from firstfault.report import Report
-
-__all__ = ["GROUP", "notify"]
 
 GROUP = "firstfault.notifiers"
 """The entry-point group of notifiers."""
 _LONGEST_S = 3.0
-"""All notifiers together; one that takes longer goes on in its thread until the process ends."""
+"""All notifiers together; one that takes longer continues in its thread until the process ends."""
 
 
 def notify(report: Report) -> None:
@@ -34,28 +31,13 @@ def notify(report: Report) -> None:
     found = bounded(lambda: list(entry_points(group=GROUP)), _LONGEST_S, "looking for installed notifiers")
     if found is None:
         logger.warning("installed notifiers are not called: they were not found within %g s", _LONGEST_S)
-    begun = [_begun(point.name, partial(_loaded, point, report)) for point in found or ()]
-    for name, ended in begun:
+    told = [(point.name, begun(partial(_tell, point, report), "calling a notifier")) for point in found or ()]
+    for name, ended in told:
         if not ended.wait(max(deadline - time.monotonic(), 0)):
             logger.warning("the notifier %s has not ended within %g s; it is not waited for", name, _LONGEST_S)
 
 
-def _begun(name: str, call: Callable[[], object]) -> tuple[str, threading.Event]:
-    """Begin a call in a thread of its own; return its name, and what is set when it has ended or could not begin."""
-    ended = threading.Event()
-    with guarded(f"starting the notifier {name}"):
-        threading.Thread(target=_run, args=(name, call, ended), name="firstfault-notify", daemon=True).start()
-        return name, ended
-    ended.set()
-    return name, ended
-
-
-def _run(name: str, call: Callable[[], object], ended: threading.Event) -> None:
-    _, error = caught(call)
+def _tell(point: EntryPoint, report: Report) -> None:
+    _, error = caught(lambda: point.load()(report))
     if error is not None:
-        logger.warning("the notifier %s failed (%s: %s)", name, type(error).__name__, error)
-    ended.set()
-
-
-def _loaded(found: Any, report: Report) -> None:
-    found.load()(report)
+        logger.warning("the notifier %s failed (%s: %s)", point.name, type(error).__name__, error)
