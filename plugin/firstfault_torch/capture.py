@@ -19,8 +19,6 @@ from firstfault.exceptions.tracebacks import is_library
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault_torch.guard import caught
 
-__all__ = ["bare", "before_exit", "capture", "qualified_name", "safe_text"]
-
 _MAX_TEXT = 64 * 1024
 """Characters of a message that are kept in memory."""
 _MAX_FRAMES = 200

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault.model import Place
 from firstfault_torch.budgets import UPLOAD_DEADLINE_S
@@ -17,37 +18,28 @@ from firstfault_torch.node.files import NodeFiles
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = [
-    "LOCAL_RANK_VARIABLE",
-    "ROUND_VARIABLE",
-    "TIME_LIMIT_VARIABLE",
-    "Identity",
-    "Moment",
-    "Recording",
-    "boot_id",
-    "host_name",
-    "new_incarnation",
-    "node_address",
-    "node_place",
-    "versions",
-    "worker_place",
-]
-
-_STRATEGY = "FIRSTFAULT_STRATEGY"
-_ENGINE = "FIRSTFAULT_ENGINE"
-_ATTEMPT = "FIRSTFAULT_ATTEMPT"
-_NODE = "FIRSTFAULT_NODE"
-_NAMESPACE = "FIRSTFAULT_NAMESPACE"
-_PREFIX = "FIRSTFAULT_OUTPUT_PREFIX"
-_DEADLINE = "FIRSTFAULT_UPLOAD_DEADLINE"
 ROUND_VARIABLE = "FIRSTFAULT_ROUND"
-_INCARNATION = "FIRSTFAULT_INCARNATION"
-_NODES = "FIRSTFAULT_GROUP_WORLD_SIZE"
-_IP = "FIRSTFAULT_NODE_IP"
-_FOLDER = "FIRSTFAULT_NODE_FOLDER"
 TIME_LIMIT_VARIABLE = "FIRSTFAULT_TIME_LIMIT_FILE"
 LOCAL_RANK_VARIABLE = "FIRSTFAULT_LOCAL_RANK"
 """A worker's local rank; with torch's option ``virtual_local_rank`` LOCAL_RANK is 0 in every worker."""
+_OF_IDENTITY = {
+    "output_prefix": "FIRSTFAULT_OUTPUT_PREFIX",
+    "engine": "FIRSTFAULT_ENGINE",
+    "attempt": "FIRSTFAULT_ATTEMPT",
+    "node": "FIRSTFAULT_NODE",
+    "namespace": "FIRSTFAULT_NAMESPACE",
+}
+"""The fields of `Identity` that workers get, and their variables."""
+_OF_RECORDING = {
+    "strategy": "FIRSTFAULT_STRATEGY",
+    "upload_deadline_seconds": "FIRSTFAULT_UPLOAD_DEADLINE",
+    "round": ROUND_VARIABLE,
+    "incarnation": "FIRSTFAULT_INCARNATION",
+    "group_world_size": "FIRSTFAULT_GROUP_WORLD_SIZE",
+    "ip": "FIRSTFAULT_NODE_IP",
+    "node_folder": "FIRSTFAULT_NODE_FOLDER",
+}
+"""The same of `Recording`."""
 _MACHINE = "NODE_NAME"
 """Set by a pod's template from Kubernetes' downward API."""
 
@@ -121,46 +113,29 @@ class Recording:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that pass this recording to a worker process."""
-        identity = self.identity
-        return {
-            **identity.worker_environment,
-            _STRATEGY: self.strategy,
-            _ENGINE: identity.engine,
-            _ATTEMPT: str(identity.attempt),
-            _NODE: identity.node,
-            _NAMESPACE: identity.namespace,
-            _PREFIX: identity.output_prefix,
-            _DEADLINE: str(self.upload_deadline_seconds),
-            ROUND_VARIABLE: str(self.round),
-            _INCARNATION: str(self.incarnation),
-            _NODES: str(self.group_world_size),
-            _IP: self.ip,
-            _FOLDER: self.node_folder,
-        }
+        identity = {name: str(getattr(self.identity, field)) for field, name in _OF_IDENTITY.items()}
+        own = {name: str(getattr(self, field)) for field, name in _OF_RECORDING.items()}
+        return {**self.identity.worker_environment, **identity, **own}
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Recording | None:
         """Return the recording that the agent passed to this worker; None if recording is off."""
-        strategy, prefix = environment.get(_STRATEGY), environment.get(_PREFIX)
-        if not strategy or not prefix:
+        own, identity = _fields(cls, _OF_RECORDING, environment), _fields(Identity, _OF_IDENTITY, environment)
+        if not own.get("strategy") or not identity.get("output_prefix"):
             return None
-        identity = Identity(
-            output_prefix=prefix,
-            engine=environment.get(_ENGINE, ""),
-            attempt=_number(environment, _ATTEMPT) or 0,
-            node=environment.get(_NODE, ""),
-            namespace=environment.get(_NAMESPACE, ""),
-        )
-        return cls(
-            strategy=strategy,
-            identity=identity,
-            upload_deadline_seconds=float(environment.get(_DEADLINE, UPLOAD_DEADLINE_S)),
-            round=_number(environment, ROUND_VARIABLE) or 0,
-            incarnation=_number(environment, _INCARNATION) or 0,
-            group_world_size=_number(environment, _NODES) or 0,
-            ip=environment.get(_IP, ""),
-            node_folder=environment.get(_FOLDER, ""),
-        )
+        return cls(identity=Identity(**identity), **own)
+
+
+def _fields(kind: type, variables: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of a dataclass that are set in the environment; one that is not a number keeps its default."""
+    found = {}
+    for item in fields(kind):
+        text = environment.get(variables.get(item.name, ""))
+        convert: type = next((number for number in (int, float) if isinstance(item.default, number)), str)
+        if text is not None:
+            with contextlib.suppress(ValueError):
+                found[item.name] = convert(text)
+    return found
 
 
 def node_place(recording: Recording) -> Place:

@@ -1,4 +1,4 @@
-"""torch elastic's classes of errors, and what a document about each of them says.
+"""torch elastic's classes of errors, and the fields of a document about each of them.
 
 torch distinguishes input errors, worker failures, platform errors and infra errors
 (``torch.distributed.elastic.multiprocessing.errors``). Category, kind, origin and code follow from the class; only an
@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.model import Kind, Origin, WorkerError
+from firstfault.model import Kind, Origin, Subject, WorkerError, Writer
 from firstfault_torch.capture import qualified_name
 from firstfault_torch.context import boot_id, versions
 
 if TYPE_CHECKING:
     from firstfault.model import Place
-
-__all__ = ["FLYTE_CLASSES", "ErrorClass", "FlyteClass", "error_class_of", "failure_record"]
 
 
 class ErrorClass(enum.Enum):
@@ -38,7 +36,7 @@ class ErrorClass(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class FlyteClass:
-    """What a document about such an error says, in the terms of flyteidl's ContainerError."""
+    """The fields of a document about such an error, in the terms of flyteidl's ContainerError."""
 
     category: str
     """Empty: the reader derives it from exit code and signal."""
@@ -64,7 +62,7 @@ def failure_record(error_class: ErrorClass, place: Place, **fields: Any) -> Work
     """Return the record of a failure with its fingerprint.
 
     Args:
-        error_class: says code, kind, origin and category, as far as `fields` do not.
+        error_class: gives code, kind, origin and category unless `fields` do.
         place: of the process that failed.
         fields: further fields of `WorkerError`.
     """
@@ -72,6 +70,17 @@ def failure_record(error_class: ErrorClass, place: Place, **fields: Any) -> Work
     defaults = {"code": flyte.code, "kind": flyte.kind, "origin": flyte.origin, "category": flyte.category}
     failure = WorkerError(worker=place.node, place=place, boot_id=boot_id(), versions=versions(), **(defaults | fields))
     return replace(failure, fingerprint=fingerprint_of(failure))
+
+
+def lost_agent(place: Place) -> WorkerError:
+    """Return the record of the death of the agent at `place`, without its time; a worker or the recorder writes it."""
+    return failure_record(
+        ErrorClass.LOST_AGENT,
+        place,
+        message="the agent died and left no report; its workers were terminated",
+        writer=Writer.WORKER,
+        subject=Subject.AGENT,
+    )
 
 
 def error_class_of(error: BaseException) -> ErrorClass:

@@ -13,18 +13,6 @@ from typing import Any
 
 from firstfault.untrusted_json import parse_json
 
-__all__ = [
-    "ERROR_FILE_VARIABLE",
-    "error_file_data",
-    "is_readable",
-    "mark_recoverable",
-    "read_error_file",
-    "read_traceback",
-    "remove_error_files",
-    "was_recoverable",
-    "write_error_file",
-]
-
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _RECOVERABLE = "recoverable_error"
 """The file name that kfpytorch uses for the same mark."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from types import FrameType
 
-__all__ = ["WORKER_SIGNALS", "NonBlocking", "begun", "bounded", "caught", "guarded", "logger", "undisturbed"]
-
 logger = logging.getLogger("firstfault_torch")
 
 T = TypeVar("T")

@@ -12,16 +12,6 @@ from firstfault.errors import UsageError
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
 
-__all__ = [
-    "DEFAULT_SIGNALS",
-    "check_numa",
-    "logs_specs",
-    "numa_options",
-    "parse_ranks",
-    "parse_signals",
-    "parse_streams",
-]
-
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 """The signals that terminate a pod; torch's default."""
 _BOTH = 3

@@ -24,7 +24,15 @@ import pytest
 from firstfault.errors import StoreError, UsageError
 from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError, Writer
-from firstfault.recorder import NodeFolder, Recorder, RecorderProcess, RecorderUnavailableError, Spool, start_recorder
+from firstfault.recorder import (
+    NodeFolder,
+    Recorder,
+    RecorderProcess,
+    RecorderUnavailableError,
+    Spool,
+    Target,
+    start_recorder,
+)
 from firstfault.recorder.client import RECEIVED
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, Settings
 from firstfault.recorder.server import _Server
@@ -201,7 +209,7 @@ def test_an_upload(start: Callable[..., RecorderProcess], out: Out) -> None:
     process = start(out.uri)
     began = time.monotonic_ns()
     receipt = Recorder(process.folder).put(
-        f"{ERRORS}/b.pb", spooled(process, "b.pb"), deadline_seconds=HANG_S, fault_monotonic_ns=began, rank=3
+        Target(f"{ERRORS}/b.pb", fault_monotonic_ns=began, rank=3), spooled(process, "b.pb"), HANG_S
     )
     took = time.monotonic_ns() - began
     assert out.files() == {"b.pb": b"said"}
@@ -215,7 +223,7 @@ def test_a_file_outside_of_the_spool(start: Callable[..., RecorderProcess], out:
     process = start(out.uri)
     file = tmp_path / "entry.pb"
     file.write_bytes(b"joined")
-    receipt = Recorder(process.folder).put(f"{ROSTER}/r.pb", file, deadline_seconds=HANG_S)
+    receipt = Recorder(process.folder).put(Target(f"{ROSTER}/r.pb"), file, HANG_S)
     assert receipt == Receipt("r.pb", durable=True)
     assert out.files(ROSTER) == {"r.pb": b"joined"}
     assert [path.name for path in tmp_path.glob("entry*")] == ["entry.pb"]
@@ -229,13 +237,13 @@ def test_a_relative_file(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     Path("a.pb").write_bytes(b"here")
-    assert Recorder(process.folder).put(f"{ERRORS}/a.pb", Path("a.pb"), deadline_seconds=HANG_S).durable
+    assert Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), Path("a.pb"), HANG_S).durable
 
 
 def test_a_file_that_is_not_there(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
     """The receipt of an unreadable file is not durable and says why."""
     process = start(out.uri)
-    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", tmp_path / "a.pb", deadline_seconds=HANG_S, rank=1)
+    receipt = Recorder(process.folder).put(Target(f"{ERRORS}/a.pb", rank=1), tmp_path / "a.pb", HANG_S)
     assert receipt == Receipt("a.pb", durable=False, error=f"{tmp_path / 'a.pb'} could not be read", rank=1)
 
 
@@ -246,7 +254,7 @@ def test_many_at_once(start: Callable[..., RecorderProcess], out: Out, gate: Gat
 
     def put(rank: int) -> Receipt:
         file = files[rank]
-        return Recorder(process.folder).put(f"{ERRORS}/{file.name}", file, deadline_seconds=HANG_S, rank=rank)
+        return Recorder(process.folder).put(Target(f"{ERRORS}/{file.name}", rank=rank), file, HANG_S)
 
     with ThreadPoolExecutor(_CLIENTS) as pool:
         answers = pool.map(put, range(_CLIENTS))
@@ -263,7 +271,7 @@ def test_the_same_document_twice(start: Callable[..., RecorderProcess], out: Out
     recorder = Recorder(process.folder)
     recorder.resources(HANG_S)  # it is up
     with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(recorder.put, f"{ERRORS}/a.pb", file, deadline_seconds=HANG_S) for _ in range(2)]
+        both = [pool.submit(recorder.put, Target(f"{ERRORS}/a.pb"), file, HANG_S) for _ in range(2)]
         until("a second upload at the gate", lambda: gate.waiting() == len(both))
         gate.open()
         assert all(receipt.result().durable for receipt in both)
@@ -277,7 +285,7 @@ def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out,
     file = spooled(process)
     Recorder(process.folder).resources(HANG_S)  # it is up
     began = time.monotonic()
-    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", file, deadline_seconds=4.0, rank=1)
+    receipt = Recorder(process.folder).put(Target(f"{ERRORS}/a.pb", rank=1), file, 4.0)
     assert 4.0 <= time.monotonic() - began < 4.0 + TOLERANCE_S
     assert receipt == Receipt("a.pb", durable=False, error="the storage did not answer within 4.0 s", rank=1)
     assert (out.files(), receipt_of(process.folder)) == ({}, None)
@@ -293,7 +301,7 @@ def test_a_recorder_that_is_frozen(start: Callable[..., RecorderProcess], out: O
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
     with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.5 s"):
-        Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=1.0)
+        Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), spooled(process), 1.0)
     assert time.monotonic() - began < 1.0
     with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.1 s"):
         Recorder(process.folder).resources(0.2)
@@ -308,7 +316,7 @@ def test_a_recorder_that_is_frozen(start: Callable[..., RecorderProcess], out: O
 def test_a_storage_that_cannot_be(start: Callable[..., RecorderProcess], uri: str, reason: str) -> None:
     """The receipt says why the storage cannot be opened, to the client and in the spool."""
     process = start(uri)
-    receipt = Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S, rank=2)
+    receipt = Recorder(process.folder).put(Target(f"{ERRORS}/a.pb", rank=2), spooled(process), HANG_S)
     assert (receipt.durable, receipt.rank, receipt.fault_to_durable_ns) == (False, 2, None)
     assert reason in receipt.error
     assert receipt_of(process.folder) == receipt
@@ -329,7 +337,7 @@ def test_the_roster(start: Callable[..., RecorderProcess], out: Out, tmp_path: P
     file = tmp_path / "entry"
     file.write_bytes(b"1")
     for name in ("b.pb", "a.pb"):
-        recorder.put(f"{ROSTER}/{name}", file, deadline_seconds=HANG_S)
+        recorder.put(Target(f"{ROSTER}/{name}"), file, HANG_S)
     assert recorder.roster(HANG_S) == ["a.pb", "b.pb"]
     with pytest.raises(StoreError, match="nothing-like-that"):
         Recorder(start("nothing-like-that://bucket/x").folder).roster(HANG_S)
@@ -342,7 +350,7 @@ def test_no_recorder(tmp_path: Path) -> None:
     """Without a recorder every request raises RecorderUnavailableError."""
     recorder = Recorder(NodeFolder(tmp_path))
     with pytest.raises(RecorderUnavailableError, match=str(tmp_path)):
-        recorder.put(f"{ERRORS}/a.pb", tmp_path / "a.pb", deadline_seconds=HANG_S)
+        recorder.put(Target(f"{ERRORS}/a.pb"), tmp_path / "a.pb", HANG_S)
     with pytest.raises(RecorderUnavailableError):
         recorder.resources()
     with pytest.raises(RecorderUnavailableError):
@@ -356,7 +364,7 @@ def test_a_recorder_that_was_killed(start: Callable[..., RecorderProcess], out: 
     os.kill(process.pid, signal.SIGKILL)
     until("the recorder's end", lambda: not process.alive())
     with pytest.raises(RecorderUnavailableError):
-        Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S)
+        Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S)
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
@@ -369,7 +377,7 @@ def test_a_recorder_that_is_killed_while_one_waits(
         os.kill(process.pid, signal.SIGSTOP)
     file = spooled(process)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(Recorder(process.folder).put, f"{ERRORS}/a.pb", file, deadline_seconds=HANG_S)
+        asked = pool.submit(Recorder(process.folder).put, Target(f"{ERRORS}/a.pb"), file, HANG_S)
         if up:
             until("the upload at the gate", lambda: gate.waiting() == 1)
         os.kill(process.pid, signal.SIGKILL)
@@ -406,7 +414,7 @@ def test_a_full_queue(short: str) -> None:
         first.connect(str(folder.socket))
         began = time.monotonic()
         with pytest.raises(RecorderUnavailableError, match="did not answer"):
-            Recorder(folder).put(f"{ERRORS}/a.pb", Path("a.pb"), deadline_seconds=SHORT_S)
+            Recorder(folder).put(Target(f"{ERRORS}/a.pb"), Path("a.pb"), SHORT_S)
         assert SHORT_S / 2 <= time.monotonic() - began < SHORT_S / 2 + TOLERANCE_S
 
 
@@ -421,7 +429,7 @@ def test_signals_do_not_end_it(start: Callable[..., RecorderProcess], out: Out, 
     if up:
         Recorder(process.folder).resources(HANG_S)
     os.kill(process.pid, getattr(signal, name))
-    assert Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S).durable
+    assert Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S).durable
     assert process.alive()
 
 
@@ -436,7 +444,7 @@ def test_the_end(start: Callable[..., RecorderProcess], out: Out) -> None:
     """`end` removes process and folder and uploads no spooled document; a second call does nothing."""
     process = start(out.uri)
     assert process.alive()
-    assert Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S).durable
+    assert Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S).durable
     spooled(process, "b.pb")
     process.folder.spool("agent").add("c.pb", b"held", held=True)
     process.folder.last_words.add(DOCUMENT, encode(make_error(None)))
@@ -462,7 +470,7 @@ def test_an_end_waits_for_what_is_in_hand(start: Callable[..., RecorderProcess],
     """An upload in progress finishes before the recorder exits."""
     process = start(gate.uri(out), environment=gate.environment())
     with ThreadPoolExecutor(2) as pool:
-        asked = pool.submit(Recorder(process.folder).put, f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S)
+        asked = pool.submit(Recorder(process.folder).put, Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S)
         until("the upload at the gate", lambda: gate.waiting() == 1)
         ended = pool.submit(process.end, HANG_S)
         gate.open()
@@ -478,7 +486,7 @@ def test_an_end_does_not_wait_for_ever(
     process = start(gate.uri(out), environment=gate.environment())
     recorder = Recorder(process.folder)
     recorder.resources(HANG_S)  # it listens
-    recorder.put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S / 10)
+    recorder.put(Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S / 10)
     until("the upload at the gate", lambda: gate.waiting() == 1)
     process.end(1.0)
     assert not process.alive()
@@ -543,7 +551,7 @@ def test_modules_in_the_working_directory(
         (tmp_path / f"{name}.py").write_text("raise SystemExit('imported the wrong module')")
     monkeypatch.chdir(tmp_path)
     process = start(out.uri)
-    assert Recorder(process.folder).put(f"{ERRORS}/a.pb", spooled(process), deadline_seconds=HANG_S).durable
+    assert Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S).durable
 
 
 _DEEP = b"[" * 50_000 + b"\n"
@@ -839,7 +847,7 @@ def test_a_worker_that_dies_with_its_agent(agent: Callable[..., Agent], out: Out
     name = spool_failure(dying.folder.spool("1-0"), 0)
     file = dying.folder.spool("1-0").folder / name
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(Recorder(dying.folder).put, f"{ERRORS}/{name}", file, deadline_seconds=HANG_S)
+        asked = pool.submit(Recorder(dying.folder).put, Target(f"{ERRORS}/{name}"), file, HANG_S)
         until("the worker's document at the gate", lambda: gate.waiting() == 2)
         gate.open()
         assert asked.result().durable

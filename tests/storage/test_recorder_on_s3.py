@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from firstfault.layout.paths import ERRORS
-from firstfault.recorder import Recorder, start_recorder
+from firstfault.recorder import Recorder, Target, start_recorder
 from tests.benchmarks.latency_proxy import latency_proxy
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def test_workers_that_fail_at_once_do_not_queue(s3_environ: S3, peer: Peer, monk
                 together.wait()
                 now = time.monotonic_ns()
                 path = f"{ERRORS}/{number}.pb"
-                return recorder.put(path, file, deadline_seconds=5, fault_monotonic_ns=now, rank=number)
+                return recorder.put(Target(path, fault_monotonic_ns=now, rank=number), file, 5)
 
             # the first one also waits for the recorder to be up
             first = process.folder.spool("warm").add("warm.pb", b"document")
-            assert recorder.put("warm.pb", first, deadline_seconds=20).durable
+            assert recorder.put(Target("warm.pb"), first, 20).durable
             with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
                 receipts = list(pool.map(fail, range(_WORKERS)))
         finally:

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.api import _terminate_process_han
 
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.layout.keys import ErrorKey, error_key_for
-from firstfault.model import DocumentRef, Kind, Phase, Subject, WorkerError, Writer
+from firstfault.model import DocumentRef, ExceptionInfo, Kind, Phase, Subject, WorkerError, Writer
 from firstfault.recorder import Spool
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode
@@ -87,6 +88,28 @@ def blocked(prefix: Prefix) -> str:
     prefix.errors.parent.mkdir(parents=True)
     prefix.errors.touch()
     return prefix.uri
+
+
+@pytest.fixture
+def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Make this process look like rank 1 of a node; return its error.json's path."""
+
+    def become(uri: str = prefix.uri, deadline_seconds: float = 5.0) -> Path:
+        recording = recording_at(uri, deadline_seconds, node="worker-0", round=2, incarnation=7)
+        error_file = tmp_path / "1" / "error.json"
+        error_file.parent.mkdir(exist_ok=True)
+        ranks = {"RANK": "1", "LOCAL_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "2"}
+        for name, value in {**recording.environment(), **ranks, "TORCHELASTIC_ERROR_FILE": str(error_file)}.items():
+            monkeypatch.setenv(name, value)
+        return error_file
+
+    return become
+
+
+@pytest.fixture(autouse=True)
+def error_file(as_worker: Callable[..., Path]) -> Path:
+    """Make this process look like rank 1 of a node, also for tests that do not care; return its error.json's path."""
+    return as_worker()
 
 
 def _failure(**fields: Any) -> WorkerError:
@@ -155,9 +178,7 @@ def test_a_store_that_fails(
     (line,) = [record for record in caplog.records if record.name.startswith("firstfault")]
     assert not receipt.durable
     assert receipt.fault_to_durable_ns is None
-    assert line.getMessage() == (
-        f"error document {uri}/firstfault/errors/{receipt.name} was not uploaded: {receipt.error}"
-    )
+    assert line.getMessage() == (f"{uri}/firstfault/errors/{receipt.name} was not uploaded: {receipt.error}")
     if store == "blocked":
         assert "cannot write" in receipt.error
     elif store == "hanging":
@@ -241,27 +262,11 @@ def test_a_document_that_is_held_back(prefix: Prefix, tmp_path: Path) -> None:
 # --- what leaves a task function ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
-    """Make this process look like rank 1 of a node; return its error.json's path."""
-
-    def become(uri: str = prefix.uri, deadline_seconds: float = 5.0) -> Path:
-        recording = recording_at(uri, deadline_seconds, node="worker-0", round=2, incarnation=7)
-        error_file = tmp_path / "1" / "error.json"
-        error_file.parent.mkdir(exist_ok=True)
-        variables = {
-            **recording.environment(),
-            "RANK": "1",
-            "LOCAL_RANK": "1",
-            "GROUP_RANK": "0",
-            "WORLD_SIZE": "2",
-            "TORCHELASTIC_ERROR_FILE": str(error_file),
-        }
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        return error_file
-
-    return become
+def _recorded(prefix: Prefix) -> tuple[WorkerError, ExceptionInfo]:
+    """Return the only failure, and its exception."""
+    (failure,) = prefix.failures()
+    assert failure.exception is not None
+    return failure, failure.exception
 
 
 def _raise(error: BaseException) -> None:
@@ -275,34 +280,31 @@ def _leaving(error: BaseException) -> BaseException:
     return caught.value
 
 
-def test_an_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_an_exception_is_recorded(prefix: Prefix, error_file: Path) -> None:
     """Place, time, traceback and kind are recorded before the exception leaves, and in torch's file too."""
-    error_file = as_worker()
     before_ns = time.time_ns()
     _leaving(ValueError("bad batch"))
     after_ns = time.time_ns()
-    (failure,) = prefix.failures()
+    failure, exception = _recorded(prefix)
     assert failure.writer is Writer.WORKER
     assert (failure.place.rank, failure.place.round, failure.place.incarnation) == (1, 2, 7)
     assert failure.node == failure.worker == "worker-0"
     assert (failure.code, failure.kind) == ("USER:ValueError", Kind.NON_RECOVERABLE)
     assert before_ns <= (failure.timestamp_ns or 0) <= after_ns
-    assert failure.exception is not None
-    assert failure.exception.type == "ValueError"
-    assert failure.exception.frames[-1].function == "_leaving"
+    assert exception.type == "ValueError"
+    assert exception.frames[-1].function == "_leaving"
     assert failure.message.endswith("ValueError: bad batch")
     word = json.loads(error_file.read_text())["message"]
     assert word["message"] == "ValueError: bad batch"
     assert word["extraInfo"]["timestamp"] == str((failure.timestamp_ns or 0) // 1_000_000_000)
 
 
-def test_a_recoverable_exception_is_recorded(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_a_recoverable_exception_is_recorded(prefix: Prefix) -> None:
     """The worker decides whether its exception is recoverable."""
 
     class ShardError(RecoverableError):
         pass
 
-    as_worker()
     _leaving(ShardError("shard 7"))
     (failure,) = prefix.failures()
     assert (failure.code, failure.kind, failure.category) == ("USER:ShardError", Kind.RECOVERABLE, "recoverable")
@@ -327,11 +329,17 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 @pytest.mark.parametrize("store", ["works", "blocked", "hanging", "off"])
 def test_the_exception_is_the_users(
-    error: BaseException, store: str, request: pytest.FixtureRequest, as_worker: Callable[..., Path]
+    error: BaseException,
+    store: str,
+    request: pytest.FixtureRequest,
+    as_worker: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The same object leaves, with the same cause, context and innermost frame, also if recording failed."""
-    if store != "off":
-        as_worker(*([] if store == "works" else [request.getfixturevalue(store)]), deadline_seconds=0.3)
+    if store == "off":
+        monkeypatch.delenv("FIRSTFAULT_STRATEGY")
+    elif store != "works":
+        as_worker(request.getfixturevalue(store), deadline_seconds=0.3)
     error.__traceback__ = error.__context__ = None
     left = _leaving(error)
     assert left is error
@@ -341,9 +349,8 @@ def test_the_exception_is_the_users(
     assert traceback.extract_tb(left.__traceback__)[-1].line == "raise error"
 
 
-def test_cause_and_context_stay(as_worker: Callable[..., Path]) -> None:
+def test_cause_and_context_stay() -> None:
     """An exception keeps exactly its cause and its context."""
-    as_worker()
     cause, context = KeyError("cause"), IndexError("context")
     error = ValueError("bad batch")
     error.__cause__, error.__context__ = cause, context
@@ -354,10 +361,9 @@ def test_cause_and_context_stay(as_worker: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("gone", [False, True], ids=["agent lives", "agent has died"])
 @pytest.mark.parametrize("code", [None, 0, False])
 def test_a_clean_exit_is_no_failure(
-    code: object, gone: bool, prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    code: object, gone: bool, prefix: Prefix, error_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A clean sys.exit() uploads nothing; its document is held on the node."""
-    error_file = as_worker()
     if gone:
         _agent_dies(monkeypatch)
     assert isinstance(_leaving(SystemExit(code)), SystemExit)
@@ -378,11 +384,8 @@ def _agent_dies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=repr)
-def test_the_agent_has_died(
-    error: BaseException, prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agent_has_died(error: BaseException, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that its agent's death terminates documents that death, and not its own."""
-    as_worker()
     _agent_dies(monkeypatch)
     assert _leaving(error) is error
     (failure,) = prefix.failures()
@@ -391,33 +394,25 @@ def test_the_agent_has_died(
     assert failure.exception is None
 
 
-def test_an_exception_after_the_agents_death(
-    prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_exception_after_the_agents_death(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training's own exception is documented also if the agent has died."""
-    as_worker()
     _agent_dies(monkeypatch)
     _leaving(ValueError("bad batch"))
     assert [failure.subject for failure in prefix.failures()] == [Subject.WORKER]
 
 
 @pytest.mark.parametrize("code", [1, "a text", ["a", "list"], 0.0])
-def test_another_exit_is_a_failure(code: object, prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_another_exit_is_a_failure(code: object, prefix: Prefix) -> None:
     """A sys.exit() with an error is documented as an exit."""
-    as_worker()
     _leaving(SystemExit(code))
-    (failure,) = prefix.failures()
+    failure, exception = _recorded(prefix)
     assert failure.category == "exit"
-    assert failure.exception is not None
-    assert failure.exception.type == "SystemExit"
+    assert exception.type == "SystemExit"
 
 
 @pytest.mark.parametrize("detached", [False, True], ids=["context", "from None"])
-def test_an_exit_that_the_program_made_of_an_exception(
-    detached: bool, prefix: Prefix, as_worker: Callable[..., Path]
-) -> None:
+def test_an_exit_that_the_program_made_of_an_exception(detached: bool, prefix: Prefix) -> None:
     """The document is about the exception, says that the program exited, and takes the exception's kind."""
-    as_worker()
 
     def train() -> None:
         try:
@@ -429,16 +424,14 @@ def test_an_exit_that_the_program_made_of_an_exception(
 
     with pytest.raises(SystemExit, match="3"), recorded(PlainEngine()):
         train()
-    (failure,) = prefix.failures()
-    assert failure.exception is not None
-    assert failure.exception.message.endswith("shard 7")
-    assert failure.exception.notes == ("The program then called sys.exit(3).",)
+    failure, exception = _recorded(prefix)
+    assert exception.message.endswith("shard 7")
+    assert exception.notes == ("The program then called sys.exit(3).",)
     assert (failure.kind, failure.category) == (Kind.RECOVERABLE, "recoverable")
 
 
-def test_an_exit_that_a_library_made_of_its_own_exception(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_an_exit_that_a_library_made_of_its_own_exception(prefix: Prefix) -> None:
     """An exception that never left argparse has the program's frames, which are in the traceback of the exit."""
-    as_worker()
 
     def parse() -> None:
         parser = argparse.ArgumentParser("train")
@@ -447,16 +440,14 @@ def test_an_exit_that_a_library_made_of_its_own_exception(prefix: Prefix, as_wor
 
     with pytest.raises(SystemExit, match="2"), recorded(PlainEngine()):
         parse()
-    (failure,) = prefix.failures()
-    assert failure.exception is not None
-    assert failure.exception.type == "argparse.ArgumentError"
-    assert own_frames(failure.exception)[-1].function == "parse"
+    _, exception = _recorded(prefix)
+    assert exception.type == "argparse.ArgumentError"
+    assert own_frames(exception)[-1].function == "parse"
 
 
 @pytest.mark.parametrize("how", ["raise", "exit 1", "exit 0", "return"])
-def test_what_leaves_a_child_that_the_function_forked(how: str, prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_what_leaves_a_child_that_the_function_forked(how: str, prefix: Prefix) -> None:
     """It is the child's own end: nothing is recorded, and nothing is said of the worker or its agent."""
-    as_worker()
 
     def train() -> None:
         child = os.fork()
@@ -485,9 +476,8 @@ class _NoTruthError(Exception):
         raise AttributeError("shards")
 
 
-def test_an_exception_whose_truth_raises(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_an_exception_whose_truth_raises(prefix: Prefix) -> None:
     """It is recorded as any other, also as a cause and as what a program made an exit of."""
-    as_worker()
     error = ValueError("bad batch")
     error.__cause__ = _NoTruthError("no shards")
     _leaving(error)
@@ -500,37 +490,34 @@ def test_an_exception_whose_truth_raises(prefix: Prefix, as_worker: Callable[...
     assert second.exception.message == "no shards"
 
 
-def test_what_a_handler_makes_of_the_agents_signal(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def _cleans_up() -> None:
+    try:
+        raise InterruptedError("terminated by the scheduler")
+    finally:
+        torch.distributed.destroy_process_group(torch.distributed.GroupMember.NON_GROUP_MEMBER)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [partial(_raise, OSError("broken")), _cleans_up, partial(_raise, SystemExit(0))],
+    ids=["raises", "cleans up", "succeeds"],
+)
+def test_what_a_handler_makes_of_the_agents_signal(handler: Callable[[], None], prefix: Prefix) -> None:
     """After the agent's question an exception that was not there before is an answer to its signal."""
-    as_worker()
 
     def train(monitor: WorkerMonitor) -> None:
         monitor.answer()
-        raise OSError("broken")
+        handler()
 
-    with pytest.raises(OSError, match="broken"), recorded(PlainEngine()) as monitor:
+    with pytest.raises((OSError, SystemExit)), recorded(PlainEngine()) as monitor:
         train(monitor)
-    assert prefix.failures() == []
+    assert not list(prefix.folder.parent.rglob("*.pb*"))
 
 
-def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """It is recorded when the agent asks, and again when it leaves."""
-    as_worker()
-
-    def train(monitor: WorkerMonitor) -> None:
-        try:
-            _raise(ValueError("bad batch"))
-        finally:
-            asking = threading.Thread(target=monitor.answer)
-            asking.start()
-            asking.join()
-
-    with pytest.raises(ValueError, match="bad"), recorded(PlainEngine()) as monitor:
-        train(monitor)
-    assert {failure.in_flight: failure.what for failure in prefix.failures()} == {
-        True: "ValueError",
-        False: "ValueError",
-    }
+def _in_a_thread(call: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
 
 
 class _Finalised:
@@ -546,14 +533,11 @@ class _Finalised:
         return 0
 
     def __del__(self) -> None:
-        asking = threading.Thread(target=self._call)
-        asking.start()
-        asking.join()
+        _in_a_thread(self._call)
 
 
-def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix) -> None:
     """The answer tells where it was raised; when it has left it is recorded, with the frames of any other."""
-    as_worker()
     answers = []
 
     def train(monitor: WorkerMonitor) -> None:
@@ -562,16 +546,14 @@ def test_an_exception_on_its_way_out_when_the_agent_asked(prefix: Prefix, as_wor
 
     with pytest.raises(ValueError, match="bad"), recorded(PlainEngine()) as monitor:
         train(monitor)
-    (failure,) = prefix.failures()
-    assert failure.exception is not None
-    raised = failure.exception.frames[-1]
+    failure, exception = _recorded(prefix)
+    raised = exception.frames[-1]
     assert (failure.what, failure.in_flight) == ("ValueError", False)
     assert answers[0]["raised_at"] == (raised.file, raised.line, raised.function)
 
 
-def test_an_exception_in_flight_has_all_frames(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """Recorded in a clean-up, it has the fingerprint that it has when it has left: two ranks' faults are compared."""
-    as_worker()
+def test_an_exception_that_was_in_flight_when_the_agent_asked(prefix: Prefix) -> None:
+    """It is recorded then, and again when it has left, with one fingerprint: two ranks' faults are compared."""
 
     def inner() -> None:
         monitor = current_monitor()
@@ -579,9 +561,7 @@ def test_an_exception_in_flight_has_all_frames(prefix: Prefix, as_worker: Callab
         try:
             raise ValueError("bad batch")
         finally:
-            asking = threading.Thread(target=monitor.answer)
-            asking.start()
-            asking.join()
+            _in_a_thread(monitor.answer)
 
     def train() -> None:
         inner()
@@ -591,40 +571,11 @@ def test_an_exception_in_flight_has_all_frames(prefix: Prefix, as_worker: Callab
     early, late = prefix.failures()
     assert early.fingerprint == late.fingerprint
     assert {early.in_flight, late.in_flight} == {True, False}
+    assert early.what == late.what == "ValueError"
 
 
-def test_a_clean_up_after_the_agents_signal(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """A handler's exception that destroys the process group on its way out is not this worker's failure."""
-    as_worker()
-
-    def train(monitor: WorkerMonitor) -> None:
-        monitor.answer()
-        try:
-            raise InterruptedError("terminated by the scheduler")
-        finally:
-            torch.distributed.destroy_process_group(torch.distributed.GroupMember.NON_GROUP_MEMBER)
-
-    with pytest.raises(InterruptedError), recorded(PlainEngine()) as monitor:
-        train(monitor)
-    assert prefix.failures() == []
-
-
-def test_success_after_the_agents_signal(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
-    """A handler that saves and exits with 0 leaves no document of a worker that ended too early."""
-    as_worker()
-
-    def train(monitor: WorkerMonitor) -> None:
-        monitor.answer()
-        sys.exit(0)
-
-    with pytest.raises(SystemExit), recorded(PlainEngine()) as monitor:
-        train(monitor)
-    assert not list(prefix.folder.parent.rglob("*.pb*"))
-
-
-def test_success_leaves_nothing(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_success_leaves_nothing(prefix: Prefix, error_file: Path) -> None:
     """A task function that returns writes no document."""
-    error_file = as_worker()
     with recorded(PlainEngine()):
         pass
     assert prefix.failures() == []
@@ -640,11 +591,8 @@ class _SignalledError(Exception):
         return "bad batch"
 
 
-def test_a_signal_while_it_is_recorded(
-    prefix: Prefix, as_worker: Callable[..., Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_signal_while_it_is_recorded(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
     """The agent's signal to a forked worker, which has torch's handler, does not cut its document."""
-    as_worker()
     before = signal.signal(signal.SIGTERM, _terminate_process_handler)
     try:
         left = _leaving(_SignalledError())
@@ -652,9 +600,8 @@ def test_a_signal_while_it_is_recorded(
     finally:
         signal.signal(signal.SIGTERM, before)
     assert type(left) is _SignalledError
-    (failure,) = prefix.failures()
-    assert failure.exception is not None
-    assert failure.exception.message == "bad batch"
+    _, exception = _recorded(prefix)
+    assert exception.message == "bad batch"
     assert caplog.text == ""
 
 
@@ -672,10 +619,9 @@ def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> N
     _leaving(BlockingError())
     took = time.monotonic() - began
     release.set()
-    (failure,) = prefix.failures()
-    assert failure.exception is not None
-    assert failure.exception.type.endswith("BlockingError")
-    assert failure.exception.message == "<no text: reading the exception took too long>"
+    _, exception = _recorded(prefix)
+    assert exception.type.endswith("BlockingError")
+    assert exception.message == "<no text: reading the exception took too long>"
     assert 1 <= took < 2 + TOLERANCE_S
 
 
@@ -698,11 +644,8 @@ with recorded(PlainEngine(sys.argv[1])):
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_no_thread_can_be_started(
-    alive: bool, prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_thread_can_be_started(alive: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     """The exception is recorded whole, through the recorder; without one it waits in the spool for the agent."""
-    as_worker()
     with node_recorder(prefix.recording()) as with_recorder:
         monkeypatch.setenv("FIRSTFAULT_NODE_FOLDER", with_recorder.node_folder)
         if not alive:
@@ -717,16 +660,14 @@ def test_no_thread_can_be_started(
         assert ran.stdout == "can't start new thread\n"
         assert ran.stderr.rstrip().endswith("ValueError: the fault")
         if alive:
-            (failure,) = prefix.failures()
-            assert failure.exception is not None
-            assert failure.exception.message == "the fault"
+            _, exception = _recorded(prefix)
+            assert exception.message == "the fault"
         else:
             assert "the system allows no further thread" in ran.stderr
 
 
-def test_a_document_too_large_is_cut(prefix: Prefix, as_worker: Callable[..., Path]) -> None:
+def test_a_document_too_large_is_cut(prefix: Prefix) -> None:
     """The document about an exception of 10 MB is small enough for every reader."""
-    as_worker()
     error = ValueError("x" * 10_000_000)
     error.__cause__ = ValueError("y" * 10_000_000)
     _leaving(error)
@@ -736,10 +677,9 @@ def test_a_document_too_large_is_cut(prefix: Prefix, as_worker: Callable[..., Pa
 
 
 def test_an_error_file_that_cannot_be_written(
-    prefix: Prefix, as_worker: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Without torch's file and without a spool the document is uploaded, and the log says what failed."""
-    as_worker()
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/dev/null/1/error.json")
     _leaving(ValueError("bad batch"))
     assert len(prefix.failures()) == 1

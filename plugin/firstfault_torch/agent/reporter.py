@@ -15,6 +15,7 @@ from firstfault.layout.paths import ERRORS
 from firstfault.model import DocumentRef, LogTail, NodePresence, Phase, Receipt, WorkerError
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.agent.death_documents import about_death, kept_exception
+from firstfault_torch.error_classes import lost_agent
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
     as_entry,
@@ -26,7 +27,6 @@ from firstfault_torch.node.document_writer import (
     spool_for_agent,
     spool_of,
 )
-from firstfault_torch.node.lost_agent import lost_agent
 from firstfault_torch.node.node_setup import setup_of_node
 from firstfault_torch.node.stack_dumps import fatal_stack
 

@@ -30,8 +30,6 @@ from functools import cache
 
 from firstfault_torch.guard import logger
 
-__all__ = ["warn_once"]
-
 
 @cache
 def warn_once(what: str, consequence: str) -> None:

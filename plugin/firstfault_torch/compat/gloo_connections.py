@@ -16,8 +16,6 @@ from pathlib import Path
 
 from firstfault_torch.budgets import GLOO_POLL_S
 
-__all__ = ["shut_down_gloo_connections"]
-
 _THREAD = "gloo_tcp_loop"
 _LOOKS = 20
 _WATCHED = re.compile(r"^tfd:\s*(\d+) .*\bino:([0-9a-f]+)", re.MULTILINE)

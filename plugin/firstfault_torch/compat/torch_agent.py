@@ -19,25 +19,6 @@ if TYPE_CHECKING:
 
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
-__all__ = [
-    "BARRIER_LAST",
-    "BARRIER_MEMBERS",
-    "HookedAgent",
-    "WorkerProcess",
-    "flight_recorder_variables",
-    "forget_shared_store",
-    "format_exceptions_early",
-    "handed_over",
-    "let_workers_end",
-    "log_failure",
-    "master_address",
-    "missing_names",
-    "process_failure",
-    "traceback_files",
-    "unfinished",
-    "worker_processes",
-]
-
 _HOOKS = (
     "_rendezvous",
     "_start_workers",

@@ -11,8 +11,6 @@ from firstfault_torch.compat import warn_once
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["backends_that_abort", "flight_recorders", "forget_process_groups", "group_teardown", "serve_env_rendezvous"]
-
 _GROUP_MAPS = (
     "pg_map",
     "pg_names",

@@ -1,4 +1,14 @@
 """What the agent and the workers of one node share: files in the node's folder, messages, stderr, stacks, documents.
 
-It may import the library, never `agent` or `worker`.
+It may import the library, never `agent` or `worker`. There are six ways from a worker to its agent, each for a reason:
+
+- datagrams (`channel`): failures, questions and answers. A worker that is stuck or killed leaves no connection behind.
+- the recorder's socket (`document_writer`): documents. The recorder outlives a killed agent, and answers when a
+  document is durable. Before that, the document is in a file of the spool, which outlives the SIGKILL of its writer.
+- files of stacks, after a signal (`stack_dumps`). faulthandler's C handler also runs during a C call, and can write to
+  nothing but a descriptor.
+- a FIFO for each worker (`stderr_relay`): stderr. Native code writes there, and the kernel keeps what a killed process
+  wrote.
+- a FIFO for each round (`timers`): deadlines. torch's FileTimerClient writes there, too.
+- a pipe (`starting`): the end of forking. It becomes readable when the last copy of its other end is closed.
 """

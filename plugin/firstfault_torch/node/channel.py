@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.node.files import NodeFiles
 
-__all__ = ["AgentChannel", "WorkerChannel"]
-
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
 

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from firstfault.errors import FirstFaultError, ObjectNotFoundError
 from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.layout.paths import ERRORS, ROSTER
-from firstfault.model import Receipt, Resources, WorkerError
+from firstfault.model import Resources
 from firstfault.recorder import (
     Recorder,
     RecorderProcess,
     RecorderUnavailableError,
     Spool,
     SpooledDocument,
+    Target,
     start_recorder,
 )
 from firstfault.store import join, open_store
@@ -35,24 +36,9 @@ from firstfault_torch.guard import bounded, caught, guarded, logger
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from firstfault.model import NodePresence
+    from firstfault.model import NodePresence, Receipt, WorkerError
     from firstfault_torch.context import Recording
     from firstfault_torch.node.files import NodeFiles
-
-__all__ = [
-    "as_entry",
-    "ask_recorder",
-    "document_path",
-    "end_node_recorder",
-    "get_file",
-    "node_recorder",
-    "put_document",
-    "put_file",
-    "put_on_node",
-    "record_error",
-    "spool_for_agent",
-    "spool_of",
-]
 
 
 @contextlib.contextmanager
@@ -111,23 +97,19 @@ def record_error(
         held: only spool it; the agent uploads it if the node fails.
     """
     deadline = time.monotonic() + deadline_seconds
-    name, data = error_key_for(error), encode(error)
-    path = None
+    target, data = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank), encode(error)
+    file = None
     if spool is not None:
         wait = max(deadline_seconds, SPOOL_S)
-        path = bounded(lambda: spool.add(name, data, held=held), wait, "spooling an error document", local=True)
+        file = bounded(lambda: spool.add(target.name, data, held=held), wait, "spooling an error document", local=True)
     if held:
-        return Receipt(name, durable=False, error="held back until the node fails", rank=error.rank)
-    left = max(deadline - time.monotonic(), 0)
-    if path is not None:
-        receipt = _document_by_recorder(name, path, recording, error.monotonic_ns, error.rank, left)
-        if receipt is not None:
-            return receipt
-        left = max(deadline - time.monotonic(), 0)
-    receipt = _upload_directly(name, data, recording.output_prefix, error.monotonic_ns, error.rank, left)
-    if spool is not None:
-        bounded(lambda: spool.add_receipt(receipt), RECEIPT_S, "writing a receipt", local=True)
-    return receipt
+        return target.failed("held back until the node fails")
+    receipt = _by_recorder(target, file, recording, deadline)
+    if receipt is None:
+        receipt = _by_this_process(target, data, recording, deadline)
+        if spool is not None:
+            bounded(lambda: spool.add_receipt(receipt), RECEIPT_S, "writing a receipt", local=True)
+    return _logged(receipt, target, recording)
 
 
 def document_path(name: str) -> str:
@@ -149,11 +131,11 @@ def put_document(
 ) -> Receipt:
     """Upload what another process spooled, within `deadline_seconds`; log and receipt report a failed upload."""
     deadline = time.monotonic() + deadline_seconds
-    receipt = _document_by_recorder(document.name, document.path, recording, fault_monotonic_ns, rank, deadline_seconds)
-    if receipt is not None:
-        return receipt
-    data, left = document.path.read_bytes(), max(deadline - time.monotonic(), 0)
-    return _upload_directly(document.name, data, recording.output_prefix, fault_monotonic_ns, rank, left)
+    target = Target(document_path(document.name), fault_monotonic_ns, rank)
+    receipt = _by_recorder(target, document.path, recording, deadline)
+    if receipt is None:
+        receipt = _by_this_process(target, document.path.read_bytes(), recording, deadline)
+    return _logged(receipt, target, recording)
 
 
 def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) -> bool:
@@ -167,19 +149,15 @@ def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) ->
         recording: where, and by which recorder.
         seconds: longest wait.
     """
-    files = _files(recording)
+    target, files = Target(path), _files(recording)
     if files is not None:
         spool = files.outgoing_spool
-        file = bounded(lambda: spool.add(path.rsplit("/", 1)[-1], data), SPOOL_S, "spooling a file", local=True)
-        receipt = _put_by_recorder(path, file, recording, seconds) if file is not None else None
+        file = bounded(lambda: spool.add(target.name, data), SPOOL_S, "spooling a file", local=True)
+        receipt = _by_recorder(target, file, recording, time.monotonic() + seconds)
         if receipt is not None:
             return receipt.durable
-
-    def put() -> bool:
-        put_file(recording.output_prefix, path, data)
-        return True
-
-    return bounded(put, seconds, f"writing {path}") is True
+    receipt = _by_this_process(target, data, recording, time.monotonic() + seconds)
+    return _logged(receipt, target, recording).durable
 
 
 def ask_recorder(recording: Recording) -> Resources:
@@ -232,69 +210,44 @@ def put_file(output_prefix: str, path: str, data: bytes) -> None:
     run_sync(put())
 
 
-def _document_by_recorder(  # noqa: PLR0913, PLR0917 - a document, its place and its clock
-    name: str,
-    path: Path,
-    recording: Recording,
-    fault_monotonic_ns: int | None,
-    rank: int | None,
-    deadline_seconds: float,
-) -> Receipt | None:
-    """Return the receipt, None if there is no recorder to ask."""
-    receipt = _put_by_recorder(document_path(name), path, recording, deadline_seconds, fault_monotonic_ns, rank)
-    if receipt is not None and not receipt.durable:
-        _log_failed_upload(recording.output_prefix, name, receipt.error)
-    return receipt
-
-
-def _put_by_recorder(  # noqa: PLR0913, PLR0917 - as above
-    target: str,
-    file: Path,
-    recording: Recording,
-    deadline_seconds: float,
-    fault_monotonic_ns: int | None = None,
-    rank: int | None = None,
-) -> Receipt | None:
+def _by_recorder(target: Target, file: Path | None, recording: Recording, deadline: float) -> Receipt | None:
+    """Return the receipt; None if there is no recorder to ask, or no file for it."""
     files = _files(recording)
-    if files is None:
+    if files is None or file is None:
         return None
     try:
-        return Recorder(files.recorder).put(
-            target, file, deadline_seconds=deadline_seconds, fault_monotonic_ns=fault_monotonic_ns, rank=rank
-        )
+        return Recorder(files.recorder).put(target, file, _left(deadline))
     except RecorderUnavailableError as error:
         logger.debug("no recorder on this node; this process uploads: %s", error)
         return None
 
 
-def _upload_directly(  # noqa: PLR0913, PLR0917 - as above
-    name: str,
-    data: bytes,
-    output_prefix: str,
-    fault_monotonic_ns: int | None,
-    rank: int | None,
-    deadline_seconds: float,
-) -> Receipt:
+def _by_this_process(target: Target, data: bytes, recording: Recording, deadline: float) -> Receipt:
     failures: list[str] = []
     asked = threading.Event()
 
-    def upload() -> int | None:
+    def upload() -> Receipt | None:
         asked.set()
-        _, error = caught(lambda: put_file(output_prefix, document_path(name), data), Exception)
+        _, error = caught(lambda: put_file(recording.output_prefix, target.path, data), Exception)
         if error is None:
-            return time.monotonic_ns()
+            return target.done()
         failures.append(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")
         return None
 
-    done = bounded(upload, deadline_seconds, "uploading an error document")
-    if done is not None:
-        took = done - fault_monotonic_ns if fault_monotonic_ns else None
-        return Receipt(name, durable=True, fault_to_durable_ns=took, rank=rank)
-    late = f"the storage did not answer within {deadline_seconds:.1f} s"
-    reason = failures[0] if failures else late if asked.is_set() else "the system allows no further thread"
-    _log_failed_upload(output_prefix, name, reason)
-    return Receipt(name, durable=False, error=reason, rank=rank)
+    seconds = _left(deadline)
+    receipt = bounded(upload, seconds, "uploading an error document")
+    late = f"the storage did not answer within {seconds:.1f} s"
+    return receipt or target.failed(
+        failures[0] if failures else late if asked.is_set() else "the system allows no further thread"
+    )
 
 
-def _log_failed_upload(output_prefix: str, name: str, reason: str) -> None:
-    logger.warning("error document %s was not uploaded: %s", join(output_prefix, ERRORS, name), reason)
+def _logged(receipt: Receipt, target: Target, recording: Recording) -> Receipt:
+    """Return the receipt; log a failed upload."""
+    if not receipt.durable:
+        logger.warning("%s was not uploaded: %s", join(recording.output_prefix, target.path), receipt.error)
+    return receipt
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), 0.0)

@@ -10,8 +10,6 @@ from firstfault.recorder import NodeFolder, Spool
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["NodeFiles"]
-
 
 @dataclass(frozen=True, slots=True)
 class NodeFiles:

@@ -17,8 +17,6 @@ from firstfault_torch.guard import bounded
 if TYPE_CHECKING:
     from firstfault_torch.context import Identity
 
-__all__ = ["SOURCE_VARIABLE", "setup_of_node"]
-
 SOURCE_VARIABLE = "FIRSTFAULT_SOURCE"
 """The environment variable with the address of the working folder's source code, of one commit."""
 _GPUS = Path("/proc/driver/nvidia/gpus")

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.node.files import NodeFiles
 
-__all__ = ["ask_for_stacks", "fatal_stack", "register_stacks", "write_unasked", "written_stacks"]
-
 _SIGNAL = int(signal.SIGRTMIN) + 12
 _MAX_BYTES = 64 * 1024
 

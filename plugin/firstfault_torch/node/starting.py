@@ -18,8 +18,6 @@ from firstfault_torch.budgets import SIBLINGS_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["await_siblings", "starting"]
-
 _VARIABLE = "FIRSTFAULT_START"
 
 

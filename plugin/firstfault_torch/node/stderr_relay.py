@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from firstfault_torch.node.files import NodeFiles
 
 
-__all__ = ["StderrRelay", "redirect_stderr"]
-
 _STDERR = 2
 _KEPT_BYTES = 8 * 1024
 _CHUNK_BYTES = 64 * 1024

@@ -17,17 +17,6 @@ from typing import Any
 
 from firstfault.untrusted_json import parse_json
 
-__all__ = [
-    "HEARTBEAT_VARIABLE",
-    "MAX_SCOPE",
-    "TIMERS_VARIABLE",
-    "TORCH_ENABLED_VARIABLE",
-    "TORCH_FILE_VARIABLE",
-    "Timer",
-    "parse_line",
-    "timer_line",
-]
-
 TIMERS_VARIABLE = "FIRSTFAULT_TIMERS"
 """Path of the FIFO; the agent sets it in its workers if the watchdog is on."""
 HEARTBEAT_VARIABLE = "FIRSTFAULT_HEARTBEAT"

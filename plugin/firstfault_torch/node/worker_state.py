@@ -15,8 +15,6 @@ from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, Fram
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["from_message", "to_message"]
-
 _MAX_GROUPS = 24
 """Process groups in one message, which holds at most 128 KiB."""
 _MAX_TEXT = 2000

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from firstfault_torch.context import Recording
     from firstfault_torch.engine import Engine
 
-__all__ = ["describe", "describe_and_record"]
-
 
 def describe_and_record(  # noqa: PLR0913 - keywords
     error: BaseException,

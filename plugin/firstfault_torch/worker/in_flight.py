@@ -22,8 +22,6 @@ from firstfault_torch.worker.unwinding import Unwinding, handled_exception, unwi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["InFlight", "chain_of", "is_clean_exit", "moment_of", "watch_process_groups"]
-
 _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
 _LONGEST_CHAIN = 50

@@ -21,8 +21,6 @@ from firstfault_torch.guard import bounded, guarded
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["collective_progress", "gpu_uuid", "thread_failures", "watch_threads"]
-
 _MAX_THREADS = 10
 _LAST = 8
 """Collectives of one group that are kept."""

@@ -18,11 +18,11 @@ from firstfault_torch.budgets import EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
 from firstfault_torch.capture import bare, before_exit
 from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
 from firstfault_torch.context import Moment, Recording, worker_place
+from firstfault_torch.error_classes import lost_agent
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, mark_recoverable
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
 from firstfault_torch.node.channel import WorkerChannel
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
-from firstfault_torch.node.lost_agent import lost_agent
 from firstfault_torch.node.stack_dumps import register_stacks, write_unasked
 from firstfault_torch.node.starting import await_siblings
 from firstfault_torch.node.stderr_relay import redirect_stderr
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import Receipt
     from firstfault_torch.engine import Engine
-
-__all__ = ["WorkerMonitor", "current_monitor", "recorded", "run_recorded"]
 
 
 _monitors: list[WorkerMonitor] = []

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo
 
-__all__ = ["system_state"]
-
 _OF_MEMORY = ("RLIMIT_AS", "RLIMIT_DATA")
 """Above the machine's memory they limit nothing."""
 _LIMITS = (*_OF_MEMORY, "RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC")

@@ -17,8 +17,6 @@ from typing import Any
 
 from firstfault.model import FrameInfo
 
-__all__ = ["Unwinding", "handled_exception", "unwinding_of"]
-
 _RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap}
 
 

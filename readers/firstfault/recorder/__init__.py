@@ -12,7 +12,7 @@ from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
     from firstfault.errors import RecorderUnavailableError
-    from firstfault.recorder.client import Recorder
+    from firstfault.recorder.client import Recorder, Target
     from firstfault.recorder.folder import NodeFolder
     from firstfault.recorder.process import RecorderProcess, start_recorder
     from firstfault.recorder.spool import Spool, SpooledDocument
@@ -24,6 +24,7 @@ __all__ = [
     "RecorderUnavailableError",
     "Spool",
     "SpooledDocument",
+    "Target",
     "start_recorder",
 ]
 
@@ -31,7 +32,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "firstfault.errors": ("RecorderUnavailableError",),
-        "firstfault.recorder.client": ("Recorder",),
+        "firstfault.recorder.client": ("Recorder", "Target"),
         "firstfault.recorder.folder": ("NodeFolder",),
         "firstfault.recorder.process": ("RecorderProcess", "start_recorder"),
         "firstfault.recorder.spool": ("Spool", "SpooledDocument"),

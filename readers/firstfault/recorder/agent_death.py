@@ -1,8 +1,9 @@
-"""Uploads after the agent's death: the document about it, the spooled documents and the roster entry."""
+"""The agent's death: waits for it, then uploads the document about it, the spooled documents and the roster entry."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING
 from firstfault.layout.keys import RosterKey, error_key_for, roster_key_for
 from firstfault.layout.paths import ERRORS, ROSTER
 from firstfault.model import DocumentRef, Receipt, Resources, WorkerError, Writer
+from firstfault.recorder.budgets import AGENT_POLL_S
+from firstfault.recorder.client import Target
 from firstfault.recorder.folder import DOCUMENT, PRESENCE
 from firstfault.recorder.uploads import log_line
 
@@ -22,7 +25,41 @@ if TYPE_CHECKING:
     from firstfault.recorder.spool import Spool, SpooledDocument
     from firstfault.recorder.uploads import Uploads
 
-__all__ = ["DeadAgent", "report_agent_death"]
+
+async def agent_gone(pid: int) -> None:
+    """Return when the parent process `pid` has ended; at once if it already has.
+
+    Uses pidfd_open(2), and polls ten times a second where that is missing or forbidden.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):
+        await _polled(pid)
+        return
+    try:
+        await _readable(descriptor, pid)
+    finally:
+        os.close(descriptor)
+
+
+async def _readable(descriptor: int, pid: int) -> None:
+    # checked after opening: if `pid` is still our parent, the number was not reused for another process
+    if os.getppid() != pid:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+
+
+async def _polled(pid: int) -> None:
+    while os.getppid() == pid:  # noqa: ASYNC110 - there is no event to wait for
+        await asyncio.sleep(AGENT_POLL_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +98,9 @@ class DeadAgent:
         failure = replace(
             failure, timestamp_ns=wall_ns, monotonic_ns=monotonic_ns, writer=Writer.RECORDER, resources=resources
         )
-        name = error_key_for(failure)
-        upload = self.uploads.put(
-            f"{ERRORS}/{name}", encode(failure), fault_monotonic_ns=monotonic_ns, rank=failure.rank
-        )
-        return [_Upload(await self._bounded(name, failure.rank, upload), failure.place.round)]
+        target = Target(f"{ERRORS}/{error_key_for(failure)}", monotonic_ns, failure.rank)
+        receipt = await self._bounded(target, self.uploads.put(target, encode(failure)))
+        return [_Upload(receipt, failure.place.round)]
 
     async def spooled(self, spool: Spool, document: SpooledDocument) -> list[_Upload]:
         """Upload a spooled document that is not uploaded yet; return its receipt, nothing for a roster entry."""
@@ -84,8 +119,8 @@ class DeadAgent:
         from firstfault.wire.documents import decode_presence, encode_presence  # noqa: PLC0415 - as above
 
         presence = _with_receipts(decode_presence(data, PRESENCE), uploaded)
-        name = roster_key_for(presence)
-        await self._bounded(name, None, self.uploads.put(f"{ROSTER}/{name}", encode_presence(presence)))
+        target = Target(f"{ROSTER}/{roster_key_for(presence)}")
+        await self._bounded(target, self.uploads.put(target, encode_presence(presence)))
 
     async def _receipt(
         self, where: str, spool: Spool, document: SpooledDocument, failure: WorkerError | None
@@ -96,19 +131,16 @@ class DeadAgent:
             return Receipt(document.name, durable=document.is_durable, rank=rank, withdrawn=True)
         if document.receipt is not None and document.is_durable:
             return document.receipt
-        upload = self.uploads.put_file(
-            f"{where}/{document.name}", document.path, spool, fault_monotonic_ns=monotonic_ns, rank=rank
-        )
-        return await self._bounded(document.name, rank, upload)
+        target = Target(f"{where}/{document.name}", monotonic_ns, rank)
+        return await self._bounded(target, self.uploads.put_file(target, document.path, spool))
 
-    async def _bounded(self, name: str, rank: int | None, upload: Coroutine[None, None, Receipt]) -> Receipt:
+    async def _bounded(self, target: Target, upload: Coroutine[None, None, Receipt]) -> Receipt:
         try:
             receipt = await asyncio.wait_for(upload, self.deadline_seconds)
         except asyncio.TimeoutError:
-            late = f"the storage did not answer within {self.deadline_seconds:.1f} s"
-            receipt = Receipt(name, durable=False, error=late, rank=rank)
+            receipt = target.failed(f"the storage did not answer within {self.deadline_seconds:.1f} s")
         if not receipt.durable:
-            log_line(f"{name} was not uploaded: {receipt.error}")
+            log_line(f"{target.name} was not uploaded: {receipt.error}")
         return receipt
 
 

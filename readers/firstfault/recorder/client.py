@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import RecorderUnavailableError, StoreError
@@ -21,16 +22,41 @@ from firstfault.recorder.budgets import (
     ROSTER_ANSWER_S,
     SHORTEST_TIMEOUT_S,
 )
-from firstfault.recorder.folder import NodeFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["RECEIVED", "NodeFolder", "Recorder"]
+    from firstfault.recorder.folder import NodeFolder
 
 _CHUNK_BYTES = 64 * 1024
 RECEIVED = b"received\n"
 """The first line of each answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where an upload goes, and what its receipt tells beside the result."""
+
+    path: str
+    """The object's path, relative to the output prefix."""
+    fault_monotonic_ns: int | None = None
+    """CLOCK_MONOTONIC at the fault; `Receipt.fault_to_durable_ns` counts from it."""
+    rank: int | None = None
+    """The worker's global rank."""
+
+    @property
+    def name(self) -> str:
+        """The object's name."""
+        return self.path.rsplit("/", 1)[-1]
+
+    def failed(self, reason: str) -> Receipt:
+        """Return the receipt of an upload that failed."""
+        return Receipt(self.name, durable=False, error=reason, rank=self.rank)
+
+    def done(self) -> Receipt:
+        """Return the receipt of an upload that has just ended."""
+        took = time.monotonic_ns() - self.fault_monotonic_ns if self.fault_monotonic_ns else None
+        return Receipt(self.name, durable=True, fault_to_durable_ns=took, rank=self.rank)
 
 
 class Recorder:
@@ -39,43 +65,19 @@ class Recorder:
     def __init__(self, folder: NodeFolder) -> None:
         self._folder = folder
 
-    def put(
-        self,
-        path: str,
-        file: Path,
-        *,
-        deadline_seconds: float,
-        fault_monotonic_ns: int | None = None,
-        rank: int | None = None,
-    ) -> Receipt:
-        """Ask the recorder to upload a file; wait at most `deadline_seconds` and return the receipt.
+    def put(self, target: Target, file: Path, seconds: float) -> Receipt:
+        """Ask the recorder to upload a file; wait at most `seconds` and return the receipt.
 
-        The recorder continues after the deadline. If the file is in a spool, it writes the receipt there.
-
-        Args:
-            path: the object's path, relative to the output prefix.
-            file: the file to upload.
-            deadline_seconds: counted from now.
-            fault_monotonic_ns: CLOCK_MONOTONIC at the fault; `Receipt.fault_to_durable_ns` counts from it.
-            rank: the worker's global rank, for the receipt.
+        The recorder continues after that. If the file is in a spool, it writes the receipt there.
 
         Raises:
             RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
         """
-        name = path.rsplit("/", 1)[-1]
-        request = {
-            "op": "put",
-            "path": path,
-            "file": str(file.absolute()),
-            "fault_monotonic_ns": fault_monotonic_ns,
-            "rank": rank,
-        }
         try:
-            answer = self._ask(request, deadline_seconds)
+            answer = self._ask({"op": "put", "file": str(file.absolute()), "target": asdict(target)}, seconds)
         except TimeoutError:
-            late = f"the storage did not answer within {deadline_seconds:.1f} s"
-            return Receipt(name, durable=False, error=late, rank=rank)
-        return Receipt(name, answer["durable"], answer["fault_to_durable_ns"], answer["error"], rank)
+            return target.failed(f"the storage did not answer within {seconds:.1f} s")
+        return Receipt(target.name, answer["durable"], answer["fault_to_durable_ns"], answer["error"], target.rank)
 
     def resources(self, timeout_seconds: float = RESOURCES_S) -> dict[str, int | None]:
         """Return the container's memory figures; see `firstfault.recorder.memory.MemoryWatch.report`.

@@ -14,8 +14,6 @@ from firstfault.recorder.spool import Spool
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["DOCUMENT", "PRESENCE", "SOCKET", "NodeFolder", "Settings"]
-
 SOCKET = "recorder.sock"
 _LAST_WORDS = "last-words"
 _REMOVALS = 5

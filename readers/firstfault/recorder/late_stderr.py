@@ -11,8 +11,6 @@ import os
 import select
 import sys
 
-__all__ = ["pass_on_late"]
-
 _STDERR = 2
 _CHUNK_BYTES = 64 * 1024
 

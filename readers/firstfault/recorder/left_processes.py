@@ -16,8 +16,6 @@ from pathlib import Path
 
 from firstfault.recorder.budgets import KILLED_S, LEFT_POLL_S
 
-__all__ = ["end_left_processes", "left_processes"]
-
 _INHERITED = ("stderr-", "stacks-", "fatal-")
 """Beginnings of the names of files in the node's folder that a worker holds open for writing; a fork inherits them."""
 _RANK = b"FIRSTFAULT_LOCAL_RANK="

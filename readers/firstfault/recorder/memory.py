@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MemoryWatch"]
-
 _NO_LIMIT_BYTES = 2**60
 """A larger limit means no limit: version 1 writes the largest number of whole pages for that."""
 

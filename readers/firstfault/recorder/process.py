@@ -21,8 +21,6 @@ from firstfault.recorder.signal_mask import blocked
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["RecorderProcess", "start_recorder"]
-
 _PREFIX = "firstfault-"
 _MKDTEMP_CHARACTERS = 8
 """Length of what `tempfile.mkdtemp` appends to a prefix."""

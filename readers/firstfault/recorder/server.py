@@ -14,20 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.layout.paths import ROSTER
-from firstfault.recorder.agent_death import DeadAgent, report_agent_death
+from firstfault.recorder.agent_death import DeadAgent, agent_gone, report_agent_death
 from firstfault.recorder.budgets import DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, TICK_S
-from firstfault.recorder.client import RECEIVED
+from firstfault.recorder.client import RECEIVED, Target
 from firstfault.recorder.late_stderr import pass_on_late
 from firstfault.recorder.memory import MemoryWatch
 from firstfault.recorder.spool import Spool
-from firstfault.recorder.uploads import Uploads, log_line
-from firstfault.recorder.watch import agent_gone
+from firstfault.recorder.uploads import Uploads, attempted, log_line
 from firstfault.untrusted_json import parse_json
 
 if TYPE_CHECKING:
     from firstfault.recorder.folder import NodeFolder, Settings
-
-__all__ = ["serve"]
 
 _END_SHARE = 0.8
 """Share of a client's timeout for uploads in progress; the rest is for the answer and the exit."""
@@ -46,10 +43,9 @@ def serve(folder: NodeFolder) -> None:
 
 
 async def _live(folder: NodeFolder, settings: Settings) -> None:
-    try:
-        await _Server(folder, settings).live()
-    except Exception as error:  # noqa: BLE001 - the clean-up must run after any error
-        log_line(f"ended by {type(error).__name__}: {error}")
+    _, error = await attempted(_Server(folder, settings).live())
+    if error:
+        log_line(f"ended by {error}")
     folder.remove()
     # inside the loop, whose end would wait for threads that wait for the storage
     os._exit(0)
@@ -99,10 +95,9 @@ class _Server:
         stderr = self._folder.open_stderr()
         reading = asyncio.create_task(asyncio.to_thread(_read_on, stderr)) if stderr else None
         agent = DeadAgent(self._folder, self._uploads, self._settings.deadline_seconds)
-        try:
-            await report_agent_death(agent, self._memory)
-        except Exception as error:  # noqa: BLE001 - the clean-up must run after any error
-            log_line(f"the agent's death was not recorded: {type(error).__name__}: {error}")
+        _, error = await attempted(report_agent_death(agent, self._memory))
+        if error:
+            log_line(f"the agent's death was not recorded: {error}")
         deadline = time.monotonic() + self._settings.deadline_seconds
         while time.monotonic() < deadline and not self._quiet():  # noqa: ASYNC110 - no event marks the absence of requests
             await asyncio.sleep(TICK_S)
@@ -150,11 +145,7 @@ class _Server:
         file = Path(request["file"])
         spooled = file.is_relative_to(self._folder.path)
         receipt = await self._uploads.put_file(
-            request["path"],
-            file,
-            Spool(file.parent) if spooled else None,
-            fault_monotonic_ns=request["fault_monotonic_ns"],
-            rank=request["rank"],
+            Target(**request["target"]), file, Spool(file.parent) if spooled else None
         )
         return {
             "durable": receipt.durable,

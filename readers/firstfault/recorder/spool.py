@@ -12,8 +12,6 @@ from firstfault.untrusted_json import parse_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Spool", "SpooledDocument"]
-
 _DOCUMENT = ".pb"
 _HELD = ".held"
 _PART = ".part"

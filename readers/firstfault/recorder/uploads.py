@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from firstfault.errors import FirstFaultError
-from firstfault.model import Receipt
 from firstfault.recorder.budgets import SLOW_UPLOAD_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine
     from pathlib import Path
 
+    from firstfault.model import Receipt
+    from firstfault.recorder.client import Target
     from firstfault.recorder.spool import Spool
     from firstfault.store import Store
 
-__all__ = ["Uploads", "log_line"]
-
+T = TypeVar("T")
 _PARALLEL = 16
 """Uploads at a time."""
 _SPARE_THREADS = 2
@@ -49,38 +50,28 @@ class Uploads:
     async def warm(self) -> None:
         """Open the store and keep it open. If that fails, every upload fails with the same error."""
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_PARALLEL + _SPARE_THREADS))
-        try:
-            # importing the storage's client is slow; the loop must accept connections meanwhile
-            await asyncio.to_thread(_load, self._output_prefix)
-            from firstfault.store import open_store  # noqa: PLC0415 - loaded by now
-
-            self._store = await open_store(self._output_prefix).__aenter__()
-        except Exception as error:  # noqa: BLE001 - storage clients raise errors of any type
-            self._open_error = _reason(error)
+        self._store, self._open_error = await attempted(self._opened())
         self._warm.set()
 
-    async def put(
-        self, path: str, data: bytes, *, fault_monotonic_ns: int | None = None, rank: int | None = None
-    ) -> Receipt:
-        """Write an object and return its receipt; never raises. See `firstfault.recorder.Recorder.put`."""
-        return await self._once(path, partial(self._put, path, data, fault_monotonic_ns, rank))
+    async def _opened(self) -> Store:
+        # importing the storage's client is slow; the loop must accept connections meanwhile
+        await asyncio.to_thread(_load, self._output_prefix)
+        from firstfault.store import open_store  # noqa: PLC0415 - loaded by now
 
-    async def put_file(
-        self, path: str, file: Path, spool: Spool | None, *, fault_monotonic_ns: int | None, rank: int | None
-    ) -> Receipt:
+        return await open_store(self._output_prefix).__aenter__()
+
+    async def put(self, target: Target, data: bytes) -> Receipt:
+        """Write an object and return its receipt; never raises. See `firstfault.recorder.Recorder.put`."""
+        return await self._once(target.path, partial(self._put, target, data))
+
+    async def put_file(self, target: Target, file: Path, spool: Spool | None) -> Receipt:
         """Upload a file, write its receipt to its `spool`, if any, and return the receipt; never raises."""
-        return await self._once(path, partial(self._put_file, path, file, spool, fault_monotonic_ns, rank))
+        return await self._once(target.path, partial(self._put_file, target, file, spool))
 
     async def names(self, folder: str) -> tuple[list[str], str]:
         """Return the names of a folder's objects, and the error if they could not be listed; never raises."""
-        await self._warm.wait()
-        if self._store is None:
-            return [], self._open_error
-        try:
-            async with self._slots:
-                return [item.name for item in await self._store.list(folder)], ""
-        except Exception as error:  # noqa: BLE001 - as in warm
-            return [], _reason(error)
+        found, error = await self._with_store(lambda store: store.list(folder))
+        return [item.name for item in found or ()], error
 
     async def drain(self, seconds: float) -> None:
         """Wait at most `seconds` for the uploads in progress; name those that did not finish on stderr."""
@@ -90,7 +81,7 @@ class Uploads:
             log_line(f"{path} was not uploaded: the storage did not answer before the job ended")
 
     async def _once(self, path: str, upload: Callable[[], Coroutine[None, None, Receipt]]) -> Receipt:
-        """Run an upload, or join the path's latest one while that is young; it goes on if the caller stops waiting."""
+        """Run an upload, or join the path's latest one while that is young; it continues if the caller leaves."""
         while (running := self._in_progress.get(path)) is not None:
             young_for = self._began[path] + SLOW_UPLOAD_S - time.monotonic()
             if young_for <= 0:
@@ -107,29 +98,37 @@ class Uploads:
         if self._in_progress.get(path) is ended:
             del self._in_progress[path], self._began[path]
 
-    async def _put(self, path: str, data: bytes, fault_monotonic_ns: int | None, rank: int | None) -> Receipt:
-        name = path.rsplit("/", 1)[-1]
+    async def _with_store(self, call: Callable[[Store], Awaitable[T]]) -> tuple[T | None, str]:
         await self._warm.wait()
         if self._store is None:
-            return Receipt(name, durable=False, error=self._open_error, rank=rank)
-        try:
-            async with self._slots:
-                await self._store.put(path, data)
-        except Exception as error:  # noqa: BLE001 - as in warm
-            return Receipt(name, durable=False, error=_reason(error), rank=rank)
-        took = time.monotonic_ns() - fault_monotonic_ns if fault_monotonic_ns else None
-        return Receipt(name, durable=True, fault_to_durable_ns=took, rank=rank)
+            return None, self._open_error
+        async with self._slots:
+            return await attempted(call(self._store))
 
-    async def _put_file(
-        self, path: str, file: Path, spool: Spool | None, fault_monotonic_ns: int | None, rank: int | None
-    ) -> Receipt:
+    async def _put(self, target: Target, data: bytes) -> Receipt:
+        _, error = await self._with_store(lambda store: store.put(target.path, data))
+        return target.failed(error) if error else target.done()
+
+    async def _put_file(self, target: Target, file: Path, spool: Spool | None) -> Receipt:
         data = _read(file)
         if data is None:
-            return Receipt(path.rsplit("/", 1)[-1], durable=False, error=f"{file} could not be read", rank=rank)
-        receipt = await self._put(path, data, fault_monotonic_ns, rank)
+            return target.failed(f"{file} could not be read")
+        receipt = await self._put(target, data)
         if spool is not None:
-            _note(spool, receipt)
+            with contextlib.suppress(OSError):  # no folder, or a full disk; the client gets the answer anyway
+                spool.add_receipt(receipt)
         return receipt
+
+
+async def attempted(call: Awaitable[T]) -> tuple[T | None, str]:
+    """Return what a call returns, and why it failed, else an empty text: storage clients raise errors of any type.
+
+    The recorder catches every exception here and nowhere else.
+    """
+    try:
+        return await call, ""
+    except Exception as error:  # noqa: BLE001 - see above
+        return None, str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"
 
 
 async def _first_durable(running: asyncio.Task[Receipt], upload: Coroutine[None, None, Receipt]) -> Receipt:
@@ -168,14 +167,3 @@ def _read(file: Path) -> bytes | None:
         return file.read_bytes()
     except OSError:
         return None
-
-
-def _note(spool: Spool, receipt: Receipt) -> None:
-    try:
-        spool.add_receipt(receipt)
-    except OSError:  # no folder, or a full disk; the client gets the answer anyway
-        return
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,121 @@
+"""Rules that the sources keep: where secrets are removed, and where every exception is caught."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+DOORS = {
+    "firstfault.text": "`clean` cuts and redacts each text that `firstfault.wire` writes into a document",
+    "firstfault.report.redaction": "what was read, also from files that others wrote",
+}
+"""Where secrets are removed: when a document is written, and when foreign text is read."""
+BESIDE_THE_DOORS = {"firstfault.render.html", "firstfault.strategies._inference", "firstfault.strategies._verdict"}
+"""Modules that redact once more."""
+GUARDS = {
+    "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
+    "firstfault.recorder.uploads": "`attempted`: storage clients raise anything, and the recorder must clean up",
+    "firstfault.cli._main": "the exit code of an error of firstfault's own",
+}
+"""Where any exception is caught and does not leave."""
+ELSEWHERE = {
+    "firstfault.failed_attempts",
+    "firstfault.reading.selection",
+    "firstfault_torch.agent.agent",
+    "firstfault_torch.inprocess",
+    "firstfault_torch.worker.restarting",
+    "flytekitplugins.firstfault.flyteadmin",
+    "flytekitplugins.firstfault.local",
+}
+"""Packages and modules that still catch any exception by themselves."""
+_EVERY = {"Exception", "BaseException"}
+
+
+def _sources() -> Iterator[tuple[str, ast.Module]]:
+    """Return the modules of the installed packages with their names."""
+    for package in ("firstfault", "firstfault_torch", "flytekitplugins.firstfault"):
+        found = find_spec(package) if package != "flytekitplugins.firstfault" or find_spec("flytekitplugins") else None
+        for folder in found.submodule_search_locations or () if found is not None else ():
+            for file in sorted(Path(folder).rglob("*.py")):
+                path = file.relative_to(folder).with_suffix("")
+                parts = [package, *(part for part in path.parts if part != "__init__")]
+                yield ".".join(parts), ast.parse(file.read_text(encoding="utf-8"))
+
+
+SOURCES = list(_sources())
+
+
+def _redacts(module: ast.Module) -> bool:
+    """Whether a module calls what removes secrets, or takes it for others."""
+    imported = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom)]
+    return any(
+        node.module == "firstfault.credentials" or (node.module == "firstfault.text" and alias.name == "redact")
+        for node in imported
+        for alias in node.names
+    )
+
+
+def _swallows(module: ast.Module) -> bool:
+    """Whether a module catches every exception and raises none in its place."""
+    handlers = [node for node in ast.walk(module) if isinstance(node, ast.ExceptHandler)]
+    return any(_names(node.type) & _EVERY and not isinstance(node.body[-1], ast.Raise) for node in handlers)
+
+
+def _names(kind: ast.expr | None) -> set[str]:
+    if kind is None:
+        return _EVERY
+    return {node.id for node in ast.walk(kind) if isinstance(node, ast.Name)}
+
+
+def _is_one_of(name: str, known: set[str]) -> bool:
+    return any(name == item or name.startswith(f"{item}.") for item in known)
+
+
+def test_secrets_are_removed_at_two_doors() -> None:
+    """Only what writes a document and what reads foreign text removes secrets; each door is in use."""
+    found = {name for name, module in SOURCES if _redacts(module) and not name.startswith("firstfault.credentials")}
+    assert found <= DOORS.keys() | BESIDE_THE_DOORS
+    assert found >= DOORS.keys()
+
+
+def test_documents_are_written_through_the_door() -> None:
+    """Only `firstfault.wire` makes the bytes of a document, so every text of one passes `clean`."""
+    makes = {
+        name
+        for name, module in SOURCES
+        if any(isinstance(node, ast.Attribute) and node.attr == "SerializeToString" for node in ast.walk(module))
+    }
+    assert {name for name in makes if not name.startswith("firstfault.wire.")} <= {
+        "flytekitplugins.firstfault.local.runner"  # a task's inputs
+    }
+    assert "firstfault.wire.documents" in makes
+
+
+@pytest.mark.parametrize(
+    ("code", "swallows"),
+    [
+        ("try: f()\nexcept Exception: pass", True),
+        ("try: f()\nexcept (OSError, BaseException): pass", True),
+        ("try: f()\nexcept: pass", True),
+        ("try: f()\nexcept OSError: pass", False),
+        ("try: f()\nexcept BaseException:\n g()\n raise", False),
+    ],
+)
+def test_what_swallows(code: str, swallows: bool) -> None:
+    """A handler of every exception counts unless it raises at its end."""
+    assert _swallows(ast.parse(code)) is swallows
+
+
+def test_every_exception_is_caught_in_few_places() -> None:
+    """No module catches every exception but the guards, and those that are listed."""
+    found = {name for name, module in SOURCES if _swallows(module)}
+    assert {name for name in found - GUARDS.keys() if not _is_one_of(name, ELSEWHERE)} == set()
+    present = {name for name, _ in SOURCES}
+    assert {name for name in GUARDS if name in present} <= found
