@@ -181,7 +181,7 @@ def test_torchs_defaults_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     @task(task_config=Elastic(increase_shared_mem=False))
     def train() -> None: ...
 
-    ours = dataclasses.asdict(_launch_config(train))  # type: ignore[arg-type]
+    ours = dataclasses.asdict(_launch_config(train.task_config))  # type: ignore[arg-type]
     own = {"run_id", "rdzv_backend", "rdzv_configs", "rdzv_endpoint", "max_restarts", "min_nodes", "max_nodes"}
     theirs = dataclasses.asdict(LaunchConfig(1, 1, 1))
     assert {name: ours[name] for name in ours.keys() - own} == {name: theirs[name] for name in theirs.keys() - own}
@@ -203,7 +203,7 @@ def test_options_of_torchrun_reach_torch(tmp_path: Path) -> None:
     @task(task_config=Elastic(increase_shared_mem=False, shutdown_timeout=7, numa_options="node", **logs, **values))
     def train() -> None: ...
 
-    config = _launch_config(train)  # type: ignore[arg-type]
+    config = _launch_config(train.task_config)  # type: ignore[arg-type]
     assert {name: getattr(config, name) for name in values} == values
     assert config.numa_options == NumaOptions(AffinityMode.NODE)
     assert config.logs_specs == DefaultLogsSpecs(str(tmp_path), Std.ALL, {0: Std.OUT}, {0})
@@ -217,7 +217,7 @@ def test_an_unknown_event_handler() -> None:
     def train() -> None: ...
 
     with pytest.raises(UsageError, match="names no handler of torch elastic: 'mine'"):
-        _launch_config(train)  # type: ignore[arg-type]
+        _launch_config(train.task_config)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["RestartPolicy", "CleanPodPolicy"])

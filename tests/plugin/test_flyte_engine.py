@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -152,5 +153,5 @@ def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     monkeypatch.setattr(WorkerMonitor, "fails", lambda _self, error: found.append(capture(error)))
     with pytest.raises(ValueError, match="bottom"):
-        entrypoints.run_forked(_deep, {"levels": 1})
+        entrypoints.run_forked(partial(_deep, 1))
     assert [frame.function for frame in found[0].frames] == ["_deep", "_deep"]

@@ -26,7 +26,7 @@ from firstfault_torch import run as run_module
 from flytekitplugins.firstfault import Elastic, ElasticFunctionTask, PyTorch, PyTorchFunctionTask, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.flyte_engine import Published
-from flytekitplugins.firstfault.task import VerdictSealedError
+from flytekitplugins.firstfault.verdict_errors import VerdictSealedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,11 +89,10 @@ def test_a_process_that_has_both() -> None:
     "first",
     [
         "from flytekitplugins.firstfault import Elastic",
-        "from flytekitplugins.firstfault.config import Elastic",
         "from flytekitplugins.firstfault.task import Elastic",
-        "import flytekitplugins.firstfault; Elastic = flytekitplugins.firstfault.config.Elastic",
+        "import flytekitplugins.firstfault; Elastic = flytekitplugins.firstfault.Elastic",
     ],
-    ids=["package", "config", "task", "attribute"],
+    ids=["package", "task", "attribute"],
 )
 def test_every_import_registers_the_task_types(first: str, tmp_path: Path) -> None:
     """Wherever a process takes Elastic from, its tasks get our task type."""

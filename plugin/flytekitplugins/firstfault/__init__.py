@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from firstfault_torch.options import Watchdog
     from flytekitplugins.firstfault.config import (
         CleanPodPolicy,
         Elastic,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
         PyTorch,
         RestartPolicy,
         RunPolicy,
-        Watchdog,
         Worker,
     )
     from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
@@ -36,11 +36,5 @@ __all__ = [
     "Worker",
 ]
 
-_TASK_TYPES = ("ElasticFunctionTask", "PyTorchFunctionTask")
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "flytekitplugins.firstfault.config": [name for name in __all__ if name not in _TASK_TYPES],
-        "flytekitplugins.firstfault.task": _TASK_TYPES,
-    },
-)
+# not from `config`: importing `task` registers the task types with flytekit
+__getattr__, __dir__ = lazy_names(__name__, {"flytekitplugins.firstfault.task": __all__})

@@ -23,21 +23,9 @@ if TYPE_CHECKING:
     from firstfault.retry import RetryPolicy
     from firstfault_torch.options import RestartsInProcess
 
-__all__ = [
-    "STRATEGY_VARIABLE",
-    "CleanPodPolicy",
-    "Elastic",
-    "Master",
-    "PyTorch",
-    "RestartPolicy",
-    "RunPolicy",
-    "Watchdog",
-    "Worker",
-    "parse_nnodes",
-]
-
 STRATEGY_VARIABLE = "FLYTE_INTERNAL_ERROR_PROPAGATION"
 """An environment variable: it names the strategy and turns recording on. An empty value turns recording off."""
+RENDEZVOUS_BACKEND = "c10d"
 _NNODES = re.compile(r"\s*(\d+)\s*(?::\s*(\d+)\s*)?")
 START_METHODS = ("spawn", "fork")
 
@@ -286,7 +274,3 @@ def parse_nnodes(nnodes: int | str) -> tuple[int, int]:
     if not 1 <= smallest <= largest:
         raise UsageError(f'Elastic.nnodes must be a number like 2 or a range like "1:4", not {nnodes!r}')
     return smallest, largest
-
-
-# at the end, because `task` imports the names above: it registers the task types with flytekit
-import flytekitplugins.firstfault.task  # noqa: E402, F401

@@ -24,7 +24,7 @@ from firstfault_torch.error_file import was_recoverable
 from firstfault_torch.guard import logger
 from firstfault_torch.launch_options import DEFAULT_SIGNALS, logs_specs, numa_options
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
-from flytekitplugins.firstfault.config import parse_nnodes
+from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, parse_nnodes
 from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, run_forked, run_spawned
 from flytekitplugins.firstfault.verdict_errors import ElasticTaskError, verdict_error
 
@@ -34,29 +34,37 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
     from firstfault.model import WorkerError
+    from firstfault_torch.options import Options
     from flytekitplugins.firstfault.config import Elastic
-    from flytekitplugins.firstfault.task import ElasticFunctionTask
-
-__all__ = ["execute_elastic"]
+    from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 _ABSENT = {"event_log_handler": "null", "signals_to_handle": DEFAULT_SIGNALS, "virtual_local_rank": False}
 """Values that need nothing of torch."""
 
 
-def execute_elastic(task: ElasticFunctionTask, kwargs: dict[str, Any]) -> Any:
-    """Run the workers of this node; see `ElasticFunctionTask.execute`."""
-    _warn_without_operator(task)
-    _set_omp_num_threads(task)
-    config = _launch_config(task)
-    engine = task.engine()
-    entrypoint, args = _entrypoint(task, kwargs, keeps_decks=engine is not None and task.leaves_deck)
+def run_training(
+    config: Elastic, function: Callable[[], Any], engine: FlyteEngine | None, options: Options, *, keeps_decks: bool
+) -> Any:
+    """Run the workers of this node; return and raise as `ElasticFunctionTask.execute` does.
+
+    Args:
+        config: the task's.
+        function: the task function with its arguments.
+        engine: of this execution; None: recording is switched off.
+        options: for recording and concluding.
+        keeps_decks: rank 0 writes its decks to a file, for the deck of a failed attempt.
+    """
+    _warn_without_operator(config)
+    _set_omp_num_threads(config)
+    launch = _launch_config(config)
+    entrypoint, args = _entrypoint(config, function, keeps_decks=keeps_decks)
     if engine is None:
-        results = _launch_plain(config, entrypoint, args)
-        restart = task.task_config.in_process_restart
+        results = _launch_plain(launch, entrypoint, args)
+        restart = config.in_process_restart
         return _hand_over(results if restart is None else restart.by_last_rank(results))
-    with error_files_removed(config):
+    with error_files_removed(launch):
         try:
-            results = run_node(config, entrypoint, args, engine=engine, options=task.options())
+            results = run_node(launch, entrypoint, args, engine=engine, options=options)
         except NodeFailedError as failed:
             if failed.verdict is not None and engine.published is not None:
                 raise verdict_error(failed.verdict, engine.published) from failed.error
@@ -81,26 +89,25 @@ def _launch_plain(config: LaunchConfig, entrypoint: Callable[..., Any], args: tu
 # --- before ---------------------------------------------------------------------------------------------------------
 
 
-def _warn_without_operator(task: ElasticFunctionTask) -> None:
-    if task.min_nodes > 1 and "PET_NNODES" not in os.environ:
+def _warn_without_operator(config: Elastic) -> None:
+    if parse_nnodes(config.nnodes)[0] > 1 and "PET_NNODES" not in os.environ:
         logger.warning(
             "nnodes is %s, but nothing here says that this pod belongs to a PyTorchJob (PET_NNODES is not set); "
             "the rendezvous may time out",
-            task.task_config.nnodes,
+            config.nnodes,
         )
 
 
-def _set_omp_num_threads(task: ElasticFunctionTask) -> None:
+def _set_omp_num_threads(config: Elastic) -> None:
     """Set OMP_NUM_THREADS to 1 as torchrun does; otherwise each of several processes would use every core."""
-    if "OMP_NUM_THREADS" not in os.environ and task.task_config.nproc_per_node > 1:
+    if "OMP_NUM_THREADS" not in os.environ and config.nproc_per_node > 1:
         logger.info("OMP_NUM_THREADS is not set; setting it to 1 for each of this node's workers, as torchrun does")
         os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def _launch_config(task: ElasticFunctionTask) -> LaunchConfig:
+def _launch_config(config: Elastic) -> LaunchConfig:
     from torch.distributed.launcher.api import LaunchConfig  # noqa: PLC0415 - looked up when used, as kfpytorch does
 
-    config = task.task_config
     # the operator sets PET_NNODES; torchrun reads it too
     min_nodes, max_nodes = parse_nnodes(os.environ.get("PET_NNODES") or config.nnodes)
     return LaunchConfig(
@@ -108,7 +115,7 @@ def _launch_config(task: ElasticFunctionTask) -> LaunchConfig:
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         nproc_per_node=config.nproc_per_node,
-        rdzv_backend=task.rdzv_backend,
+        rdzv_backend=RENDEZVOUS_BACKEND,
         rdzv_configs=config.rdzv_configs,
         rdzv_endpoint=os.environ.get("PET_RDZV_ENDPOINT", "localhost:0"),
         max_restarts=config.max_restarts,
@@ -151,14 +158,14 @@ def _newer_options(config: Elastic, launch_config: type[LaunchConfig]) -> dict[s
 
 
 def _entrypoint(
-    task: ElasticFunctionTask, kwargs: dict[str, Any], *, keeps_decks: bool
+    config: Elastic, function: Callable[[], Any], *, keeps_decks: bool
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return each worker's function: a picklable one for spawn, a closure for fork, as torch passes no keywords."""
-    function, restart = task.task_function, task.task_config.in_process_restart
-    if task.task_config.start_method == "fork":
+    restart = config.in_process_restart
+    if config.start_method == "fork":
 
         def forked_worker() -> Any:
-            return run_forked(function, kwargs, keeps_decks=keeps_decks, restart=restart)
+            return run_forked(function, keeps_decks=keeps_decks, restart=restart)
 
         return forked_worker, ()
     context = flytekit.current_context()
@@ -169,7 +176,6 @@ def _entrypoint(
         destination = source = None  # no checkpoints in this execution
     payload = SpawnPayload(
         function=cloudpickle.dumps(function),
-        arguments=kwargs,
         raw_output_prefix=context.raw_output_prefix,
         checkpoint_dest=destination,
         checkpoint_src=source,

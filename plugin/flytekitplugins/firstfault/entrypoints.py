@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from firstfault_torch.options import RestartsInProcess
     from firstfault_torch.worker.recording import WorkerMonitor
 
-__all__ = ["SpawnPayload", "WorkerResult", "run_forked", "run_spawned"]
-
 _DECKS_S = 0.1
 """Longest wait for rank 0's decks to be written before it answers its agent, seconds. The agent waits longer."""
 
@@ -38,8 +36,7 @@ class SpawnPayload:
     """The picklable data with which a spawned process runs the task function."""
 
     function: bytes
-    """Pickled by cloudpickle."""
-    arguments: dict[str, Any]
+    """Pickled by cloudpickle, with its arguments."""
     raw_output_prefix: str
     checkpoint_dest: str | None
     checkpoint_src: str | None
@@ -62,33 +59,24 @@ def run_spawned(payload: SpawnPayload) -> Any:
         ) as context:
             function = cloudpickle.loads(payload.function)
             restart = cloudpickle.loads(payload.restart) if payload.restart else None
-            run = partial(_run, function, payload.arguments, context, monitor, keeps_decks=payload.keeps_decks)
+            run = partial(_run, function, context, monitor, keeps_decks=payload.keeps_decks)
             return run() if restart is None else restart.call(run, monitor)
 
 
 def run_forked(
-    function: Callable[..., Any],
-    arguments: dict[str, Any],
-    *,
-    keeps_decks: bool = False,
-    restart: RestartsInProcess | None = None,
+    function: Callable[[], Any], *, keeps_decks: bool = False, restart: RestartsInProcess | None = None
 ) -> Any:
     """Run the task function in a forked process, with the parent's execution context."""
     with recorded(FlyteEngine()) as monitor:
         from flytekit.core.context_manager import FlyteContextManager  # noqa: PLC0415 - the parent has loaded it
 
         context = FlyteContextManager.current_context()
-        run = partial(_run, function, arguments, context, monitor, keeps_decks=keeps_decks)
+        run = partial(_run, function, context, monitor, keeps_decks=keeps_decks)
         return run() if restart is None else restart.call(run, monitor)
 
 
 def _run(
-    function: Callable[..., Any],
-    arguments: dict[str, Any],
-    context: FlyteContext,
-    monitor: WorkerMonitor,
-    *,
-    keeps_decks: bool,
+    function: Callable[[], Any], context: FlyteContext, monitor: WorkerMonitor, *, keeps_decks: bool
 ) -> WorkerResult:
     import flytekit  # noqa: PLC0415 - already loaded
 
@@ -99,7 +87,7 @@ def _run(
     if keeps_decks:
         with guarded("keeping the decks"):
             _keep(flytekit.current_context().decks, monitor)
-    return_value = function(**arguments)
+    return_value = function()
     tracker = context.output_metadata_tracker
     metadata = tracker.get(return_value) if tracker else None
     return WorkerResult(return_value, flytekit.current_context().decks, metadata)

@@ -27,27 +27,24 @@ from flytekitplugins.firstfault.checkpoints import expect_missing_checkpoint
 from flytekitplugins.firstfault.verdict_errors import verdict_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from firstfault.model import Place, Receipt
     from firstfault_torch.context import Recording
+    from firstfault_torch.options import Options
     from firstfault_torch.verdict.seal import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
-    from flytekitplugins.firstfault.task import PyTorchFunctionTask
-
-__all__ = ["execute_single"]
 
 
-def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
-    """Run the function in this pod; see `PyTorchFunctionTask.execute`."""
-    engine = task.engine()
-    if engine is None or not engine.in_pod:
-        return task.task_function(**kwargs)
+def run_in_pod(function: Callable[[], Any], engine: FlyteEngine, options: Options) -> Any:
+    """Run the task function in this pod and record it; return and raise as `PyTorchFunctionTask.execute` does."""
     pods = _pods(os.environ)
-    recording = replace(recording_of(engine, task.options()), group_world_size=pods)
+    recording = replace(recording_of(engine, options), group_world_size=pods)
     place = replace(worker_place(recording), group_rank=_rank(os.environ), group_world_size=pods)
     joined = _announce(recording, place, Phase.JOINED, wait=False)
     expect_missing_checkpoint()
     try:
-        result = task.task_function(**kwargs)
+        result = function()
     except IgnoreOutputs:
         # flytekit raises IgnoreOutputs for a pod without outputs: not a failure
         joined.wait(recording.upload_deadline_seconds)
@@ -58,7 +55,7 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
             raise
         verdict: SealedVerdict | None = None
         with guarded("concluding on the failure"):
-            verdict = _conclude(error, task, engine, recording, place)
+            verdict = _conclude(error, engine, options, recording, place)
             verdict = engine.publish(verdict)
         if verdict is not None:
             with guarded("notifying others"):
@@ -73,12 +70,11 @@ def execute_single(task: PyTorchFunctionTask, kwargs: dict[str, Any]) -> Any:
 
 
 def _conclude(
-    error: BaseException, task: PyTorchFunctionTask, engine: FlyteEngine, recording: Recording, place: Place
+    error: BaseException, engine: FlyteEngine, options: Options, recording: Recording, place: Place
 ) -> SealedVerdict:
     """Record an exception of the task function; return the sealed verdict on the job."""
     failure, receipt = describe_and_record(error, recording, place, engine)
     _announce(recording, place, Phase.FAILED, (receipt,))
-    options = task.options()
     wait = Wait(options.settle_seconds, expected_nodes=place.group_world_size or None)
     verdict = seal_verdict(
         conclude_on_node(recording, {document_path(receipt.name): encode(failure)}, engine, options, wait), recording

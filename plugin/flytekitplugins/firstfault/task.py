@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from google.protobuf.json_format import MessageToDict
 
 from firstfault.errors import UsageError
 from firstfault.model import Phase
-from firstfault_torch.options import Options
-from flytekitplugins.firstfault.config import (
+from firstfault_torch.options import Options, Watchdog  # noqa: F401 - the package's public names come from here
+from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
+    RENDEZVOUS_BACKEND,
     STRATEGY_VARIABLE,
     CleanPodPolicy,
     Elastic,
@@ -35,7 +37,7 @@ from flytekitplugins.firstfault.config import (
 )
 from flytekitplugins.firstfault.outputs import sealed_name
 from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template, warn_of_older_way
-from flytekitplugins.firstfault.verdict_errors import RecoverableVerdictSealedError, VerdictSealedError
+from flytekitplugins.firstfault.verdict_errors import VerdictSealedError
 
 if TYPE_CHECKING:
     import threading
@@ -47,26 +49,10 @@ if TYPE_CHECKING:
     from firstfault_torch.verdict.seal import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
-__all__ = [
-    "CleanPodPolicy",
-    "Elastic",
-    "ElasticFunctionTask",
-    "Master",
-    "PyTorch",
-    "PyTorchFunctionTask",
-    "RecoverableVerdictSealedError",
-    "RestartPolicy",
-    "RunPolicy",
-    "VerdictSealedError",
-    "Worker",
-    "in_pod",
-]
-
 _TASK_TYPE = "pytorch"
 _SINGLE_NODE_TASK_TYPE = "python-task"
 _TASK_TYPE_VERSION = 1
 """Version of the task template; the backend reads it."""
-_RENDEZVOUS_BACKEND = "c10d"
 
 
 class _ReportingTask(PythonFunctionTask[Any]):
@@ -196,7 +182,7 @@ class ElasticFunctionTask(_ReportingTask):
 
     def __init__(self, task_config: Elastic, task_function: Callable[..., Any], **kwargs: Any) -> None:
         self.min_nodes, self.max_nodes = parse_nnodes(task_config.nnodes)
-        self.rdzv_backend = _RENDEZVOUS_BACKEND
+        self.rdzv_backend = RENDEZVOUS_BACKEND
         super().__init__(
             task_config,
             task_function,
@@ -213,9 +199,12 @@ class ElasticFunctionTask(_ReportingTask):
             FlyteRecoverableException: in a local call, if the root cause is recoverable.
             FlyteUserRuntimeException: in a local call, if it is not recoverable; the exception is also a RuntimeError.
         """
-        from flytekitplugins.firstfault.elastic import execute_elastic  # noqa: PLC0415 - it imports torch
+        from flytekitplugins.firstfault.elastic import run_training  # noqa: PLC0415 - it imports torch
 
-        return execute_elastic(self, kwargs)
+        engine = self.engine()
+        keeps_decks = engine is not None and self.leaves_deck
+        function = partial(self.task_function, **kwargs)
+        return run_training(self.task_config, function, engine, self.options(), keeps_decks=keeps_decks)
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any] | None:
         """Return the PyTorchJob's specification; None for a single node, which is a plain pod."""
@@ -256,9 +245,12 @@ class PyTorchFunctionTask(_ReportingTask):
             VerdictSealedError: the function raised in a pod; the exception carries the verdict on the whole job.
             Exception: the function raised this in a local call.
         """
-        from flytekitplugins.firstfault.pytorch import execute_single  # noqa: PLC0415 - only when it runs
+        engine = self.engine()
+        if engine is None or not engine.in_pod:
+            return self.task_function(**kwargs)
+        from flytekitplugins.firstfault.pytorch import run_in_pod  # noqa: PLC0415 - only a pod needs it
 
-        return execute_single(self, kwargs)
+        return run_in_pod(partial(self.task_function, **kwargs), engine, self.options())
 
     def get_custom(self, settings: SerializationSettings) -> dict[str, Any]:
         """Return the PyTorchJob's specification."""

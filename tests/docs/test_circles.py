@@ -1,0 +1,88 @@
+"""No module imports itself through others, not for its annotations either."""
+
+from __future__ import annotations
+
+import ast
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+PACKAGES = ("firstfault_proto", "firstfault", "firstfault_torch", "flytekitplugins.firstfault")
+
+
+STILL_THERE = {"firstfault_torch.engine", "firstfault_torch.verdict.node_verdict", "firstfault_torch.verdict.seal"}
+"""One circle: `engine` names a `SealedVerdict` in its protocol, whose module needs what `engine` names."""
+
+
+def _modules() -> dict[str, Path]:
+    """Return the file of each module of the four packages."""
+    found = {}
+    for package in PACKAGES:
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.origin is not None
+        folder = Path(spec.origin).parent
+        for file in folder.rglob("*.py"):
+            parts = file.relative_to(folder).with_suffix("").parts
+            found[".".join([package, *parts]).removesuffix(".__init__")] = file
+    return found
+
+
+def imports_of(modules: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return which modules each module imports, anywhere in its text; `modules` has their texts."""
+    return {name: {other for other in _imported(text, modules) if other != name} for name, text in modules.items()}
+
+
+def _imported(text: str, modules: Mapping[str, str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)
+        elif isinstance(node, ast.ImportFrom):
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (name if name in modules else node.module or "" for name in whole)
+
+
+def circles(imports: Mapping[str, set[str]]) -> list[list[str]]:
+    """Return the groups of modules in which each module imports, directly or not, each other."""
+    reached = {name: _reached(name, imports) for name in imports}
+    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in imports}
+    return sorted(sorted(group) for group in groups if group)
+
+
+def _reached(name: str, imports: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    left = [name]
+    while left:
+        new = imports.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found & imports.keys()
+
+
+def test_no_circle() -> None:
+    """In none of the four packages do modules import each other, imports for annotations included."""
+    texts = {name: file.read_text() for name, file in _modules().items()}
+    assert [group for group in circles(imports_of(texts)) if not STILL_THERE.issuperset(group)] == []
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        (
+            {"a": "import b", "b": "def f():\n    from c import x", "c": "if TYPE_CHECKING:\n    import a"},
+            [["a", "b", "c"]],
+        ),
+        ({"p": "from p.a import x", "p.a": "from p import b", "p.b": ""}, []),
+        ({"p": "from p.a import x", "p.a": "from p import x"}, [["p", "p.a"]]),
+        ({"a": "import b, c", "b": "import c", "c": "", "d": "import d.x"}, []),
+    ],
+    ids=["three", "a submodule is not its package", "a package and its module", "none"],
+)
+def test_circles_are_found(texts: dict[str, str], found: list[list[str]]) -> None:
+    """Imports count wherever they stand; a submodule's import is not its package's."""
+    assert circles(imports_of(texts)) == found
