@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors pythons wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors newest pythons sizes wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -107,8 +107,14 @@ proto-check: ## fail if the checked-in protobuf code is not what its .proto file
 floors: $(VENV) ## test with the oldest supported dependencies; ARGS=2.3.1 also with that torch (5 GB)
 	@tools/quietly.sh "testing with the oldest dependencies" tools/test_floors.sh $(ARGS)
 
+newest: $(VENV) ## test with the newest torch, flytekit and kfpytorch on the index (several GB of CUDA packages)
+	@tools/test_newest.sh $(ARGS)
+
 pythons: ## run the quick tests and one job on Python 3.10, 3.12 and 3.13, if they are found; ARGS="3.13" for one
 	@tools/test_pythons.sh $(ARGS)
+
+sizes: $(VENV) ## print how large the product and the tests are: lines, modules, functions, parameters
+	@$(BIN)/python tools/sizes.py
 
 wheel: $(VENV) ## build the source distribution and the wheel into dist/
 	@rm -rf dist

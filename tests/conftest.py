@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import itertools
 import os
@@ -26,6 +27,8 @@ _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
 # torch's stores look both ends of each connection up in the thread that serves all of them, which costs 5 s whenever a
 # name service's answer is lost; the C library reads this once in each process, at the first look-up
 os.environ["RES_OPTIONS"] = "attempts:0"
+# a forked process must not collect what an earlier test left as garbage: the end of one of torch's stores crashes it
+os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 _HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
@@ -70,10 +73,14 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out files that cannot be imported, and those above the layer that runs."""
+    """Leave out files that cannot be imported, and those without a test of the layer that runs."""
     layer = _layer_of(collection_path)
-    above = bool(_ONLY) and [*_LAYERS].index(layer) > [*_LAYERS].index(_ONLY)
-    return above or layer not in _PRESENT or None
+    if not _ONLY or layer == _ONLY:
+        return layer not in _PRESENT or None
+    if collection_path.is_dir():
+        return [*_LAYERS].index(layer) > [*_LAYERS].index(_ONLY) or None
+    may_be_marked = _ONLY == "flyte" and collection_path.suffix == ".py"
+    return not (may_be_marked and "mark.flyte" in collection_path.read_text(encoding="utf-8")) or None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

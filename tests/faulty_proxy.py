@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from tests.s3_server import S3
 
-__all__ = ["FAULTS", "Fault", "FaultyProxy", "faulty_proxy_before"]
-
 FAULTS = ("500", "503", "403", "refused", "drop", "reset", "truncate", "half", "stall", "trickle", "twice")
 """What `FaultyProxy.fail` can let happen."""
 _CODES = {"301": "PermanentRedirect", "403": "AccessDenied", "500": "InternalError", "503": "SlowDown"}

@@ -26,8 +26,6 @@ from botocore.exceptions import BotoCoreError, ClientError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["S3", "ServerError", "serving"]
-
 _BUCKET = "documents-bucket"
 _LOOPBACK = "127.0.0.1"
 _STARTS = 3
@@ -140,14 +138,10 @@ class _Server:
         return (self.folder / "output.log").read_text(errors="replace")[-4000:]
 
     def stop(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)  # the server has its own session and process group
-            try:
-                self.process.wait(_STOP_DEADLINE_S)
-            except subprocess.TimeoutExpired:
-                continue
-            break
+        with contextlib.suppress(ProcessLookupError):
+            # its own process group; asked to end, it would take seconds to save what is deleted below
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(_STOP_DEADLINE_S)
         for port in self.ports.values():
             # weed leaves some of its sockets behind, and no option moves them
             for path in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):  # noqa: S108

@@ -26,6 +26,16 @@ echo "oldest: ${floors[*]}"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --editable "$root" "${floors[@]}" \
   pytest pytest-timeout pytest-xdist hypothesis botocore
 cd "$root"
+"$venv/bin/python" - <<'PY'
+import importlib.util
+
+import firstfault
+
+extras = [name for name in ("flytekit", "torch", "s3fs") if importlib.util.find_spec(name)]
+assert not extras, f"{extras} came with the core dependencies"
+for name in firstfault.__all__:
+    getattr(firstfault, name)
+PY
 "$venv/bin/python" -m pytest -q -p no:cacheprovider -n auto --maxprocesses 4 --dist loadfile tests/proto \
   tests/readers/test_{cli,classify_command,flyte_conformance,report_terminal,signatures,store,watch,wire}.py \
   tests/reports/test_golden.py

@@ -24,7 +24,7 @@ for version in ${versions[*]}; do
   job=tests/plugin/test_jobs.py::test_a_worker_raises
   if ! "$venv/bin/python" -m pip show -q flytekit 2>/dev/null; then
     with="no flytekit"
-    job=tests/torch_agent/test_own_process.py::test_all_that_differs_from_a_worker_of_torchs_agent
+    job=tests/torch_agent/test_plain_example.py
   fi
   if "$venv/bin/pytest" -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m 'not jobs' &&
     "$venv/bin/pytest" -q "$job"; then

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
 
-__all__ = ["Cascade", "put_all"]
-
 _PER_NODE = 8
 _PARALLEL = 64
 _GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:{line}] Connection closed by peer [10.0.{high}.{low}]:{port}"

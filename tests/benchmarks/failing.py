@@ -24,23 +24,19 @@ from typing import TYPE_CHECKING, Any
 from flyteidl.core.literals_pb2 import LiteralMap
 
 from firstfault.layout.paths import ERRORS, is_stock_error_file
-from firstfault.store import is_remote, join, open_store
+from firstfault.store import is_remote, open_store
 from firstfault.sync import run_sync
-from flytekitplugins.firstfault.local.loading import serialized_command
-from flytekitplugins.firstfault.local.operator import JobState, elastic_environment, error_seen, free_port, job_state
-from flytekitplugins.firstfault.local.pods import end_all, start_pod
+from flytekitplugins.firstfault.local.operator import JobState, error_seen, job_state
+from tests.pods import started
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-__all__ = ["FAILING", "SUCCEEDING", "Sample", "run"]
 
 FAILING = ("ours_default", "stock_fast", "stock_default")
 SUCCEEDING = ("ours_good", "stock_good")
 LONGEST_S = 45.0
 """How long pods may run after the raise, seconds."""
 SENTENCE = "loss is nan at step 5"
-NODES = 2
 _LOOK_S = 0.005
 
 
@@ -99,23 +95,15 @@ def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings
     """
     os.environ.update({**settings, "BENCH_START_METHOD": method})
     task = getattr(_tasks(name), name)
-    command = serialized_command(task)
-    (folder / "inputs.pb").write_bytes(LiteralMap().SerializeToString())
     raised_at = folder / "raised-at"
     if not is_remote(prefix):
         Path(prefix).mkdir()
-    values = {
-        "{{.input}}": str(folder / "inputs.pb"),
-        "{{.outputPrefix}}": prefix,
-        "{{.rawOutputDataPrefix}}": join(prefix, "raw"),
-        "{{.checkpointOutputPrefix}}": join(prefix, "checkpoints"),
-        "{{.prevCheckpointPrefix}}": '""',
+    own = {
+        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONWARNINGS": "ignore",
+        "RAISED_AT": str(raised_at),
+        "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-"),
     }
-    config = task.task_config
-    operator = elastic_environment(
-        nodes=str(NODES), processes=config.nproc_per_node, max_restarts=0, job=name, port=free_port()
-    )
-    pods = []
     files = _Files(prefix)
     watcher = threading.Thread(target=files.watch)
     succeeds = name in SUCCEEDING
@@ -123,35 +111,15 @@ def run(name: str, folder: Path, prefix: str, *, method: str = "spawn", settings
         watcher.start()
     began_ns, cpu_before = time.time_ns(), _cpu_seconds()
     try:
-        for index in range(NODES):
-            environment = {
-                **os.environ,
-                "PYTHONPATH": str(Path(__file__).parent),
-                "PYTHONWARNINGS": "ignore",
-                "RAISED_AT": str(raised_at),
-                "FLYTE_INTERNAL_EXECUTION_ID": name.replace("_", "-"),
-                "_F_WN": f"worker-{index}",
-                **operator,
-                **command.environment,
-            }
-            pods.append(
-                start_pod(
-                    f"worker-{index}",
-                    arguments=[values.get(argument, argument) for argument in command.arguments],
-                    environment=environment,
-                    folder=Path(__file__).parent,
-                    log=folder / f"{index}.log",
-                )
-            )
-        while (state := job_state(pods)) is None and not _is_late(raised_at):
-            time.sleep(0.01)
-        seen = error_seen(prefix, state, multi_file=False) if state is not None else None
-        while any(pod.exit_code is None for pod in pods) and not _is_late(raised_at):
-            time.sleep(0.01)
-        ended_ns = time.time_ns()
+        with started(task, folder, LiteralMap(), own, prefix=prefix) as pods:
+            while (state := job_state(pods)) is None and not _is_late(raised_at):
+                time.sleep(0.01)
+            seen = error_seen(prefix, state, multi_file=False) if state is not None else None
+            while any(pod.exit_code is None for pod in pods) and not _is_late(raised_at):
+                time.sleep(0.01)
+            ended_ns = time.time_ns()
     finally:
         files.stop()
-        end_all(pods)
         if not succeeds:
             watcher.join()
     if succeeds:

@@ -9,8 +9,6 @@ from xml.sax.saxutils import escape
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["svg"]
-
 _WIDTH, _HEIGHT = 720, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 200, 40, 50
 _COLOURS = ("#767676", "#0b6e4f", "#1f5fbf", "#a15c00", "#b3261e", "#7b3fa0")

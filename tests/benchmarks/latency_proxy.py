@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["S3_LIMITS", "LatencyProxy", "Limits", "latency_proxy"]
-
 Limits = tuple[int, int]
 """The most requests in one second that read (GET, HEAD, LIST) and that write (PUT, POST, DELETE); 0 is no limit."""
 S3_LIMITS: Limits = (5500, 3500)

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from tests.s3_server import S3
 
-__all__ = ["Row", "drawing", "everything", "memory", "rows"]
-
 COPIED = "evidence, copies beside"
 COUNTS = (1, 64, 1_000, 10_000)
 DELAYS_MS = (0, 5, 20)

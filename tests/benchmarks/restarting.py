@@ -23,7 +23,6 @@ import datetime as dt
 import multiprocessing
 import os
 import platform
-import socket
 import statistics
 import sys
 import tempfile
@@ -36,8 +35,10 @@ sys.path.insert(0, str(ROOT))  # started as a script
 
 import torch  # noqa: E402 - only now all is found
 import torch.distributed as dist  # noqa: E402
+from torch.distributed.elastic.utils.distributed import get_free_port  # noqa: E402
 
 from firstfault_torch import inprocess  # noqa: E402
+from tests.benchmarks.soak import Held, held  # noqa: E402
 from tests.inprocess.training import FAULTY, fail, run, train  # noqa: E402
 
 if TYPE_CHECKING:
@@ -60,13 +61,6 @@ TIMEOUTS = {
 STEPS = 1000
 STEP_SIZES = {256: 21, 512: 15, 768: 9}
 """Rows of a step's matrix, and how many pairs are measured."""
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # --- ours and NVIDIA's ----------------------------------------------------------------------------------------------
@@ -114,7 +108,7 @@ def _nvrx(kind: str, ranks: int) -> tuple[float, int]:
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("spawn")
     events = context.SimpleQueue()
-    ports = (_free_port(), server.port)
+    ports = (get_free_port(), server.port)
     workers = [context.Process(target=_nvrx_worker, args=(rank, ranks, ports, kind, events)) for rank in range(ranks)]
     return _watched(workers, events, kind, ranks)
 
@@ -173,52 +167,32 @@ def _read(file: Path, ranks: int) -> tuple[float, int]:
 
 
 def _torch(kind: str, ranks: int) -> tuple[float, int]:
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415 - only this way needs it
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415 - only this way needs it
-
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "events"
-        config = LaunchConfig(
-            1,
-            1,
-            ranks,
-            run_id="bench",
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            max_restarts=1,
-            monitor_interval=0.1,
-            start_method="spawn",
-        )
-        with contextlib.suppress(ChildFailedError):  # then some have not called again, and are counted
-            elastic_launch(config, _elastic_worker)(kind, str(file))
+        _launched(_elastic_worker, kind, file, ranks, max_restarts=1)
         return _read(file, ranks)
 
 
 def _attempt(kind: str, ranks: int) -> tuple[float, int]:
     """Wait for the end of all processes, and start new ones."""
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415 - as above
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415 - only this way needs it
-
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "events"
-        for attempt in range(2):
-            config = LaunchConfig(
-                1,
-                1,
-                ranks,
-                run_id=f"bench{attempt}",
-                rdzv_backend="c10d",
-                rdzv_endpoint="localhost:0",
-                max_restarts=0,
-                monitor_interval=0.1,
-                start_method="spawn",
-            )
-            work = _elastic_worker if not attempt else _second_attempt
-            try:
-                elastic_launch(config, work)(kind, str(file))
-            except ChildFailedError:
-                continue
+        for work in (_elastic_worker, _second_attempt):
+            _launched(work, kind, file, ranks, max_restarts=0)
         return _read(file, ranks)
+
+
+def _launched(work: Callable[[str, str], None], kind: str, file: Path, ranks: int, *, max_restarts: int) -> None:
+    """Run a function under torch's agent; ranks that have not called again are counted by their events."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError  # noqa: PLC0415 - only two ways need it
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch  # noqa: PLC0415
+
+    rendezvous = {"run_id": work.__name__, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}
+    config = LaunchConfig(
+        1, 1, ranks, max_restarts=max_restarts, monitor_interval=0.1, start_method="spawn", **rendezvous
+    )
+    with contextlib.suppress(ChildFailedError):
+        elastic_launch(config, work)(kind, str(file))
 
 
 def _second_attempt(kind: str, file: str) -> None:
@@ -275,7 +249,7 @@ def _steps(call: Any, size: int) -> tuple[float, float]:
 
 def steps(size: int, rounds: int) -> None:
     """Print what a wrapper costs a thousand steps without a fault; a step multiplies two matrices of this size."""
-    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(get_free_port()))
 
     def wrapped(call: inprocess.CallWrapper | None = None) -> tuple[float, float]:
         return _steps(call, size)
@@ -301,22 +275,13 @@ def steps(size: int, rounds: int) -> None:
 # --- many faults ----------------------------------------------------------------------------------------------------
 
 
-def _held() -> dict[str, int]:
-    status = Path("/proc/self/status").read_text()
-    return {
-        "files": len(list(Path("/proc/self/fd").iterdir())),
-        "threads": int(status.partition("Threads:")[2].split()[0]),
-        "MiB": int(status.partition("VmRSS:")[2].split()[0]) // 1024,
-    }
-
-
 def _leaking(rank: int, port: int, faults: int, answers: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    seen: list[dict[str, int]] = []
+    seen: list[Held | None] = []
 
     def function(call: inprocess.CallWrapper | None = None) -> None:
         assert call is not None
-        seen.append(_held())
+        seen.append(held(os.getpid()))
         dist.init_process_group("gloo", timeout=dt.timedelta(seconds=60))
         dist.all_reduce(torch.ones(10))
         if call.iteration < faults and rank == call.iteration % 2:
@@ -333,7 +298,7 @@ def leak(faults: int) -> None:
     """Print what two ranks hold after few and after many faults."""
     context = multiprocessing.get_context("spawn")
     answers = context.SimpleQueue()
-    port = _free_port()
+    port = get_free_port()
     began = time.monotonic()
     workers = [context.Process(target=_leaking, args=(rank, port, faults, answers)) for rank in range(2)]
     for worker in workers:

@@ -21,8 +21,6 @@ from tests.benchmarks.latency_proxy import latency_proxy
 
 if TYPE_CHECKING:
     from tests.s3_server import S3
-__all__ = ["TASKS", "Raise", "raises"]
-
 TASKS = ("plain", "in_finally", "in_with")
 _RAISING = Path(__file__).with_name("raising.py")
 _NS = 1e9

@@ -6,21 +6,6 @@ import itertools
 import signal
 from dataclasses import dataclass
 
-__all__ = [
-    "CASES",
-    "EXIT_CODE",
-    "NOTHING_LEFT",
-    "NO_HALF",
-    "PROCESSES",
-    "PROMISES",
-    "SAME_VERDICT",
-    "STEPS",
-    "TELLING",
-    "TEXT_KEPT",
-    "Case",
-    "Step",
-]
-
 PROCESSES = ("worker", "agent", "recorder", "engine")
 """The processes that are struck. The engine is `firstfault run`, which plays Flyte."""
 NO_HALF, NOTHING_LEFT, SAME_VERDICT = "no half document", "nothing left over", "same verdict again"

@@ -1,7 +1,7 @@
 """Runs examples by the command in their first lines.
 
-`tests/plugin/test_live.py` runs user_error.py, tools/check_demo.py checks recoverable.py, tools/check_plain.py runs
-plain.py.
+`tests/plugin/test_live.py` runs user_error.py, tests/torch_agent/test_plain_example.py runs plain.py, and
+tools/check_demo.py checks recoverable.py.
 """
 
 from __future__ import annotations

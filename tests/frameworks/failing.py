@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["BATCH", "FAULT_AT", "FEATURES", "STEPS", "Data", "batches", "fail", "is_faulty", "timeout_of"]
-
 STEPS = 6
 FAULT_AT = 3
 LONG_S = 120

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-__all__ = ["FAULTS", "Fault"]
+from typing import Any
 
 _USER = ("user_code", "data", "numerics", "config", "checkpoint")
 
@@ -37,6 +36,15 @@ class Fault:
 
 def _raises(line: str, said: str, categories: tuple[str, ...] = _USER, *, retry: bool | None = False) -> Fault:
     return Fault(line, (said,), categories, retry=retry)
+
+
+def _dies(body: str, said: str, categories: tuple[str, ...], **more: Any) -> Fault:
+    """Return a fault that ends the process, or its agent, without an exception."""
+    return Fault(body, (said,) if said else (), categories, **{"raises": False, "in_loader": False, **more})
+
+
+def _hangs(body: str, said: str, categories: tuple[str, ...] = ("hang",), **more: Any) -> Fault:
+    return _dies(body, said, categories, hangs=True, together=False, **more)
 
 
 FAULTS: dict[str, Fault] = {
@@ -93,33 +101,27 @@ FAULTS: dict[str, Fault] = {
     ),
     "recursion": _raises("fault()", "recursion"),
     "library": _raises("torch.ones(3) @ torch.ones(4)", "size"),
-    "SIGKILL": Fault("os.kill(os.getpid(), signal.SIGKILL)", ("SIGKILL",), ("signal",), raises=False, in_loader=False),
-    "SIGSEGV": Fault("ctypes.string_at(0)", ("SIGSEGV",), ("signal",), raises=False, in_loader=False),
+    "SIGKILL": _dies("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL", ("signal",)),
+    "SIGSEGV": _dies("ctypes.string_at(0)", "SIGSEGV", ("signal",)),
     "abort": Fault("os.abort()", ("SIGABRT", "abort"), ("signal",), raises=False, in_loader=False),
-    "device-assert": Fault(
+    "device-assert": _dies(
         "os.write(2, b\"terminate called after throwing an instance of 'c10::Error'\\n\"\n"
         "    b'  what():  CUDA error: device-side assert triggered\\n')\n"
         "os.abort()",
-        ("device-side assert",),
+        "device-side assert",
         ("gpu_kernel",),
-        raises=False,
-        in_loader=False,
     ),
-    "off-the-bus": Fault(
+    "off-the-bus": _dies(
         "os.write(2, b'NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\\n')\nos.abort()",
-        ("fallen off the bus",),
+        "fallen off the bus",
         ("gpu_hardware",),
-        raises=False,
-        in_loader=False,
         retry=None,
     ),
-    "hook-and-abort": Fault(
+    "hook-and-abort": _dies(
         "try:\n    raise ArithmeticError('the gradient of the head is not finite')\nexcept ArithmeticError:\n"
         "    traceback.print_exc()\n    sys.stderr.flush()\n    os.abort()",
-        ("gradient of the head",),
+        "gradient of the head",
         (*_USER, "signal"),
-        raises=False,
-        in_loader=False,
     ),
     "exit-with-word": Fault(
         'print("fatal: the license server does not answer", file=sys.stderr)\nsys.exit(7)',
@@ -127,67 +129,42 @@ FAULTS: dict[str, Fault] = {
         ("exit", "external_service", "user_code", "network"),
         in_loader=False,
     ),
-    "exit-silent": Fault("os._exit(3)", ("exit code 3",), ("exit",), raises=False, in_loader=False),
-    "printed-and-gone": Fault(
+    "exit-silent": _dies("os._exit(3)", "exit code 3", ("exit",)),
+    "printed-and-gone": _dies(
         "try:\n    {}['optimizer']\nexcept KeyError:\n    traceback.print_exc()\n    os._exit(1)",
-        ("optimizer",),
+        "optimizer",
         (*_USER, "exit"),
-        raises=False,
-        in_loader=False,
     ),
-    "thread-ends-it": Fault(
+    "thread-ends-it": _dies(
         "def watch():\n    try:\n        raise LookupError('no heartbeat from the data server')\n"
         "    except LookupError:\n        logging.exception('giving up')\n        os._exit(1)\n"
         "threading.Thread(target=watch).start()\ntime.sleep(LONG_S)",
-        ("no heartbeat from the data server",),
+        "no heartbeat from the data server",
         (*_USER, "exit", "external_service", "storage", "network"),
-        raises=False,
-        in_loader=False,
     ),
-    "hang-asleep": Fault(
-        "time.sleep(LONG_S)", ("in fault",), ("hang",), raises=False, hangs=True, in_loader=False, together=False
-    ),
-    "hang-lock": Fault(
-        "lock = threading.Lock()\nlock.acquire()\nlock.acquire()",
-        ("in fault",),
-        ("hang",),
-        raises=False,
-        hangs=True,
-        in_loader=False,
-        together=False,
-    ),
+    "hang-asleep": _hangs("time.sleep(LONG_S)", "in fault"),
+    "hang-lock": _hangs("lock = threading.Lock()\nlock.acquire()\nlock.acquire()", "in fault"),
     "leaves": Fault(
         "sys.exit(0)", (), ("exit", "user_code", "unknown"), hangs=True, in_loader=False, together=False, retry=None
     ),
-    "agent-killed": Fault(
+    "agent-killed": _dies(
         "time.sleep(1.5)\nos.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(LONG_S)",
-        (),
+        "",
         ("node_lost",),
-        raises=False,
         scope="node",
-        in_loader=False,
         together=False,
         retry=None,
     ),
-    "agent-terminated": Fault(
+    "agent-terminated": _dies(
         "time.sleep(1.5)\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(LONG_S)",
-        (),
+        "",
         ("preemption",),
-        raises=False,
         scope="node",
-        in_loader=False,
         together=False,
         retry=None,
     ),
-    "skips": Fault("return True", (), ("hang",), raises=False, hangs=True, in_loader=False, together=False),
-    "mismatch": Fault(
-        "dist.all_reduce(torch.ones(7))",
-        (),
-        ("collective", "user_code", "signal", "hang", "unknown"),
-        raises=False,
-        hangs=True,
-        in_loader=False,
-        together=False,
-        retry=None,
+    "skips": _hangs("return True", ""),
+    "mismatch": _hangs(
+        "dist.all_reduce(torch.ones(7))", "", ("collective", "user_code", "signal", "hang", "unknown"), retry=None
     ),
 }

@@ -13,8 +13,6 @@ from typing import Any
 from tests.generated import shapes
 from tests.generated.faults import FAULTS, Fault
 
-__all__ = ["NODES", "WORKERS", "WORLD", "Plan", "plan_of", "source_of"]
-
 NODES, WORKERS = 2, 2
 WORLD = NODES * WORKERS
 STEPS = 8

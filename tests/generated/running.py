@@ -7,13 +7,13 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.distributed.launcher.api import LaunchConfig
 
 import firstfault_torch.error_classes
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import Verdict
     from tests.generated.faults import Fault
-
-__all__ = ["Outcome", "judged", "run"]
 
 _CLOCK = Path(__file__).parent / "clock"
 _LONGEST_S = 60.0
@@ -62,23 +60,16 @@ def run(seed: int, folder: Path, timeout_s: int = TIMEOUT_S) -> Outcome:
     folder.mkdir(parents=True)
     (folder / "train.py").write_text(source_of(plan, timeout_s))
     (folder / "plan.json").write_text(json.dumps(plan.as_dict(), indent=1))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = get_free_port()
     nodes = [_forked(plan, number, port, folder) for number in range(NODES)]
     began = time.monotonic()
     is_stuck = not _await(nodes, began + _LONGEST_S)
     seconds = time.monotonic() - began
     left = _left(nodes) if not is_stuck else ()
     _end_sessions(nodes)
-    outcome = judged(plan, folder, is_stuck=is_stuck)
-    outcome = Outcome(**{**_fields(outcome), "seconds": round(seconds, 2), "left": left})
+    outcome = replace(judged(plan, folder, is_stuck=is_stuck), seconds=round(seconds, 2), left=left)
     (folder / "outcome.json").write_text(json.dumps(asdict(outcome), indent=1))
     return outcome
-
-
-def _fields(outcome: Outcome) -> dict[str, Any]:
-    return {name: getattr(outcome, name) for name in Outcome.__dataclass_fields__}
 
 
 # --- the nodes ------------------------------------------------------------------------------------------------------
@@ -114,20 +105,12 @@ def _node(plan: Plan, number: int, port: int, folder: Path) -> int:
     shift = plan.clocks[number]
     os.environ["GENERATED_CLOCK_S"] = str(shift)  # for the recorder, which is a new process
     os.environ["PYTHONPATH"] = os.pathsep.join([str(_CLOCK), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    _shift_clock()
+    _loaded("generated_clock", _CLOCK / "sitecustomize.py")
     firstfault_torch.error_classes.boot_id = lambda: f"boot-of-worker-{number}"
     os.chdir(folder)
     endpoint: dict[str, Any] = {"rdzv_backend": "c10d", "rdzv_endpoint": f"127.0.0.1:{port}", "run_id": "generated"}
-    config = LaunchConfig(
-        NODES,
-        NODES,
-        WORKERS,
-        start_method="fork",
-        max_restarts=0,
-        monitor_interval=0.1,
-        local_addr="127.0.0.1",
-        **endpoint,
-    )
+    endpoint |= {"start_method": "fork", "max_restarts": 0, "monitor_interval": 0.1, "local_addr": "127.0.0.1"}
+    config = LaunchConfig(NODES, NODES, WORKERS, **endpoint)
     try:
         launch(config, _train, str(folder / "train.py"), engine=PlainEngine(str(folder), node=f"worker-{number}"))
     except NodeFailedError as error:
@@ -136,22 +119,19 @@ def _node(plan: Plan, number: int, port: int, folder: Path) -> int:
     return 0
 
 
-def _shift_clock() -> None:
-    specification = importlib.util.spec_from_file_location("generated_clock", _CLOCK / "sitecustomize.py")
-    assert specification is not None
-    assert specification.loader is not None
-    specification.loader.exec_module(importlib.util.module_from_spec(specification))
-
-
 def _train(program: str) -> None:
     """Run the program in a worker process."""
-    specification = importlib.util.spec_from_file_location("train", program)
+    _loaded("train", program).main()
+
+
+def _loaded(name: str, file: str | Path) -> Any:
+    """Return a file's module; processes that it starts look its functions up by its name."""
+    specification = importlib.util.spec_from_file_location(name, file)
     assert specification is not None
     assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["train"] = module  # processes that the program starts look its functions up there
+    sys.modules[name] = module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
-    module.main()
+    return module
 
 
 def _await(pids: Iterable[int], deadline: float) -> bool:

@@ -2,19 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CLEAN_UPS",
-    "COMMON",
-    "COMMUNICATIONS",
-    "DECOYS",
-    "HANDLERS",
-    "HEAD",
-    "LOOPS",
-    "PLACES_OF",
-    "TURN",
-    "WRAPPERS",
-]
-
 HEAD = """
 import asyncio, atexit, concurrent.futures, contextlib, ctypes, datetime, logging, multiprocessing, os, queue, resource
 import json, signal, subprocess, sys, threading, time, traceback, warnings

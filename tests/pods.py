@@ -1,0 +1,67 @@
+"""Runs a task in two pods, as ``firstfault run`` starts them, whichever plugin the task belongs to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from firstfault.store import join
+from flytekitplugins.firstfault.local.loading import serialized_command
+from flytekitplugins.firstfault.local.operator import elastic_environment, free_port
+from flytekitplugins.firstfault.local.pods import end_all, start_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from flyteidl.core.literals_pb2 import LiteralMap
+
+    from flytekitplugins.firstfault.local.pods import Pod
+
+NODES = 2
+
+
+@contextlib.contextmanager
+def started(
+    task: Any, folder: Path, inputs: LiteralMap, environment: dict[str, str], *, prefix: str = ""
+) -> Iterator[list[Pod]]:
+    """Start a task's pods; end them after the block.
+
+    Args:
+        task: a task with two nodes.
+        folder: for inputs and logs ("0.log", "1.log"); the pods run in it.
+        inputs: the task's.
+        environment: the pods' own variables beside this process's.
+        prefix: the output prefix, empty for ``outputs`` in the folder.
+    """
+    (folder / "inputs.pb").write_bytes(inputs.SerializeToString())
+    prefix = prefix or str(folder / "outputs")
+    values = {
+        "{{.input}}": str(folder / "inputs.pb"),
+        "{{.outputPrefix}}": prefix,
+        "{{.rawOutputDataPrefix}}": join(prefix, "raw"),
+        "{{.checkpointOutputPrefix}}": join(prefix, "checkpoints"),
+        "{{.prevCheckpointPrefix}}": '""',
+    }
+    command = serialized_command(task)
+    processes = task.task_config.nproc_per_node
+    operator = elastic_environment(
+        nodes=str(NODES), processes=processes, max_restarts=0, job=folder.name, port=free_port()
+    )
+    common = {**os.environ, **environment, **operator, **command.environment}
+    pods: list[Pod] = []
+    try:
+        pods.extend(
+            start_pod(
+                f"worker-{index}",
+                arguments=[values.get(argument, argument) for argument in command.arguments],
+                environment={**common, "_F_WN": f"worker-{index}"},
+                folder=folder,
+                log=folder / f"{index}.log",
+            )
+            for index in range(NODES)
+        )
+        yield pods
+    finally:
+        end_all(pods)
