@@ -1,21 +1,19 @@
 """Finds credentials in texts and replaces them by ``***``.
 
-`tokens` finds private keys and tokens by their form, `urls` passwords and hooks in URLs, `named` values after a name
-such as ``password`` or a flag. `values` decides whether such a value is a literal, or code and ordinary text.
-`own_rules` are those of the platform.
+There are two kinds of rule, both in the table ``credentials.toml``: `shapes` finds what has a form of its own, such as
+a token with a known prefix; `named` finds the value that follows a name such as ``password``. `literals` decides
+whether a value is a literal, or code and ordinary text. `own_rules` are those of the platform.
 """
 
 from __future__ import annotations
 
 from firstfault.credentials.named import without_named_values
 from firstfault.credentials.own_rules import without_own_rules
-from firstfault.credentials.tokens import without_private_keys, without_tokens
+from firstfault.credentials.shapes import without_private_keys, without_shapes
 from firstfault.credentials.urls import without_url_passwords
 
-__all__ = ["redact"]
-
 _ROUNDS = 4
-_STEPS = (without_private_keys, without_tokens, without_url_passwords, without_named_values, without_own_rules)
+_STEPS = (without_private_keys, without_shapes, without_url_passwords, without_named_values, without_own_rules)
 
 
 def redact(text: str) -> str:

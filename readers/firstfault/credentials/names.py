@@ -5,67 +5,28 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from firstfault.credentials.literals import HIDDEN, Form, Named, Strength, is_placeholder, table
 from firstfault.credentials.quotes import QUOTE
-from firstfault.credentials.values import Form, Named, Strength, is_placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["LOOK_BACK", "SHORT_LOOK", "Place", "Word", "place_of", "words"]
-
-_CORES = (
-    "pass",
-    "pw",
-    "secret",
-    "token",
-    "auth",
-    "cookie",
-    "jwt",
-    "bearer",
-    "cred",
-    "sig",
-    "key",
-    "code",
-    "_pat",
-    "identified",
-)
-"""One of these is in each name; searching for them first is many times faster than one regular expression."""
+_TABLE: dict[str, Any] = table()["names"]
 _WORD = re.compile(
-    r"""(?P<sure>pass(?:word|wd|phrase|code)s?|pwd|secrets?|identified[ ]by)
-      |(?P<likely>authorization|cookies?|tokens?|auth|jwt|bearer|credentials?|creds?|pass|pw)
-      |(?P<key>keys?(?:[_-]?id|[_-]?data)?)
-      |(?P<weak>signature|sig|code|_pat)
-    """,
-    re.VERBOSE,
+    f"(?P<sure>{_TABLE['sure']})|(?P<likely>{_TABLE['likely']})|(?P<key>{_TABLE['key']})|(?P<weak>{_TABLE['weak']})"
 )
-_KEY_OF = re.compile(
-    r"(?:api|access|account|private|secret|signing|encryption|master|auth|subscription|consumer|deploy|license|ssh|hmac"
-    r"|fernet|webhook|app|application)[_ .-]?$"
-)
+_KEY_OF = re.compile(rf"(?:{_TABLE['key_of']})[_\ .-]?$", re.VERBOSE)
 _LONGEST_KEY_OF = 16
 _SUFFIX = re.compile(r"(?:_[A-Za-z0-9]{1,24}){1,4}(?![A-Za-z0-9_])")
-_SUFFIX_PARTS = """
-    prod production prd preprod live dev devel development local staging stage stg test testing qa uat sandbox demo
-    ro rw readonly readwrite read write reader writer admin root user superuser owner main master primary secondary
-    replica backup old new base value internal external shared global default ci us eu ap uk east west north south
-    central
-"""
-"""What may follow the name of a credential: ``DB_PASSWORD_PROD``, ``github_token_ro``."""
-_SUFFIXES = frozenset(_SUFFIX_PARTS.split())
-_OTHER_SUFFIX = re.compile(
-    r"_(?:file|path|dir|folder|name|ur[il]|endpoint|host|port|type|mode|kind|format|len\w*|size|count|limit|min|max|ttl"
-    r"|expir\w*|timeout|age|interval|header|prefix|suffix|field|column|class|provider|backend|manager|store|engine|policy"
-    r"|required|enabled|disabled|methods?|alg\w*|hashers?|validators?|domain|scopes?|audience|issuer|arn|version|group"
-    r"|mount|per|ids?|index|embed\w*|dims?|budget)(?:_|$)",
-    re.IGNORECASE,
-)
+_SUFFIXES = frozenset(_TABLE["suffixes"].split())
+_OTHER_SUFFIX = re.compile(rf"_(?:{_TABLE['other_suffixes']})(?:_|$)", re.IGNORECASE | re.VERBOSE)
 _OF_AZURE = re.compile(r"\.[\w-]{3,40}\.(?:blob|dfs|file|queue|table)\.core\.[a-z.]{3,40}")
 _END_OF_NAME = re.compile(r"(?:[_-]?\d{1,2})?(?![A-Za-z0-9_])(?P<close>" + QUOTE + r")?\]?(?:[ ]provided)?")
 _SEPARATOR = re.compile(
     r"""(?P<named>[,\s]{1,40}(?:\\{0,7}["'])?value(?:\\{0,7}["'])?[ \t]{0,8}[:=](?!=))
-      |[ \t]{0,8}(?P<sign>=>|==|!=|:=|=|:(?!:)|%3[Dd]|%3[Aa]|,|>)
+      |[ \t]{0,8}(?P<sign>=>|==|!=|:=|=|:(?!:)|%3[Dd]|%3[Aa]|,)
       |(?P<blank>[ \t]{1,8})""",
     re.VERBOSE,
 )
@@ -79,37 +40,18 @@ _LONGEST_NAME = 80
 _NAME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-$"
 _SHORT_WORDS = {"pass", "pw", "pwd"}
 _NEEDS_BOUNDARY = {*_SHORT_WORDS, "auth", "sig", "creds", "cred", "jwt", "code", "key", "bearer", "signature", "cookie"}
-_OWNER = re.compile(
-    r"(?:^|[^a-z])(?:my|db|sql|mysql|pg|postgres|mongo|redis|rabbit|ftp|sftp|ssh|smtp|imap|mail|ldap|bind|user|root|admin"
-    r"|login|key|store|http|proxy|vpn|wifi|host|srv|svc|app|api|zip)_?$",
-    re.IGNORECASE,
-)
-"""What stands before ``pass`` and ``pw`` without a sign between them, as in ``dbpass``."""
+_OWNER = re.compile(rf"(?:^|[^a-z])(?:{_TABLE['owners']})_?$", re.IGNORECASE | re.VERBOSE)
 _LONGEST_OWNER = 10
 _USER = re.compile(r"(?<![A-Za-z])(?:user|usr|uid|login|e?mail)(?:_?(?:name|id))?[\"']?[ \t]{0,4}[:=]", re.IGNORECASE)
-_USERNAME = re.compile(r"(?<![A-Za-z])user_?name[\"']?[ \t]{0,4}[:=]|kaggle", re.IGNORECASE)
-_OF_TEXTS = re.compile(
-    r"(?:^|[_.-])(?:pad|eos|bos|unk|mask|sep|cls|special|image|img|video|audio|stop|start|end|next|last|first|prompt|bo[is]"
-    r"|eo[ihst]|eot|begin|think|per|input|output|label|text|word|sub|new|max|min|num|n|prev|previous|current|bad|good|target"
-    r"|source|generated?|draft|decoded?|cached?|dummy|sequence|bpe|speech|tool|oov|vision|class|additional|added|unexpected"
-    r"|invalid|unknown|illegal|forward|backward|single|multi|second|by)[_.-]?$",
-    re.IGNORECASE,
-)
-_ADJECTIVE = re.compile(
-    r"\b(?:unexpected|invalid|unknown|illegal|special|missing|bad|wrong|unrecogni[sz]ed|unsupported|(?:pad|eos|bos|unk|mask)"
-    r"|next|last|first|current|expected|parse)[ \t]{1,4}$",
-    re.IGNORECASE,
-)
+_OF_TEXTS = re.compile(rf"(?:^|[_.-])(?:{_TABLE['of_texts']})[_.-]?$", re.IGNORECASE | re.VERBOSE)
+_ADJECTIVE = re.compile(rf"\b(?:{_TABLE['adjectives']})[ \t]{{1,4}}$", re.IGNORECASE | re.VERBOSE)
 _KEYWORD = re.compile(
     r"(?:^|[^\w.])(?:if|elif|while|lambda|not|and|or|in|is|for|case|return|else|except|async|await|del)[ \t]{1,4}$|\[$"
 )
-_BEFORE_VALUE = {"password", "passphrase", "passwd", "identified by", "api key"}
-"""Words after which a value can follow without a sign: in SQL, and in sentences if it is random."""
-_OTHER_KEY = re.compile(r"(?:CACHE|PRIMARY|FOREIGN|PARTITION|SORT|OBJECT|PUBLIC|S3|STATE|GROUP|SHARD|INDEX)_KEY$")
+_OTHER_KEY = tuple(f"{word}_KEY" for word in _TABLE["other_keys"].split())
 _REFERENCE = re.compile(r"(?:existing|pull_?)secrets?$", re.IGNORECASE)
 """Names whose value is the name of a secret."""
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z_.]*")
-_LOGIN_CALL = re.compile(r"\blogin\([^()\n]{0,80}$")
 _LOOK_AHEAD = 100
 _LOOK_AROUND = 120
 SHORT_LOOK = 60
@@ -154,16 +96,6 @@ class Place:
         """Whether it is a parameter of a URL."""
         return self.before.endswith(("?", "&", "&amp;")) or self.sign.startswith("%")
 
-    @property
-    def apart(self) -> bool:
-        """Whether only a blank separates name and value: ``fs.s3a.secret.key x``, ``ENV API_KEY x``."""
-        return self.sign == " " and not self.flag and self.word not in _BEFORE_VALUE
-
-    @cached_property
-    def beside_username(self) -> bool:
-        """Whether it is a key with a user's name beside it, as in kaggle.json."""
-        return self.name == "key" and self.beside(_USERNAME)
-
     def beside(self, other: re.Pattern[str]) -> bool:
         """Whether another name stands near this one."""
         around = self.text[max(self.start - _LOOK_AROUND, 0) : self.start + _LOOK_AROUND]
@@ -184,19 +116,14 @@ class Place:
     @cached_property
     def strength(self) -> Strength:
         """How surely its value is a credential."""
-        if self.apart:
-            return Strength.KEY
         if self.kind == "sure" and _is_known(self.suffix):
             return Strength.SURE
         if self.kind == "sure" and self.suffix.lower() != "_id":
             return Strength.WORD
-        if self.beside_username or not _is_known(self.suffix):
+        if not _is_known(self.suffix):
             return Strength.KEY
         if self.kind == "weak":
-            if self.query and self.word not in {"key", "code"}:
-                return Strength.LIKELY
-            login = self.word == "key" and _LOGIN_CALL.search(self.before[-_LONGEST_NAME:])
-            return Strength.SURE if login else Strength.WORD
+            return Strength.LIKELY if self.query and self.word not in {"key", "code"} else Strength.WORD
         prefix = self.name[: -len(self.word)]
         if self.word == "pw" or (self.word == "pass" and not prefix.strip("-")):
             sure = _owner(prefix) or self.beside(_USER) or (self.name.isupper() and prefix)
@@ -264,7 +191,7 @@ def words(text: str) -> Iterator[Word]:
 
 
 def _cores(text: str) -> Iterator[int]:
-    for core in _CORES:
+    for core in _TABLE["cores"]:
         at = text.find(core)
         while at >= 0:
             yield at
@@ -304,7 +231,7 @@ def place_of(text: str, found: Word) -> Place | None:
         return None
     if not _is_name(place, prefix, written.lstrip("_")) or _REFERENCE.search(place.name):
         return None
-    if sign == ":" and stem.endswith("://") and text.startswith("***@", place.start):
+    if sign == ":" and stem.endswith("://") and text.startswith(f"{HIDDEN}@", place.start):
         return None  # the user of a URL
     place.start = _after_type(place)
     gap = _GAP.match(text, place.start)
@@ -317,26 +244,14 @@ def _is_name(place: Place, prefix: str, word: str) -> bool:
     """Whether the word is a name of its own, or the end of one, and the sign fits."""
     last = prefix[-1:]
     if place.word in _NEEDS_BOUNDARY and last.isalpha() and not (last.islower() and word[0].isupper()):
-        return place.word in _SHORT_WORDS and place.sign not in {" ", ">"} and _owner(prefix)
-    if place.sign == ">":
-        return place.before.endswith("<")
+        return place.word in _SHORT_WORDS and place.sign != " " and _owner(prefix)
     if place.sign == " ":
-        if place.flag or place.closed:
-            return place.flag
-        variable = place.kind != "weak" and _is_variable(place)
-        return variable or place.word in _BEFORE_VALUE or place.name.count(".") > 1
+        return place.flag
     if place.sign == ",":
         return place.closed or place.flag
     if place.kind == "weak":
         if place.word in {"key", "code"}:
-            return place.query or (
-                place.word == "key"
-                and (
-                    _is_variable(place)
-                    or place.beside_username
-                    or bool(_LOGIN_CALL.search(place.before[-_LONGEST_NAME:]))
-                )
-            )
+            return place.query or (place.word == "key" and _is_variable(place))
         return (place.word != "pat" or _is_variable(place)) and place.sign in {"=", "%3D", "%3d"} and not place.spaced
     return True
 
@@ -373,7 +288,7 @@ def _owner(prefix: str) -> bool:
 
 def _is_variable(place: Place) -> bool:
     """Whether the name is that of an environment variable, such as ``KAGGLE_KEY``, and not one of many other keys."""
-    return place.name.isupper() and "_" in place.name and not _OTHER_KEY.search(place.name)
+    return place.name.isupper() and "_" in place.name and not place.name.endswith(_OTHER_KEY)
 
 
 def _after_type(place: Place) -> int:

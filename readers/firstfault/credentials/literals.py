@@ -1,0 +1,200 @@
+"""Whether the value of a named credential is a literal, or code, a placeholder or an ordinary word."""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import Enum, auto
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HIDDEN = "***"
+
+
+@cache
+def table() -> dict[str, Any]:
+    """Return ``credentials.toml``."""
+    return tomllib.loads((resources.files("firstfault.credentials") / "credentials.toml").read_text(encoding="utf-8"))
+
+
+class Strength(Enum):
+    """How surely the value of a name is a credential."""
+
+    SURE = auto()
+    """Passwords, secrets and keys."""
+    LIKELY = auto()
+    """Tokens and the like: the words also have other meanings."""
+    WORD = auto()
+    """Tokens of a text, and names of which only a random value is a credential."""
+    SHORT = auto()
+    """``pass`` and ``pw`` alone, which also name other things: only a value with letters and digits is a password."""
+    KEY = auto()
+    """Names that often have other values: only a value of many random characters is a credential."""
+
+
+class Form(Enum):
+    """How a value without quotes follows its name."""
+
+    PLAIN = auto()
+    """``PASSWORD=x``, ``--password x``, ``&token=x``: any text is a literal."""
+    TIGHT = auto()
+    """``password=x``"""
+    SPACED = auto()
+    """``password = x``, as in code and INI files."""
+    CALL = auto()
+    """``connect(password=x)``"""
+    COLON = auto()
+    """``password: x``, alone on its line, as in YAML"""
+    PROSE = auto()
+    """``password: x and more``, ``unexpected token: x``"""
+    CODE = auto()
+    """``if password: x``, ``rows[token: x]``, ``def f(password: x)``"""
+
+
+class Named(NamedTuple):
+    """The name of a value, as it stands in a text."""
+
+    name: str
+    strength: Strength
+    form: Form
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """Return a pattern of the table's values."""
+    return re.compile(table()["values"][name], re.VERBOSE)
+
+
+_CONSTANT, _PLACEHOLDER, _NUMBER, _PATH = map(pattern, ("constant", "placeholder", "number", "path"))
+_SPECIAL_WORD, _SECRET_WORD, _OF_OBJECT = map(pattern, ("special_word", "secret_word", "of_object"))
+_CALL, _NAME, _OPERATION, _WORDS = map(pattern, ("call", "name", "operation", "words"))
+_CAMEL_CASE, _SNAKE_CASE, _HASH, _KEY = map(pattern, ("camel_case", "snake_case", "hash", "key"))
+_RUN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
+_LONGEST_RUNS = (5, 4, 3)
+"""Runs of letters or digits in random texts are shorter on average: in texts, in paths, in letters alone."""
+_DIGITS_OF_PASSWORD = 6
+_LONG_WITH_SIGNS = 32
+_FEW = 3
+_LONG = 16
+_MIXED = 8
+_SHORT_MIXED = 6
+
+
+def is_placeholder(text: str) -> bool:
+    """Whether a text stands for a value that is not there: ``***``, ``None``, ``${NAME}``, ``%s``."""
+    if not text or _CONSTANT.fullmatch(text) or _PLACEHOLDER.fullmatch(text):
+        return True
+    # placeholders alone, such as those of an f-string
+    if "%s" in text and not re.sub(r"%s|\W|_", "", text):
+        return True
+    return "{" in text and len(re.sub(r"\$?\{[A-Za-z_][^{}]{0,200}\}|\W|_", "", text)) < _FEW
+
+
+def is_secret_word(name: str) -> bool:
+    """Whether the last word of a name is one such as "password" or "token"."""
+    return bool(_SECRET_WORD.search(name))
+
+
+def is_mixed(text: str) -> bool:
+    """Whether a text has both letters and digits."""
+    return any(map(str.isdigit, text)) and any(map(str.isalpha, text))
+
+
+def is_varied(text: str, *, mixed: bool = True) -> bool:
+    """Whether a text is not words and numbers, as ``embeddings2024large`` is; if `mixed`, digits in it suffice."""
+    return (mixed and is_mixed(text)) or _has_short_runs(text, _LONGEST_RUNS[0])
+
+
+def _has_short_runs(text: str, longest: int) -> bool:
+    return len(_RUN.findall(text)) * longest > len(text)
+
+
+def is_random(text: str) -> bool:
+    """Whether a text is neither a word nor words: it is long, or has letters and digits."""
+    if not text.isascii() or " " in text or _SNAKE_CASE.fullmatch(text) or _CAMEL_CASE.fullmatch(text):
+        return False
+    parts = re.split(r"[_.\-/]", text)
+    return max(map(len, parts)) >= _LONG or (len(text) >= _MIXED and any(map(is_mixed, parts)))
+
+
+def is_key(text: str) -> bool:
+    """Whether a text is a UUID or a hash, or has 16 random letters and digits in a row, as keys have."""
+    if _HASH.fullmatch(text):
+        return is_mixed(text)
+    if not _KEY.fullmatch(text):
+        return False
+
+    def is_varied(part: str, longest: int) -> bool:
+        return _has_short_runs(part, longest if is_mixed(part) else _LONGEST_RUNS[2])
+
+    in_text, in_path, _ = _LONGEST_RUNS
+    if len(text) >= _LONG_WITH_SIGNS and not (text.islower() or text.isupper()) and is_varied(text, in_path):
+        return True
+    longest = in_path if "/" in text else in_text
+    return any(len(part) >= _LONG and is_varied(part, longest) for part in re.split(r"[_.-]", text))
+
+
+def is_text(text: str) -> bool:
+    """Whether a text is not a placeholder, a number or a path."""
+    return not (is_placeholder(text) or _NUMBER.fullmatch(text) or _PATH.fullmatch(text))
+
+
+def is_secret_literal(text: str, named: Named, *, quoted: bool) -> bool:
+    """Whether the value of `named` is a credential."""
+    if is_placeholder(text) or _PATH.fullmatch(text):
+        return False
+    strength = named.strength
+    if _NUMBER.fullmatch(text):
+        return strength is Strength.SURE and text.isdigit() and len(text) >= _DIGITS_OF_PASSWORD
+    if strength is Strength.KEY:
+        return is_key(text)
+    if strength is Strength.SHORT:
+        tight = named.form in {Form.TIGHT, Form.PLAIN} or (named.form is Form.COLON and named.name.lower() == "pw")
+        return _is_short_password(text) and (quoted or is_random(text) or tight)
+    if strength is Strength.WORD and (_SPECIAL_WORD.search(text) or not is_random(text)):
+        return False
+    if quoted:
+        return not (strength is Strength.LIKELY and _SPECIAL_WORD.fullmatch(text))
+    return not _is_code(text, named)
+
+
+def _is_short_password(text: str) -> bool:
+    if _SNAKE_CASE.fullmatch(text) or _CALL.match(text) or text[0] in "([{<" or " " in text or "/" in text:
+        return False
+    return len(text) >= _SHORT_MIXED and is_mixed(text)
+
+
+def _is_code(text: str, named: Named) -> bool:
+    """Whether a value without quotes is code or a word of a sentence."""
+    if text[0] in "([{<" or _CALL.match(text):
+        return True
+    if named.form is Form.PLAIN or text.startswith(HIDDEN):
+        return bool(_OF_OBJECT.match(text))
+    if _NAME.fullmatch(text):
+        return _is_code_name(text, named)
+    if named.form in {Form.CALL, Form.CODE, Form.SPACED} and _OPERATION.fullmatch(text):
+        return len(text) < _LONG or not is_random(text)
+    if named.form in {Form.PROSE, Form.CODE} or (named.form is Form.COLON and named.strength is Strength.LIKELY):
+        return bool(_WORDS.fullmatch(text)) and (len(text) < _LONG or "-" in text)
+    return False
+
+
+def _is_code_name(text: str, named: Named) -> bool:
+    parts = text.split(".")
+    if is_secret_word(text) or text.lower() == named.name.lower() or bool(_OF_OBJECT.match(text)):
+        return not any(is_random(part) and is_mixed(part) for part in parts)
+    if named.form in {Form.CALL, Form.CODE, Form.PROSE}:
+        return not is_random(text)
+    if named.form is Form.SPACED:
+        short = named.strength is Strength.SURE and len(text) >= _SHORT_MIXED and is_mixed(text) and "." not in text
+        return not is_random(text) and not (short and not _SNAKE_CASE.fullmatch(text))
+    if "." in text:
+        is_attribute = named.form is Form.TIGHT or parts[-1][:1].isupper()
+        return is_attribute and not any(is_mixed(part) or len(part) >= _LONG for part in parts)
+    camel = named.form is Form.COLON and bool(_CAMEL_CASE.fullmatch(text))
+    return camel and (named.strength is Strength.LIKELY or is_secret_word(text))
