@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from firstfault.conclude import failed
 from firstfault.errors import FirstFaultError
 from firstfault.layout.paths import OUTPUTS, attempt_of
 from firstfault.model import Scope
-from firstfault.output_reader import MultiErrorFileOutputReader, failed
+from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import snapshot_of_document
 from firstfault.report.attempt_changes import AttemptSummary, summary_of
 from firstfault.report.words import counted
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors
-
-__all__ = ["ReadAttempt", "logs_of_run", "read_attempt", "read_document", "sibling_attempts"]
 
 LOG_FOLDERS_GROUP = "firstfault.log_folders"
 """Entry-point group: a function from a folder to its snapshot, or None if another program made the folder."""
@@ -117,7 +116,7 @@ def read_document(data: bytes, name: str, reader_of: Callable[[str], MultiErrorF
 
     Args:
         data: its bytes.
-        name: says in errors where they are from.
+        name: where they are from, for errors.
         reader_of: makes the reader of a URI.
 
     Raises:
@@ -142,7 +141,7 @@ def sibling_attempts(
     """Return summaries of an attempt and of up to ten others, by number; empty if there are no others.
 
     Earlier attempts are read concurrently, later ones one by one until the first that does not exist. The note of an
-    attempt says why it, or its documents, could not be read. A missing attempt is left out.
+    attempt has the reason why it, or its documents, could not be read. A missing attempt is left out.
 
     Args:
         uri: the attempt's output prefix, or a path below it.
@@ -224,7 +223,7 @@ def _concluded(number: int, conclusion: Conclusion) -> AttemptSummary:
 def _why_unread(job: JobErrors) -> str:
     count = job.coverage.unreadable
     if not count:
-        return "a node says that it failed, but its error documents are not there"
+        return "a node reported that it failed, but its error documents are not there"
     unreadable = (note.removeprefix(_NOT_READABLE) for note in job.coverage.notes if note.startswith(_NOT_READABLE))
     name, _, reason = next(unreadable, "").partition(": ")
     if not reason:

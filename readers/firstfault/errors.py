@@ -21,7 +21,7 @@ __all__ = [
 
 
 class FirstFaultError(Exception):
-    """Base class of all errors of firstfault. The message is one line and says what to do."""
+    """Base class of all errors of firstfault. The message is one line that ends with what to do."""
 
     slug: ClassVar[str] = "error"
     """Stable identifier, documented in docs/errors.md."""

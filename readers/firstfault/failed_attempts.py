@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from firstfault.reading.attempts_below import FoundAttempt
     from firstfault.store import ReadableStore, Store
 
-__all__ = ["FailedAttempt", "FaultGroup", "failed_attempts", "grouped"]
-
 _AT_ONCE = 32
 """Attempts that are read at the same time."""
 _WHOLE_AT_ONCE = 4
@@ -154,7 +152,7 @@ class _Reader:
         self._whole = asyncio.Semaphore(_WHOLE_AT_ONCE)
 
     async def read(self, found: FoundAttempt) -> FailedAttempt | None:
-        """Return an attempt; None if it did not fail. Its note says why it could not be read."""
+        """Return an attempt; None if it did not fail. Its note has the reason why it could not be read."""
         uri = join(self._store.uri, found.path)
         try:
             return await self._read(uri, found)

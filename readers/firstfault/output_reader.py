@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
+import contextlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.conclude import Conclusion, conclude, failed, strategy_of
-from firstfault.errors import ObjectNotFoundError, StoreError, StoreUnavailableError, UsageError
+from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
 from firstfault.layout.paths import DECK, OUTPUTS, Layout
 from firstfault.model import JobErrors, NodePresence, Origin, Seal, Verdict, Writer
-from firstfault.model.roster import nodes_done
 from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.copies import StoreWithCopies
-from firstfault.reading.fetch import list_all, look, read_listed
 from firstfault.reading.selection import Wish
-from firstfault.reading.waiting import Patience, await_nodes
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report.data import report_of
 from firstfault.store import join, open_store
@@ -34,16 +30,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.retry import RetryContext, RetryPolicy
-    from firstfault.store import ReadableStore
     from firstfault.strategies import AggregationStrategy
-
-__all__ = ["Conclusion", "ExecutionError", "MultiErrorFileOutputReader", "failed"]
-
-logger = logging.getLogger(__name__)
-
-_LOOK_SHARE = 10
-"""A pause of `follow` is at least this multiple of the time that the last listing took."""
-_LONGEST_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +54,7 @@ class MultiErrorFileOutputReader:
     documents, Flyte's ``error-<uuid>.pb`` beside the outputs (flytekit 1.14 and later), and a plain ``error.pb``.
 
     Every call reads the storage again. A storage that cannot be listed raises `StoreError`, never "no error".
+    `firstfault.reading.attempt` reads, `firstfault.conclude` judges.
 
     Args:
         uri: an output prefix, an ``errors/`` folder, or a single document.
@@ -100,16 +88,16 @@ class MultiErrorFileOutputReader:
             raise UsageError(f"expected_nodes must be at least 1, not {expected_nodes}")
         if settle_seconds < 0:
             raise UsageError(f"settle_seconds must not be negative, not {settle_seconds}")
-        self._layout = Layout.of(uri)
-        self._uri = uri
         if strategy is not None:
             get_strategy(strategy)  # refuse an unknown one before anything is read
+        self._uri = uri
+        self._layout = Layout.of(uri)
         self._strategy = strategy
-        self._patience = Patience(settle_seconds, expected_nodes, enough, give_up)
         self._retry_policy = retry_policy
         self._storage_options = storage_options
         self._copies = copies or {}
-        self._fresh = fresh
+        patience = Patience(settle_seconds, expected_nodes, enough, give_up)
+        self._request = Request(self._layout, self._wish, patience, fresh)
         self.read_files: Mapping[str, bytes] = {}
         """What the last read opened, by path below the output prefix; for readers with copies."""
 
@@ -127,20 +115,14 @@ class MultiErrorFileOutputReader:
     def read_error(self) -> ExecutionError:
         """Return the root cause as Flyte's error; ``ErrorFileNotFound`` (SYSTEM, recoverable) if there is none.
 
-        The message is the whole report; if Flyte's entrypoint wrote the root cause, its message unchanged.
+        The message is the whole report; if Flyte's entrypoint wrote the root cause, its message without credentials.
         """
         conclusion = self.conclude()
         if conclusion is None:
-            return ExecutionError(
-                code="ErrorFileNotFound",
-                message=f"no error document in {self.errors_uri}",
-                kind=Origin.SYSTEM,
-                recoverable=True,
-                error_uri=self.errors_uri,
-            )
+            message = f"no error document in {self.errors_uri}"
+            return _missing("ErrorFileNotFound", message, self.errors_uri)
         verdict, decision = conclusion.verdict, conclusion.decision
-        root = verdict.root
-        stock = root is not None and root.writer is Writer.STOCK
+        stock = verdict.root is not None and verdict.root.writer is Writer.STOCK
         return ExecutionError(
             code=verdict.code,
             message=verdict.message if stock else flyte_message(self.report(conclusion)),
@@ -161,17 +143,13 @@ class MultiErrorFileOutputReader:
         from google.protobuf.message import DecodeError  # noqa: PLC0415
 
         where = join(self._layout.root, OUTPUTS)
-        try:
-            data = run_sync(self._get(OUTPUTS))
-        except ObjectNotFoundError:
-            message = f"outputs not found at {where}"
-            return None, ExecutionError("OutputsNotFound", message, Origin.SYSTEM, recoverable=True)
         outputs = LiteralMap()
         try:
-            outputs.ParseFromString(data)
+            outputs.ParseFromString(run_sync(self._get(OUTPUTS)))
+        except ObjectNotFoundError:
+            return None, _missing("OutputsNotFound", f"outputs not found at {where}")
         except DecodeError as error:
-            message = f"{where} is not a file of outputs: {error}"
-            return None, ExecutionError("OutputsBadFormat", message, Origin.SYSTEM, recoverable=True)
+            return None, _missing("OutputsBadFormat", f"{where} is not a file of outputs: {error}")
         return outputs, None
 
     def is_file(self) -> bool:
@@ -203,7 +181,7 @@ class MultiErrorFileOutputReader:
         attempts: Sequence[AttemptSummary] = (),
         logs: Mapping[str, str] | None = None,
     ) -> Report:
-        """Return what a report on a conclusion of this reader says; see `firstfault.report.report_of`."""
+        """Return the report on a conclusion of this reader; see `firstfault.report.report_of`."""
         return report_of(
             conclusion.job,
             conclusion.verdict,
@@ -224,14 +202,6 @@ class MultiErrorFileOutputReader:
         conclusion = self.conclude()
         return conclusion.decision if conclusion else None
 
-    def job(self) -> JobErrors:
-        """Return the failures, the roster and the coverage of the attempt.
-
-        Raises:
-            StoreError: the storage could not be listed.
-        """
-        return run_sync(self.job_async())
-
     def restarts(self) -> tuple[RestartRecord, ...]:
         """Return what was decided after each failed round of the attempt, oldest first.
 
@@ -240,18 +210,23 @@ class MultiErrorFileOutputReader:
         """
         return self.job().restarts
 
+    def job(self) -> JobErrors:
+        """Return the failures, the roster and the coverage of the attempt.
+
+        Raises:
+            StoreError: the storage could not be listed.
+        """
+        return run_sync(self.job_async())
+
     async def job_async(self) -> JobErrors:
         """As `job`, in the caller's event loop."""
         try:
             async with open_store(self._layout.root, self._storage_options) as opened:
-                store: ReadableStore = opened
-                if self._copies:
-                    store = with_copies = StoreWithCopies(opened, self._copies, opened.uri)
-                    self.read_files = with_copies.read
-                known, done = await await_nodes(store, self._layout.roster, self._patience)
-                settled = done or self._patience.seconds <= 0
-                judge = self._job_of(settled)
-                return judge(await look(store, self._layout, self._wish, judge, known, fresh=self._fresh))
+                if not self._copies:
+                    return await read_job(opened, self._request)
+                store = StoreWithCopies(opened, self._copies, opened.uri)
+                self.read_files = store.read
+                return await read_job(store, self._request)
         except StoreError as error:
             if not self._copies:
                 raise
@@ -259,22 +234,20 @@ class MultiErrorFileOutputReader:
 
     def job_of(self, snapshot: Snapshot) -> JobErrors:
         """As `job`, from what has been read already."""
-        return self._job_of(settled=True)(snapshot)
+        return assemble(snapshot, expected_nodes=self._request.patience.expected_nodes)
 
     def job_of_copies(self, note: str) -> JobErrors:
         """Return the job that the copies alone make, without a request.
 
         Args:
-            note: says why, among the coverage's notes.
+            note: the reason, for the coverage's notes.
         """
         return run_sync(self._job_of_copies(note))
 
     async def _job_of_copies(self, note: str) -> JobErrors:
-        judge = self._job_of(settled=False)
         alone = StoreWithCopies(None, self._copies, self._layout.root)
         self.read_files = alone.read
-        snapshot = await look(alone, self._layout, self._wish, judge)
-        return judge(replace(snapshot, notes=(*snapshot.notes, note)))
+        return replace(await look(alone, replace(self._request, fresh=False, notes=(note,))), settled=False)
 
     async def follow(self, interval_seconds: float = 1.0) -> AsyncGenerator[JobErrors, None]:
         """Yield the job of a running attempt at once and after each change, until all nodes are done.
@@ -291,49 +264,18 @@ class MultiErrorFileOutputReader:
         """
         if self._layout.document is not None:
             raise UsageError(f"{self.errors_uri} is a single document; follow an output prefix or an errors/ folder")
-        known: dict[str, NodePresence] = {}
-        mark: tuple[object, ...] | None = None
-        async with open_store(self._layout.root, self._storage_options) as store:
-            while True:
-                began = time.monotonic()
-                try:
-                    listing = await list_all(store, self._layout)
-                    is_new = listing.mark() != mark
-                    if is_new:
-                        snapshot = await read_listed(
-                            store, self._layout, listing, self._wish, self._job_of(settled=False), known
-                        )
-                except StoreUnavailableError as error:
-                    logger.warning("the storage does not answer, retrying: %s", error)
-                    is_new = False
-                if is_new:
-                    mark = listing.mark()
-                    done = nodes_done(snapshot.roster, self._patience.expected_nodes)
-                    yield self._job_of(settled=done)(snapshot)
-                    if done:
-                        return
-                took = time.monotonic() - began
-                await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
-
-    def _job_of(self, settled: bool) -> Callable[[Snapshot], JobErrors]:
-        """Return a function that assembles a snapshot, once: a read ends with the one that it judged last."""
-        judged: list[tuple[Snapshot, JobErrors]] = []
-
-        def job(snapshot: Snapshot) -> JobErrors:
-            if not judged or judged[0][0] is not snapshot:
-                job = assemble(snapshot, expected_nodes=self._patience.expected_nodes, settled=settled)
-                judged[:] = [(snapshot, job)]
-            return judged[0][1]
-
-        return job
+        async with (
+            open_store(self._layout.root, self._storage_options) as store,
+            contextlib.aclosing(follow(store, self._request, interval_seconds)) as jobs,
+        ):
+            async for job in jobs:
+                yield job
 
     def _wish(self, seals: Sequence[Seal]) -> Wish:
         """What the strategy wants to read: the caller's, else the one that the pods' own verdict names."""
         strategy = strategy_of(seals) if self._strategy is None else get_strategy(self._strategy)
         wanted, named = reads_of(strategy)
         return Wish(wanted, named) if named is not None else Wish(wanted)
-
-    # --- reading ------------------------------------------------------------------------------------------------
 
     async def _exists(self, name: str) -> bool:
         async with open_store(self._layout.root, self._storage_options) as store:
@@ -342,3 +284,7 @@ class MultiErrorFileOutputReader:
     async def _get(self, name: str) -> bytes:
         async with open_store(self._layout.root, self._storage_options) as store:
             return await store.get(name)
+
+
+def _missing(code: str, message: str, uri: str = "") -> ExecutionError:
+    return ExecutionError(code, message, Origin.SYSTEM, recoverable=True, error_uri=uri)

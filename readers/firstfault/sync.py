@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
 
-__all__ = ["gathered", "run_sync"]
-
 T = TypeVar("T")
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["parse_json"]
-
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what a JSON text says.
+    """Return the value of a JSON text.
 
     Raises:
         ValueError: it is not JSON, or nested too deep.

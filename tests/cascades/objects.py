@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from firstfault.errors import ObjectNotFoundError
 from firstfault.layout.keys import roster_key_for
 from firstfault.layout.paths import ERRORS, ROSTER, Layout
-from firstfault.reading.fetch import Wish, look
+from firstfault.reading.attempt import Patience, Request, look
+from firstfault.reading.selection import Wish
 from firstfault.store import ObjectInfo, Page
 from firstfault.strategies import get_strategy, reads_of
 from firstfault.wire.documents import encode, encode_presence
@@ -94,10 +95,10 @@ class Objects:
         return path in self._objects
 
 
-def looked_at(
-    objects: Objects, strategy: str | AggregationStrategy, judge: Callable[[Snapshot], JobErrors]
-) -> JobErrors:
+def looked_at(objects: Objects, strategy: str | AggregationStrategy, expected_nodes: int | None = None) -> JobErrors:
     """Return the job as a reader sees it that opens only the documents that `strategy` needs."""
     wanted, named = reads_of(get_strategy(strategy))
     wish = Wish(wanted, named) if named is not None else Wish(wanted)
-    return judge(asyncio.run(look(objects, Layout.of(objects.uri), lambda _: wish, judge)))
+    return asyncio.run(
+        look(objects, Request(Layout.of(objects.uri), lambda _: wish, Patience(expected_nodes=expected_nodes)))
+    )

@@ -19,7 +19,6 @@ import time
 import zipfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,7 +98,7 @@ def simulate(rules: Rules, seeds: Iterable[int], verbose: bool = False) -> tuple
             seen = job
             if name == BY_GROUPS:
                 objects = Objects(cascade.snapshot)
-                seen = looked_at(objects, "evidence", partial(assemble, expected_nodes=nodes))
+                seen = looked_at(objects, "evidence", nodes)
                 tally.opened.append(objects.gets)
             began = time.perf_counter()
             verdict = run_strategy(strategy, seen)

@@ -111,7 +111,7 @@ def test_an_attempt_whose_documents_are_gone(tmp_path: Path) -> None:
     _put(tmp_path / "1" / "firstfault" / "roster" / roster_key_for(entry), encode_presence(entry))
     _, second = _siblings(tmp_path, 0)
     assert second.verdict is None
-    assert second.note.startswith("could not be read: a node says that it failed")
+    assert second.note.startswith("could not be read: a node reported that it failed")
 
 
 def test_what_became_of_the_others(tmp_path: Path) -> None:

@@ -48,13 +48,6 @@ def test_a_damaged_bundle() -> None:
             unpack(value)
 
 
-def test_a_bundle_that_lies_about_its_size() -> None:
-    """An index that does not match the content is refused, and so is one of a wrong kind."""
-    for content in (b'[["a",5]]\nabc', b'[["a",1]]\nabc', b'{"a":1}\n', b'[["a"]]\n', b'[["a","b"]]\n', b"[[[[\n"):
-        with pytest.raises(BadDocumentError):
-            unpack(zlib.compress(content))
-
-
 # --- beside the documents -------------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.bundle import unpack
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
-from firstfault.wire.exceptions import MAX_READ_LINE
+from firstfault.wire.forms import MAX_READ_LINE
 from firstfault.wire.restart_json import restart_from_json, restart_to_json
 from firstfault.wire.verdict_json import MAX_RANKS, MAX_SENTENCES, decision_from_json, to_json, verdict_from_json
 from firstfault_proto.v1 import errors_pb2 as pb
@@ -307,6 +307,9 @@ def test_a_restart_record_has_the_types_of_the_schema(name: str, value: Any) -> 
         [["a", 4.0]],
         [["a", "4"]],
         [["a", None]],
+        [["a", "b"]],
+        [["a", 3]],
+        [["a", 5]],
         [["a"]],
         {"a": 4},
         None,

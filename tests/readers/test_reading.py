@@ -74,7 +74,7 @@ def cascade(*others: WorkerError, leave_out: Iterable[int] = ()) -> Snapshot:
 def read(snapshot: Snapshot, strategy: str | AggregationStrategy = "evidence") -> tuple[JobErrors, Objects]:
     """Return the verdict on the snapshot, written as objects, and the requests of the reader."""
     objects = Objects(snapshot)
-    return looked_at(objects, strategy, assemble), objects
+    return looked_at(objects, strategy), objects
 
 
 # --- evidence -------------------------------------------------------------------------------------------------------
@@ -416,7 +416,7 @@ def test_another_writers_document_is_not_missed(name: str) -> None:
     objects = Objects(
         replace(snapshot, documents=(*snapshot.documents, replace(foreign, documents=(DocumentRef(name),))))
     )
-    job = looked_at(objects, "earliest", assemble)
+    job = looked_at(objects, "earliest")
     assert run_strategy(get_strategy("earliest"), job).message == "first of all"
 
 
@@ -464,7 +464,7 @@ def test_a_storage_that_lists_out_of_order() -> None:
     """If names are not sorted, everything is listed, and the answer is the same."""
     snapshot = cascade(root())
     for strategy in ("earliest", "evidence"):
-        job = looked_at(_Shuffled(snapshot), strategy, assemble)
+        job = looked_at(_Shuffled(snapshot), strategy)
         assert run_strategy(get_strategy(strategy), job).ranks == (211,)
         assert job.document_count == MANY
 
@@ -482,8 +482,8 @@ def test_a_listing_that_breaks_off_is_an_error() -> None:
     """If the second page cannot be read, an error is raised; `earliest` does not need it."""
     snapshot = Snapshot(documents=(root(), *(victim(rank) for rank in range(1200) if rank != 211)))
     with pytest.raises(StoreUnavailableError, match="the second page"):
-        looked_at(_Broken(snapshot), "evidence", assemble)
-    assert run_strategy(get_strategy("earliest"), looked_at(_Broken(snapshot), "earliest", assemble)).ranks == (211,)
+        looked_at(_Broken(snapshot), "evidence")
+    assert run_strategy(get_strategy("earliest"), looked_at(_Broken(snapshot), "earliest")).ranks == (211,)
 
 
 def test_other_folders_beside_the_outputs() -> None:
@@ -493,7 +493,7 @@ def test_other_folders_beside_the_outputs() -> None:
         objects._objects[f"experiments/{number}"] = (None, bytes)
         objects._objects[f"firstfault/other/{number}"] = (None, bytes)
     objects._names = sorted(objects._objects)
-    job = looked_at(objects, "evidence", assemble)
+    job = looked_at(objects, "evidence")
     assert job.document_count == MANY
     assert objects.lists < 8
     assert ERRORS.startswith("firstfault/")

@@ -10,7 +10,7 @@ import pytest
 from firstfault.conclude import conclude
 from firstfault.layout.keys import error_key_for
 from firstfault.model import DocumentRef, Phase, Receipt, RestartKind, RestartRecord, WorkerError
-from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.reading.assemble import Snapshot
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.cascades.objects import Objects, looked_at
@@ -173,7 +173,7 @@ def _large(*others: WorkerError) -> Snapshot:
 def test_a_name_alone_replaces_no_others(forged: WorkerError, strategy: str) -> None:
     """In a large cascade, a name that no roster entry confirms makes no document history."""
     snapshot = _large(replace(forged, documents=()))
-    job = looked_at(Objects(snapshot), strategy, assemble)
+    job = looked_at(Objects(snapshot), strategy)
     assert job.document_count == _MANY - 2
     assert not job.coverage.complete
     assert _verdict(job, strategy).confidence != "high"

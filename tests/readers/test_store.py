@@ -23,7 +23,7 @@ from firstfault.errors import (
 )
 from firstfault.layout.paths import Layout, is_error_file, is_stock_error_file
 from firstfault.store import FsspecStore, _open, is_remote, join, open_store, split_name
-from firstfault.store._settings import storage_options
+from firstfault.store._shared import storage_options
 from firstfault.sync import run_sync
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from firstfault.errors import StoreUnavailableError
 from firstfault.layout.keys import ErrorKey
 from firstfault.layout.paths import ERRORS
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading import fetch as reading
+from firstfault.reading import attempt as reading
 from firstfault.reading.listing import list_everything
 from firstfault.store._open import CLIENT_VARIABLE
 from tests.benchmarks.cascade import Cascade, put_all

@@ -22,8 +22,6 @@ from firstfault.model import Phase
 if TYPE_CHECKING:
     from firstfault.model import NodePresence, Place, WorkerError
 
-__all__ = ["ErrorKey", "RosterKey", "error_key_for", "is_of_entry", "roster_key_for", "unique_number"]
-
 _MAX_ROUND = 99_999
 _NO_TIME = "9" * 19
 _MAX_TIME = int(_NO_TIME) - 1

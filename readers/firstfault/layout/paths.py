@@ -8,22 +8,6 @@ from dataclasses import dataclass
 
 from firstfault.store._uri import join, split_name
 
-__all__ = [
-    "ERRORS",
-    "ROSTER",
-    "Layout",
-    "attempt_of",
-    "bundle_name",
-    "bundle_path",
-    "execution_of",
-    "is_bundle",
-    "is_error_file",
-    "is_restart_record",
-    "is_stock_error_file",
-    "join_name",
-    "restart_record_name",
-]
-
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CATEGORIES"]
-
-
 CATEGORIES: dict[str, str] = {
     "recoverable": "the user's code raised FlyteRecoverableException or a subclass",
     "user_code": "an exception of the training code without a more precise class",

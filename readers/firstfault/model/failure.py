@@ -5,31 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-__all__ = [
-    "DIED_SILENTLY",
-    "TERMINATED",
-    "TERMINATED_BY",
-    "TIME_LIMIT",
-    "CausedBy",
-    "CollectiveProgress",
-    "DocumentRef",
-    "ExceptionInfo",
-    "ExpiredDeadline",
-    "FileSystem",
-    "FrameInfo",
-    "Kind",
-    "Origin",
-    "Place",
-    "Resources",
-    "SentSignal",
-    "StackDump",
-    "Subject",
-    "SystemState",
-    "ThreadFailure",
-    "WorkerError",
-    "Writer",
-]
-
 
 class Kind(str, enum.Enum):
     """flyteidl.core.ContainerError.Kind: whether the engine may run the task again."""
@@ -127,7 +102,7 @@ class Place:
     namespace: str = ""
     """Kubernetes' namespace of the pod; empty: not known."""
     engine: str = ""
-    """The engine that ran the attempt: "flyte", "plain"; empty: written before documents named it, so "flyte"."""
+    """The engine that ran the attempt: "flyte", "plain"; empty: a file of Flyte's own, or not known, so "flyte"."""
     machine: str = ""
     """Name of the machine; empty: not known. `host` is the name that the machine or the pod gives itself."""
     gpu: str = ""
@@ -334,7 +309,7 @@ class WorkerError:
     documents: tuple[DocumentRef, ...] = ()
     """All documents about this failure."""
     in_flight: bool = False
-    """Recorded while the exception was inside the task function; no document says that it left the function."""
+    """Recorded while the exception was inside the task function; no document reports that it left the function."""
     stack_dumps: tuple[StackDump, ...] = ()
     """Of this process, and of others of its node."""
     thread_failures: tuple[ThreadFailure, ...] = ()
@@ -375,7 +350,7 @@ class WorkerError:
 
     @property
     def is_silent(self) -> bool:
-        """True if nothing says how the process ended: no exception, signal, exit code or message."""
+        """True if it is not known how the process ended: no exception, signal, exit code or message."""
         return self.exception is None and not self.signal and self.exit_code is None and not self.message
 
     @property

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from firstfault.model.failure import CausedBy, Kind, Origin, Place, WorkerError
     from firstfault.model.restart import RestartRecord
 
-__all__ = ["Coverage", "JobErrors", "LogTail", "NodePresence", "Phase", "Reads", "Receipt", "Seal", "Unopened"]
-
 
 class Phase(str, enum.Enum):
     """The state of a node in its roster entry."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-__all__ = ["RestartKind", "RestartRecord"]
-
 
 class RestartKind(str, enum.Enum):
     """What is restarted."""

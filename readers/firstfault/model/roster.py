@@ -12,18 +12,6 @@ if TYPE_CHECKING:
 
     from firstfault.model.job import JobErrors, NodePresence
 
-__all__ = [
-    "NodeKey",
-    "node_key",
-    "node_label",
-    "node_order",
-    "nodes_done",
-    "nodes_reported",
-    "of_newest_incarnations",
-    "pods_live",
-    "unreported_nodes",
-]
-
 _FINAL = {Phase.FAILED, Phase.SUCCEEDED}
 
 NodeKey = tuple[str, "int | None"]

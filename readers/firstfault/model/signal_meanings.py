@@ -1,4 +1,4 @@
-"""What a signal or an exit code says about the end of a process."""
+"""The meaning of a signal or an exit code that ended a process."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from firstfault.model.failure import Resources, WorkerError
-
-__all__ = ["CRASHES", "SIGNALS", "STOPS", "ended_by", "explain_end", "explain_signal", "signal_of_exit_code"]
 
 SIGNALS: dict[str, str] = {
     "SIGABRT": "the process aborted (a failed check in native code)",

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from firstfault.model.failure import Kind, Origin, WorkerError
 from firstfault.model.job import Coverage
 
-__all__ = ["Decision", "Reason", "Scope", "Suspect", "Verdict", "Victims"]
-
 
 class Scope(str, enum.Enum):
     """The kind of root cause."""
@@ -69,7 +67,7 @@ class Verdict:
     confidence: str = "low"
     """"high", "medium" or "low"."""
     rule: str = ""
-    """The strategy's rule that found the root cause, "own-fault"; empty: written before verdicts named it."""
+    """The strategy's rule that found the root cause, "own-fault"; empty: the strategy names none."""
     why: tuple[str, ...] = ()
     sources: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
     """For each sentence of `why` the names of its documents, if the strategy gives any. Not in JSON, like `root`."""
@@ -104,5 +102,5 @@ class Decision:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it says retry although the retry budget is used up: the task does not run again."""
+        """Whether it is to retry although the retry budget is used up: the task does not run again."""
         return self.retry and self.origin is not Origin.SYSTEM and self.retries_left == 0

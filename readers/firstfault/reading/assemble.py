@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo, Place, RestartRecord, Unopened
     from firstfault.reading.rounds import JudgedRound
 
-__all__ = ["Snapshot", "Unreadable", "assemble", "digest_of", "name_hash"]
-
 _MAX_NAMED = 5
 _DIGEST_BITS = 128
 
@@ -157,7 +155,7 @@ def name_hash(name: str) -> int:
 def _withdrawn(snapshot: Snapshot) -> frozenset[str]:
     """Return the names of documents about an exception in flight that the user's code handled after all.
 
-    A receipt of their own node marks them, or the node's roster entry says that the node succeeded.
+    A receipt of their own node marks them, or the node's roster entry is of phase succeeded.
     """
     read: dict[str, set[tuple[object, ...]]] = defaultdict(set)
     for document in snapshot.documents:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from firstfault.store import ObjectInfo, Page, ReadableStore
 
-__all__ = ["FoundAttempt", "attempts_below"]
-
 _CUTS = "048cgkosw"
 """Characters at which the rest of a listing is split: names of executions are hexadecimal, or letters and digits."""
 

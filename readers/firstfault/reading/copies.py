@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from firstfault.store import ReadableStore
 
-__all__ = ["StoreWithCopies"]
-
 
 class StoreWithCopies:
     """Lists what a store has and the copies that it lacks; reads copies first.

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from firstfault.model import NodePresence, Place, RestartRecord, WorkerError
     from firstfault.model.roster import NodeKey
 
-__all__ = ["JudgedRound", "judged_round", "round_of"]
-
 
 def judged_round(entries: Collection[int], documents: Iterable[int], restarts: Iterable[RestartRecord]) -> int:
     """Return the last round with a roster entry; without a roster, the last with a document.
 
-    If the record of a restart says that another round followed, a document of that round is enough.
+    If a record reports a restart, a document of that round is enough.
 
     Args:
         entries: the rounds of the roster's entries.
@@ -50,7 +48,7 @@ class JudgedRound:
     """Whether the round has a roster entry."""
 
     def has(self, document: WorkerError) -> bool:
-        """Whether a document is judged; it is history if its node or the round went on without it."""
+        """Whether a document is judged; it is history if its node or the job has restarted since."""
         place = document.place
         if document.writer is Writer.STOCK or place.round > self.number:
             return True  # Flyte's own files have no round; a later one cannot be history

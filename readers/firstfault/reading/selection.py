@@ -18,29 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from firstfault.model import JobErrors
-    from firstfault.reading.key_table import KeyTable
-    from firstfault.reading.listing import Listing
+    from firstfault.reading.listing import KeyTable, Listing
     from firstfault.store import ObjectInfo
-
-__all__ = [
-    "AT_FIRST",
-    "AT_ONCE",
-    "MORE",
-    "NO_FAULT",
-    "OF_EACH_FAULT",
-    "OF_HISTORY",
-    "SMALL",
-    "STEPS",
-    "Wish",
-    "agrees",
-    "first_rows",
-    "incarnations_of_round",
-    "newest_incarnations",
-    "ranks_named",
-    "roster_entries_to_open",
-    "some_of_each_fault",
-    "unopened_by_fault",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -139,7 +118,7 @@ def unopened_by_fault(table: KeyTable, rows: Iterable[int], opened: Mapping[int,
 
 
 def agrees(key: ErrorKey, error: WorkerError) -> bool:
-    """Whether a document says what its name says."""
+    """Whether a document agrees with its name."""
     place = error.place
     # as the name has it, which is bounded
     said = ErrorKey.parse(

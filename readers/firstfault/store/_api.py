@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["ObjectInfo", "Page", "ReadableStore", "Store"]
-
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:

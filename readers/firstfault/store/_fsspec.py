@@ -21,11 +21,20 @@ from firstfault.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from firstfault.store import _settings
+from firstfault.store import _shared
 from firstfault.store._api import ObjectInfo, Page
-from firstfault.store._listing import PAGE, PART, by_name, nanoseconds, only_page
-from firstfault.store._retry import ATTEMPTS, retried
-from firstfault.store._settings import no_credentials, other_region, storage_options
+from firstfault.store._shared import (
+    ATTEMPTS,
+    PAGE,
+    PART,
+    by_name,
+    nanoseconds,
+    no_credentials,
+    only_page,
+    other_region,
+    retried,
+    storage_options,
+)
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
@@ -33,8 +42,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from typing_extensions import Self
-
-__all__ = ["FsspecStore"]
 
 T = TypeVar("T")
 
@@ -220,7 +227,7 @@ class FsspecStore:
     async def _write(self, full: str, data: bytes) -> None:
         if isinstance(self._fs, AsyncFileSystem):
             write_it = self._fs._pipe_file(full, data)  # noqa: SLF001 - fsspec's public async API is underscored
-            # botocore's PUT says "Expect: 100-continue", and aiohttp waits for that answer without any timeout
+            # botocore's PUT sends "Expect: 100-continue", and aiohttp waits for that answer without any timeout
             await asyncio.wait_for(write_it, _WRITE_TIMEOUT_S)
             return
         # a reader may list the folder during the write; the rename makes the file appear whole
@@ -247,7 +254,7 @@ class FsspecStore:
     @staticmethod
     async def _bounded(call: Callable[[], Awaitable[T]]) -> T:
         """Bound one request as obstore does; botocore's own limit begins again with each byte that comes."""
-        return await asyncio.wait_for(call(), _settings.CONNECT_TIMEOUT_S + _settings.READ_TIMEOUT_S)
+        return await asyncio.wait_for(call(), _shared.CONNECT_TIMEOUT_S + _shared.READ_TIMEOUT_S)
 
     def _typed(self, error: Exception, verb: str, full: str) -> Exception:
         """Return the `StoreError` for an error of fsspec, botocore or aiohttp; any other error as it is."""
@@ -326,7 +333,7 @@ _OTHER_REGION = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLo
 
 
 def _region_of(error: Exception) -> str | None:
-    """Return the bucket's region, if S3 says that it is another one; empty if S3 does not name it."""
+    """Return the bucket's region, if S3 reports another one; empty if S3 does not name it."""
     response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
     if not isinstance(response, dict) or response.get("Error", {}).get("Code") not in _OTHER_REGION:
         return None

@@ -18,10 +18,17 @@ from firstfault.errors import (
     StoreUnavailableError,
 )
 from firstfault.store._api import ObjectInfo, Page
-from firstfault.store._listing import PAGE, by_name, nanoseconds, only_page
 from firstfault.store._obstore_settings import NoCredentialsError, client_for
-from firstfault.store._retry import ATTEMPTS, retried
-from firstfault.store._settings import no_credentials, other_region
+from firstfault.store._shared import (
+    ATTEMPTS,
+    PAGE,
+    by_name,
+    nanoseconds,
+    no_credentials,
+    only_page,
+    other_region,
+    retried,
+)
 from firstfault.store._uri import join, protocol_of
 
 if TYPE_CHECKING:
@@ -31,8 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from firstfault.store._fsspec import FsspecStore
-
-__all__ = ["ObstoreStore", "obstore_for"]
 
 T = TypeVar("T")
 

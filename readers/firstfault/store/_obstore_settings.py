@@ -9,13 +9,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstfault.store._settings import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, storage_options
+from firstfault.store._shared import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, storage_options
 from firstfault.store._uri import protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-__all__ = ["NoCredentialsError", "client_for"]
 
 _CREDENTIALS_LAST = dt.timedelta(minutes=10)
 """How long obstore uses credentials of botocore, which renews those that expire, before it asks again."""

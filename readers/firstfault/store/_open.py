@@ -8,14 +8,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import UsageError
-from firstfault.store._retry import ATTEMPTS
+from firstfault.store._shared import ATTEMPTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from firstfault.store._api import Store
-
-__all__ = ["CLIENT_VARIABLE", "open_store"]
 
 CLIENT_VARIABLE = "FIRSTFAULT_STORAGE_CLIENT"
 """Environment variable that names the client: ``fsspec`` or ``obstore``."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["is_remote", "join", "protocol_of", "split_name"]
-
 
 def protocol_of(uri: str) -> str:
     """Return the scheme of `uri`; ``file`` for a plain path."""

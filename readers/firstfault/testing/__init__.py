@@ -1,6 +1,6 @@
 """Conformance suites for strategies and stores, and builders of test data.
 
-Needs pytest. A suite is a class of tests; a subclass says what to test::
+Needs pytest. A suite is a class of tests; a subclass names what to test::
 
     from firstfault.testing import StrategyTests
 

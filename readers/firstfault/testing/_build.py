@@ -21,8 +21,6 @@ from firstfault.model import (
 )
 from firstfault.reading.assemble import Snapshot, assemble
 
-__all__ = ["START_NS", "make_error", "make_job", "make_presence"]
-
 START_NS = 1_700_000_000_000_000_000
 """Start of the builders' clock, nanoseconds since the Unix epoch."""
 _MS = 1_000_000

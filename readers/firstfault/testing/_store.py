@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from firstfault.store import Store
 
-__all__ = ["StoreTests"]
-
 _NANO = 1_000_000_000
 _CLOCKS_MAY_DIFFER_S = 60
 _UNICODE = "w\u00f6rker 3 \u2192 \U0001f525.pb"
@@ -106,7 +104,7 @@ class StoreTests:
         self._run(scenario)
 
     def test_a_page_is_of_all_that_lies_below(self) -> None:
-        """A page has the objects in and below a folder behind a name, and says that no more follow."""
+        """A page has the objects in and below a folder behind a name, and tells whether more follow."""
 
         async def scenario(store: Store) -> None:
             for name in ("errors/a.pb", "errors/b.pb", "roster/c.pb", "z.pb"):

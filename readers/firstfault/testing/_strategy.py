@@ -22,8 +22,6 @@ from firstfault.wire.verdict_json import to_json, verdict_from_json, verdict_to_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["StrategyTests"]
-
 _SHUFFLES = 20
 _LONGEST_MESSAGE = 16_384
 _HOSTILE = "\x1b[2J\r\x00<script>\u202e\U0001f525 \udc80%s{0}\nretry: yes\n"

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-__all__ = ["snapshot_of_torchrun"]
-
 _ATTEMPT = re.compile(r"attempt_(\d{1,6})")
 _ERROR, _STDERR = "error.json", "stderr.log"
 _MAX_ERROR_BYTES = 2 * 1024 * 1024
@@ -49,7 +47,7 @@ _SIGNALS = {
     "Floating": "SIGFPE",
 }
 _WRAPPER = "torch/distributed/elastic/multiprocessing/errors/"
-"""The frames of torch's `record` say nothing about the failure."""
+"""The frames of torch's `record` do not belong to the failure."""
 _NOTES = (
     "torchrun's log folder has times in whole seconds, and neither exit codes nor signals",
     "a worker that was killed, or stopped by torchrun, leaves no error.json",
@@ -68,7 +66,7 @@ class _Node:
 
 
 def snapshot_of_torchrun(folder: Path) -> Snapshot | None:
-    """Return what the workers of the last attempt left; None if it is no log folder of torchrun.
+    """Return what the workers of the last attempt left; None if it is not a log folder of torchrun.
 
     If no worker left an error, the snapshot has notes alone.
 
@@ -158,7 +156,7 @@ def _span(node: _Node) -> tuple[float, float]:
     """Return when a node's folder was first and last written, seconds."""
     times = []
     for _, worker in node.workers:
-        with suppress(OSError):  # a run that goes on may remove files
+        with suppress(OSError):  # a running job may remove files
             times += [path.lstat().st_mtime for path in (worker.parent, worker, *worker.iterdir())]
     return min(times, default=0.0), max(times, default=0.0)
 
@@ -205,7 +203,7 @@ def _by_log(silent: WorkerError, stderr: str) -> WorkerError:
 def _raised_in(stderr: str) -> tuple[ExceptionInfo | None, str]:
     """Return the uncaught exception that ended a process, and its traceback; None if it is not certain.
 
-    Only torch's own traceback, or one at the end: a program may print tracebacks and go on.
+    Only torch's own traceback, or one at the end: a program may print tracebacks and continue.
     """
     own = "\n".join(match["line"] or "" for match in _OF_RANK.finditer(stderr))
     text = own or stderr
@@ -219,7 +217,7 @@ def _raised_in(stderr: str) -> tuple[ExceptionInfo | None, str]:
 def _by_error_file(silent: WorkerError, said: dict[str, Any], document: DocumentRef) -> WorkerError:
     text, extra = str(said["message"]), said.get("extraInfo") or {}
     if not isinstance(extra, dict):
-        raise TypeError("extraInfo is no object")
+        raise TypeError("extraInfo is not an object")
     stack = str(extra.get("py_callstack") or "")
     type_, _, message = text.partition(": ")
     raised = _exception(stack) or ExceptionInfo(type_, message)

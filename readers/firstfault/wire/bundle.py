@@ -11,8 +11,6 @@ from firstfault.errors import BadDocumentError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["pack", "unpack"]
-
 _LEVEL = 3
 _MAX_BYTES = 64 * 1024 * 1024
 """Largest content that a reader unpacks."""

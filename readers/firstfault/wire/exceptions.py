@@ -1,151 +1,128 @@
-"""Encodes and decodes exceptions and failed threads, within limits for writers and for readers."""
+"""How exceptions and failed threads are written and read, within limits for writers and for readers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from firstfault.model import ExceptionInfo, FrameInfo, ThreadFailure
-from firstfault.text import clean, elide
-from firstfault_proto.v1 import errors_pb2 as pb
+from firstfault.wire.forms import COUNT, LINE, MAX_NAMES, TIME, Field, Form, Table, interned, many, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 T = TypeVar("T")
 
-__all__ = [
-    "MAX_LINE",
-    "MAX_NAMES",
-    "MAX_READ_LINE",
-    "Budget",
-    "exception_from_pb",
-    "exception_to_pb",
-    "interned",
-    "line_from_pb",
-    "long_to_pb",
-    "thread_to_pb",
-    "threads_from_pb",
-]
-
-_MAX_LONG = 2**64 - 1
-MAX_LINE = 500
-"""Characters of a name or a line."""
-MAX_READ_LINE = 4_096
-"""Characters of a name or a line that a reader takes: it may be drawn hundreds of times."""
-MAX_NAMES = 50
 _MAX_TEXT = 16 * 1024
 _MAX_CAUSES = 10
 _MAX_FRAMES = 100
 _MAX_CONTEXT = 5
 """Lines around a frame's line, with it."""
 _MAX_DEPTH = 6
-"""Nested exceptions; protobuf's parsers refuse more than 100 nested messages."""
+"""Exceptions within exceptions. Protobuf's parsers refuse more than 100 nested messages, and the time for a report can
+double with each level."""
+_MAX_THREADS = 10
 _MAX_READ_EXCEPTIONS = 2000
-"""Exceptions that a reader takes from one document: causes, members and those of threads together."""
-_MAX_READ_DEPTH = 6
-"""Exceptions within exceptions that a reader takes: the time for a report can double with each level."""
+"""Exceptions that a reader takes of a document's own exception, and of all its threads: with causes and members."""
 _MAX_READ_FRAMES = 1000
 """Frames of one exception that a reader takes."""
 _MAX_READ_THREADS = 100
 """Failed threads that a reader takes from one document."""
 
 
-def exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> pb.ExceptionRecord:
+# --- frames ---------------------------------------------------------------------------------------------------------
+
+FRAME = Table(
+    FrameInfo,
+    (
+        Field("file", LINE, json="file"),
+        Field("line", COUNT, json="line"),
+        Field("function", LINE, json="function"),
+        Field("code", LINE, json="source"),
+        Field("context", many(LINE, _MAX_CONTEXT), json="context"),
+        Field("context_line", COUNT, json="context_line"),
+    ),
+)
+"""Without the marked characters, which are two numbers on the wire."""
+
+
+def _frame_to_pb(frame: FrameInfo) -> dict[str, Any]:
+    message = FRAME.write(frame)
+    # what is redacted moves what is marked
+    first, last = frame.marked if message["code"] == frame.code else (0, 0)
+    return {**message, "marked_from": max(first, 0), "marked_to": max(last, 0)}
+
+
+def _frame_from_pb(message: Any) -> Any:
+    return FRAME.read(message, marked=(message.marked_from, message.marked_to))
+
+
+_FRAMES = Form(lambda frames: list(map(_frame_to_pb, frames)), lambda some: interned(tuple(map(_frame_from_pb, some))))
+
+
+def _both_ends(frames: Sequence[T], most: int) -> tuple[Sequence[T], int]:
+    """Return the outermost and the innermost frames of a deep stack, and how many lie between them."""
+    if len(frames) <= most:
+        return frames, 0
+    return [*frames[: most // 2], *frames[-most // 2 :]], len(frames) - most
+
+
+# --- exceptions -----------------------------------------------------------------------------------------------------
+
+_PARTS = Table(
+    ExceptionInfo,
+    (
+        Field("type", LINE),
+        Field("message", text(_MAX_TEXT)),
+        Field("bases", many(LINE, MAX_NAMES, keep=True)),
+        Field("notes", many(text(_MAX_TEXT), MAX_NAMES)),
+        Field("relation", LINE),
+        Field("text_frames", Form(lambda frames: _FRAMES.write(frames[:_MAX_FRAMES]), _FRAMES.read)),
+    ),
+)
+"""Without the frames, causes and members, of which readers and writers take different numbers."""
+
+
+def _exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> dict[str, Any]:
     """Return an exception's message, with texts cut and redacted; `depth` counts the exceptions around it."""
     deeper = _MAX_CAUSES if depth < _MAX_DEPTH else 0
-    frames = exception.frames
-    omitted = exception.frames_omitted
-    if len(frames) > _MAX_FRAMES:
-        omitted += len(frames) - _MAX_FRAMES
-        frames = frames[: _MAX_FRAMES // 2] + frames[-_MAX_FRAMES // 2 :]
-    return pb.ExceptionRecord(
-        type=clean(exception.type, MAX_LINE),
-        bases=[clean(base, MAX_LINE) for base in exception.bases[:MAX_NAMES]],
-        message=clean(exception.message, _MAX_TEXT),
-        frames=list(map(_frame_to_pb, frames)),
-        notes=[clean(note, _MAX_TEXT) for note in exception.notes[:MAX_NAMES]],
-        causes=[exception_to_pb(cause, depth + 1) for cause in exception.causes[:deeper]],
-        relation=clean(exception.relation, MAX_LINE),
-        frames_omitted=omitted,
-        members=[exception_to_pb(member, depth + 1) for member in exception.members[:deeper]],
-        text_frames=list(map(_frame_to_pb, exception.text_frames[:_MAX_FRAMES])),
+    frames, omitted = _both_ends(exception.frames, _MAX_FRAMES)
+    return _PARTS.write(
+        exception,
+        frames=_FRAMES.write(frames),
+        frames_omitted=exception.frames_omitted + omitted,
+        causes=[_exception_to_pb(cause, depth + 1) for cause in exception.causes[:deeper]],
+        members=[_exception_to_pb(member, depth + 1) for member in exception.members[:deeper]],
     )
 
 
-def _frame_to_pb(frame: FrameInfo) -> pb.Frame:
-    code = clean(frame.code, MAX_LINE)
-    marked = frame.marked if code == frame.code else (0, 0)  # what is redacted moves what is marked
-    return pb.Frame(
-        file=clean(frame.file, MAX_LINE),
-        line=max(frame.line, 0),
-        function=clean(frame.function, MAX_LINE),
-        code=code,
-        context=[clean(line, MAX_LINE) for line in frame.context[:_MAX_CONTEXT]],
-        context_line=max(frame.context_line, 0),
-        marked_from=max(marked[0], 0),
-        marked_to=max(marked[1], 0),
-    )
-
-
-def _frame_from_pb(frame: pb.Frame) -> FrameInfo:
-    return FrameInfo(
-        line_from_pb(frame.file),
-        frame.line,
-        line_from_pb(frame.function),
-        line_from_pb(frame.code),
-        tuple(map(line_from_pb, frame.context[:_MAX_CONTEXT])),
-        frame.context_line,
-        (frame.marked_from, frame.marked_to),
-    )
-
-
-def line_from_pb(text: str) -> str:
-    """Return a name or a line with what the reader's limit admits."""
-    return elide(text, MAX_READ_LINE)
-
-
-class Budget:
+class _Budget:
     """How many exceptions a reader may still take from a document."""
 
     def __init__(self) -> None:
         self.left = _MAX_READ_EXCEPTIONS
 
 
-def exception_from_pb(record: pb.ExceptionRecord, budget: Budget, depth: int = 1) -> ExceptionInfo:
-    """Return an exception with what the reader's limits admit; its last notes say how much they cut off."""
+def _exception_from_pb(record: Any, budget: _Budget | None = None, depth: int = 1) -> ExceptionInfo:
+    """Return an exception with what the reader's limits admit; its last notes count what is left out."""
+    budget = budget or _Budget()
     budget.left -= 1
-    frames: Sequence[pb.Frame] = record.frames
-    omitted = record.frames_omitted
-    if len(frames) > _MAX_READ_FRAMES:
-        omitted += len(frames) - _MAX_READ_FRAMES
-        frames = [*frames[: _MAX_READ_FRAMES // 2], *frames[-_MAX_READ_FRAMES // 2 :]]
-    causes = _inner_from_pb(record.causes, budget, depth)
-    members = _inner_from_pb(record.members, budget, depth)
-    inner = ((record.causes, causes, "causes"), (record.members, members, "members"))
-    cut = [_left_out(len(all_of) - len(taken), name) for all_of, taken, name in inner if len(all_of) > len(taken)]
-    return ExceptionInfo(
-        type=line_from_pb(record.type),
-        message=record.message,
-        bases=interned(tuple(record.bases)),
-        frames=interned(tuple(map(_frame_from_pb, frames))),
-        notes=(*record.notes, *cut),
-        causes=causes,
-        relation=record.relation,
-        frames_omitted=omitted,
-        members=members,
-        text_frames=interned(tuple(map(_frame_from_pb, record.text_frames[:_MAX_FRAMES]))),
+    frames, omitted = _both_ends(record.frames, _MAX_READ_FRAMES)
+    inner = {name: _inner_from_pb(getattr(record, name), budget, depth) for name in ("causes", "members")}
+    left_out = {name: len(getattr(record, name)) - len(taken) for name, taken in inner.items()}
+    exception: ExceptionInfo = _PARTS.read(
+        record, frames=_FRAMES.read(frames), frames_omitted=record.frames_omitted + omitted, **inner
     )
+    cut = [_left_out(count, name) for name, count in left_out.items() if count]
+    return replace(exception, notes=(*exception.notes, *cut)) if cut else exception
 
 
-def _inner_from_pb(records: Sequence[pb.ExceptionRecord], budget: Budget, depth: int) -> tuple[ExceptionInfo, ...]:
+def _inner_from_pb(records: Sequence[Any], budget: _Budget, depth: int) -> tuple[ExceptionInfo, ...]:
     taken: list[ExceptionInfo] = []
-    if depth < _MAX_READ_DEPTH:
-        for record in records:
-            if budget.left <= 0:
-                break
-            taken.append(exception_from_pb(record, budget, depth + 1))
+    for record in records if depth < _MAX_DEPTH else ():
+        if budget.left <= 0:
+            break
+        taken.append(_exception_from_pb(record, budget, depth + 1))
     return tuple(taken)
 
 
@@ -153,39 +130,30 @@ def _left_out(count: int, what: str) -> str:
     return f"... {count} more {what} left out: the document holds more than firstfault reads ..."
 
 
-def thread_to_pb(thread: ThreadFailure) -> pb.ThreadFailure:
-    """Return a failed thread's message."""
-    return pb.ThreadFailure(
-        thread=clean(thread.thread, MAX_LINE),
-        wall_time_ns=long_to_pb(thread.timestamp_ns),
-        exception=exception_to_pb(thread.exception),
-    )
+_THREAD = Table(ThreadFailure, (Field("thread", LINE), Field("timestamp_ns", TIME, "wall_time_ns")))
+"""Without the exception."""
 
 
-def threads_from_pb(threads: Sequence[pb.ThreadFailure], budget: Budget) -> tuple[ThreadFailure, ...]:
+def _threads_to_pb(threads: Sequence[ThreadFailure]) -> list[dict[str, Any]]:
+    """Return the messages of the first failed threads."""
+    return [_THREAD.write(thread, exception=_exception_to_pb(thread.exception)) for thread in threads[:_MAX_THREADS]]
+
+
+def _threads_from_pb(threads: Sequence[Any]) -> tuple[ThreadFailure, ...]:
     """Return failed threads with what the reader's limits admit."""
     taken: list[ThreadFailure] = []
+    budget = _Budget()
     for thread in threads:
         if len(taken) == _MAX_READ_THREADS or (taken and budget.left <= 0):
             last = taken[-1]
             notes = (*last.exception.notes, _left_out(len(threads) - len(taken), "failed threads"))
             taken[-1] = replace(last, exception=replace(last.exception, notes=notes))
             break
-        exception = exception_from_pb(thread.exception, budget)
-        taken.append(ThreadFailure(thread.thread, thread.wall_time_ns or None, exception))
+        taken.append(_THREAD.read(thread, exception=_exception_from_pb(thread.exception, budget)))
     return tuple(taken)
 
 
-def interned(value: T) -> T:
-    """Return one object for all equal values, which saves memory: thousands of victims have the same stacks."""
-    return cast("T", _kept(value))
-
-
-@lru_cache(maxsize=4096)
-def _kept(value: object) -> object:
-    return value
-
-
-def long_to_pb(number: int | None) -> int | None:
-    """Return a number within the range of uint64."""
-    return None if number is None else min(max(number, 0), _MAX_LONG)
+EXCEPTION = Form(
+    lambda value: value and _exception_to_pb(value), _exception_from_pb, is_optional=True, is_redacted=True
+)
+THREADS = Form(_threads_to_pb, _threads_from_pb, is_redacted=True, cap=_MAX_THREADS)

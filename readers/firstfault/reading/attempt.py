@@ -1,0 +1,439 @@
+"""Reads one attempt: waits for its nodes, lists its names, opens documents, and assembles what it found.
+
+A small attempt is read completely. In a large cascade the names tell which documents have the same fault: several of
+each are opened, then those that the strategy names. `earliest` reads the first page and the first documents. If a name
+contradicts its document, every document is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from firstfault.errors import StoreUnavailableError
+from firstfault.layout.keys import ErrorKey, RosterKey, is_of_entry
+from firstfault.layout.paths import is_error_file, join_name
+from firstfault.model import Phase, Reads, Seal, WorkerError
+from firstfault.model.roster import nodes_done
+from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.reading.fetch import (
+    Room,
+    copies_of,
+    cuts,
+    each,
+    no_room,
+    read_document,
+    read_restarts,
+    read_roster,
+    sorted_out,
+)
+from firstfault.reading.listing import Listing, begin, list_everything
+from firstfault.reading.rounds import judged_round
+from firstfault.reading.selection import (
+    MORE,
+    NO_FAULT,
+    OF_EACH_FAULT,
+    OF_HISTORY,
+    SMALL,
+    STEPS,
+    Wish,
+    agrees,
+    first_rows,
+    incarnations_of_round,
+    newest_incarnations,
+    ranks_named,
+    roster_entries_to_open,
+    some_of_each_fault,
+    unopened_by_fault,
+)
+from firstfault.sync import gathered
+
+if TYPE_CHECKING:
+    import threading
+    from array import array
+    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+
+    from firstfault.layout.paths import Layout
+    from firstfault.model import JobErrors, NodePresence, RestartRecord
+    from firstfault.reading.assemble import Unreadable
+    from firstfault.reading.listing import KeyTable
+    from firstfault.store import ObjectInfo, ReadableStore
+
+logger = logging.getLogger(__name__)
+
+_FIRST_POLL_S = 0.05
+_LONGEST_POLL_S = 1.0
+_LOOK_SHARE = 10
+"""A pause of `follow` is at least this multiple of the time that the last listing took."""
+_LONGEST_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for the nodes, and what ends the wait earlier."""
+
+    seconds: float = 0.0
+    """0: do not wait."""
+    expected_nodes: int | None = None
+    """How many nodes should report; None: as many as the roster names."""
+    enough: Callable[[Sequence[NodePresence]], bool] | None = None
+    """Asked with the roster at each look; True ends the wait as if every node had reported."""
+    give_up: threading.Event | None = None
+    """Once set, ends the wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is wanted of an attempt."""
+
+    layout: Layout
+    wish_of: Callable[[Sequence[Seal]], Wish]
+    """What the strategy wants to read, given the sealed verdicts."""
+    patience: Patience = Patience()
+    fresh: bool = False
+    """Whether to open every document itself, although the pods left copies of them."""
+    notes: tuple[str, ...] = ()
+    """For the coverage: what is not read, and why."""
+
+    def job_of(self, snapshot: Snapshot) -> JobErrors:
+        """Return what a snapshot makes."""
+        with_notes = replace(snapshot, notes=(*snapshot.notes, *self.notes)) if self.notes else snapshot
+        return assemble(with_notes, expected_nodes=self.patience.expected_nodes)
+
+
+async def read_job(store: ReadableStore, request: Request) -> JobErrors:
+    """Wait for the nodes, as far as is wanted, and return what was read.
+
+    Raises:
+        StoreError: the folder could not be listed, or the layout's only document could not be read.
+    """
+    known, done = await await_nodes(store, request.layout.roster, request.patience)
+    job = await look(store, request, known)
+    return replace(job, settled=done or request.patience.seconds <= 0)
+
+
+async def follow(store: ReadableStore, request: Request, interval_seconds: float) -> AsyncGenerator[JobErrors, None]:
+    """Yield the job at once and after each change, until all nodes are done; see `MultiErrorFileOutputReader.follow`.
+
+    Raises:
+        StoreError: the storage refuses a request.
+    """
+    known: dict[str, NodePresence] = {}
+    mark: tuple[object, ...] | None = None
+    while True:
+        began = time.monotonic()
+        job = None
+        try:
+            listing = await _list_all(store, request.layout)
+            if listing.mark() != mark:
+                copies = await copies_of(store, request.layout, listing)
+                job = await _Look(store, request, listing, known, copies).read()
+                mark = listing.mark()
+        except StoreUnavailableError as error:
+            logger.warning("the storage does not answer, retrying: %s", error)
+        if job is not None:
+            done = nodes_done(known.values(), request.patience.expected_nodes)
+            yield replace(job, settled=done)
+            if done:
+                return
+        took = time.monotonic() - began
+        await asyncio.sleep(min(max(interval_seconds, _LOOK_SHARE * took), _LONGEST_PAUSE_S))
+
+
+async def _list_all(store: ReadableStore, layout: Layout) -> Listing:
+    return await list_everything(store, layout, await begin(store, layout) if store.pages_in_order else None)
+
+
+async def look(store: ReadableStore, request: Request, known: Mapping[str, NodePresence] | None = None) -> JobErrors:
+    """List an attempt and return what was read of it.
+
+    Args:
+        store: the store of the layout's root.
+        request: what is wanted.
+        known: roster entries that were read before, by name.
+
+    Raises:
+        StoreError: the folder could not be listed, or the layout's only document could not be read.
+    """
+    layout = request.layout
+    if layout.document is not None:
+        return request.job_of(sorted_out([await read_document(store, layout.document, None)]))
+    begun = None
+    if store.pages_in_order and request.wish_of(()).reads is Reads.FIRST:
+        found, begun = await _first(store, layout)
+        if found is not None:
+            return request.job_of(found)
+    elif store.pages_in_order:
+        begun = await begin(store, layout)
+    copies = await copies_of(store, layout, begun) if begun is not None and not request.fresh else {}
+    listing = await list_everything(store, layout, begun, cuts(copies, layout))
+    if begun is None and not request.fresh:
+        copies = await copies_of(store, layout, listing)
+    return await _Look(store, request, listing, dict(known or {}), copies).read()
+
+
+# --- waiting --------------------------------------------------------------------------------------------------------
+
+
+async def await_nodes(
+    store: ReadableStore, folder: str | None, patience: Patience
+) -> tuple[dict[str, NodePresence], bool]:
+    """Read the roster until every node has reported or the wait is over.
+
+    Args:
+        store: of the attempt.
+        folder: the roster's, relative to the store's root; None: there is none to look at.
+        patience: how long.
+
+    Returns:
+        The roster entries that were read, by name, and whether every node has reported.
+
+    Raises:
+        StoreError: the roster could not be listed.
+    """
+    deadline = time.monotonic() + patience.seconds
+    pause = _FIRST_POLL_S
+    known: dict[str, NodePresence] = {}
+    unreadable: set[str] = set()
+    while patience.seconds > 0 and folder is not None:
+        names = [item for item in await store.list(folder) if is_error_file(item.name)]
+        # an entry never changes once it is there: each is read once, however often the folder is listed
+        read, bad = await read_roster(store, folder, [item for item in names if item.name not in known])
+        # an unreadable entry counts by its name, and is tried once more by the look that follows
+        known.update(read)
+        unreadable.update(item.name for item in bad)
+        roster = list(known.values())
+        done = nodes_done(roster, patience.expected_nodes)
+        left = deadline - time.monotonic()
+        if not done and left > 0 and patience.enough is not None:
+            done = await asyncio.to_thread(patience.enough, roster)
+        if done or left <= 0 or await _gave_up(min(pause, left), patience.give_up):
+            return {name: entry for name, entry in known.items() if name not in unreadable}, done
+        pause = min(pause * 1.5, _LONGEST_POLL_S)
+    return known, False
+
+
+async def _gave_up(seconds: float, give_up: threading.Event | None) -> bool:
+    """Wait; return at once, with True, when the caller gives up."""
+    if give_up is None:
+        await asyncio.sleep(seconds)
+        return False
+    return await asyncio.to_thread(give_up.wait, seconds)
+
+
+# --- the first failure alone ----------------------------------------------------------------------------------------
+
+
+async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None, Listing]:
+    """Return the earliest failure of the last round, from the first page of names, and the listing.
+
+    The findings are None if more must be read: the attempt is small or has other files, or the first document cannot be
+    read, is about a stopped process, or is about an exception in flight.
+    """
+    early: dict[str, asyncio.Task[WorkerError | Seal | Unreadable]] = {}
+
+    def start(item: ObjectInfo) -> None:
+        path = join_name(layout.errors or "", item.name)
+        early[path] = asyncio.create_task(read_document(store, path, item))
+
+    async def read(place: tuple[str, ObjectInfo]) -> WorkerError | Seal | Unreadable:
+        task = early.get(place[0])
+        return await (task if task is not None else read_document(store, *place))
+
+    try:
+        listing = await begin(store, layout, start, SMALL)
+        newest = newest_incarnations(listing)
+        rows = first_rows(listing, newest) if listing.in_order else []
+        if not rows:
+            return None, listing
+        table = listing.table
+        places = [(join_name(layout.errors or "", item.name), item) for item in map(table.item, rows)]
+        places += [(join_name(layout.stock or "", item.name), item) for item in listing.stock]
+        documents = await each(read, places)
+    finally:
+        await asyncio.gather(*early.values(), return_exceptions=True)
+    opened = dict(zip(rows, documents, strict=False))
+    for row, found in opened.items():
+        if not isinstance(found, WorkerError) or not agrees(table.key(row), found):
+            return None, listing
+        if found.in_flight or found.stopped_by_agent:
+            return None, listing
+    more = " at least" if listing.rest is not None else ""
+    said = f"only the first page of names was read ({len(table)} documents{more}), and {len(rows)} were opened"
+    current = table.rows_of_round(table.last_round(), newest or {})
+    return sorted_out(documents, notes=(said,), unopened=unopened_by_fault(table, current, opened)), listing
+
+
+@dataclass
+class _Opened:
+    """The opened documents of a table, by row."""
+
+    rows: dict[int, WorkerError | Seal | Unreadable] = field(default_factory=dict)
+
+    def lies(self, table: KeyTable) -> bool:
+        """Whether a document contradicts its name."""
+        return any(
+            isinstance(found, WorkerError) and not agrees(table.key(row), found) for row, found in self.rows.items()
+        )
+
+
+# --- all documents, or several of each fault ------------------------------------------------------------------------
+
+
+class _Look:
+    """Reads the documents of a listing."""
+
+    def __init__(
+        self,
+        store: ReadableStore,
+        request: Request,
+        listing: Listing,
+        roster: dict[str, NodePresence],
+        copies: dict[str, bytes],
+    ) -> None:
+        self._store = store
+        self._request = request
+        self._layout = request.layout
+        self._listing = listing
+        self._table = listing.table
+        self._roster = roster
+        self._bad_roster: list[Unreadable] = []
+        self._copies = copies
+        self._room = Room()
+        self._opened = _Opened()
+        self._judged: tuple[int, JobErrors] | None = None
+        """What was assembled last, with the number of documents that were open then."""
+        self._rest: list[WorkerError | Seal | Unreadable] = []
+        self._restarts: tuple[RestartRecord, ...] = ()
+        self._rows: list[int] = []
+        """Rows of the judged round."""
+        self._history: list[int] = []
+        """Rows of earlier rounds and incarnations."""
+
+    async def read(self) -> JobErrors:
+        """Return what was read. Entries that are read are added to the roster that was given."""
+        is_small = len(self._table) <= SMALL
+        names = [(join_name(self._layout.errors or "", item.name), item) for item in self._listing.others]
+        names += [(join_name(self._layout.stock or "", item.name), item) for item in self._listing.stock]
+        await gathered(
+            self._read_roster(),
+            self._read_rest(names),
+            self._read_restarts(),
+            self._open(range(len(self._table)) if is_small else ()),
+        )
+        wish = self._request.wish_of([found for found in self._rest if isinstance(found, Seal)])
+        if not is_small and (wish.reads is Reads.ALL or not await self._read_groups(wish)):
+            await self._open(range(len(self._table)))
+        return self._job()
+
+    async def _read_rest(self, names: Iterable[tuple[str, ObjectInfo]]) -> None:
+        async def read(place: tuple[str, ObjectInfo]) -> WorkerError | Seal | Unreadable:
+            path, item = place
+            return await read_document(self._store, path, item) if self._room.admits(item) else no_room(item)
+
+        self._rest = await each(read, names)
+
+    async def _read_restarts(self) -> None:
+        self._restarts = await read_restarts(self._store, self._layout.roster or "", self._listing.restarts)
+
+    async def _read_roster(self) -> None:
+        items = [item for item in self._listing.roster if item.name not in self._roster]
+        if len(items) > SMALL:
+            items = roster_entries_to_open(items)
+        folder, admits = self._layout.roster or "", self._room.admits
+        read, self._bad_roster = await read_roster(self._store, folder, items, self._copies, admits)
+        self._roster.update(read)
+
+    async def _open(self, rows: Iterable[int]) -> None:
+        new = [row for row in rows if row not in self._opened.rows]
+        folder = self._layout.errors or ""
+
+        async def read(row: int) -> WorkerError | Seal | Unreadable:
+            item = self._table.item(row)
+            if not self._room.admits(item):
+                return no_room(item)
+            return await read_document(self._store, join_name(folder, item.name), item, self._copies)
+
+        self._opened.rows.update(zip(new, await each(read, new), strict=True))
+
+    async def _read_groups(self, wish: Wish) -> bool:
+        """Open some documents of each fault, then those of named ranks; return whether all names were right."""
+        table = self._table
+        keys = [key for key in map(RosterKey.parse, self._roster) if key is not None]
+        round_ = judged_round({key.round for key in keys}, table.rounds(), self._restarts)
+        newest = incarnations_of_round(keys, round_)
+        gone = {
+            receipt.name
+            for entry in self._roster.values()
+            for receipt in entry.receipts
+            if receipt.withdrawn and (key := ErrorKey.parse(receipt.name)) and is_of_entry(key, entry.place)
+        }
+        rows = table.rows_of_round(round_, newest)
+        self._rows = [row for row in rows if not gone or str(table.key(row)) not in gone]
+        groups = table.by_fault(self._rows)
+        self._history = sorted(set(range(len(table))) - set(rows), key=table.moment)
+        # a name without a fingerprint does not tell the fault
+        wanted = [*groups.pop(NO_FAULT, ()), *self._of_finished(keys)]
+        wanted += some_of_each_fault(groups)
+        if keys:
+            wanted += table.rows_unconfirmed(self._rows, max(key.round for key in keys), newest)[:MORE]
+        await self._open(self._history[:OF_HISTORY])
+        for _ in range(STEPS):
+            wanted = [row for row in {*wanted, *table.of_processes(wanted, self._rows)} if row not in self._opened.rows]
+            if not wanted:
+                return True
+            await self._open(sorted(wanted, key=table.moment))
+            if self._opened.lies(table):
+                return False
+            named = ranks_named(wish, self._job())
+            left = [row for row in self._rows if row not in self._opened.rows]
+            wanted = [*[row for row in left if table.rank(row) in named][:MORE], *self._unclear(groups)]
+        return True
+
+    def _of_finished(self, keys: Iterable[RosterKey]) -> list[int]:
+        """Return the rows of nodes that succeeded: their exceptions in flight were handled."""
+        finished = {key.group_rank for key in keys if key.phase is Phase.SUCCEEDED}
+        return [row for row in self._rows if finished and self._table.group_rank(row) in finished][:MORE]
+
+    def _unclear(self, groups: Mapping[str, array[int]]) -> list[int]:
+        """Return more rows of faults of which no opened document is readable, or only some processes were stopped."""
+        found = []
+        for rows in groups.values():
+            read = [self._opened.rows[row] for row in rows if row in self._opened.rows]
+            failures = [item for item in read if isinstance(item, WorkerError)]
+            if read and len({bool(item.sent_signals) for item in failures}) != 1:
+                found += [row for row in rows if row not in self._opened.rows][:OF_EACH_FAULT]
+        return found
+
+    def _job(self) -> JobErrors:
+        """Return all that was read; the same object if nothing was opened since the last call."""
+        opened = len(self._opened.rows)
+        if self._judged is None or self._judged[0] != opened:
+            self._judged = (opened, self._request.job_of(self._snapshot()))
+        return self._judged[1]
+
+    def _snapshot(self) -> Snapshot:
+        found = sorted_out(
+            [*self._opened.rows.values(), *self._rest],
+            notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),
+            unopened=unopened_by_fault(self._table, self._rows, self._opened.rows),
+        )
+        return replace(
+            found,
+            roster=tuple(self._roster.values()),
+            foreign=tuple(self._listing.foreign),
+            unopened_history=sum(row not in self._opened.rows for row in self._history),
+            listed=self._table,
+            stored=frozenset(self._stored_late()),
+            restarts=self._restarts,
+        )
+
+    def _stored_late(self) -> Iterator[str]:
+        """Yield the names of documents that the storage has although their receipts report no upload."""
+        for entry in self._roster.values():
+            for receipt in entry.receipts:
+                if not receipt.durable and self._table.is_stored(receipt.name):
+                    yield receipt.name

@@ -1,0 +1,307 @@
+"""The one table of fields: what firstfault's files hold, how each field is bounded, and what it is called elsewhere.
+
+A new field is one row here and one line in the ``.proto`` file. The encoder and the decoder run these tables; the
+list in docs/format.md is made from them (tools/describe_fields.py). They know no protobuf: rows name its fields.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from firstfault import model
+from firstfault.model import Kind, NodeSetup, Origin, Phase, Resources, Subject, SystemState, Writer
+from firstfault.text import clean
+from firstfault.wire import exceptions, forms
+from firstfault.wire.forms import COUNT, FLAG, LINE, LONG, MAX_LINE, MAX_NAMES, NAME, RANK, TIME, Field, Form, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_SECONDS = 253_402_300_799
+"""The last second of the year 9999, the end of google.protobuf.Timestamp."""
+MAX_WORKERS = 16_384
+"""Workers of one node, and receipts: an entry with more was not written by an agent."""
+_MAX_MESSAGE = 64 * 1024
+"""Characters of ContainerError.message; flyteadmin keeps 100 KB."""
+_MAX_LOG_TAIL = 32 * 1024
+_MAX_ENTRYS_LOG = 2 * 1024
+"""Characters of one worker's log in a roster entry."""
+_MAX_LOGS = 8
+"""Workers whose log is in a roster entry."""
+_MAX_DUMP = 64 * 1024
+_MAX_DUMPS = 64
+_MAX_ALL_DUMPS = 1024 * 1024
+"""Characters of all stack dumps together. Each gets an equal share, so that a hang's document has every process."""
+_MAX_FILE_SYSTEMS = 8
+_MAX_ENTRIES = 10
+"""Collectives of one process group."""
+_MAX_MEMBERS = 16_384
+"""Ranks of one process group."""
+
+
+def _fields(names: str, form: Form) -> tuple[Field, ...]:
+    """Return fields of one form that are called the same everywhere and have no line of their own in a report."""
+    return tuple(Field(name, form) for name in names.split())
+
+
+# --- who and where --------------------------------------------------------------------------------------------------
+
+PLACE = Table(
+    model.Place,
+    (
+        Field("attempt", COUNT),
+        Field("round", COUNT, json="round", label="round"),
+        Field("incarnation", LONG),
+        Field("restart_count", COUNT, json="restarts", label="restarts before"),
+        Field("rank", RANK, "global_rank", json="rank", label="rank"),
+        Field("local_rank", RANK, json="local_rank"),
+        Field("group_rank", RANK),
+        *_fields("world_size group_world_size", COUNT),
+        Field("role", LINE),
+        Field("node", LINE, json="pod"),
+        Field("host", LINE, json="host", label="host"),
+        Field("ip", LINE, label="address"),
+        *_fields("namespace engine", LINE),
+        Field("machine", LINE, json="machine", label="machine"),
+        Field("gpu", LINE, json="gpu", label="gpu"),
+        Field("pid", COUNT, json="pid", label="pid"),
+    ),
+)
+
+CAUSED_BY = Table(model.CausedBy, (Field("rank", RANK, "global_rank"), *_fields("node document", LINE)))
+
+SENT_SIGNAL = Table(model.SentSignal, _fields("signal reason", LINE))
+
+
+# --- evidence -------------------------------------------------------------------------------------------------------
+
+RESOURCES = Table(
+    Resources,
+    (
+        Field("oom_kill", forms.OPTIONAL_LONG, json="oom_kills"),
+        Field("memory_peak_bytes", forms.OPTIONAL_LONG, json="peak_bytes"),
+        Field("memory_limit_bytes", forms.OPTIONAL_LONG, json="limit_bytes"),
+        Field("memory_used_bytes", forms.OPTIONAL_LONG, json="used_bytes"),
+        Field("watermark_ns", forms.OPTIONAL_LONG, "watermark_wall_ns"),
+    ),
+)
+
+FILE_SYSTEM = Table(
+    model.FileSystem, (Field("path", LINE), *_fields("free_bytes total_bytes free_inodes total_inodes", LONG))
+)
+
+
+def _limits_to_pb(limits: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    return [{"name": LINE.write(name), "value": LONG.write(value)} for name, value in limits[:MAX_NAMES]]
+
+
+def _limits_from_pb(limits: Sequence[Any]) -> tuple[tuple[str, int], ...]:
+    return tuple((LINE.read(limit.name), limit.value) for limit in limits[:MAX_NAMES])
+
+
+SYSTEM = Table(
+    SystemState,
+    (
+        Field("file_systems", forms.many(forms.whole(FILE_SYSTEM), _MAX_FILE_SYSTEMS), label="disk"),
+        Field("limits", Form(_limits_to_pb, _limits_from_pb, is_redacted=True, cap=MAX_NAMES), label="limits"),
+        Field("open_files", forms.OPTIONAL_COUNT),
+    ),
+)
+
+COLLECTIVE = Table(
+    model.Collective,
+    (Field("sequence", LONG), *_fields("operation sizes dtypes state", LINE), Field("is_p2p", FLAG)),
+)
+
+PROGRESS = Table(
+    model.CollectiveProgress,
+    (
+        Field("group", LINE, json="group"),
+        Field("last_operation", LINE, json="operation"),
+        Field("enqueued", LONG, json="enqueued"),
+        Field("completed", forms.OPTIONAL_LONG, json="completed"),
+        Field("last", forms.many(forms.whole(COLLECTIVE), _MAX_ENTRIES, last=True)),
+        Field("members", forms.many(COUNT, _MAX_MEMBERS)),
+    ),
+)
+
+EXPIRED = Table(
+    model.ExpiredDeadline,
+    (
+        Field("scope", LINE, json="scope"),
+        Field("seconds", forms.NUMBER, json="seconds"),
+        Field("heartbeat", FLAG, json="heartbeat"),
+        Field("since", LINE, json="since"),
+    ),
+)
+
+
+def _expired_from_pb(expired: Any) -> model.ExpiredDeadline | None:
+    # a writer of ours writes no other number, and JSON has no NaN
+    return forms.interned(EXPIRED.read(expired)) if 0 <= expired.seconds <= MAX_SECONDS else None
+
+
+STACK_DUMP = Table(model.StackDump, (Field("pid", COUNT), Field("rank", RANK, "global_rank"), Field("text", NAME)))
+"""The text's limit depends on the number of dumps."""
+
+
+def _dumps_to_pb(dumps: Sequence[model.StackDump]) -> list[dict[str, Any]]:
+    kept = dumps[:_MAX_DUMPS]
+    share = min(_MAX_DUMP, _MAX_ALL_DUMPS // max(len(kept), 1))
+    return [STACK_DUMP.write(dump, text=clean(dump.text, share)) for dump in kept]
+
+
+_DUMPS = Form(_dumps_to_pb, forms.many(forms.whole(STACK_DUMP), _MAX_DUMPS).read, is_redacted=True, cap=_MAX_DUMPS)
+
+
+def _versions_to_pb(versions: Sequence[tuple[str, str]]) -> dict[str, str]:
+    return {LINE.write(name): LINE.write(version) for name, version in versions[:MAX_NAMES]}
+
+
+def _versions_from_pb(versions: Any) -> Any:
+    some = sorted(versions.items())[:MAX_NAMES]
+    return forms.interned(tuple((LINE.read(name), LINE.read(version)) for name, version in some))
+
+
+_VERSIONS = Form(_versions_to_pb, _versions_from_pb, is_redacted=True, cap=MAX_NAMES)
+_LOG = Form(forms.text(_MAX_LOG_TAIL).write, forms.end_of_text(_MAX_LOG_TAIL).read, is_redacted=True, cap=_MAX_LOG_TAIL)
+
+
+# --- documents ------------------------------------------------------------------------------------------------------
+
+CONTAINER_ERROR = Table(
+    dict,
+    (
+        Field("code", LINE),
+        Field("message", forms.text(_MAX_MESSAGE)),
+        Field("kind", forms.one_of({Kind.NON_RECOVERABLE: 0, Kind.RECOVERABLE: 1}, Kind.NON_RECOVERABLE)),
+        Field("origin", forms.one_of({Origin.UNKNOWN: 0, Origin.USER: 1, Origin.SYSTEM: 2}, Origin.UNKNOWN)),
+        Field("worker", LINE),
+    ),
+)
+"""Flyte's own part of a document, without the time: `WorkerError` and `Seal` have it under different names."""
+
+# a writer that a later version added has the least authority of ours
+_WRITER = forms.one_of({Writer.STOCK: 0, Writer.WORKER: 1, Writer.AGENT: 2, Writer.RECORDER: 3}, Writer.RECORDER)
+_SUBJECT = forms.one_of({Subject.WORKER: 1, Subject.AGENT: 2}, Subject.WORKER)
+_IN_FLIGHT = (
+    "the document was written while the exception was still inside the task function, so the code could still handle it"
+)
+_EXPIRED = (
+    "the [deadline](watchdog.md) for which the agent killed this worker: name, seconds, whether it was the heartbeat, "
+    "and where it began"
+)
+_STACKS = (
+    "stacks of all threads of the node's processes, with source lines of the program's own frames, and before them "
+    "where an exception was raised that was on its way out; at most 64 dumps of 64 KiB each, 1 MiB in all"
+)
+_THREADS = "exceptions that ended a thread but not its process; at most 10"
+_COLLECTIVES = (
+    "for each process group, by torch's flight recorder: how many collectives were called and completed, the last of "
+    "them (`last`, at most 10: number, operation, sizes, types, state), and its global ranks (`members`, groups of at "
+    "most 256)"
+)
+_MEMORY = "the node's memory: in use, peak and time of the peak, limit, and the kernel's OOM kills"
+_SYSTEM = "what the process could use of its machine: space of file systems, soft limits, and open files"
+
+FAILURE = Table(
+    model.WorkerError,
+    (
+        Field("writer", _WRITER),
+        Field("subject", _SUBJECT),
+        Field("place", forms.whole(PLACE)),
+        Field("timestamp_ns", TIME, "wall_time_ns", json="time", label="time"),
+        Field("monotonic_ns", TIME),
+        Field("boot_id", LINE, label="boot id"),
+        Field("upload_delay_ns", TIME),
+        Field("exception", exceptions.EXCEPTION),
+        Field("exit_code", forms.OPTIONAL_NUMBER, json="exit_code", label="exit code"),
+        Field("signal", LINE, json="signal", label="signal"),
+        Field("sent_signals", forms.many(forms.whole(SENT_SIGNAL), MAX_NAMES, keep=True)),
+        Field("in_flight", FLAG, meaning=_IN_FLIGHT),
+        Field("expired", forms.part(EXPIRED, _expired_from_pb), json="deadline", label="deadline", meaning=_EXPIRED),
+        Field(
+            "caused_by",
+            forms.part(CAUSED_BY),
+            label="stopped after a failure of",
+            meaning="the failure because of which the agent stopped this worker",
+        ),
+        Field("category", LINE),
+        Field("fingerprint", LINE, label="fingerprint"),
+        Field("stack_dumps", _DUMPS, json="stack", meaning=_STACKS),
+        Field(
+            "log_tail",
+            _LOG,
+            json="log",
+            meaning="the end of the process's stderr, if its agent wrote the document; at most 32 KiB",
+        ),
+        Field("thread_failures", exceptions.THREADS, json="threads", label="thread", meaning=_THREADS),
+        Field(
+            "collectives",
+            forms.many(forms.whole(PROGRESS), MAX_NAMES, keep=True),
+            json="last_collective",
+            label="last collective",
+            meaning=_COLLECTIVES,
+        ),
+        Field("resources", forms.part_or(Resources(), RESOURCES), json="memory", label="memory", meaning=_MEMORY),
+        Field("system", forms.part_or(SystemState(), SYSTEM), meaning=_SYSTEM),
+        Field("versions", _VERSIONS, json="versions"),
+    ),
+)
+"""firstfault's part of an error document."""
+
+SEAL = Table(
+    model.Seal,
+    (
+        Field("timestamp_ns", LONG, "wall_time_ns"),
+        Field("digest", NAME),
+        Field("count", COUNT, "document_count"),
+        *_fields("strategy json node", NAME),
+    ),
+)
+"""firstfault's part of a sealed verdict; the texts of its JSON were redacted when they were read or written."""
+
+
+# --- the roster -----------------------------------------------------------------------------------------------------
+
+RECEIPT = Table(
+    model.Receipt,
+    (
+        Field("name", NAME, "key"),
+        Field("durable", FLAG),
+        Field("fault_to_durable_ns", TIME),
+        Field("error", LINE),
+        Field("rank", forms.OPTIONAL_COUNT, "global_rank"),
+        Field("withdrawn", FLAG),
+    ),
+)
+
+LOG_TAIL = Table(
+    model.LogTail, (Field("rank", COUNT, "global_rank"), Field("text", forms.end_of_text(_MAX_ENTRYS_LOG)))
+)
+
+SETUP = Table(
+    NodeSetup, (*_fields("task image gpu_model", LINE), Field("gpus", COUNT), *_fields("source_url source_root", LINE))
+)
+
+
+def _setup_from_pb(setup: Any) -> Any:
+    texts = (setup.task, setup.image, setup.gpu_model, setup.source_url, setup.source_root)
+    # a page repeats such texts; a writer of ours writes none that is longer
+    return SETUP.read(setup) if all(len(text) <= MAX_LINE for text in texts) else NodeSetup()
+
+
+PRESENCE = Table(
+    model.NodePresence,
+    (
+        Field("phase", forms.one_of({Phase.JOINED: 1, Phase.FAILED: 2, Phase.SUCCEEDED: 3}, None)),
+        Field("place", forms.whole(PLACE)),
+        Field("receipts", forms.many(forms.whole(RECEIPT))),
+        Field("timestamp_ns", TIME, "wall_time_ns"),
+        Field("first_failure", forms.part(CAUSED_BY)),
+        Field("first_failure_reason", LINE),
+        Field("log_tails", forms.many(forms.whole(LOG_TAIL), _MAX_LOGS)),
+        Field("setup", forms.part_or(NodeSetup(), SETUP, _setup_from_pb)),
+    ),
+)
+"""A roster entry, without its workers: on the wire each has two ranks."""

@@ -1,0 +1,80 @@
+"""The one table of fields covers the wire format and the model, and docs are made from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from firstfault.wire import exceptions, fields
+from firstfault_proto.v1 import errors_pb2 as pb
+from tools.describe_fields import FORMAT, SCHEMA, described, with_parts
+
+# the message, the table, the message's fields and the model's attributes that the encoder treats by itself
+_TABLES: list[tuple[str, Any, set[str], set[str]]] = [
+    ("Place", fields.PLACE, set(), set()),
+    ("CausedBy", fields.CAUSED_BY, set(), set()),
+    ("SentSignal", fields.SENT_SIGNAL, set(), set()),
+    ("ResourceEvidence", fields.RESOURCES, set(), set()),
+    ("FileSystem", fields.FILE_SYSTEM, set(), set()),
+    ("SystemState", fields.SYSTEM, set(), set()),
+    ("Collective", fields.COLLECTIVE, set(), set()),
+    ("CollectiveProgress", fields.PROGRESS, set(), set()),
+    ("ExpiredDeadline", fields.EXPIRED, set(), set()),
+    ("StackDump", fields.STACK_DUMP, set(), set()),
+    ("DocumentReceipt", fields.RECEIPT, set(), set()),
+    ("LogTail", fields.LOG_TAIL, set(), set()),
+    ("NodeSetup", fields.SETUP, set(), set()),
+    ("RosterEntry", fields.PRESENCE, {"schema_version", "workers"}, {"ranks", "newer"}),
+    ("Frame", exceptions.FRAME, {"marked_from", "marked_to"}, {"marked"}),
+    (
+        "WorkerFailure",
+        fields.FAILURE,
+        {"schema_version"},
+        {"code", "message", "kind", "origin", "worker", "documents", "newer"},
+    ),
+    (
+        "SealedVerdict",
+        fields.SEAL,
+        {"schema_version"},
+        {"name", "code", "message", "kind", "origin", "fault_timestamp_ns", "worker", "newer"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "table", "on_wire", "in_model"), _TABLES, ids=[name for name, *_ in _TABLES])
+def test_each_field_has_a_row(name: str, table: Any, on_wire: set[str], in_model: set[str]) -> None:
+    """Each field of a message and of its model is in the table once, but for those that the encoder treats itself."""
+    rows = [field.wire or field.name for field in table.fields]
+    assert sorted([*rows, *on_wire]) == sorted(field.name for field in getattr(pb, name).DESCRIPTOR.fields)
+    attributes = [field.name for field in table.fields]
+    assert sorted([*attributes, *in_model]) == sorted(field.name for field in dataclasses.fields(table.model))
+
+
+def test_no_text_is_written_as_it_is() -> None:
+    """Each text of a failure is redacted when it is written, and so is each in its parts."""
+    texts = {"WorkerFailure", "Place", "CausedBy", "SentSignal", "ExpiredDeadline", "FileSystem", "NodeSetup"}
+    for name, table, _, _ in _TABLES:
+        descriptor = getattr(pb, name).DESCRIPTOR
+        for field in table.fields:
+            kind = descriptor.fields_by_name[field.wire or field.name]
+            if name in texts and kind.cpp_type == kind.CPPTYPE_STRING:
+                assert field.form.is_redacted, f"{name}.{field.name}"
+                assert field.form.cap, f"{name}.{field.name}"
+
+
+def test_the_docs_are_of_this_table() -> None:
+    """docs/format.md and the JSON Schema are what tools/describe_fields.py writes."""
+    page, schema = FORMAT.read_text("utf-8"), json.loads(SCHEMA.read_text("utf-8"))
+    assert described(page) == page
+    assert with_parts(schema) == schema
+
+
+def test_labels_and_keys_are_unique() -> None:
+    """No two fields of a failure have one label in a report or one key in its JSON."""
+    for words in ("label", "json"):
+        found = [getattr(field, words) for table in (fields.FAILURE, fields.PLACE) for field in table.fields]
+        known = [word for word in found if word]
+        assert len(known) == len(set(known))

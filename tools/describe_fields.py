@@ -1,0 +1,57 @@
+"""Writes the descriptions of the table of fields: the list in docs/format.md, and parts of the JSON Schema.
+
+``python tools/describe_fields.py`` rewrites both files; tests/proto/test_fields.py fails if they differ.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from firstfault.wire.fields import FAILURE
+from firstfault.wire.verdict_json import schema_parts
+
+DOCS = Path(__file__).parents[1] / "docs"
+FORMAT = DOCS / "format.md"
+SCHEMA = DOCS / "schemas" / "verdict-v1.schema.json"
+_WIDTH = 110
+_HEAD = "| Evidence in a failure | Meaning |\n|---|---|\n"
+
+
+def described(page: str) -> str:
+    """Return the text of docs/format.md with today's list of evidence."""
+    rows = "".join(f"| `{field.name}` | {field.meaning} |\n" for field in FAILURE.fields if field.meaning)
+    return re.sub(re.escape(_HEAD) + r"(?:\|.*\n)*", lambda _: _HEAD + rows, page)
+
+
+def with_parts(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema with today's verdict and decision."""
+    return {**schema, "$defs": {**schema["$defs"], **schema_parts()}}
+
+
+def lines_of(value: Any, indent: int = 0) -> str:
+    """Return JSON in which what fits into a line is in one."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(line) + indent <= _WIDTH:
+        return line
+    margin = " " * (indent + 2)
+    parts = (
+        [f"{json.dumps(key)}: {lines_of(part, indent + 2)}" for key, part in value.items()]
+        if isinstance(value, dict)
+        else [lines_of(part, indent + 2) for part in value]
+    )
+    begin, end = "{}" if isinstance(value, dict) else "[]"
+    return begin + "\n" + ",\n".join(f"{margin}{part}" for part in parts) + "\n" + " " * indent + end
+
+
+def main() -> None:
+    """Rewrite both files."""
+    FORMAT.write_text(described(FORMAT.read_text("utf-8")), "utf-8")
+    schema = with_parts(json.loads(SCHEMA.read_text("utf-8")))
+    SCHEMA.write_text(lines_of(schema) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
