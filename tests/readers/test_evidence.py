@@ -853,21 +853,22 @@ def passed(rank: int, size: int) -> WorkerError:
 
 
 @pytest.mark.parametrize(
-    ("failures", "rank", "confidence"),
+    ("failures", "rank", "rule"),
     [
-        ((received(1), passed(0, 4), passed(2, 40), passed(3, 4)), 2, "medium"),
-        ((received(1), passed(0, 4), passed(2, 4), passed(3, 4)), 1, "medium"),
-        ((received(1), passed(0, 4)), 1, "low"),
+        ((received(1), passed(0, 4), passed(2, 40), passed(3, 4)), 2, "mismatch"),
+        ((received(1), passed(0, 4), passed(2, 4), passed(3, 4)), 1, "mismatch"),
+        ((received(1), passed(0, 4)), 1, "mismatch-of-two"),
     ],
     ids=["another rank differs", "the receiver differs", "two ranks"],
 )
-def test_another_size_at_one_rank(failures: tuple[WorkerError, ...], rank: int, confidence: str) -> None:
+def test_another_size_at_one_rank(failures: tuple[WorkerError, ...], rank: int, rule: str) -> None:
     """The rank that differs from most is named, be it the one that aborted or not; of two ranks, both are."""
     caused = tuple(replace(item, caused_by=CausedBy(1, "worker-0", "")) for item in failures[1:])
     verdict = evidence(done(failures[0], *caused, nodes=len(failures) // 2))
-    assert (names(verdict), verdict.rule) == (("rank", (rank,), confidence), "mismatch")
+    is_of_two = rule == "mismatch-of-two"
+    assert (names(verdict), verdict.rule) == (("rank", (rank,), "low" if is_of_two else "medium"), rule)
     assert verdict.category == "user_code"
-    assert [suspect.rank for suspect in verdict.suspects] == ([0] if confidence == "low" else [])
+    assert [suspect.rank for suspect in verdict.suspects] == ([0] if is_of_two else [])
 
 
 # --- exits, threads and positions -----------------------------------------------------------------------------------

@@ -7,19 +7,18 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import BARRIER_REPORT, DUMP_SIGNAL, MISMATCH, STUCK, TIMED_OUT, FailureClass
-from firstfault.evidence.inferred_root import InferredRoot
+from firstfault.evidence.diagnosis import Candidate
 from firstfault.evidence.progress import merged, printed_by, progress_by_group, progress_in_text
 from firstfault.exceptions.stack_position import Stood, where_it_stood
-from firstfault.model import Collective, Subject
+from firstfault.model import Collective
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from firstfault.evidence.classification import ClassifiedFailure
+    from firstfault.evidence.diagnosis import Diagnosis
     from firstfault.evidence.progress import Progress
     from firstfault.model import CollectiveProgress, WorkerError
-
-__all__ = ["all_in_one_collective", "hung", "left_behind", "mismatched", "returned_early"]
 
 _SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
 """Operations whose ranks all pass the same sizes."""
@@ -40,13 +39,14 @@ _REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
 
 
-def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
+def hung(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the ranks that the others waited for, by their stacks, collective counters and failed threads.
 
     Where all ranks are in the same place, none is returned.
     """
+    classified = diagnosis.classified
     alive = sorted(
-        (judged.failure for judged in classified if judged.failure.subject is Subject.WORKER),
+        (judged.failure for judged in diagnosis.workers),
         key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
     )
     recorded, printed = progress_by_group(alive)
@@ -57,20 +57,26 @@ def hung(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
         *_apart(recorded, printed),
         *_behind(merged(recorded, printed)),
         *_not_started(recorded),
-        *_threads(classified),
+        *_threads(diagnosis.workers),
         *_frozen(alive),
-        *_did_not_time_out(classified),
+        *_did_not_time_out(diagnosis.workers),
         *_reported(classified),
     ):
         reasons[rank].append(why)
     if elsewhere:
         # a rank that itself timed out waiting is not the one that the others waited for, whatever its counters say
-        for judged in classified:
-            if judged.waited and judged.failure.rank not in dict(elsewhere):
+        for judged in diagnosis.waits:
+            if judged.failure.rank not in dict(elsewhere):
                 reasons.pop(judged.failure.rank or 0, None)
     by_rank = {failure.rank: failure for failure in alive}
     return [
-        InferredRoot("; ".join(why), len(why), rank, by_rank[rank].node if rank in by_rank else "", by_rank.get(rank))
+        Candidate(
+            "; ".join(why),
+            rank,
+            by_rank[rank].node if rank in by_rank else "",
+            by_rank.get(rank),
+            weight=len(why),
+        )
         for rank, why in sorted(reasons.items())
     ]
 
@@ -80,16 +86,16 @@ def _tells_of_a_wait(judged: ClassifiedFailure) -> bool:
     return judged.waited or (judged.failure.exception is not None and judged.failure_class >= FailureClass.UNCLEAR)
 
 
-def mismatched(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
+def mismatched(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the rank that passed another size than the others, if one received a message longer than it expects.
 
     The receiver aborts, so the others' flight recorders decide: if one of them differs, it is that rank; if all agree,
     it is the receiver. Two ranks that differ cannot be told apart.
     """
-    receivers = [judged.failure for judged in classified if judged.signature == MISMATCH]
+    receivers = [judged.failure for judged in diagnosis.classified if judged.signature == MISMATCH]
     if not receivers:
         return []
-    workers = [judged.failure for judged in classified if judged.failure.subject is Subject.WORKER]
+    workers = [judged.failure for judged in diagnosis.workers]
     recorded, printed = progress_by_group(workers)
     by_rank = {failure.rank: failure for failure in workers}
     odd = dict(_apart(recorded, printed))
@@ -98,19 +104,19 @@ def mismatched(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
     if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
         odd = {receiver: "it received a message longer than it expects, and the others' sizes agree"}
     return [
-        InferredRoot(why, 1, rank, by_rank[rank].node, by_rank[rank], "user_code", rule="mismatch")
+        Candidate(why, rank, by_rank[rank].node, by_rank[rank], "user_code")
         for rank, why in odd.items()
         if rank in by_rank and len(odd) == 1
     ]
 
 
-def left_behind(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
+def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the ranks that had not called a collective which most others had outstanding when they failed alike.
 
     When NCCL aborts a communicator after a timeout, the main threads continue with data that never arrived. They may
     raise anything before the watchdog ends their process.
     """
-    workers = [judged for judged in classified if judged.failure.subject is Subject.WORKER]
+    workers = diagnosis.workers
     misled = [
         judged
         for judged in workers
@@ -125,47 +131,46 @@ def left_behind(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
     recorded, _ = progress_by_group([judged.failure for judged in workers])
     by_rank = {judged.failure.rank: judged.failure for judged in workers}
     return [
-        InferredRoot(why, 1, rank, by_rank[rank].node, by_rank[rank], confidence="low", rule="left-behind")
+        Candidate(why, rank, by_rank[rank].node, by_rank[rank])
         for rank, why in _behind(recorded)
         if rank not in failed and rank in by_rank
     ]
 
 
-def returned_early(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
+def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the ranks whose function had returned when all others lost a peer: those that left, with fewer batches.
 
     A rank that destroys its process group at its end, or just leaves, closes its connections.
     """
-    workers = [judged for judged in classified if judged.failure.subject is Subject.WORKER]
+    workers = diagnosis.workers
     gone = [judged.failure for judged in workers if where_it_stood(judged.failure).returned]
     lost = [judged for judged in workers if judged.failure.exception is not None]
     size = max((judged.failure.place.world_size for judged in workers), default=0)
-    is_told = len(workers) == size and all(judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
-    if not is_told or not lost or len(gone) > _MANY:
+    all_lost_it = len(workers) == size and all(judged.failure_class is FailureClass.CONSEQUENCE for judged in workers)
+    if not all_lost_it or not lost or len(gone) > _MANY:
         return []
     why = f"{_RETURNED} when the others lost a peer"
-    return [InferredRoot(why, 1, failure.rank, failure.node, failure, "exit", rule="returned") for failure in gone]
+    return [Candidate(why, failure.rank, failure.node, failure, "exit") for failure in gone]
 
 
-def all_in_one_collective(classified: Sequence[ClassifiedFailure]) -> list[InferredRoot]:
+def all_in_one_collective(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the node of a job on one node if all ranks timed out in the same collective, with the same sizes.
 
     Then none of them was missing: the data did not get from one to another.
     """
     works: dict[int, list[tuple[str, Collective]]] = {}
-    for judged in classified:
-        failure = judged.failure
-        if judged.waited and failure.rank is not None:
-            found = progress_in_text(printed_by(failure))
-            works[failure.rank] = [(progress.group, work) for progress in found for work in progress.last]
-    size = max((judged.failure.place.world_size for judged in classified), default=0)
-    nodes = {judged.failure.node for judged in classified}
+    for judged in diagnosis.waits:
+        if judged.failure.rank is not None:
+            found = progress_in_text(printed_by(judged.failure))
+            works[judged.failure.rank] = [(progress.group, work) for progress in found for work in progress.last]
+    size = max((judged.failure.place.world_size for judged in diagnosis.classified), default=0)
+    nodes = {judged.failure.node for judged in diagnosis.classified}
     waits = list(works.values())
     if size < _SEVERAL or len(works) < size or any(wait != waits[0] or not wait for wait in waits) or len(nodes) != 1:
         return []
     work = waits[0][0][1]
     why = f"all {len(works)} ranks waited in {work.operation} number {work.sequence}, and none finished"
-    return [InferredRoot(why, 1, None, nodes.pop(), None, "network", "low", rule="no-progress")]
+    return [Candidate(why, None, nodes.pop(), None, "network")]
 
 
 def _behind(groups: Progress) -> list[tuple[int, str]]:
@@ -311,31 +316,27 @@ def _elsewhere(alive: Sequence[WorkerError], waited: Collection[int | None]) -> 
     ]
 
 
-def _threads(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+def _threads(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     """Return the ranks that have a dead thread, and neither timed out nor stand in a collective.
 
     A rank that waits for another one does not do so because of its own helper thread.
     """
     return [
         (failure.rank, f"its thread {thread.thread!r} ended with {thread.exception.type}: {thread.exception.message}")
-        for judged in classified
+        for judged in workers
         for failure in (judged.failure,)
-        if failure.rank is not None
-        and failure.subject is Subject.WORKER
-        and not judged.waited
-        and where_it_stood(failure).stood is not Stood.COLLECTIVE
+        if failure.rank is not None and not judged.waited and where_it_stood(failure).stood is not Stood.COLLECTIVE
         for thread in failure.thread_failures[:1]
     ]
 
 
-def _did_not_time_out(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
+def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     """Return the few ranks that did not time out although most others did.
 
     A rank that has joined a collective of NCCL times out with the others of its group: their watchdogs wait for each
     other's dumps before they end the processes. One that has not joined is stopped, or fails when it comes and the
     others are gone. gloo has no watchdog: there the first timeout ends the others' wait.
     """
-    workers = [judged for judged in classified if judged.failure.subject is Subject.WORKER]
     waited = {
         judged.failure.rank for judged in workers if judged.waited and judged.signature in {TIMED_OUT, DUMP_SIGNAL}
     }

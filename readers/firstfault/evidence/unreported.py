@@ -7,18 +7,13 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.accusations import names_it
 from firstfault.evidence.classification import FailureClass
-from firstfault.evidence.inferred_root import InferredRoot
+from firstfault.evidence.diagnosis import Candidate
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_BY, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from firstfault.evidence.accusations import Accusations
-    from firstfault.evidence.classification import ClassifiedFailure
+    from firstfault.evidence.diagnosis import Diagnosis
     from firstfault.model import JobErrors, Receipt, WorkerError
-
-__all__ = ["broadcast_root", "is_unlisted", "lost_documents", "nodes_without_report", "terminated_nodes"]
 
 _MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}
 """Names of exceptions that a wait may time out with."""
@@ -43,40 +38,38 @@ def is_unlisted(job: JobErrors, failure: WorkerError) -> bool:
     return place.rank is not None and bool(listed) and not names <= listed
 
 
-def lost_documents(
-    job: JobErrors, classified: Sequence[ClassifiedFailure], accusations: Accusations
-) -> list[InferredRoot]:
+def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the ranks that are known to have failed and whose documents could not be read.
 
     A document whose name has a fingerprint of victims does not count, nor does a rank without a receipt on a node that
     has receipts: it had not failed. If there are many ranks, only those that others name are returned.
     """
+    job = diagnosis.job
     present = {document.name for failure in job.failures for document in failure.documents}
     reported = {(failure.node, failure.rank) for failure in job.failures}
     unopened = {rank for group in job.unopened for rank in group.ranks}
     of_victims = {
         digits
-        for judged in classified
+        for judged in diagnosis.classified
         if judged.failure_class >= FailureClass.UNCLEAR
         for digits in _faults_of(judged.failure)
     }
     found = []
     for entry in job.roster:
-        if entry.phase is not Phase.FAILED:
-            continue
         node = entry.place.node
         lost = {item.rank: item for item in entry.receipts if not item.withdrawn and item.name not in present}
-        for rank in entry.ranks:
+        for rank in entry.ranks if entry.phase is Phase.FAILED else ():
             is_lost = rank in lost or not entry.receipts
-            if not is_lost or rank in unopened or (node, rank) in reported or _is_as_others(lost.get(rank), of_victims):
+            if not is_lost or rank in unopened or (node, rank) in reported:
+                continue
+            if _is_as_others(lost.get(rank), of_victims):
                 continue
             reason = lost[rank].error if rank in lost else ""
             why = f"its document was not uploaded ({reason})" if reason else "its document is missing"
-            weight = 1 + (accusations.ranks[rank] > 0)
-            found.append(InferredRoot(why, weight, rank, node, None, "unknown", rule="lost-document"))
+            found.append(Candidate(why, rank, node, None, "unknown"))
     found.sort(key=lambda item: (item.node, item.rank if item.rank is not None else -1))
     if len(found) > _MANY:
-        found = [item for item in found if item.weight > 1]
+        found = [item for item in found if item.rank is not None and diagnosis.accusations.ranks[item.rank]]
     return found if len(found) <= _MANY else []
 
 
@@ -92,57 +85,45 @@ def _faults_of(failure: WorkerError) -> set[str]:
     return {failure.fingerprint.partition(":")[2], *(key.fingerprint for key in keys if key is not None)}
 
 
-def terminated_nodes(job: JobErrors) -> list[InferredRoot]:
+def terminated_nodes(job: JobErrors) -> list[Candidate]:
     """Return the nodes whose workers were stopped because their agent was terminated, if the agent left no document."""
     workers: Counter[str] = Counter(
         failure.node for failure in job.failures if any(sent.reason == TERMINATED for sent in failure.sent_signals)
     )
     return [
-        InferredRoot(
-            f"{count} of its workers were stopped because it was terminated",
-            2,
-            None,
-            node,
-            None,
-            "preemption",
-            rule="terminated-node",
-        )
+        Candidate(f"{count} of its workers were stopped because it was terminated", None, node, None, "preemption")
         for node, count in sorted(workers.items())
     ]
 
 
-def broadcast_root(job: JobErrors, accusations: Accusations, *, waited: bool) -> list[InferredRoot]:
+def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the rank or node whose failure the agents broadcast most often, if it left no document.
 
-    Args:
-        job: what was read.
-        accusations: of the job.
-        waited: whether a rank timed out waiting: then the failure that was noticed first may be such a timeout.
+    If a rank timed out waiting, the failure that was noticed first may be such a timeout, and does not count.
     """
-    most = max(accusations.broadcast.values(), default=0)
-    causes = [cause for cause, count in accusations.broadcast.items() if count == most]
+    job, broadcast = diagnosis.job, diagnosis.accusations.broadcast
+    most = max(broadcast.values(), default=0)
+    causes = [cause for cause, count in broadcast.items() if count == most]
     nodes = {entry.place.node for entry in job.roster} | {failure.node for failure in job.failures}
     is_everyone = len(nodes) >= (job.coverage.expected or 0)
     if len(causes) != 1 or (is_everyone and causes[0].node not in nodes):
         return []
-    who = (causes[0].rank, causes[0].node)
+    rank, node = causes[0].rank, causes[0].node
     # if a node left any document, that counts more than what others say of it
-    if any(who[0] in group.ranks for group in job.unopened):
+    if any(rank in group.ranks for group in job.unopened):
         return []
-    if any(
-        (failure.rank, failure.node) == who or (who[0] is None and failure.node == who[1]) for failure in job.failures
-    ):
+    if any(failure.node == node and rank in {None, failure.rank} for failure in job.failures):
         return []
-    said = Counter(_reasons(job, who))
-    reason = max(said, key=lambda item: (said[item], item)) if said else ""
+    given = Counter(_reasons(job, (rank, node)))
+    reason = max(given, key=lambda item: (given[item], item)) if given else ""
     what = reason.partition(" failed: ")[2]
-    if waited and (what in _MAY_BE_A_WAIT or not what):
+    if diagnosis.waits and (what in _MAY_BE_A_WAIT or not what):
         return []
     what = what or reason or "no reason was given"
     why = f"its agent reported its failure to the other nodes ({what}), but its own document is missing"
     if what == DIED_SILENTLY:
         why = "its agent died"
-    return [InferredRoot(why, 2, who[0], who[1], None, _category_of(who[0], what), rule="broadcast")]
+    return [Candidate(why, rank, node, None, _category_of(rank, what))]
 
 
 def _reasons(job: JobErrors, who: tuple[int | None, str]) -> list[str]:
@@ -166,29 +147,39 @@ def _category_of(rank: int | None, what: str) -> str:
     return "node_lost" if what == DIED_SILENTLY else "preemption" if what.startswith(TERMINATED_BY) else "unknown"
 
 
-def nodes_without_report(job: JobErrors, accusations: Accusations, *, waited: bool) -> list[InferredRoot]:
-    """Return the nodes that joined the round and sent no report since.
+def nodes_without_report(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the nodes that joined the round and sent no report since; if others name some of them, only these.
 
     Such a node is lost if others name it, or no rank timed out waiting; else it may hang, or be late with its report.
-    A node that most failures name and whose documents are missing is returned too.
     """
-    joined = {entry.place.node for entry in job.roster}
-    done = {entry.place.node for entry in job.roster if entry.phase is not Phase.JOINED}
-    listed = {number for group in job.unopened for number in group.group_ranks}
-    reported = {failure.node for failure in job.failures}
-    reported |= {entry.place.node for entry in job.roster if entry.place.group_rank in listed}
+    done = {entry.place.node for entry in diagnosis.job.roster if entry.phase is not Phase.JOINED}
     found = []
-    for node in sorted(joined - reported):
-        votes = accusations.nodes[node]
-        if node not in done:
-            named = f", and {names_it(votes)}" if votes else ""
-            category = "node_lost" if votes or not waited else "unknown"
-            why = f"it had started and sent no report{named}"
-            found.append(InferredRoot(why, 1 + bool(votes), None, node, None, category, rule="node-without-report"))
-        elif votes * 2 > accusations.nodes.total() and not _has_receipts_of_ranks(job, node):
-            why = f"its documents are missing, and {names_it(votes)}"
-            found.append(InferredRoot(why, 2, None, node, None, "unknown", rule="lost-document"))
+    for node in sorted(_unheard(diagnosis.job) - done):
+        votes = diagnosis.accusations.nodes[node]
+        named = f", and {names_it(votes)}" if votes else ""
+        category = "node_lost" if votes or not diagnosis.waits else "unknown"
+        why = f"it had started and sent no report{named}"
+        found.append(Candidate(why, None, node, None, category, weight=1 + bool(votes)))
     return found
+
+
+def accused_nodes(diagnosis: Diagnosis) -> list[Candidate]:
+    """Return the node that most failures name, if it has reported, and its documents are missing."""
+    job, named = diagnosis.job, diagnosis.accusations.nodes
+    done = {entry.place.node for entry in job.roster if entry.phase is not Phase.JOINED}
+    return [
+        Candidate(f"its documents are missing, and {names_it(named[node])}", None, node, None, "unknown")
+        for node in sorted(_unheard(job) & done)
+        if named[node] * 2 > named.total() and not _has_receipts_of_ranks(job, node)
+    ]
+
+
+def _unheard(job: JobErrors) -> set[str]:
+    """Return the nodes that joined the round and of which there is no document."""
+    listed = {number for group in job.unopened for number in group.group_ranks}
+    there = {failure.node for failure in job.failures}
+    there |= {entry.place.node for entry in job.roster if entry.place.group_rank in listed}
+    return {entry.place.node for entry in job.roster} - there
 
 
 def _has_receipts_of_ranks(job: JobErrors, node: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.failure_message import message_of
@@ -14,20 +16,14 @@ from firstfault.text import one_line, redact, sentence_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from firstfault.evidence.classification import ClassifiedFailure, FailureClass
+    from firstfault.evidence.diagnosis import Diagnosis
     from firstfault.model import JobErrors
 
-__all__ = [
-    "candidates",
-    "category_of",
-    "headline_of",
-    "listed",
-    "sources_of",
-    "undetermined",
-    "verdict_for",
-    "victims_of",
-    "who",
-]
-
+NAME = "evidence"
+MAX_SUSPECTS = 10
+_FEW = 8
+"""Failures that a sentence about all of them refers to."""
 _MAX_VICTIMS = 100
 _MAX_SOURCES = 8
 _EXTERNAL = {"preemption"}
@@ -257,3 +253,39 @@ def _line(failure: WorkerError) -> str:
     said = message_of(failure)
     text = one_line(redact(said.text or (failure.message if failure.exception is None else "")), 120)
     return one_line(f"{said.what}: {text}" if text else said.what)
+
+
+# --- reasons of the strategy `evidence` -----------------------------------------------------------------------------
+
+
+def failures_of(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerError, ...]:
+    """Return the failures themselves."""
+    return tuple(item.failure for item in classified)
+
+
+def first_few(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerError, ...]:
+    """Return as many failures as a sentence about all of them refers to."""
+    return failures_of(islice(classified, _FEW))
+
+
+def about_clocks(diagnosis: Diagnosis) -> list[Reason]:
+    """Return a reason for each wrong clock, with failures of its node."""
+    return [
+        Reason(text, tuple(islice((failure for failure in diagnosis.job.failures if failure.node in nodes), _FEW)))
+        for text, nodes in ((text, set(names)) for text, names in diagnosis.clocks.sentences())
+    ]
+
+
+def count_of(classified: Iterable[ClassifiedFailure], job: JobErrors, failure_class: FailureClass) -> int:
+    """Return how many failures have this class; an unopened one has the class of the opened ones with its fault."""
+    have = [item for item in classified if item.failure_class is failure_class]
+    prints = {item.failure.fingerprint for item in have}
+    return len(have) + sum(len(job.unopened_like(fingerprint)) for fingerprint in prints)
+
+
+def with_category(verdict: Verdict, root: ClassifiedFailure) -> Verdict:
+    """Return the verdict with the root's more precise category, unless its writer claims a specific one."""
+    keeps = root.failure.recoverable or root.failure.category not in {"", "user_code", "exit"}
+    # only an agent's own report makes a node preempted or lost, never a text
+    keeps = keeps or root.category in {"preemption", "node_lost"}
+    return replace(verdict, category=root.category) if root.category and not keeps else verdict

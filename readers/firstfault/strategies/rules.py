@@ -1,0 +1,263 @@
+"""The rules of the strategy ``evidence``, in the order in which they are tried. The first that finds something decides.
+
+Each rule is a function of the `Diagnosis` that returns a verdict, or None if it does not apply. What the evidence shows
+is computed in `firstfault.evidence`; how a verdict is worded, in `_on_faults` and `_inferred`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass
+from firstfault.evidence.faults import came_after_a_long_wait
+from firstfault.evidence.first_fault import ENDS_OF_NODES
+from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched, returned_early
+from firstfault.evidence.unreported import (
+    accused_nodes,
+    broadcast_root,
+    lost_documents,
+    nodes_without_report,
+    terminated_nodes,
+)
+from firstfault.model import Suspect, Writer
+from firstfault.strategies._inferred import (
+    by_time,
+    on_candidate,
+    on_candidates,
+    on_nobody,
+    on_raised,
+    on_remaining,
+)
+from firstfault.strategies._on_faults import on_fault
+from firstfault.strategies._verdict import MAX_SUSPECTS, who
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from firstfault.evidence.diagnosis import Candidate, Diagnosis
+    from firstfault.model import Verdict
+
+CONFIDENCES = ("low", "medium", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule."""
+
+    name: str
+    """As verdicts carry it."""
+    decide: Callable[[Diagnosis], Verdict | None]
+    confidence: str
+    """The highest that a verdict of this rule has."""
+    finds: str
+    """For people: ends the sentence "The root cause is …"."""
+
+
+def judge(diagnosis: Diagnosis, rules: Sequence[Rule] = ()) -> Verdict:
+    """Return the verdict of the first rule that applies, with its name. Faults that came too late are suspects.
+
+    Args:
+        diagnosis: with its faults.
+        rules: tried in their order; empty: `RULES`.
+    """
+    decided = ((rule, rule.decide(diagnosis)) for rule in rules or RULES)
+    rule, verdict = next((rule, verdict) for rule, verdict in decided if verdict is not None)
+    late = [fault for fault in diagnosis.late if fault.failure is not verdict.root]
+    confidence = min(verdict.confidence, rule.confidence, key=CONFIDENCES.index)
+    return _with_suspects(replace(verdict, rule=rule.name, confidence=confidence), late, ", later")
+
+
+def _with_suspects(verdict: Verdict, faults: Iterable[ClassifiedFailure], when: str = "") -> Verdict:
+    more = (Suspect(f"{who(fault.failure)} {fault.why}{when}", fault.failure.rank, fault.node) for fault in faults)
+    return replace(verdict, suspects=(*verdict.suspects, *more)[:MAX_SUSPECTS])
+
+
+# --- a process failed by itself, or a node ended ---------------------------------------------------------------------
+
+
+def _long_wait(diagnosis: Diagnosis) -> Verdict | None:
+    if not diagnosis.faults or not came_after_a_long_wait(diagnosis):
+        return None
+    verdict = on_candidates(diagnosis, hung(diagnosis))
+    if verdict is None or not verdict.ranks or any(fault.failure.rank in verdict.ranks for fault in diagnosis.faults):
+        return None
+    return _with_suspects(verdict, diagnosis.faults)
+
+
+def _lost_node(diagnosis: Diagnosis) -> Verdict | None:
+    found = diagnosis.first
+    return on_fault(diagnosis, found) if found and found.first.failure_class is FailureClass.LOST else None
+
+
+def _terminated_node(diagnosis: Diagnosis) -> Verdict | None:
+    if found := diagnosis.first:
+        return on_fault(diagnosis, found) if found.first.failure_class is FailureClass.EXTERNAL else None
+    nodes = [] if diagnosis.waits else terminated_nodes(diagnosis.job)
+    return on_candidate(diagnosis, nodes[0]) if nodes else None
+
+
+def _first_of_several(diagnosis: Diagnosis) -> Verdict | None:
+    found = diagnosis.first
+    is_of_a_node = found is not None and found.first.failure_class in ENDS_OF_NODES
+    return on_fault(diagnosis, found) if found and not is_of_a_node and (found.others or found.rivals) else None
+
+
+def _own_fault(diagnosis: Diagnosis) -> Verdict | None:
+    found = diagnosis.first
+    is_of_a_node = found is not None and found.first.failure_class in ENDS_OF_NODES
+    return on_fault(diagnosis, found) if found and not is_of_a_node and not (found.others or found.rivals) else None
+
+
+# --- no process failed by itself: what the others tell ---------------------------------------------------------------
+
+
+def _broadcast(diagnosis: Diagnosis) -> Verdict | None:
+    return on_candidates(diagnosis, broadcast_root(diagnosis))
+
+
+def _raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
+    has_raised = any(judged.failure_class is FailureClass.OWN_FAULT for judged in diagnosis.classified)
+    return on_raised(diagnosis, mismatched(diagnosis) or _stood_apart(diagnosis)) if has_raised else None
+
+
+def _stood_apart(diagnosis: Diagnosis) -> list[Candidate]:
+    return hung(diagnosis) if diagnosis.waits else left_behind(diagnosis) or returned_early(diagnosis)
+
+
+def _mismatch(diagnosis: Diagnosis) -> Verdict | None:
+    return on_candidates(diagnosis, mismatched(diagnosis))
+
+
+def _hang(diagnosis: Diagnosis) -> Verdict | None:
+    # without a rank that timed out, the ranks stand where they were stopped
+    return on_candidates(diagnosis, hung(diagnosis)) if diagnosis.waits else None
+
+
+def _no_progress(diagnosis: Diagnosis) -> Verdict | None:
+    return on_candidates(diagnosis, all_in_one_collective(diagnosis))
+
+
+def _left_behind(diagnosis: Diagnosis) -> Verdict | None:
+    return None if diagnosis.waits else on_candidates(diagnosis, left_behind(diagnosis))
+
+
+def _returned(diagnosis: Diagnosis) -> Verdict | None:
+    return None if diagnosis.waits else on_candidates(diagnosis, returned_early(diagnosis))
+
+
+def _accused_node(diagnosis: Diagnosis) -> Verdict | None:
+    return on_candidates(diagnosis, accused_nodes(diagnosis))
+
+
+def _node_without_report(diagnosis: Diagnosis) -> Verdict | None:
+    return on_candidates(diagnosis, nodes_without_report(diagnosis))
+
+
+def _lost_document(diagnosis: Diagnosis) -> Verdict | None:
+    lost = lost_documents(diagnosis)
+    if len(lost) == 1 and not diagnosis.exits:
+        return on_candidate(diagnosis, lost[0])
+    return on_nobody(diagnosis, lost) if lost else None
+
+
+# --- what is left ----------------------------------------------------------------------------------------------------
+
+
+def _alike(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
+    """Return the only failure that may be the root cause, or those of several ranks with the same fault."""
+    unclear = diagnosis.exits or diagnosis.unclear
+    prints = {judged.failure.fingerprint for judged in unclear}
+    is_one_fault = len(prints) == 1 and prints != {""} and not any(item.failure.is_silent for item in unclear)
+    return unclear if (len(unclear) == 1 or is_one_fault) and not any(item.waited for item in unclear) else []
+
+
+def _mismatch_of_two(diagnosis: Diagnosis) -> Verdict | None:
+    found = sorted(_alike(diagnosis), key=by_time)
+    others = [item for item in diagnosis.classified if found and item is not found[0]]
+    if not others or found[0].signature != MISMATCH:
+        return None
+    text = "it may have passed the other size"
+    suspects = [Suspect(text, item.failure.rank, item.failure.node) for item in others[:MAX_SUSPECTS]]
+    return on_remaining(diagnosis, found, suspects)
+
+
+def _by_elimination(diagnosis: Diagnosis) -> Verdict | None:
+    return on_remaining(diagnosis, _alike(diagnosis))
+
+
+def _stock_file(diagnosis: Diagnosis) -> Verdict | None:
+    is_stock = all(item.failure.writer is Writer.STOCK for item in diagnosis.classified)
+    return on_remaining(diagnosis, sorted(diagnosis.unclear, key=by_time)[:1] if is_stock else ())
+
+
+def _only_failure(diagnosis: Diagnosis) -> Verdict | None:
+    failure = diagnosis.classified[0].failure
+    has_no_peer = failure.place.world_size == 1 or failure.writer is Writer.STOCK
+    return on_remaining(diagnosis, diagnosis.classified if len(diagnosis.classified) == 1 and has_no_peer else ())
+
+
+RULES = (
+    Rule(
+        "long-wait",
+        _long_wait,
+        "medium",
+        "the rank for which most ranks had waited for a minute or more before any fault",
+    ),
+    Rule("lost-node", _lost_node, "high", "a node whose agent is gone"),
+    Rule("terminated-node", _terminated_node, "high", "a node that was terminated"),
+    Rule("first-of-several", _first_of_several, "medium", "the first of several different faults"),
+    Rule("own-fault", _own_fault, "high", "the only fault of its own, or the same one on several ranks"),
+    Rule(
+        "broadcast",
+        _broadcast,
+        "medium",
+        "the rank or node whose failure the agents reported to each other; its document is missing",
+    ),
+    Rule(
+        "raised-in-hang",
+        _raised_in_hang,
+        "medium",
+        "an exception of the rank for which the others waited: they timed out during its clean-up",
+    ),
+    Rule("mismatch", _mismatch, "medium", "the rank that called a collective with another size than the others"),
+    Rule("hang", _hang, "medium", "the rank for which the others waited"),
+    Rule("no-progress", _no_progress, "low", "the only node: all its ranks waited in the same collective"),
+    Rule(
+        "left-behind",
+        _left_behind,
+        "low",
+        "the rank that had not called a collective when most of the others failed alike",
+    ),
+    Rule("returned", _returned, "medium", "the rank whose function had returned when all others lost a peer"),
+    Rule("accused-node", _accused_node, "medium", "the node that most failures name, and whose documents are missing"),
+    Rule("node-without-report", _node_without_report, "medium", "a node that took part and sent no report since"),
+    Rule("lost-document", _lost_document, "medium", "a rank that failed, and whose document is missing"),
+    Rule(
+        "mismatch-of-two",
+        _mismatch_of_two,
+        "low",
+        "the rank that received a message longer than it expects, or its peer",
+    ),
+    Rule(
+        "by-elimination",
+        _by_elimination,
+        "medium",
+        "the only failure that is not certainly a consequence, or the same one on several ranks",
+    ),
+    Rule("stock-file", _stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
+    Rule(
+        "only-failure",
+        _only_failure,
+        "low",
+        "the only failure of a job of one rank, or of one that left a single file of Flyte's own",
+    ),
+    Rule("undetermined", on_nobody, "low", "not known"),
+)
+"""All rules; the last one always applies."""
+
+
+def as_markdown() -> str:
+    """Return the table of docs/strategies.md."""
+    rows = (f"| `{rule.name}` | {rule.finds} | {rule.confidence} |" for rule in RULES)
+    return "\n".join(["| Rule | The root cause is | Confidence at most |", "|---|---|---|", *rows]) + "\n"
