@@ -14,7 +14,7 @@ from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.reading.attempts_below import attempts_below
 from firstfault.reading.fetch import read_document
-from firstfault.render.first_line import first_line, short_pod
+from firstfault.report.headline import first_line, short_pod
 from firstfault.store import join, open_store
 from firstfault.sync import gathered, run_sync
 from firstfault.text import one_line

@@ -19,10 +19,10 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.reading.assemble import Snapshot, assemble
-from firstfault.render.first_line import first_line
 from firstfault.render.json_report import json_report
-from firstfault.render.terminal import terminal_text
+from firstfault.render.plain import terminal_text
 from firstfault.report import report_of
+from firstfault.report.headline import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error

@@ -11,8 +11,8 @@ import pytest
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.printed_exception import last_printed
 from firstfault.model import Writer
-from firstfault.render.first_line import first_line
 from firstfault.report import report_of
+from firstfault.report.headline import first_line
 from firstfault.retry import decide
 from firstfault.strategies.evidence import evidence
 from firstfault.testing import make_error, make_job

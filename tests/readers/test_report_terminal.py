@@ -25,12 +25,14 @@ from firstfault.model import (
     Suspect,
     Verdict,
 )
-from firstfault.render.first_line import first_line
-from firstfault.render.terminal import encodable, print_report, terminal_text
+from firstfault.render.plain import terminal_text
+from firstfault.render.printer import encodable
+from firstfault.render.terminal import print_report
+from firstfault.render.timeline import timeline_of
 from firstfault.report import markdown, report_of
 from firstfault.report.attempt_changes import AttemptSummary, summary_of
 from firstfault.report.cascade import cascade_of
-from firstfault.report.timeline import timeline_of
+from firstfault.report.headline import first_line
 from firstfault.report.words import counted, duration
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
@@ -213,7 +215,7 @@ def test_verbose_shows_everything() -> None:
         "Where it stood: rank 3",
         '  File "train.py", line 7 in step',
         "Where it stood: rank 2",
-        "Last lines of the log of rank 3",
+        "Last lines of its log: rank 3",
         "  epoch 4",
         "Unknown  a file of another kind",
         f"  {_URI}/firstfault/errors",

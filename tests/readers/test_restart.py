@@ -13,8 +13,9 @@ from firstfault.conclude import conclude
 from firstfault.layout.paths import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
 from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
 from firstfault.reading.fetch import oldest_first
-from firstfault.render.flyte_message import flyte_message, recovered_lines
+from firstfault.render.flyte_message import flyte_message
 from firstfault.report import report_of
+from firstfault.report.sections import recovered_lines
 from firstfault.restart import RestartContext, RestartDecision, decide_restart, record_of, with_unused_restarts
 from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, never, on_category, same_fault_again
 from firstfault.strategies import undetermined

@@ -12,11 +12,11 @@ from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import Phase, Scope, SentSignal, Subject, Suspect, Unopened, Victims, Writer
 from firstfault.model.signal_meanings import explain_signal
 from firstfault.render.node_map import node_map
+from firstfault.render.timeline import timeline_of
 from firstfault.report import flyte_message, report_of
 from firstfault.report.attempt_changes import AttemptSummary, changes_between, summary_of
 from firstfault.report.cascade import cascade_of
 from firstfault.report.events import Event
-from firstfault.report.timeline import timeline_of
 from firstfault.report.words import State, duration, ranks_text, short_names
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy

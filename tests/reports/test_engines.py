@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from firstfault.model import Decision, Kind, Origin, Subject, Writer
-from firstfault.render.terminal import terminal_text
+from firstfault.render.plain import terminal_text
 from firstfault.report import Report, flyte_message, markdown, report_of
 from firstfault.report.engine_words import FLYTE, PLAIN, engine_of
 from firstfault.report.words import CATEGORY_ADVICE, advice_on

@@ -28,10 +28,10 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.render.first_line import first_line
 from firstfault.render.html import page
-from firstfault.render.terminal import terminal_text
+from firstfault.render.plain import terminal_text
 from firstfault.report import flyte_message, markdown, report_of
+from firstfault.report.headline import first_line
 from firstfault.report.words import FaultOwner, State
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstfault.model import Kind, Origin, Phase, Scope, Subject, Writer
-from firstfault.render.first_line import first_line
 from firstfault.render.html import page
 from firstfault.render.json_report import json_report
-from firstfault.render.terminal import terminal_text
+from firstfault.render.plain import terminal_text
 from firstfault.report import flyte_message, markdown
 from firstfault.report.attempt_changes import AttemptSummary
+from firstfault.report.headline import first_line
 from firstfault.report.words import FaultOwner, State
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job, make_presence

@@ -42,7 +42,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.reading.assemble import Snapshot, assemble
-from firstfault.render.first_line import first_line
+from firstfault.report.headline import first_line
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import encode

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from firstfault.render.first_line import first_line
+from firstfault.report.headline import first_line
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import run

@@ -12,7 +12,7 @@ import pytest
 from opentelemetry import _logs
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from firstfault.render.first_line import first_line
+from firstfault.report.headline import first_line
 from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
 from firstfault_torch.verdict import notifiers
 from firstfault_torch.verdict.notifiers import notify

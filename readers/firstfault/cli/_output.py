@@ -26,19 +26,21 @@ def on_terminal() -> bool:
 
 def show_report(report: Report, *, verbose: bool = False) -> None:
     """Print a report: folded and coloured on a terminal, else one fact per line."""
-    from firstfault.render.terminal import print_report, terminal_text  # noqa: PLC0415 - `--help` needs none of it
+    from firstfault.render.plain import terminal_text  # noqa: PLC0415 - `--help` needs none of it
 
     if not on_terminal():
         echo(terminal_text(report, verbose=verbose))
         return
     from rich.console import Console  # noqa: PLC0415 - a pipe needs none of it
 
+    from firstfault.render.terminal import print_report  # noqa: PLC0415 - as above
+
     print_report(report, Console(), verbose=verbose)
 
 
 def echo(text: str) -> None:
     """Print to stdout; escape characters that its encoding does not have."""
-    from firstfault.render.terminal import encodable  # noqa: PLC0415 - as above
+    from firstfault.render.printer import encodable  # noqa: PLC0415 - as above
 
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
 

@@ -168,7 +168,7 @@ def print_attempt(  # noqa: PLR0913 - keywords
 
 def _print_recovered(read: ReadAttempt, *, as_json: bool) -> int:
     """Print the restarts within an attempt and the seconds that they cost, also if it succeeded."""
-    from firstfault.render.flyte_message import restart_line  # noqa: PLC0415 - as above
+    from firstfault.report.sections import restart_line  # noqa: PLC0415 - as above
     from firstfault.report.words import counted  # noqa: PLC0415 - as above
     from firstfault.wire.restart_json import restart_to_json  # noqa: PLC0415 - as above
 

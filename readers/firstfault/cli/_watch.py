@@ -248,14 +248,13 @@ class _Progress:
 
     def _print(self, conclusion: Conclusion) -> None:
         from firstfault.cli._output import echo  # noqa: PLC0415 - as above
-        from firstfault.render.first_line import first_line  # noqa: PLC0415
         from firstfault.render.json_report import json_report  # noqa: PLC0415
 
         report = self.reader.report(conclusion)
         if self._as_json:
             click.echo(json_report(report, decided=False))
         else:
-            echo(f"not decided yet: {first_line(report.verdict, report.decision)}")
+            echo(f"not decided yet: {report.first_line}")
 
     def _print_nodes(self, job: JobErrors) -> None:
         from firstfault.report.words import counted  # noqa: PLC0415 - as above

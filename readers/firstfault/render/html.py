@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.stack_position import readable_stack, where_it_stood
 from firstfault.exceptions.tracebacks import format_exception
-from firstfault.render.first_line import first_line, short_pod
-from firstfault.render.flyte_message import log_lines, recovered_lines, said
 from firstfault.render.json_report import json_report
 from firstfault.render.markdown import markdown
 from firstfault.render.node_map import node_map
+from firstfault.render.timeline import timeline_of
 from firstfault.render.traceback_view import folded_traceback
-from firstfault.report.headline import line_of
-from firstfault.report.timeline import timeline_of
-from firstfault.report.words import State, ranks_text, short_names, shown_time
+from firstfault.report.headline import line_of, short_pod
+from firstfault.report.sections import log_lines, message_text, recovered_lines
+from firstfault.report.words import State, is_retried, ranks_text, short_names, shown_time
 from firstfault.strategies import who
 from firstfault.text import elide, printable, redact
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from firstfault.report.cascade import NodeState, RankState
     from firstfault.report.data import Report
     from firstfault.report.groups import Group
-
-__all__ = ["PAGE_SIZE", "deck_html", "page"]
 
 PAGE_SIZE = 100
 """Ranks on one page of the grid."""
@@ -112,7 +109,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    environment.filters.update(ranks=ranks_text, shown_time=_moment, who=who, sentence=_sentence)
+    environment.filters.update(ranks=ranks_text, shown_time=_moment, who=who, sentence=_sentence, is_retried=is_retried)
     return environment
 
 
@@ -170,7 +167,7 @@ class _View:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self.title = first_line(report.verdict, report.decision)
+        self.title = report.first_line
         self.identity = report.identity.parts(report.engine)
         name = report.verdict.node or ""
         short = short_pod(name)
@@ -301,7 +298,7 @@ class _View:
     @property
     def message(self) -> str:
         """The verdict's own text, of limited length."""
-        return elide(said(self._report.verdict), _TEXT)
+        return elide(message_text(self._report.verdict), _TEXT)
 
     def examples(self) -> list[tuple[int, _Quoted]]:
         """Return the number and the first failure of each of the largest groups, without the root cause's."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.first_cause import first_cause, own_frames
 from firstfault.exceptions.printed_exception import exception_of
-from firstfault.render.first_line import first_line
-from firstfault.render.flyte_message import log_lines, stack_lines
 from firstfault.report.engine_words import PLAIN
+from firstfault.report.headline import first_line
+from firstfault.report.sections import log_lines, stack_lines
 from firstfault.report.words import State
 from firstfault.text import elide
 from firstfault.wire.verdict_json import SCHEMA, decision_to_dict, format_timestamp, verdict_to_dict
@@ -18,8 +18,6 @@ from firstfault.wire.verdict_json import SCHEMA, decision_to_dict, format_timest
 if TYPE_CHECKING:
     from firstfault.model import CollectiveProgress, ExpiredDeadline, FrameInfo, WorkerError
     from firstfault.report.data import Report
-
-__all__ = ["json_report"]
 
 _FRAMES = 50
 _LINES = 200

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.render.flyte_message import log_lines, recovered_lines, said, stack_lines
-from firstfault.report.words import counted, ranks_text
+from firstfault.report.facts import Fact
+from firstfault.report.sections import sections_of
+from firstfault.report.words import counted, few, ranks_text
 from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from firstfault.report.data import Report
     from firstfault.report.groups import Group
+    from firstfault.report.sections import Section
 
-__all__ = ["markdown"]
-
+_DETAILS = {"clocks", "confidence"}
 _GROUPS = 20
+"""Groups, and lines of a list."""
 _TEXT = 20_000
 _LINES = 60
 _CELL = 160
@@ -40,31 +42,24 @@ def markdown(report: Report) -> str:
 
 
 def _parts(report: Report) -> Iterator[str]:
-    verdict, root = report.verdict, report.verdict.root
+    parts = sections_of(report)
     yield from (f"## {_plain(report.answers.what)}", "", *_answers(report))
+    if parts.commands.lines:
+        yield from ("", *_fenced("\n".join(map(printable, parts.commands.lines)), "console"))
     if job := report.identity.parts(report.engine):
         yield from ("", _plain("; ".join(job)))
-    if report.changes:
-        yield from ("", "### Attempts", "", *(f"- {_plain(change)}" for change in report.changes))
-    if root is not None and (stack := stack_lines(root)):
-        yield from ("", "### Where it stood", "", *_fenced("\n".join(stack[:_LINES])))
-    if text := said(verdict):
-        is_traceback = root is not None and root.exception is not None and root.exception.frames
-        yield from ("", "### Traceback" if is_traceback else "### Message", "", *_fenced(elide(text, _TEXT)))
-    if root is not None and (log := log_lines(root)):
-        yield from ("", "### Last lines of its log", "", *_fenced("\n".join(log[-_LINES:])))
+    yield from _listed(parts.changes, parts.changes.lines)
+    yield from _quoted(parts.stack, "\n".join(parts.stack.lines[:_LINES]))
+    yield from _quoted(parts.message, elide(parts.message.text, _TEXT))
+    yield from _quoted(parts.log, "\n".join(parts.log.lines[-_LINES:]))
     yield from _groups(report.cascade.groups)
     if report.followers:
         yield from ("", f"Victims: {_plain(report.followers)}")
-    if verdict.why:
-        yield from ("", "### Evidence", "", *(f"- {_plain(sentence)}" for sentence in verdict.why[:_GROUPS]))
-    if recovered := recovered_lines(report.job):
-        title = "### Recovered from, by restarts within this attempt"
-        yield from ("", title, "", *(f"- {_plain(line)}" for line in recovered))
-    facts = [(fact.name, fact.value) for fact in report.facts]
-    facts += [(f"{report.engine.nodes} reported", report.coverage), ("clocks", report.clocks)]
-    facts += [("confidence", f"{verdict.confidence} (strategy {verdict.strategy})"), ("read from", report.uri)]
-    yield from ("", "### Facts", "", *(f"- {_plain(name)}: {_plain(value)}" for name, value in facts if value))
+    yield from _listed(parts.evidence, few(parts.evidence.lines, _GROUPS))
+    yield from _listed(parts.recovered, parts.recovered.lines)
+    besides = [fact for fact in parts.details if fact.name in {f"{report.engine.nodes} reported", *_DETAILS}]
+    facts = [*report.facts, *besides, *([Fact("read from", report.uri)] if report.uri else [])]
+    yield from ("", "### Facts", "", *(f"- {_plain(fact.name)}: {_plain(fact.value)}" for fact in facts))
 
 
 def _answers(report: Report) -> Iterator[str]:
@@ -72,12 +67,19 @@ def _answers(report: Report) -> Iterator[str]:
     yield f"- **Where:** {_plain(answers.where)}" + (f", {_plain(answers.code)}" if answers.code else "")
     yield f"- **Retried:** it {_plain(answers.fate)}. {_plain(answers.fate_reason)}"
     yield f"- **Kind:** {answers.fault_owner.value}; {_plain(answers.category)}"
-    yield f"- **Look at next:** {_plain(answers.steps[0].text)}" if answers.steps else "- **Look at next:** the log"
+    yield from (f"- **Look at next:** {_plain(step.text)}" for step in answers.steps[:1])
     if answers.unknown:
         yield f"- **Not known:** {_plain('; '.join(answers.unknown[:_GROUPS]))}"
-    commands = [printable(step.command) for step in answers.steps if step.command]
-    if commands:
-        yield from ("", *_fenced("\n".join(commands), "console"))
+
+
+def _listed(part: Section, lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield from ("", f"### {part.title}", "", *(f"- {_plain(line)}" for line in lines))
+
+
+def _quoted(part: Section, text: str) -> Iterator[str]:
+    if text:
+        yield from ("", f"### {part.title}", "", *_fenced(text))
 
 
 def _groups(groups: tuple[Group, ...]) -> Iterator[str]:
@@ -86,7 +88,7 @@ def _groups(groups: tuple[Group, ...]) -> Iterator[str]:
     yield from ("", "### Who failed", "", "| State | Processes | Ranks | What it said |", "|---|---|---|---|")
     for group in groups[:_GROUPS]:
         ranks = ranks_text(group.ranks, 60)
-        yield f"| {group.state.value} | {group.count} | {ranks} | {_plain((group.line or group.what)[:_CELL])} |"
+        yield f"| {group.state.value} | {group.count} | {ranks} | {_plain(group.said[:_CELL])} |"
     if len(groups) > _GROUPS:
         yield f"| | | | and {counted(len(groups) - _GROUPS, 'more group')} |"
 

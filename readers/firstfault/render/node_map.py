@@ -10,8 +10,6 @@ from firstfault.report.words import State
 if TYPE_CHECKING:
     from firstfault.report.cascade import Cascade
 
-__all__ = ["NodeMap", "node_map"]
-
 _FROM = 17
 """Fewer nodes have no map: their ranks are seen at once."""
 _WIDTH = 760

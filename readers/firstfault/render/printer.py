@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-__all__ = ["Printer", "encodable", "one_row"]
-
 _LABEL = 9
 """Columns of the labels."""
 _NARROW = 50
@@ -26,10 +24,12 @@ _WIDTH = 80
 class Printer:
     """Collects rows and prints them folded, with a hanging indent. Quoted texts are never markup."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, most_rows: int = 0) -> None:
         from rich.text import Text  # noqa: PLC0415 - plain lines need no rich
 
         self._console = console
+        self.most_rows = most_rows
+        """Rows that one value beside a label may have; 0: any number."""
         self._text = Text
         self.width = console.width
         self.rows: list[Text] = []
@@ -60,7 +60,8 @@ class Printer:
     def labelled(self, label: str, values: Sequence[str], styles: Sequence[str] = ()) -> None:
         """Add values beside their label; on a narrow terminal the first after it and the others below."""
         hang = " " * self._hang
-        for index, (value, style) in enumerate(itertools.zip_longest(values, styles, fillvalue="")):
+        for index, (text, style) in enumerate(itertools.zip_longest(values, styles, fillvalue="")):
+            value = self.short(text, self.most_rows) if self.most_rows else text
             if index:
                 self._rows(hang, hang, value, style)
             elif self.width >= _NARROW:

@@ -1,4 +1,4 @@
-"""A traceback for a page: the program's own frames with the lines around, those of libraries folded."""
+"""A traceback with the frames of libraries folded: for the page with the lines around each frame, and as lines."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from firstfault.exceptions.first_cause import own_frames
-from firstfault.exceptions.tracebacks import chain, format_exception, runs
+from firstfault.exceptions.tracebacks import chain, format_exception, place_of, runs
 from firstfault.text import elide
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from firstfault.exceptions.tracebacks import FrameRun
     from firstfault.model import ExceptionInfo, FrameInfo
-    from firstfault.report.data import JobIdentity
-
-__all__ = ["FoldedException", "folded_traceback"]
+    from firstfault.report.facts import JobIdentity
 
 _TEXT = 16_000
 _WEB = re.compile(r"https?://[\w.-]+(?::\d+)?(?:/[\w.~@+-]+)+")
@@ -130,3 +130,45 @@ def _link(frame: FrameInfo, identity: JobIdentity) -> str:
         return ""
     anchor = f"#lines-{frame.line}" if "bitbucket" in identity.source_url else f"#L{frame.line}"
     return f"{identity.source_url}/{quote(frame.file.removeprefix(root))}{anchor}"
+
+
+# --- as lines -------------------------------------------------------------------------------------------------------
+
+
+def folded_lines(exception: ExceptionInfo) -> Iterator[str]:
+    """Yield a traceback with consecutive frames of a library in one line; unfolded if no frame is the program's own."""
+    fold = bool(own_frames(exception))
+    for link in chain(exception):
+        if link.follows:
+            yield from ("", link.follows, "")
+        yield from _folded_link(link.exception, fold=fold)
+
+
+def _folded_link(exception: ExceptionInfo, *, fold: bool) -> Iterator[str]:
+    frames = exception.frames
+    if frames:
+        yield "Traceback (most recent call last):"
+    half = len(frames) // 2 if exception.frames_omitted else 0
+    yield from _folded_frames(frames[:half], fold=fold, innermost=False)
+    if exception.frames_omitted:
+        yield f"  ... {exception.frames_omitted} frames left out"
+    yield from _folded_frames(frames[half:], fold=fold, innermost=True)
+    yield f"{exception.type}: {exception.message}" if exception.message else exception.type
+    yield from exception.notes
+    for number, member in enumerate(exception.members, 1):
+        yield f"  ---- member {number} ----"
+        yield from (f"  {line}" for line in folded_lines(member))
+
+
+def _folded_frames(frames: Sequence[FrameInfo], *, fold: bool, innermost: bool) -> Iterator[str]:
+    found = runs(frames)
+    for run in found:
+        if run.library and fold:
+            count = f"{len(run.frames)} frame{'s' if len(run.frames) > 1 else ''}"
+            where = f", the last is {place_of(run.frames[-1])}" if innermost and run is found[-1] else ""
+            yield f"  ... {count} of {run.library}{where}"
+            continue
+        for frame in run.frames:
+            yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
+            if frame.code:
+                yield f"    {frame.code}"

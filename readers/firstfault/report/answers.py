@@ -12,7 +12,8 @@ from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import TIME_LIMIT, Origin, Scope, Subject
-from firstfault.report.headline import headline_parts, memory_text
+from firstfault.report.facts import places_of
+from firstfault.report.headline import fault_of
 from firstfault.report.words import (
     UNDETERMINED_ADVICE,
     FaultOwner,
@@ -21,6 +22,7 @@ from firstfault.report.words import (
     advice_on,
     counted,
     fault_owner_of,
+    few,
     ranks_text,
 )
 from firstfault.text import one_line
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
     from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.report.cascade import Cascade
     from firstfault.report.engine_words import EngineWords
-
-__all__ = ["Answers", "Step", "answers_on", "machine_of"]
 
 _FEW = 5
 _LINE = 200
@@ -130,14 +130,10 @@ def _fault_owner(job: JobErrors, verdict: Verdict) -> FaultOwner:
 def _what(verdict: Verdict) -> str:
     if verdict.scope is Scope.UNDETERMINED:
         return verdict.headline
-    root = verdict.root
-    name, text = headline_parts(verdict)
-    if verdict.category == "host_oom" and root is not None and root.signal == "SIGKILL":
-        return f"OOM-killed: {memory_text(root.resources)}"
-    if verdict.category == "hang" and len(verdict.ranks) == 1:
-        text = text.replace("it was", f"rank {verdict.ranks[0]} was", 1) if text.startswith("it was") else text
-    if root is not None and name == (said := message_of(root)).what and said.text:
-        text = one_line(said.whole, _LINE)
+    name, text = fault_of(verdict)
+    text = one_line(text, _LINE)
+    if verdict.category == "hang" and len(verdict.ranks) == 1 and text.startswith("it was"):
+        text = text.replace("it was", f"rank {verdict.ranks[0]} was", 1)
     return f"{name}: {text}" if text else name
 
 
@@ -151,9 +147,8 @@ def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
         return f"all {terminated.count} {engine.nodes}, the first {verdict.node}"
     if verdict.scope is Scope.UNDETERMINED:
         suspects = [suspect.name for suspect in verdict.suspects]
-        more = f" and {len(suspects) - _FEW} more" if len(suspects) > _FEW else ""
         if suspects:
-            return f"one of: {', '.join(suspects[:_FEW])}{more}"
+            return f"one of: {', '.join(few(suspects, _FEW))}".replace(", and ", " and ")
         return f"on {verdict.node}, rank not known" if verdict.node else "no rank stands out"
     on = f" on {verdict.node}" if verdict.node else ""
     if (machine := machine_of(job, verdict)) and len(verdict.ranks) <= 1:
@@ -249,16 +244,15 @@ def machine_of(job: JobErrors, verdict: Verdict) -> str:
     """Return the machine of the verdict's node, from its process or from any entry of that node; empty: not known."""
     if verdict.root is not None and verdict.root.place.machine:
         return verdict.root.place.machine
-    places = [entry.place for entry in job.roster] + [failure.place for failure in job.failures]
-    return next((place.machine for place in places if place.node == verdict.node and place.machine), "")
+    return next(
+        (place.machine for place in reversed(places_of(job)) if place.node == verdict.node and place.machine), ""
+    )
 
 
 def _namespace(job: JobErrors, verdict: Verdict) -> str:
     """Return the namespace of any of the job's pods: they share it."""
-    places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
-    if verdict.root is not None:
-        places.insert(0, verdict.root.place)
-    return next((place.namespace for place in places if place.namespace), "")
+    roots = [verdict.root.place] if verdict.root is not None else []
+    return next((place.namespace for place in [*roots, *places_of(job)] if place.namespace), "")
 
 
 # --- what is unknown --------------------------------------------------------------------------------------------------
@@ -271,10 +265,8 @@ def _unknown(job: JobErrors, verdict: Verdict, cascade: Cascade, engine: EngineW
         yield "which rank failed first: none stands out from the others"
     elif verdict.confidence != "high":
         yield f"whether this failure came first: confidence is {verdict.confidence}, see the evidence"
-    for suspect in verdict.suspects[:_FEW]:
-        yield f"whether {suspect.name} failed first: {suspect.why}"
-    if len(verdict.suspects) > _FEW:
-        yield f"and {len(verdict.suspects) - _FEW} more suspects"
+    suspects = [f"whether {suspect.name} failed first: {suspect.why}" for suspect in verdict.suspects]
+    yield from few(suspects, _FEW, "and {} more suspects")
     if not verdict.settled:
         yield f"what the other {engine.nodes} report: waiting for them timed out"
     yield from _unknown_of_nodes(verdict, engine)
@@ -294,7 +286,7 @@ def _unknown_of_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
     yield from coverage.notes
     if coverage.expected is None:
         yield f"how many {engine.nodes} took part: no document says it"
-    elif coverage.expected is not None and coverage.expected > coverage.reported and not coverage.notes:
+    elif coverage.expected > coverage.reported and not coverage.notes:
         missing = coverage.expected - coverage.reported
         yield f"what happened on {missing} of {coverage.expected} {engine.nodes}: no report"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.report.words import ranks_text
+from firstfault.report.words import is_retried, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 _RANKS = 40
 """Characters."""
-
-__all__ = ["AttemptSummary", "changes_between", "summary_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +35,13 @@ class AttemptSummary:
     def outcome(self) -> str:
         """How it ended, in a line."""
         return self.verdict.headline if self.verdict is not None else self.note
+
+    @property
+    def line(self) -> str:
+        """How it ended, whether it was worth another one, and how long it took."""
+        retry = "" if self.decision is None else ", retry" if is_retried(self.decision) else ", no retry"
+        took = f", {self.seconds:.1f} s" if self.seconds is not None else ""
+        return f"attempt {self.number}: {self.outcome}{retry}{took}"
 
 
 def summary_of(number: int, job: JobErrors, verdict: Verdict, decision: Decision) -> AttemptSummary:

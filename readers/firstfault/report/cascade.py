@@ -12,7 +12,7 @@ from firstfault.model.roster import unreported_nodes
 from firstfault.report.events import event_of, event_order, origin_of
 from firstfault.report.groups import groups_of, with_unreported
 from firstfault.report.headline import line_of
-from firstfault.report.words import State
+from firstfault.report.words import State, ranks_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors, NodePresence, Verdict, WorkerError
     from firstfault.report.events import Event
     from firstfault.report.groups import Group
-
-__all__ = ["Cascade", "NodeState", "RankState", "cascade_of", "world_size"]
 
 _LARGEST_WORLD = 100_000
 """A document with a larger world size is damaged."""
@@ -55,6 +53,14 @@ class NodeState:
     note: str = ""
     """The failure that it reports, or what is missing."""
 
+    @property
+    def line(self) -> str:
+        """Its name, group rank, state and note: "w-1 (group rank 1): X root cause"."""
+        number = f" (group rank {self.group_rank})" if self.group_rank is not None else ""
+        state = f"{self.state.mark} {self.state.value}" if self.state is not None else ""
+        said = "; ".join(filter(None, [state, self.note]))
+        return f"{self.name}{number}" + (f": {said}" if said else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Cascade:
@@ -74,6 +80,16 @@ class Cascade:
     def count(self, state: State) -> int:
         """Return how many ranks are in a state."""
         return sum(item.state is state for item in self.ranks)
+
+    def ranks_by_node(self) -> dict[str, str]:
+        """Return the states of each node's ranks: "X 3 root cause; v 2 victim"."""
+        found: dict[str, dict[State, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for item in self.ranks:
+            found[item.node or "node not known"][item.state].append(item.rank)
+        return {
+            node: "; ".join(f"{state.mark} {ranks_text(ranks)} {state.value}" for state, ranks in states.items())
+            for node, states in found.items()
+        }
 
 
 def cascade_of(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cascade:

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.report.facts import places_of
+
 if TYPE_CHECKING:
     from firstfault.model import Decision, JobErrors, Verdict
-
-__all__ = ["FLYTE", "PLAIN", "EngineWords", "engine_of"]
 
 _POD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """A name that Kubernetes accepts, and that needs no quotes in a shell."""
@@ -78,7 +78,7 @@ _ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN}
 
 def engine_of(job: JobErrors, verdict: Verdict) -> EngineWords:
     """Return the engine that the documents name; `FLYTE` if none does, `PLAIN` for a name that is not known."""
-    places = [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
+    places = places_of(job)
     if verdict.root is not None:
         places.append(verdict.root.place)
     return _ENGINES.get(next((place.engine for place in places if place.engine), ""), PLAIN)

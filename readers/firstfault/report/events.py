@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from firstfault.evidence.clocks import Clocks
     from firstfault.model import JobErrors, Verdict, WorkerError
 
-__all__ = ["Event", "event_of", "event_order", "later_text", "origin_of"]
-
 _TENTH = 10
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.failure_message import message_of
 from firstfault.model import Scope
 from firstfault.report.headline import headline_parts, line_of
-from firstfault.report.words import State
+from firstfault.report.words import State, ranks_text
 from firstfault.text import printable
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors, Verdict
     from firstfault.report.events import Event
-
-__all__ = ["Group", "groups_of", "with_unreported"]
 
 
 _NOT_OPENED = "its documents were listed but not opened"
@@ -44,6 +42,18 @@ class Group:
     """How many of them have a document that was read."""
     first: Event | None
     """The earliest; None if none was opened."""
+
+    @property
+    def said(self) -> str:
+        """What happened to the first of them, or the failure's name if nothing more is known."""
+        return self.line or self.what
+
+    def head(self, limit: int = 0) -> str:
+        """Return its mark, size, state and ranks: "s 2 stopped by its agent, ranks 1-2"; `limit`: as `ranks_text`."""
+        ranks = f"rank{'s' if len(self.ranks) > 1 else ''} {ranks_text(self.ranks, limit)}" if self.ranks else ""
+        return ", ".join(
+            filter(None, [f"{self.state.mark} {self.count} {self.state.value}", ranks or "".join(self.nodes[:1])])
+        )
 
 
 def groups_of(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> list[Group]:

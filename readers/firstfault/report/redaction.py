@@ -15,8 +15,6 @@ from firstfault.text import redact
 if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict
 
-__all__ = ["redacted", "redacted_verdict"]
-
 _LEFT_ALONE = {"documents", "fingerprint", "boot_id", "receipts"}
 """Fields that identify objects or boots; redaction would break them."""
 

@@ -10,25 +10,10 @@ from firstfault.model import CATEGORIES
 from firstfault.wire.verdict_json import format_timestamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from firstfault.model import Decision
     from firstfault.report.engine_words import EngineWords
-
-__all__ = [
-    "CATEGORY_ADVICE",
-    "UNDETERMINED_ADVICE",
-    "FaultOwner",
-    "State",
-    "about_category",
-    "advice_on",
-    "counted",
-    "duration",
-    "fault_owner_of",
-    "ranks_text",
-    "short_names",
-    "shown_time",
-    "size",
-]
 
 
 class State(str, enum.Enum):
@@ -197,6 +182,17 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
         # the part that tells them apart is often a number, which says nothing alone
         shared = max(min(shared, *(len(part) - 2 for part in parts)), 0)
     return {name: "-".join(part[shared:]) for name, part in zip(known, parts, strict=True)}
+
+
+def few(lines: Sequence[str], limit: int, more: str = "and {} more") -> list[str]:
+    """Return the first `limit` lines, and one that counts the others."""
+    left = len(lines) - limit
+    return [*lines[:limit], more.format(left)] if left > 0 else list(lines)
+
+
+def is_retried(decision: Decision) -> bool:
+    """Whether the decision makes another attempt: it wants one, and the retry budget is not used up."""
+    return decision.retry and not decision.is_spent
 
 
 def counted(count: int, noun: str) -> str:

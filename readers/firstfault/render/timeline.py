@@ -1,4 +1,4 @@
-"""The cascade on a time line, as coordinates: each failure's point and bounds."""
+"""The page's time line of the cascade, as coordinates: each failure's point and bounds."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from firstfault.report.cascade import Cascade
     from firstfault.report.events import Event
-
-__all__ = ["Band", "Bar", "Lane", "Point", "Tick", "Timeline", "timeline_of"]
 
 _MS = 1_000_000
 _EACH = 14
