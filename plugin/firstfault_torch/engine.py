@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from firstfault.layout.paths import ERROR_FILE
 from firstfault.store import join
+from firstfault_torch.budgets import PUBLISH_S, TERMINATED_PUBLISH_S
 from firstfault_torch.context import Identity, host_name
 from firstfault_torch.node.document_writer import get_file, put_on_node
 
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo, JobErrors
     from firstfault_torch.verdict.seal import SealedVerdict
 
-_UPLOAD_S = 5.0
-"""Longest time for uploading the verdict, seconds."""
-_TERMINATED_S = 2.0
-"""The same after a signal that terminates this process."""
 
 __all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]
 
@@ -113,7 +110,7 @@ class PlainEngine:
         """Return the attempt's folder and this node's name.
 
         Raises:
-            ValueError: no folder is given, or the attempt is no number.
+            ValueError: no folder is given, or the attempt is not a number.
         """
         folder = self.folder or os.environ.get("FIRSTFAULT_FOLDER", "")
         if not folder:
@@ -146,7 +143,7 @@ class PlainEngine:
         """Write the verdict to ``<folder>/<attempt>/error.pb``."""
         if not verdict.durable:
             hurried = leaving_now or (give_up is not None and give_up.is_set())
-            seconds = _TERMINATED_S if hurried else _UPLOAD_S
+            seconds = TERMINATED_PUBLISH_S if hurried else PUBLISH_S
             durable = put_on_node(ERROR_FILE, verdict.document, verdict.recording, seconds)
             return replace(verdict, durable=durable)
         return verdict

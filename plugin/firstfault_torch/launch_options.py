@@ -18,6 +18,7 @@ _BOTH = 3
 """stdout (1) and stderr (2)."""
 _STREAMS = re.compile(r"[0-3]")
 _STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
+_MACRO = re.compile(r"\$(?:(?P<escaped>\$)|(?P<named>group_rank|node)\b|\{(?P<braced>group_rank|node)\})")
 _NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
 _AFFINITIES = ("node", "socket", "exclusive", "core-complex")
 
@@ -144,3 +145,20 @@ def _check_ranks(ranks: Collection[int], name: str, workers: int) -> None:
     wrong = sorted(rank for rank in ranks if not 0 <= rank < workers)
     if wrong:
         raise UsageError(f"{name} names local rank {wrong[0]}, but a node has only {workers} workers (from rank 0)")
+
+
+def with_node(template: str, values: Mapping[str, object]) -> str:
+    """Return a template for log lines in which ``${group_rank}`` and ``${node}`` are filled in.
+
+    torch fills in ``${role_name}``, ``${rank}`` and ``${local_rank}`` later; it does not know a node's rank and name.
+
+    Args:
+        template: as for ``string.Template``.
+        values: of "group_rank" and "node".
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        name = match["named"] or match["braced"]
+        return match[0] if name is None else str(values[name]).replace("$", "$$")
+
+    return _MACRO.sub(fill, template)

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.layout.paths import ROSTER, bundle_name
 from firstfault.restart import record_of, with_unused_restarts
-from firstfault_torch.agent.agent import AgentSettings
 from firstfault_torch.agent.launch import launch_agent
+from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.agent.stopping import end_what_workers_left
+from firstfault_torch.budgets import LEAVING_FILES_S, LEAVING_SLACK_S, NAME_SERVICE_S, NOW_S, TERMINATED_SETTLE_S
 from firstfault_torch.context import Recording, new_incarnation, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import begun, bounded, guarded, logger
@@ -44,18 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
 
-_LAST_SECONDS = 1.5
-"""Longest wait for the other nodes after a signal to this process."""
-_NOW_S = 1.0
-"""The same where the main thread is blocked."""
-_NAME_SERVICE_S = 1.0
 _MS = 1_000_000
 _SAME_FAILURE_NS = 120 * 1_000_000_000
 """A verdict that was sealed so long before this node failed, by clocks that may differ, is about something else."""
-_LEAVING_S = 2.0
-"""Longest wait for the upload of copies for later readers, and of the verdict for the next attempt."""
-_SLACK_S = 0.5
-"""Each of them has a limit of its own, which is a little lower than what is waited here."""
 
 
 class NodeFailedError(Exception):
@@ -149,7 +141,7 @@ def run_node(
             sealed = verdict_on(end, pod)
             _report(sealed)
             seconds = options.stop_seconds
-            end_what_workers_left(recording, min(seconds, _NOW_S) if signals.gave_up.is_set() else seconds)
+            end_what_workers_left(recording, min(seconds, NOW_S) if signals.gave_up.is_set() else seconds)
             failed = NodeFailedError(end.error, end.report, sealed)
             end.forget_agent()
             del end  # its peers hold the round's store
@@ -166,7 +158,7 @@ def recording_of(engine: Engine, options: Options) -> Recording:
         identity=engine.identity(),
         upload_deadline_seconds=options.upload_deadline_seconds,
         incarnation=new_incarnation(),
-        ip=bounded(node_address, _NAME_SERVICE_S, "looking up the node's address") or "",
+        ip=bounded(node_address, NAME_SERVICE_S, "looking up the node's address") or "",
     )
 
 
@@ -212,7 +204,7 @@ def _concluded_alone(end: RoundEnd, pod: Pod) -> SealedVerdict | None:
         if found is not None:
             return _published(found, pod)
     copies, seconds = end.report.copies, pod.options.settle_seconds
-    hurried = Wait(min(seconds, _LAST_SECONDS), is_hurried=True)
+    hurried = Wait(min(seconds, TERMINATED_SETTLE_S), is_hurried=True)
     wait = hurried if pod.give_up.is_set() else Wait(seconds, give_up=pod.give_up)
     sealed = _sealed(end, copies, pod, wait) or _sealed(end, copies, pod, Wait(0.0))
     return _published(sealed, pod) if sealed is not None else None
@@ -248,14 +240,14 @@ def _published(sealed: SealedVerdict, pod: Pod) -> SealedVerdict:
     others: list[Callable[[], object]] = []
     if sealed.conclusion is not None:
         path = f"{ROSTER}/{bundle_name(sealed.bundle)}"
-        others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, _LEAVING_S))
+        others.append(partial(put_on_node, path, sealed.bundle, sealed.recording, LEAVING_FILES_S))
         if sealed.decision.retry:
             others.append(partial(leave_verdict, sealed.recording, sealed.document, pod.give_up))
     ended = [begun(call, "leaving files for the next attempt and for readers") for call in others]
     with guarded("publishing the verdict"):
         sealed = pod.engine.publish(sealed, give_up=pod.give_up)
     for event in ended:
-        event.wait(_LEAVING_S + _SLACK_S)
+        event.wait(LEAVING_FILES_S + LEAVING_SLACK_S)
     return sealed
 
 
@@ -293,9 +285,9 @@ def _end_process(pod: Pod, end: RoundEnd) -> None:
 
     A verdict that another node has published stays: it knew more than this one learns in so short a time.
     """
-    sealed = bounded(partial(_found, end, pod), _NOW_S, "looking for the verdict of another node")
+    sealed = bounded(partial(_found, end, pod), NOW_S, "looking for the verdict of another node")
     if sealed is None:
-        sealed = _sealed(end, end.report.copies, pod, Wait(_NOW_S, is_hurried=True))
+        sealed = _sealed(end, end.report.copies, pod, Wait(NOW_S, is_hurried=True))
     with guarded("leaving the sealed verdict"):
         if sealed is not None:
             logger.error("%s", sealed.seal.message)

@@ -12,6 +12,7 @@ import pickle
 import signal
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ from firstfault.model import (
     TIME_LIMIT,
     CausedBy,
     CollectiveProgress,
+    DocumentRef,
     ExceptionInfo,
     Kind,
     Origin,
@@ -39,19 +41,21 @@ from firstfault.model import (
     Resources,
     SentSignal,
     Subject,
+    WorkerError,
     Writer,
 )
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.report.headline import first_line
 from firstfault.strategies import get_strategy
 from firstfault.testing import make_error, make_job
-from firstfault.wire.documents import encode
+from firstfault.wire.documents import decode, encode
 from firstfault_torch.agent import launch as launch_module
-from firstfault_torch.agent.agent import AgentSettings, ReportingAgent
+from firstfault_torch.agent.agent import ReportingAgent
 from firstfault_torch.agent.death_documents import (
     KeptException,
     Observation,
     Stop,
+    Traces,
     about_agent,
     about_death,
     kept_exception,
@@ -59,6 +63,7 @@ from firstfault_torch.agent.death_documents import (
 from firstfault_torch.agent.death_watch import Death
 from firstfault_torch.agent.launch import launch_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
+from firstfault_torch.agent.node_round import AgentSettings, NodeRound
 from firstfault_torch.agent.round_end import PeerFailedError, RoundEnd
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
@@ -72,7 +77,7 @@ from firstfault_torch.worker.in_flight import Moment
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from firstfault.model import WorkerError
+    from firstfault_torch.agent.reporter import NodeReport
     from tests.prefix import Prefix
 
 # Python 3.12 and later warn of a fork beside threads; pytest has some, a pod's agent has hardly any when it forks
@@ -86,6 +91,12 @@ STOPPED = "another worker of this node had failed"
 def _death(local_rank: int, exit_code: int, at: Moment | None = None) -> Death:
     moment = at or Moment.now()
     return Death(local_rank, 4000 + local_rank, exit_code, moment.wall_ns, moment.monotonic_ns)
+
+
+def _failures(report: NodeReport) -> list[WorkerError]:
+    """Return what a node's documents are about."""
+    found = [decode(data, DocumentRef(path)) for path, data in report.copies.items() if "/errors/" in path]
+    return [failure for failure in found if isinstance(failure, WorkerError)]
 
 
 def _verdict_of(*failures: WorkerError) -> Any:
@@ -111,7 +122,7 @@ def test_a_death(exit_code: int, stopped: str, kept: KeptException | None, code:
     """A death's code is its signal, its exit code, "stopped", or that of the exception that torch kept."""
     death = _death(1, exit_code)
     stop = Stop(stopped, death.monotonic_ns - 1) if stopped else None
-    failure = about_death(death, PLACE, stop=stop, kept=kept)
+    failure = about_death(death, PLACE, stop=stop, traces=Traces(kept))
     verdict = _verdict_of(failure)
     assert (failure.code, verdict.category) == (code, category)
     assert (failure.writer, failure.subject) == (Writer.AGENT, Subject.WORKER)
@@ -163,7 +174,7 @@ def test_a_kill_by_the_kernel(exit_code: int, oom_kill: bool | None, stopped: bo
     """A SIGKILL that the agent did not send is host_oom if the kernel counted an OOM kill."""
     death = _death(1, exit_code)
     stop = Stop(STOPPED, death.monotonic_ns - 1) if stopped else None
-    failure = about_death(death, PLACE, stop=stop, resources=Resources(oom_kill=oom_kill))
+    failure = about_death(death, PLACE, stop=stop, traces=Traces(resources=Resources(oom_kill=oom_kill)))
     assert failure.category == category
     assert failure.resources.oom_kill is oom_kill
 
@@ -180,18 +191,18 @@ def test_what_was_seen_before_a_stop() -> None:
     failure = about_death(death, PLACE, stop=stop)
     assert [(dump.pid, dump.rank, dump.text) for dump in failure.stack_dumps] == [(death.pid, 3, "where it stood")]
     assert (failure.collectives, failure.caused_by) == (seen.collectives, cause)
-    crashed = about_death(_death(1, -11), PLACE, stop=stop, fatal_stack="where it crashed")
+    crashed = about_death(_death(1, -11), PLACE, stop=stop, traces=Traces(fatal_stack="where it crashed"))
     assert [dump.text for dump in crashed.stack_dumps] == ["where it crashed"]
 
 
 def test_what_the_training_made_of_the_agents_signal() -> None:
-    """An exception that torch kept of a worker that its agent stopped is no fault of its own."""
+    """An exception that torch kept of a worker that its agent stopped is not a fault of its own."""
     kept = KeptException(ExceptionInfo("train.StepError", "training failed"), "Traceback")
     death = _death(1, 1)
-    failure = about_death(death, PLACE, stop=Stop(STOPPED, death.monotonic_ns - 1), kept=kept)
+    failure = about_death(death, PLACE, stop=Stop(STOPPED, death.monotonic_ns - 1), traces=Traces(kept))
     assert failure.exception is None
     assert failure.stopped_by_agent
-    alone = about_death(death, PLACE, kept=kept)
+    alone = about_death(death, PLACE, traces=Traces(kept))
     assert alone.exception == kept.exception
 
 
@@ -330,7 +341,7 @@ def start(
         group.group_rank, group.group_world_size = 1, 2
         for local_rank, worker in enumerate(group.workers):
             worker.global_rank, worker.world_size = 2 + local_rank, 4
-        agent._reporter.begin(0, 2)
+        agent.node.begin(0, 0, 0)
         for local_rank, pid in agent._start_workers(group).items():
             group.workers[local_rank].id = pid
         group.state = WorkerState.HEALTHY
@@ -344,7 +355,7 @@ def start(
             process.kill()
             process.join()
         agent.close()
-        agent._end_round()
+        agent.node.end(is_last=False)
 
 
 def _kill(agent: ReportingAgent, *local_ranks: int) -> None:
@@ -366,39 +377,6 @@ def _look(agent: ReportingAgent) -> RunResult:
 
 def _by_rank(prefix: Prefix) -> dict[int | None, WorkerError]:
     return {failure.rank: failure for failure in prefix.failures()}
-
-
-@pytest.mark.parametrize("early", [True, False], ids=["before torch looks", "while torch looks"])
-def test_who_was_stopped(
-    early: bool, start: Callable[..., ReportingAgent], prefix: Prefix, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The document of the other worker says that it was stopped; that of the dead worker does not."""
-    agent = start()
-    if early:
-        _kill(agent, 1)
-    else:
-        torchs_own = LocalElasticAgent._monitor_workers
-
-        def late(self: LocalElasticAgent, group: Any) -> RunResult:
-            _kill(agent, 1)
-            result: RunResult = torchs_own(self, group)
-            return result
-
-        monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", late)
-    result = _look(agent)
-    found = _by_rank(prefix)
-    assert set(found) == {2, 3}
-    assert (found[3].signal, found[3].code, found[3].stopped_by_agent) == ("SIGKILL", "USER:SIGKILL", False)
-    assert (found[2].signal, found[2].code, found[2].stopped_by_agent) == ("SIGTERM", "USER:Stopped", True)
-    assert found[2].sent_signals[0].reason == STOPPED
-    assert result.failures, "torch's own result"
-
-
-def test_torchs_result_names_the_failed_worker(start: Callable[..., ReportingAgent]) -> None:
-    """Torch's result names the worker that failed, not one that was stopped."""
-    agent = start()
-    _kill(agent, 1)
-    assert set(_look(agent).failures) == {3}
 
 
 HALVES = [
@@ -427,6 +405,20 @@ def dies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
         monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", late)
 
     return at_torchs_look
+
+
+def test_who_was_stopped(
+    start: Callable[..., ReportingAgent], dies: Callable[[ReportingAgent], None], prefix: Prefix
+) -> None:
+    """The document of the other worker says that it was stopped; that of the dead worker, torch's result, does not."""
+    agent = start()
+    dies(agent)
+    assert set(_look(agent).failures) == {3}, "torch's own result"
+    found = _by_rank(prefix)
+    assert set(found) == {2, 3}
+    assert (found[3].signal, found[3].code, found[3].stopped_by_agent) == ("SIGKILL", "USER:SIGKILL", False)
+    assert (found[2].signal, found[2].code, found[2].stopped_by_agent) == ("SIGTERM", "USER:Stopped", True)
+    assert found[2].sent_signals[0].reason == STOPPED
 
 
 def test_half_a_traceback_of_torchs(
@@ -470,35 +462,27 @@ def test_the_log_names_the_failed_worker(
     assert said == [f"{what}\ntraceback of local rank 1"]
 
 
-@pytest.mark.parametrize(
-    ("answer", "exit_code", "stopped"),
-    [("dies", -15, True), ("exits", 7, True), ("ignores it", -9, True), ("crashes", -11, True)],
-)
+@pytest.mark.parametrize(("answer", "exit_code"), [("dies", -15), ("exits", 7), ("ignores it", -9), ("crashes", -11)])
 def test_the_answer_to_being_stopped(
-    answer: str, exit_code: int, stopped: bool, start: Callable[..., ReportingAgent], prefix: Prefix
+    answer: str, exit_code: int, start: Callable[..., ReportingAgent], prefix: Prefix
 ) -> None:
     """A worker counts as stopped however it reacts to the signal; one that ignores it is killed."""
     agent = start(answer, "dies", stop_seconds=0.5 if answer == "ignores it" else LONG_S)
     _kill(agent, 1)
     _look(agent)
-    found = _by_rank(prefix)
-    assert {rank: failure.exit_code for rank, failure in found.items()} == {2: exit_code, 3: -9}
-    assert {rank: failure.stopped_by_agent for rank, failure in found.items()} == {2: stopped, 3: False}
+    found = {rank: (failure.exit_code, failure.stopped_by_agent) for rank, failure in _by_rank(prefix).items()}
+    assert found == {2: (exit_code, True), 3: (-9, False)}
 
 
-def test_two_deaths_by_themselves(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """Two workers that died before the stop do not count as stopped."""
+def test_a_report_ends_with_its_roster_entry(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
+    """When the node announces its failure, its documents are uploaded, with a receipt for each.
+
+    Two workers that died before the stop do not count as stopped.
+    """
     agent = start()
     _kill(agent, 0, 1)
     _look(agent)
     assert {rank: failure.stopped_by_agent for rank, failure in _by_rank(prefix).items()} == {2: False, 3: False}
-
-
-def test_a_report_ends_with_its_roster_entry(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
-    """When the node announces its failure, its documents are uploaded, with a receipt for each."""
-    agent = start()
-    _kill(agent, 0, 1)
-    _look(agent)
     entries = {entry.phase: entry for entry in prefix.roster()}
     assert set(entries) == {Phase.JOINED, Phase.FAILED}
     entry = entries[Phase.FAILED]
@@ -513,7 +497,7 @@ def _spooled(agent: ReportingAgent, local_rank: int) -> tuple[str, bytes]:
     """Spool a document as a worker that could not upload it; return its name and its bytes."""
     own = make_error(2 + local_rank, node="worker-1", message="last words", monotonic_ns=time.monotonic_ns())
     name, data = error_key_for(own), encode(own)
-    spool = spool_of(agent.recording, local_rank, agent.report.error_files[local_rank])
+    spool = spool_of(agent.node.reporter.recording, local_rank, agent.node.reporter.report.error_files[local_rank])
     assert spool is not None
     spool.add(name, data)
     return name, data
@@ -527,14 +511,14 @@ def test_a_spooled_document(start: Callable[..., ReportingAgent], prefix: Prefix
     _look(agent)
     assert {rank: failure.message == "last words" for rank, failure in _by_rank(prefix).items()} == {2: False, 3: True}
     assert (prefix.errors / name).read_bytes() == data
-    assert [failure.message for failure in agent.report.failures if failure.rank == 3] == ["last words"]
+    assert [failure.message for failure in _failures(agent.node.reporter.report) if failure.rank == 3] == ["last words"]
 
 
 def test_a_withdrawn_document(start: Callable[..., ReportingAgent], prefix: Prefix) -> None:
     """A withdrawn document is not uploaded; the roster says so, and the agent documents the death."""
     agent = start()
     name, _ = _spooled(agent, 1)
-    spool = spool_of(agent.recording, 1, agent.report.error_files[1])
+    spool = spool_of(agent.node.reporter.recording, 1, agent.node.reporter.report.error_files[1])
     assert spool is not None
     spool.withdraw(name)
     _kill(agent, 1)
@@ -559,17 +543,17 @@ def test_documents_of_two_workers_at_once(start: Callable[..., ReportingAgent]) 
             if "/errors/" in path:
                 both.wait(30)
 
-    agent.report.copies = Both()
+    agent.node.reporter.report = replace(agent.node.reporter.report, copies=Both())
     _kill(agent, 0, 1)
     _look(agent)
-    assert {receipt.name: receipt.rank for receipt in agent.report.receipts} == ranks
+    assert {receipt.name: receipt.rank for receipt in agent.node.reporter.report.receipts} == ranks
 
 
 @pytest.mark.parametrize(
     ("owner", "broken"),
     [
-        (ReportingAgent, "_look"),
-        (ReportingAgent, "_report_failure"),
+        (NodeRound, "look"),
+        (NodeRound, "report_failure"),
         (LocalWorkers, "deaths"),
         (LocalWorkers, "stop"),
         (LocalWorkers, "document_deaths"),
@@ -618,8 +602,8 @@ def test_another_node_has_failed(
     """A fatal failure on another node stops the workers and the agent here; a restart there does not."""
     agent = start()
     others.send(FirstFailure("ValueError", "worker-0", 0, 1, "e1-the-root.pb", fatal=fatal))
-    while agent._peers.outcome is None:
-        assert agent._wake.wait(LONG_S)
+    while agent.node.peers.outcome is None:
+        assert agent.node.wake.wait(LONG_S)
     if not fatal:
         assert agent._monitor_workers(agent._worker_group).state is WorkerState.HEALTHY
         return
@@ -664,7 +648,7 @@ def _launched(prefix: Prefix, signals: SignalWatch | None = None, **fields: Any)
             Kind.RECOVERABLE,
         ),
     ],
-    ids=["before there is an agent", "nobody comes"],
+    ids=["before there is an agent", "no other node comes"],
 )
 def test_a_launch_that_fails(  # noqa: PLR0917
     fields: dict[str, Any], category: str, code: str, kind: Kind, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
@@ -678,7 +662,7 @@ def test_a_launch_that_fails(  # noqa: PLR0917
     assert [entry.phase for entry in prefix.roster()] == [Phase.FAILED]
     assert end.error is not None
     assert not isinstance(end.error, ChildFailedError)
-    assert end.report.failures[0].code == code
+    assert _failures(end.report)[0].code == code
 
 
 def test_a_node_that_is_not_needed(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -708,7 +692,7 @@ def test_a_signal_leaves_the_rendezvous_open(listening: bool, prefix: Prefix, mo
         end = _launched(prefix, signals)
     (failure,) = prefix.failures()
     assert isinstance(end.error, SignalException)
-    assert [known.category for known in end.report.failures] == ["preemption"]
+    assert [known.category for known in _failures(end.report)] == ["preemption"]
     assert (failure.category, failure.signal) == ("preemption", "SIGTERM")
     handler.shutdown.assert_not_called()
 

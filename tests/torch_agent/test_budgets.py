@@ -15,7 +15,7 @@ from firstfault.recorder.budgets import Limit, limits_in
 from firstfault_torch import budgets
 
 ROOT = Path(__file__).parents[2]
-NOT_YET = {"agent", "rounds", "verdict", "inprocess", "notifiers", "run.py", "engine.py", "nvrx.py"}
+NOT_YET = {"inprocess", "notifiers", "nvrx.py"}
 """Parts of `firstfault_torch` whose modules still have limits of their own."""
 
 

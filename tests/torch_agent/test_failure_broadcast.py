@@ -139,7 +139,7 @@ def test_the_first_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first failure counts; `fatal_failure` also finds one that was sent after a restart."""
-    monkeypatch.setattr(outcome_module, "_LOOK_S", LONG_S)  # after it, the listener takes the fatal one
+    monkeypatch.setattr(outcome_module, "FATAL_LOOK_S", LONG_S)  # after it, the listener takes the fatal one
     nodes = [node(group_rank) for group_rank in range(3)]
     for sender, failure in told:
         nodes[sender].watch.send(failure)
@@ -153,11 +153,12 @@ def test_the_first_counts(
         assert nodes[fatal.group_rank or 0].watch.fatal_failure() is None, "its own"
 
 
-def test_all_have_finished(node: Callable[..., Node]) -> None:
-    """When all have finished, every node knows it, and a later failure is ignored."""
+def test_all_have_finished(store: RoundStore, node: Callable[..., Node]) -> None:
+    """When all have finished, every node knows it, none reports a failure, and a later one is ignored."""
     nodes = [node(0), node(1)]
     nodes[0].watch.send_finished()
     assert all(one.woken.wait(LONG_S) for one in nodes)
+    assert not store.check(["heard"])
     nodes[0].watch.send(RESTART)
     for one in nodes:
         assert one.watch.outcome is not None
@@ -166,20 +167,12 @@ def test_all_have_finished(node: Callable[..., Node]) -> None:
 
 
 def test_who_has_heard(store: RoundStore, node: Callable[..., Node]) -> None:
-    """Every node that learns of a failure calls back, on a connection of its own; no node does when all finished."""
+    """Every node that learns of a failure calls back, on a connection of its own."""
     nodes = [node(0), node(1)]
     nodes[1].watch.send(FATAL)
     assert all(one.woken.wait(LONG_S) for one in nodes)
     assert all(one.watch.connections() is not None for one in nodes)
     assert sorted(store.get("heard").split()) == [b"0", b"1"]
-
-
-def test_to_have_finished_is_no_failure_heard(store: RoundStore, node: Callable[..., Node]) -> None:
-    """Nobody has heard of a failure without one."""
-    nodes = [node(0), node(1)]
-    nodes[0].watch.send_finished()
-    assert all(one.woken.wait(LONG_S) for one in nodes)
-    assert not store.check(["heard"])
 
 
 def _host(port: Connection) -> None:
@@ -213,7 +206,7 @@ def test_a_lost_store(
 
     What they had heard before stays; then the connections are lost when they are used.
     """
-    monkeypatch.setattr(outcome_module, "_STORE_S", 0.2)
+    monkeypatch.setattr(outcome_module, "STORE_S", 0.2)
     process, client = host
     store = Waited(client)
     nodes = [node(0, store), node(1, store)]
@@ -235,7 +228,7 @@ def test_a_lost_store(
 @pytest.mark.parametrize("heard", [False, True])
 def test_the_end_leaves_no_thread(heard: bool, node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a round leaves no thread, and no node takes it for a failure."""
-    monkeypatch.setattr(outcome_module, "_STORE_S", LONG_S)  # a busy machine needs longer than 2 s
+    monkeypatch.setattr(outcome_module, "STORE_S", LONG_S)  # a busy machine needs longer than 2 s
     nodes = [node(0), node(1)]
     threads = [one.watch._thread for one in nodes]
     if heard:

@@ -157,8 +157,8 @@ def sealings(s3: S3, proxy: FaultyProxy) -> dict[str, Sealing]:
     proxy.plan(*(Fault(what, path=f"seal-{what}-") for what in FAULTS if what != "refused"))
     with pytest.MonkeyPatch.context() as patch:
         # a busy machine needs longer than a terminated pod has
-        patch.setattr(engine, "_TERMINATED_S", PATIENT_S)
-        patch.setattr(node_verdict, "_HURRIED_STORAGE_S", PATIENT_S)
+        patch.setattr(engine, "TERMINATED_PUBLISH_S", PATIENT_S)
+        patch.setattr(node_verdict, "TERMINATED_READING_S", PATIENT_S)
         found = {what: seal(what) for what in sorted(HARMLESS)}
     others = [what for what in FAULTS if what not in {*HARMLESS, "refused"}]
     with concurrent.futures.ThreadPoolExecutor(len(others)) as pool:

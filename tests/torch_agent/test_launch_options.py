@@ -11,7 +11,6 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from firstfault.errors import UsageError
-from firstfault_torch.agent.worker_logs import with_node
 from firstfault_torch.launch_options import (
     DEFAULT_SIGNALS,
     check_numa,
@@ -20,6 +19,7 @@ from firstfault_torch.launch_options import (
     parse_ranks,
     parse_signals,
     parse_streams,
+    with_node,
 )
 
 if TYPE_CHECKING:

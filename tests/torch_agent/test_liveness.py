@@ -164,7 +164,7 @@ def test_a_stranger_is_not_missed(store: RoundStore) -> None:
 
 
 def test_slow_strangers(store: RoundStore, other: Any) -> None:
-    """Strangers that say nothing, or a byte at a time, keep nobody from learning of a death, and are dropped."""
+    """Strangers that say nothing, or a byte at a time, keep no agent from learning of a death, and are dropped."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     where = json.loads(store.get("firstfault/lifeline"))
@@ -223,7 +223,7 @@ def test_a_connection_that_breaks_and_comes_back(store: RoundStore) -> None:
 
 
 def test_no_descriptors_are_left(store: RoundStore, caplog: pytest.LogCaptureFixture) -> None:
-    """An agent that may open no further file says so once, rests meanwhile, serves the others, and goes on later."""
+    """An agent that may open no further file says so once, rests meanwhile, serves the others, and continues later."""
     deaths = Deaths()
     lines = Liveness(store, 0, "worker-0", "127.0.0.1", deaths)
     where = json.loads(store.get("firstfault/lifeline"))

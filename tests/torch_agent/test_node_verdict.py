@@ -74,7 +74,7 @@ def test_both_nodes_are_heard(prefix: Prefix) -> None:
         _says(prefix.uri, Phase.FAILED, group_rank)
     began = time.monotonic()
     conclusions = [_settled(prefix.recording(), own, seconds=LONG_S) for own in (first, second)]
-    assert time.monotonic() - began < LONG_S / 2, "nobody has to be waited for"
+    assert time.monotonic() - began < LONG_S / 2, "no node has to be waited for"
     for conclusion in conclusions:
         assert conclusion.verdict.ranks == (1,)
         assert conclusion.verdict.victims.count == 1
@@ -200,9 +200,9 @@ def test_a_strategy_that_fails(
 
 def test_an_unknown_strategy(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
     """An unknown strategy is replaced; there is still a verdict."""
-    verdict = _settled(replace(prefix.recording(), strategy="somebodys_own"), _failure(0)).verdict
+    verdict = _settled(replace(prefix.recording(), strategy="of_a_plugin"), _failure(0)).verdict
     assert verdict.strategy == "earliest"
-    assert "there is no strategy 'somebodys_own'" in caplog.text
+    assert "there is no strategy 'of_a_plugin'" in caplog.text
 
 
 def test_a_strategy_of_ones_own(prefix: Prefix) -> None:
@@ -230,8 +230,8 @@ def test_a_policy_that_blocks(
     leaving: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It must not hold the pod: after a limit, and soon after the pod was told to end, the defaults decide."""
-    monkeypatch.setattr(node_verdict, "_CONCLUDING_S", LONG_S if leaving else 0.3)
-    monkeypatch.setattr(node_verdict, "_HURRIED_CONCLUDING_S", 0.3)
+    monkeypatch.setattr(node_verdict, "CONCLUDING_S", LONG_S if leaving else 0.3)
+    monkeypatch.setattr(node_verdict, "TERMINATED_CONCLUDING_S", 0.3)
     release, asked, give_up = threading.Event(), [], threading.Event()
 
     def blocks(*_: object) -> bool:
@@ -335,21 +335,20 @@ def test_secrets_are_not_sealed(prefix: Prefix) -> None:
     assert secret.encode() not in data
 
 
-def test_torch_error_data(prefix: Prefix) -> None:
-    """An outer launcher gets the root cause in torch's format."""
-    conclusion = _settled(prefix.recording(), _failure(1, message="bad batch"))
-    assert torch_error_data(conclusion.verdict)["message"] == {
-        "message": "ValueError: bad batch",
-        "extraInfo": {"py_callstack": "bad batch", "timestamp": "1700000000"},
-    }
-
-
-def test_torch_error_data_of_a_death(prefix: Prefix) -> None:
-    """A death without an exception is reported by its code and the verdict's headline."""
-    death = _failure(1, exception=None, signal="SIGKILL", code="USER:SIGKILL", message="rank 1 was ended")
-    conclusion = _settled(prefix.recording(), death)
-    assert torch_error_data(conclusion.verdict)["message"]["message"] == f"USER:SIGKILL: {conclusion.verdict.headline}"
-    assert conclusion.verdict.headline.startswith("SIGKILL, rank 1 on worker-1")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"message": "bad batch"}, "ValueError: bad batch"),
+        ({"exception": None, "signal": "SIGKILL", "code": "USER:SIGKILL"}, "USER:SIGKILL: SIGKILL, rank 1 on worker-1"),
+    ],
+    ids=["exception", "death"],
+)
+def test_torch_error_data(fields: dict[str, Any], message: str, prefix: Prefix) -> None:
+    """An outer launcher gets the root cause in torch's format; a death by its code and the verdict's headline."""
+    verdict = _settled(prefix.recording(), _failure(1, **fields)).verdict
+    found = torch_error_data(verdict)["message"]
+    assert found["message"].startswith(message)
+    assert found["extraInfo"] == {"py_callstack": verdict.message, "timestamp": "1700000000"}
 
 
 # --- an end that leaves no time -------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def test_a_webhook_that_does_not_answer(
     webhook: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It delays the end of the pod by a limit."""
-    monkeypatch.setattr(notifiers, "_LONGEST_S", 0.5)
+    monkeypatch.setattr(notifiers, "NOTIFIERS_S", 0.5)
     webhook.goes_on.clear()
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
@@ -164,7 +164,7 @@ def test_a_slow_lookup_of_installed_notifiers(
 ) -> None:
     """A disk that does not answer delays the end of the pod by a limit, and a warning says what was not called."""
     goes_on = threading.Event()
-    monkeypatch.setattr(notifiers, "_LONGEST_S", 0.5)
+    monkeypatch.setattr(notifiers, "NOTIFIERS_S", 0.5)
     monkeypatch.setattr(notifiers, "entry_points", lambda group: [] if goes_on.wait(30) else [group])
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())

@@ -174,7 +174,7 @@ def test_a_receiver_that_does_not_answer(
     collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It delays the end of the pod by a limit, and leaves no thread that keeps the process."""
-    monkeypatch.setattr(notifiers, "_LONGEST_S", 0.5)
+    monkeypatch.setattr(notifiers, "NOTIFIERS_S", 0.5)
     collector.goes_on.clear()
     before = set(threading.enumerate())
     began = time.monotonic()

@@ -75,7 +75,7 @@ class Agent:
             gave_up=self.gave_up,
         )
         self.peers.join({f"joined-{self.group_rank}": b"here"})
-        self.restarts = Restarts(self._decide, self.reporter, min_nodes=1, seconds=4.0)
+        self.restarts = Restarts(self._decide, self.reporter, min_nodes=1, seconds=4.0, max_restarts=3)
         self.own = FirstFailure("ValueError", f"worker-{self.group_rank}", self.group_rank, 0, fatal=False, asks=True)
 
     def place(self, local_rank: int | None = None) -> Place:
@@ -109,8 +109,8 @@ class Agent:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settlement_module, "_TURN_S", 0.6)
-    monkeypatch.setattr(settlement_module, "_NO_ANSWER_S", 0.5)
+    monkeypatch.setattr(settlement_module, "TURN_S", 0.6)
+    monkeypatch.setattr(settlement_module, "NO_ANSWER_S", 0.5)
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_an_agent_that_is_dead(agents: Callable[..., list[Agent]]) -> None:
 
 
 def test_an_agent_that_leaves(agents: Callable[..., list[Agent]]) -> None:
-    """An agent that is terminated hands in its report and is not waited for; the job goes on without it."""
+    """An agent that is terminated hands in its report and is not waited for; the job continues without it."""
     made = agents(3, answer=ALLOWED)
     made[2].peers.notify(made[2].own)
     assert made[2].woken.wait(LONG_S)
@@ -226,7 +226,7 @@ def test_an_agent_that_leaves(agents: Callable[..., list[Agent]]) -> None:
     assert max(agent.took_s for agent in made[:2]) < 3
 
 
-def test_nobody_decides(agents: Callable[..., list[Agent]]) -> None:
+def test_no_agent_decides(agents: Callable[..., list[Agent]]) -> None:
     """If no agent can judge the round, all of them restart as torch does, and the node that failed keeps a record."""
     made = agents(2, answer=None)
     made[1].peers.notify(made[1].own)
@@ -244,8 +244,8 @@ def test_nobody_decides(agents: Callable[..., list[Agent]]) -> None:
 
 def test_a_fatal_failure_meanwhile(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that fails for good ends the wait for the decision; then all settle on the verdict on the attempt."""
-    monkeypatch.setattr(settlement_module, "_TURN_S", LONG_S)  # on a busy machine the failure comes late
-    monkeypatch.setattr(settlement_module, "_NO_ANSWER_S", LONG_S)
+    monkeypatch.setattr(settlement_module, "TURN_S", LONG_S)  # on a busy machine the failure comes late
+    monkeypatch.setattr(settlement_module, "NO_ANSWER_S", LONG_S)
     made = agents(3)
     made[1].peers.notify(made[1].own)
     threads = [agent.begin() for agent in made[:2]]
@@ -270,7 +270,7 @@ def test_a_fatal_failure_that_one_agent_learns_late(
     agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent whose peer ended the decision looks why: it does not restart, and keeps no record."""
-    monkeypatch.setattr(settlement_module, "_NO_ANSWER_S", LONG_S)
+    monkeypatch.setattr(settlement_module, "NO_ANSWER_S", LONG_S)
     made = agents(3)
     made[1].peers.broadcast._ended = _LateEvent()
     made[1].peers.notify(made[1].own)

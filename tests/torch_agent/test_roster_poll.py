@@ -35,8 +35,8 @@ NEVER_S = 1.0
 @pytest.fixture
 def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., queue.Queue[int]]]:
     """Begin to poll as node 1, round 2; return the queue of reported failures."""
-    monkeypatch.setattr(roster_look, "_LEAST_S", 0.1)
-    monkeypatch.setattr(roster_look, "_POLLS_PER_S", 100.0)
+    monkeypatch.setattr(roster_look, "ROSTER_POLL_S", 0.1)
+    monkeypatch.setattr(roster_look, "_POLLS_PER_SECOND", 100.0)
     looks: list[RosterPoll] = []
     with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
         assert recording.files is not None
@@ -131,7 +131,7 @@ def test_an_entry_of_an_earlier_run_that_arrives_late(look: Callable[..., queue.
 
 
 def test_a_storage_that_cannot_be_listed(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None:
-    """A roster that cannot be listed is no failure, and the polling goes on."""
+    """A roster that cannot be listed is not a failure, and the polling continues."""
     roster = prefix.folder / "firstfault" / "roster"
     roster.parent.mkdir(parents=True, exist_ok=True)
     roster.write_text("a file in the folder's place")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import os
 import signal
 import threading
@@ -68,7 +67,7 @@ def test_without_the_first_node(
     shared: TCPStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """If the first node sets no number, the others take their own after a while, with a warning."""
-    monkeypatch.setattr(rounds, "_AGREEING", dt.timedelta(seconds=0.2))
+    monkeypatch.setattr(rounds, "NUMBERING_S", 0.2)
     assert begin_round(PrefixStore("round", shared), 1, 7) == 7
     assert "the first node does not number the rounds" in caplog.text
 

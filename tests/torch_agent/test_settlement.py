@@ -27,8 +27,8 @@ TURN_S = 0.6
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settlement_module, "_TURN_S", TURN_S)
-    monkeypatch.setattr(settlement_module, "_NO_ANSWER_S", 0.5)
+    monkeypatch.setattr(settlement_module, "TURN_S", TURN_S)
+    monkeypatch.setattr(settlement_module, "NO_ANSWER_S", 0.5)
 
 
 @dataclass
@@ -117,7 +117,7 @@ def _documents(agents: list[Agent]) -> set[bytes | None]:
 
 
 def test_the_lowest_one_concludes_for_all(agents: Callable[..., list[Agent]]) -> None:
-    """It gets the reports of all, publishes once, and the others take its verdict; nobody waits for a limit."""
+    """It gets the reports of all, publishes once, and the others take its verdict; no agent waits for a limit."""
     made = agents(5)
     _run(made)
     assert _documents(made) == {b"sealed by 0"}
@@ -137,12 +137,17 @@ def test_a_verdict_that_is_not_durable(agents: Callable[..., list[Agent]]) -> No
 
 
 def test_one_that_leaves_does_not_conclude(agents: Callable[..., list[Agent]]) -> None:
-    """A process that was terminated lets another one conclude, if there is one."""
+    """A process that was terminated lets another one conclude."""
     made = agents(3, leaving={0: True, 1: True})
     _run(made)
     assert _documents(made) == {b"sealed by 2"}
+
+
+def test_one_that_leaves_alone_concludes(agents: Callable[..., list[Agent]]) -> None:
+    """A process that was terminated concludes itself if there is no other."""
     made = agents(1, leaving={0: True})
-    assert made[0].nodes == 1
+    _run(made)
+    assert _documents(made) == {b"sealed by 0"}
 
 
 def test_a_slow_one_is_replaced(agents: Callable[..., list[Agent]]) -> None:
@@ -188,8 +193,8 @@ def test_one_that_cannot_conclude_is_replaced(agents: Callable[..., list[Agent]]
     assert _documents(made) == {b"sealed by 1"}
 
 
-def test_nobody_can_conclude(agents: Callable[..., list[Agent]]) -> None:
-    """Nobody settles: each node concludes alone."""
+def test_no_agent_can_conclude(agents: Callable[..., list[Agent]]) -> None:
+    """The agents do not settle: each node concludes alone."""
     made = agents(2, fails={0: True, 1: True})
     _run(made)
     assert _documents(made) == {None}
@@ -227,7 +232,7 @@ def test_a_late_node_takes_the_verdict(agents: Callable[..., list[Agent]]) -> No
 
 
 def test_a_process_that_is_told_to_go_meanwhile(agents: Callable[..., list[Agent]]) -> None:
-    """It waits shortly, and names who concludes if nobody has."""
+    """It waits shortly, and names who concludes if no other agent has."""
     made = agents(2)
     threading.Timer(0.3, made[1].give_up.set).start()
     _run(made[1:])
@@ -236,7 +241,7 @@ def test_a_process_that_is_told_to_go_meanwhile(agents: Callable[..., list[Agent
 
 
 def test_a_report_that_is_too_large(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left out: whoever concludes reads it from the storage."""
+    """It is left out: the node that concludes reads it from the storage."""
     monkeypatch.setattr(settlement_module, "_MAX_REPORT", 200)
     made = agents(2, report_size={1: 1_000_000})
     _run(made)

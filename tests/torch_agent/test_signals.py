@@ -117,7 +117,7 @@ def _in_python(watch: SignalWatch, say: Callable[..., None]) -> None:
 
 
 def _swallowing(watch: SignalWatch, say: Callable[..., None]) -> None:
-    """Go on after the first exception, whatever it is."""
+    """Continue after the first exception, whatever it is."""
     say("ready")
     with contextlib.suppress(Exception):
         time.sleep(LONG_S)
@@ -150,26 +150,24 @@ def _say_when_inside(thread: int, say: Callable[..., None]) -> None:
 # --- while the agent works ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", HANDLED, ids=lambda number: number.name)
-def test_in_python(number: signal.Signals, start: Callable[..., Agent]) -> None:
-    """A main thread in Python gets torch's exception at once; the signal is reported, and the pod is not ended."""
-    agent = start(_in_python)
+@pytest.mark.parametrize(
+    ("work", "number"),
+    [*((_in_python, number) for number in HANDLED), (_swallowing, signal.SIGTERM)],
+    ids=[*(number.name for number in HANDLED), "swallowed"],
+)
+def test_in_python(work: Any, number: signal.Signals, start: Callable[..., Agent]) -> None:
+    """A main thread in Python gets torch's exception; the signal is reported, and the pod is not ended.
+
+    It comes at once; to a main thread that swallows it, once more in time.
+    """
+    limit = SOON_S if work is _in_python else LONG_S
+    agent = start(work)
     assert agent.next() == ("ready",)
     agent.send(number)
-    said = [agent.next(SOON_S), agent.next(SOON_S)]
+    said = [agent.next(limit), agent.next(limit)]
     assert sorted(said) == [("raised", number.name, True), ("told", number.name)]
     assert agent.end() == [("left", signal.SIG_DFL)]
     assert agent.process.exitcode == 0
-
-
-def test_code_that_goes_on_after_any_exception(start: Callable[..., Agent]) -> None:
-    """A main thread that swallows torch's exception gets another one in time."""
-    agent = start(_swallowing)
-    assert agent.next() == ("ready",)
-    agent.send()
-    said = [agent.next(), agent.next()]
-    assert sorted(said) == [("raised", "SIGTERM", True), ("told", "SIGTERM")]
-    assert agent.end() == [("left", signal.SIG_DFL)]
 
 
 def test_inside_of_c(start: Callable[..., Agent]) -> None:

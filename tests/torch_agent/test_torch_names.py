@@ -16,9 +16,9 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault_torch import compat
-from firstfault_torch.agent.agent import AgentSettings
 from firstfault_torch.agent.death_watch import DeathWatch
 from firstfault_torch.agent.launch import launch_agent
+from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import (
     HookedAgent,
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.prefix import Prefix
-
-HOOKS = ("_rendezvous", "_start_workers", "_monitor_workers", "_stop_workers", "_shutdown", "_exit_barrier")
 
 
 @pytest.fixture(autouse=True)
@@ -59,20 +57,20 @@ def test_nothing_is_missing() -> None:
     assert group_teardown() is distributed_c10d.destroy_process_group
 
 
-@pytest.mark.parametrize("name", HOOKS)
-def test_a_hook_that_is_missing(
-    name: str, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("table", ["_HOOKS", "_ATTRIBUTES"])
+def test_a_name_that_is_missing(
+    table: str, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Torch's own agent runs the workers, with one warning that names the hook."""
+    """Torch's own agent runs the workers, with one warning that names the hook or the attribute."""
     ran: list[type] = []
     monkeypatch.setattr(LocalElasticAgent, "run", lambda self: ran.append(type(self)))
-    monkeypatch.setattr("firstfault_torch.compat.torch_agent._HOOKS", (*HOOKS, f"{name}_before_a_rename"))
+    monkeypatch.setattr(f"firstfault_torch.compat.torch_agent.{table}", ("_exit_barrier_before_a_rename",))
     config = LaunchConfig(1, 1, 1, run_id="run", rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork")
     settings = AgentSettings(Options(), SignalWatch())
     assert launch_agent(config, print, (), prefix.recording(), settings, Mock()).results == {}
     assert ran == [LocalElasticAgent]
     (line,) = _warnings(caplog)
-    assert f"{name}_before_a_rename of its agent" in line
+    assert "_exit_barrier_before_a_rename of its agent" in line
 
 
 @pytest.mark.parametrize("name", ["_worker_group", "_remaining_restarts", "_pcontext"])

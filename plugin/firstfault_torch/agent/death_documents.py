@@ -26,6 +26,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault_torch.agent.death_watch import signal_name
+from firstfault_torch.budgets import SOURCE_LINES_S
 from firstfault_torch.capture import capture
 from firstfault_torch.context import time_limit
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass, failure_record
@@ -38,11 +39,6 @@ if TYPE_CHECKING:
     from firstfault.model import ExpiredDeadline, Place, WorkerError
     from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.context import Moment
-
-_SOURCE_S = 0.5
-"""Longest wait for source lines; the program's files may be on a storage that hangs."""
-
-__all__ = ["Expiry", "KeptException", "Observation", "Stop", "about_agent", "about_death", "kept_exception"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,16 +118,22 @@ _TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
 """Signals that stop workers: the one that the agent received itself, else SIGTERM; then SIGKILL."""
 
 
-def about_death(  # noqa: PLR0913 - keywords
-    death: Death,
-    place: Place,
-    *,
-    stop: Stop | None = None,
-    kept: KeptException | None = None,
-    resources: Resources | None = None,
-    fatal_stack: str = "",
-    log_tail: str = "",
-    expiry: Expiry | None = None,
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What is known of a worker after its death."""
+
+    kept: KeptException | None = None
+    """The exception that torch kept."""
+    resources: Resources = field(default_factory=Resources)
+    """The container's memory."""
+    fatal_stack: str = ""
+    """What faulthandler wrote at a fatal signal."""
+    log_tail: str = ""
+    """The end of the worker's stderr."""
+
+
+def about_death(
+    death: Death, place: Place, *, stop: Stop | None = None, traces: Traces | None = None, expiry: Expiry | None = None
 ) -> WorkerError:
     """Return the failure record of a worker's death.
 
@@ -139,12 +141,11 @@ def about_death(  # noqa: PLR0913 - keywords
         death: what the agent saw.
         place: the worker's.
         stop: why the agent stopped its workers; None if it did not.
-        kept: the exception that torch kept of the worker.
-        resources: the container's memory; None if it is not known.
-        fatal_stack: what faulthandler wrote at a fatal signal.
-        log_tail: the end of the worker's stderr.
+        traces: what is known of the worker.
         expiry: the deadline for which the agent killed it; None: it did not.
     """
+    traces = traces or Traces()
+    kept, fatal_stack = traces.kept, traces.fatal_stack
     stopped = stop is not None and stop.ended(death) and expiry is None
     if stopped:
         kept = None  # what the training made of the agent's signal: a handler's exception, or one that wraps it
@@ -157,7 +158,6 @@ def about_death(  # noqa: PLR0913 - keywords
     code, message = _code_and_message(death, place, stop.reason if stop is not None and stopped else "", kept)
     if expiry is not None and kept is None:
         code, message = _hang(place, expiry.deadline)
-    resources = resources or Resources()
     return failure_record(
         ErrorClass.WORKER_FAILURE,
         place,
@@ -170,11 +170,11 @@ def about_death(  # noqa: PLR0913 - keywords
         exit_code=death.exit_code,
         signal=death.signal,
         sent_signals=(SentSignal(stop.sent_to(death), stop.reason),) if stop is not None and stopped else (),
-        category=_category(death, resources, expiry, stopped=stopped),
+        category=_category(death, traces.resources, expiry, stopped=stopped),
         monotonic_ns=death.monotonic_ns,
         upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
-        resources=resources,
-        log_tail=log_tail,
+        resources=traces.resources,
+        log_tail=traces.log_tail,
         stack_dumps=(StackDump(death.pid, place.rank, stack),) if stack else (),
         collectives=observed.collectives,
         thread_failures=observed.thread_failures,
@@ -188,7 +188,7 @@ def _with_source(stack: str) -> str:
     if not stack:
         return ""
     read = partial(with_source, stack, linecache.getline)
-    return bounded(read, _SOURCE_S, "reading source lines", local=True) or stack
+    return bounded(read, SOURCE_LINES_S, "reading source lines", local=True) or stack
 
 
 def _category(death: Death, resources: Resources, expiry: Expiry | None, *, stopped: bool) -> str:

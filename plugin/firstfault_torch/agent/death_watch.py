@@ -15,15 +15,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from firstfault_torch.budgets import WAKE_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-__all__ = ["Death", "DeathWatch", "signal_name"]
-
-_WAKE_S = 0.5
-"""Seconds between two checks of the watching thread whether it has to stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +81,13 @@ class DeathWatch:
         if self._thread is None:
             self._descriptors.close()
         else:
-            self._thread.join(timeout=2 * _WAKE_S)
+            self._thread.join(timeout=2 * WAKE_S)
 
     def _watch(self) -> None:
         waiting = self._waiting
         with self._descriptors:
             while waiting and not self._stop.is_set():
-                ready = multiprocessing.connection.wait(list(waiting), timeout=_WAKE_S)
+                ready = multiprocessing.connection.wait(list(waiting), timeout=WAKE_S)
                 now = (time.time_ns(), time.monotonic_ns())
                 for descriptor in ready:
                     index = waiting.pop(descriptor)

@@ -18,12 +18,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from firstfault_torch.agent.agent import AgentSettings, ReportingAgent, environment_set
+from firstfault_torch.agent.agent import ReportingAgent, environment_set
 from firstfault_torch.agent.death_documents import about_agent
 from firstfault_torch.agent.reporter import NodeReport, Reporter
 from firstfault_torch.agent.round_end import PeerFailedError, RoundEnd
+from firstfault_torch.budgets import CLOSING_S
 from firstfault_torch.compat import warn_once
-from firstfault_torch.compat.torch_agent import missing_names
+from firstfault_torch.compat.torch_agent import MissingNamesError
 from firstfault_torch.context import Moment, node_place
 from firstfault_torch.error_classes import ErrorClass, error_class_of
 from firstfault_torch.guard import bounded, guarded
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousHandler
     from torch.distributed.launcher.api import LaunchConfig
 
+    from firstfault_torch.agent.node_round import AgentSettings
     from firstfault_torch.context import Recording
 
 _OPTIONAL_SPEC = (
@@ -47,8 +49,6 @@ _OPTIONAL_SPEC = (
     "virtual_local_rank",
 )
 """Fields of LaunchConfig that some versions of torch pass to the WorkerSpec."""
-_CLOSING_S = 2.0
-"""Longest wait for the rendezvous to be closed."""
 _OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
 
 
@@ -89,7 +89,7 @@ def launch_agent(  # noqa: PLR0913, PLR0917 - torch's three, and ours
         agent = _reporting_agent(recording, settings, **arguments)
         if agent is not None:
             results = _run(agent, entrypoint, config)
-            return RoundEnd(agent.recording, agent.report, results)
+            return RoundEnd(agent.node.reporter.recording, agent.node.reporter.report, results)
         with environment_set(recording.environment()):
             return RoundEnd(recording, NodeReport(), _run(LocalElasticAgent(**arguments), entrypoint, config))
     except Exception as error:  # noqa: BLE001 - every error of torch is reported and returned
@@ -104,7 +104,7 @@ def launch_agent(  # noqa: PLR0913, PLR0917 - torch's three, and ours
                 agent.close()
         if shutdown is not None:
             # the node that hosts the store may be gone or frozen
-            bounded(shutdown, _CLOSING_S, "closing the rendezvous", signals.gave_up)
+            bounded(shutdown, CLOSING_S, "closing the rendezvous", signals.gave_up)
 
 
 def _rendezvous(config: LaunchConfig) -> RendezvousHandler:
@@ -127,41 +127,40 @@ def _signal_error(number: signal.Signals) -> SignalException:
 
 def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording) -> RoundEnd:
     """Document the agent's own failure, if there is one, and return the end of the round with all reports."""
-    if agent is not None and isinstance(error, RendezvousClosedError):
+    peers = agent.node.peers if agent is not None else None
+    if peers is not None and isinstance(error, RendezvousClosedError):
         # another node failed for good while this one was entering the next round
-        error = agent.peer_failure() or error
-    report = agent.report if agent is not None else NodeReport()
+        failure = peers.broadcast.fatal_failure()
+        error = PeerFailedError(failure) if failure is not None else error
+    report = NodeReport()
     # the failure of a worker or of another node is documented already
     if not isinstance(error, ChildFailedError | PeerFailedError):
         with guarded("reporting the agent's own failure"):
             error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else error_class_of(error)
             if agent is not None:
-                agent.record_own_failure(error, error_class)
+                agent.own_failures.record(error, error_class)
             else:
                 report = _reported_without_agent(error, error_class, recording)
     if agent is None:
         return RoundEnd(recording, report, error=error)
+    node = agent.node
     return RoundEnd(
-        agent.recording,
-        agent.report,
+        node.reporter.recording,
+        node.reporter.report,
         error=error,
-        group_rank=agent.place().group_rank or 0,
-        refused=agent.refused,
-        peers=agent.peers,
+        group_rank=node.places.of().group_rank or 0,
+        refused=node.restarts.refused,
+        peers=node.peers,
     )
 
 
 def _reporting_agent(recording: Recording, settings: AgentSettings, **arguments: Any) -> ReportingAgent | None:
     """Return the agent; None if this torch lacks a name that it needs: then torch's own agent runs the workers."""
-    missing = missing_names()
-    if not missing:
-        agent = ReportingAgent(recording, settings, **arguments)
-        missing = missing_names(agent)
-        if not missing:
-            return agent
-        agent.close()
-    warn_once(f"{', '.join(missing)} of its agent", "torch's own agent runs the workers; only they write documents")
-    return None
+    try:
+        return ReportingAgent(recording, settings, **arguments)
+    except MissingNamesError as error:
+        warn_once(f"{error} of its agent", "torch's own agent runs the workers; only they write documents")
+        return None
 
 
 def _run(agent: LocalElasticAgent, entrypoint: Callable[..., Any], config: LaunchConfig) -> dict[int, Any]:

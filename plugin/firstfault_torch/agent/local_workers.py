@@ -11,18 +11,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed.elastic.multiprocessing import LogsSpecs
+
 from firstfault.model import TERMINATED, ExpiredDeadline
 from firstfault_torch.agent.death_documents import Expiry, Observation, Stop
 from firstfault_torch.agent.death_watch import DeathWatch
+from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.agent.stopping import observe, stop_processes
 from firstfault_torch.agent.timers import open_timers
+from firstfault_torch.budgets import RAISED_S, STOP_POLL_S
 from firstfault_torch.compat.torch_agent import traceback_files, unfinished, worker_processes
+from firstfault_torch.context import LOCAL_RANK_VARIABLE
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.node.channel import AgentChannel
 from firstfault_torch.node.stderr_relay import StderrRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
+
+    from torch.distributed.elastic.multiprocessing import LogsDest
 
     from firstfault.model import CausedBy
     from firstfault_torch.agent.death_watch import Death
@@ -31,12 +38,6 @@ if TYPE_CHECKING:
     from firstfault_torch.context import Recording
     from firstfault_torch.node.timers import Timer
     from firstfault_torch.options import Watchdog
-
-__all__ = ["LocalWorkers"]
-
-_RAISED_S = 1.0
-"""Longest wait, before workers are stopped, for an exception that is on its way out of one of them."""
-_POLL_S = 0.01
 
 
 class LocalWorkers:
@@ -95,21 +96,21 @@ class LocalWorkers:
             self._timers = open_timers(recording.files, recording.round)
         return self._timers
 
-    def timer_variables(self) -> Mapping[str, str]:
-        """Return the variables through which workers find that FIFO."""
-        if self._timers is None or self._watchdog is None:
-            return {}
-        return self._timers.environment(self._watchdog)
-
-    def open_stderr(self, destinations: Mapping[int, str]) -> None:
-        """Make the FIFOs for the workers' stderr, before the workers start.
+    def prepare(self, environments: dict[int, dict[str, str]], logs: LogsDest) -> None:
+        """Prepare for workers whose environment and log files torch has just chosen.
 
         Args:
-            destinations: where torch sends it, as `StderrRelay` takes it.
+            environments: get the workers' variables, by local rank.
+            logs: where torch sends what they write.
         """
         recording = self._reporter.recording
-        if recording.files is not None:
-            self._stderr = StderrRelay(recording.files, recording.round, destinations)
+        with guarded_in_main("listening to the workers' stderr"):
+            if recording.files is not None:
+                self._stderr = StderrRelay(recording.files, recording.round, logs.stderrs)
+        timers = self._timers.environment(self._watchdog) if self._timers and self._watchdog else {}
+        for local_rank, environment in environments.items():
+            environment.update(timers)
+            environment[LOCAL_RANK_VARIABLE] = str(local_rank)
 
     def started(self, context: Any, ranks: tuple[int, ...]) -> None:
         """Watch the workers that torch has just started.
@@ -268,12 +269,37 @@ class LocalWorkers:
 
     def _await_raised(self, local_ranks: set[int]) -> frozenset[int]:
         """Wait a moment for workers whose exceptions are on their way out; return those that have reported one."""
-        deadline = time.monotonic() + min(_RAISED_S, self._stop_seconds / 2)
+        deadline = time.monotonic() + min(RAISED_S, self._stop_seconds / 2)
         reported: set[int] = set()
         while local_ranks - reported and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+            time.sleep(STOP_POLL_S)
             reported = local_ranks & self.reported().keys()
         return frozenset(reported)
+
+
+class ObservedLogs(LogsSpecs):
+    """A user's LogsSpecs that tells where each worker's output goes.
+
+    Args:
+        specs: the user's; they alone decide.
+    """
+
+    def __init__(self, specs: LogsSpecs) -> None:
+        super().__init__()
+        self._specs = specs
+        self.prepare: Callable[[dict[int, dict[str, str]], LogsDest], None] = lambda _environments, _logs: None
+        """Called with the workers' environments, which it may add to, and where their output goes."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Return where each worker's output goes."""
+        found = self._specs.reify(envs)
+        self.prepare(envs, found)
+        return found
+
+    @property
+    def root_log_dir(self) -> str:
+        """The folder of all logs."""
+        return self._specs.root_log_dir
 
 
 def _is_running(pid: int) -> bool:

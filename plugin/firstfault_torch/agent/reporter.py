@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.printed_traceback import without_traceback
-from firstfault.layout.paths import ERRORS
-from firstfault.model import DocumentRef, LogTail, NodePresence, Phase, Receipt, WorkerError
+from firstfault.model import DocumentRef, LogTail, NodePresence, Phase, Receipt, Resources, WorkerError
 from firstfault.wire.documents import decode, encode, encode_presence
-from firstfault_torch.agent.death_documents import about_death, kept_exception
+from firstfault_torch.agent.death_documents import Traces, about_death, kept_exception
+from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, TERMINATED_UPLOADS_S
 from firstfault_torch.error_classes import lost_agent
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
@@ -33,7 +33,7 @@ from firstfault_torch.node.stack_dumps import fatal_stack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from firstfault.model import Place, Resources
+    from firstfault.model import Place
     from firstfault.recorder import SpooledDocument
     from firstfault_torch.agent.death_documents import Expiry, KeptException, Stop
     from firstfault_torch.agent.death_watch import Death
@@ -41,19 +41,11 @@ if TYPE_CHECKING:
     from firstfault_torch.node.stderr_relay import StderrRelay
     from firstfault_torch.rounds.failure_broadcast import FirstFailure
 
-__all__ = ["NodeReport", "Reporter"]
-
 _UPLOADS = 4
 """Uploads of one node at a time."""
-_ASKING_S = 1.0
-"""Longest wait for the recorder's data on the container's memory."""
-_TERMINATED_S = 3.0
-"""Longest wait for all uploads of a node after a signal that terminates it, seconds; the recorder continues them."""
-_LEAST_S = 0.3
-"""Longest wait for an upload that begins later."""
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     """What a node has written about one round."""
 
@@ -62,12 +54,6 @@ class NodeReport:
     receipts: list[Receipt] = field(default_factory=list)
     error_files: dict[int, str] = field(default_factory=dict)
     """Local rank to torch's error.json, which need not exist."""
-
-    @property
-    def failures(self) -> list[WorkerError]:
-        """The failures that the documents are about."""
-        named = ((path.rsplit("/", 1)[-1], data) for path, data in self.copies.items() if path.startswith(ERRORS))
-        return [_read(data, name) for name, data in named]
 
 
 class Reporter:
@@ -96,12 +82,12 @@ class Reporter:
         seconds = self.recording.upload_deadline_seconds
         if self._hurried_until is None:
             return seconds
-        return min(seconds, max(self._hurried_until - time.monotonic(), _LEAST_S))
+        return min(seconds, max(self._hurried_until - time.monotonic(), LATER_UPLOAD_S))
 
     def hurry(self) -> None:
         """Let all further uploads together take a few seconds: this process is terminated, and will be killed."""
         if self._hurried_until is None:
-            self._hurried_until = time.monotonic() + _TERMINATED_S
+            self._hurried_until = time.monotonic() + TERMINATED_UPLOADS_S
 
     # --- rounds -------------------------------------------------------------------------------------------------
 
@@ -122,7 +108,7 @@ class Reporter:
         log_tails: StderrRelay | None = None,
     ) -> None:
         """Announce that this node's workers run, and spool the report on the agent's death in case it dies."""
-        self.report.error_files = error_files
+        self.report.error_files.update(error_files)
         self._traceback_files = traceback_files
         self._log_tails = log_tails
         self.announce(Phase.JOINED, ranks)
@@ -178,9 +164,9 @@ class Reporter:
 
     def write(self, failure: WorkerError) -> Receipt:
         """Make a document that the agent wrote durable, within the deadline."""
-        spool = spool_for_agent(self.recording)
-        receipt = record_error(failure, self.recording, spool, self.deadline_seconds)
-        self.report.copies[document_path(receipt.name)] = encode(failure)
+        spool, data = spool_for_agent(self.recording), encode(failure)
+        receipt = record_error(failure, self.recording, spool, self.deadline_seconds, data=data)
+        self.report.copies[document_path(receipt.name)] = data
         self.report.receipts.append(receipt)
         return receipt
 
@@ -222,18 +208,13 @@ class Reporter:
         stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = expiry is None and (stop is None or not stop.ended(death))
         killed = death.signal == "SIGKILL" and by_itself
-        self.write(
-            about_death(
-                death,
-                self._place_of(death.local_rank),
-                stop=stop,
-                kept=None if own else self._kept_by_torch(death),
-                resources=self._resources() if killed else None,
-                fatal_stack=self._fatal_stack(death.local_rank),
-                log_tail=self._log_of(death),
-                expiry=expiry,
-            )
+        traces = Traces(
+            kept=None if own else self._kept_by_torch(death),
+            resources=(self._resources() if killed else None) or Resources(),
+            fatal_stack=self._fatal_stack(death.local_rank),
+            log_tail=self._log_of(death),
         )
+        self.write(about_death(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
 
     def withdraw(self, local_rank: int) -> None:
         """Withdraw what a worker wrote: the others have recovered from it."""
@@ -264,7 +245,7 @@ class Reporter:
     def _own_documents(self, death: Death) -> list[WorkerError]:
         """Return the failures that the worker wrote itself; upload those that it could not upload.
 
-        A document that cannot be read gets a receipt that says so, and leaves the others and the agent's own.
+        A document that cannot be read gets a receipt with that error; it hides neither the others nor the agent's own.
         """
         spool = spool_of(self.recording, death.local_rank, self.report.error_files.get(death.local_rank))
         if spool is None:
@@ -320,7 +301,7 @@ class Reporter:
         """Return the recorder's data on the container's memory; None without a recorder."""
         if self.recording.files is None:
             return None
-        return bounded(partial(ask_recorder, self.recording), _ASKING_S, "asking for the container's memory")
+        return bounded(partial(ask_recorder, self.recording), MEMORY_S, "asking for the container's memory")
 
     def _submit(self, call: Callable[[], Any]) -> Future[Any]:
         if self._pool is None:

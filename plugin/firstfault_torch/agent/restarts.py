@@ -1,7 +1,7 @@
 """Asks whether the workers are restarted, before torch's agent spends one of its restarts.
 
 torch restarts the worker group after any failure. Here the agents of the round agree on its verdict first; one of them
-applies the retry policy, and all of them do what it says. If they cannot agree, torch's way counts.
+applies the retry policy, and all of them follow its decision. If they cannot agree, torch's way counts.
 """
 
 from __future__ import annotations
@@ -61,15 +61,21 @@ class Restarts:
     Args:
         decide: judges a round; None: torch's way.
         reporter: writes the records.
-        min_nodes: fewest nodes with which the job goes on.
+        min_nodes: fewest nodes with which the job continues.
         seconds: longest wait for the other agents' reports.
+        max_restarts: torch's.
     """
 
-    def __init__(self, decide: DecideRestart | None, reporter: Reporter, min_nodes: int, seconds: float) -> None:
+    def __init__(
+        self, decide: DecideRestart | None, reporter: Reporter, min_nodes: int, seconds: float, max_restarts: int
+    ) -> None:
         self._decide = decide
         self._reporter = reporter
         self._min_nodes = min_nodes
         self._seconds = seconds
+        self._max_restarts = max_restarts
+        self.refused: RefusedRestart | None = None
+        """The decision against a restart, which ended the attempt."""
         self._previous_fingerprint = ""
         self._written: tuple[str, RestartRecord] | None = None
         """The record that this node has written about the last round, and its path."""
@@ -80,7 +86,7 @@ class Restarts:
         return self._decide is not None
 
     def others_suffice(self, nodes: int) -> bool:
-        """Whether the job goes on if one of so many nodes is lost."""
+        """Whether the job continues if one of so many nodes is lost."""
         return nodes - 1 >= self._min_nodes
 
     def decided(self, node: Node) -> RestartRecord | None:
@@ -99,6 +105,7 @@ class Restarts:
             logger.warning("restarting the workers: %s", record.reason)
         if is_mine:
             self._write(record, node.group_rank)
+        self.refused = None if record.restart else RefusedRestart(record, self._max_restarts)
         if not record.restart and node.peers is not None:
             node.peers.end_for_good(node.first, tell=is_mine)
         return record

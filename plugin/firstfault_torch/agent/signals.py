@@ -15,10 +15,12 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
+from firstfault_torch.budgets import MAIN_THREAD_S, REPEAT_S
 from firstfault_torch.context import Moment
 from firstfault_torch.guard import guarded, logger
 
@@ -28,14 +30,10 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["HANDLED", "SignalPhase", "SignalReceived", "SignalWatch"]
-
+guarded_in_main = partial(guarded, through=(SignalException,))
+"""`guarded` in the main thread, through which the exception of a signal passes."""
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 """The signals that terminate a pod; the same as torch elastic's."""
-_MAIN_THREAD_S = 1.0
-"""Time for the main thread to handle a signal before the watching thread ends the pod."""
-_REPEAT_S = 0.25
-"""Seconds between two exceptions in the main thread: a broad `except` may have swallowed the first one."""
 
 
 class SignalPhase(enum.Enum):
@@ -157,7 +155,7 @@ class SignalWatch:
             raise SignalException(f"Process {os.getpid()} got signal: {number}", signal.Signals(number))
         self.gave_up.set()
         now = time.monotonic()
-        if self._phase is SignalPhase.WORKING and not self._noticed.is_set() and now - self._raised_at >= _REPEAT_S:
+        if self._phase is SignalPhase.WORKING and not self._noticed.is_set() and now - self._raised_at >= REPEAT_S:
             self._raised_at = now
             sent = signal.Signals(number)
             raise SignalException(f"Process {os.getpid()} got signal: {sent.name}", sigval=sent)
@@ -187,8 +185,8 @@ class SignalWatch:
 
     def _is_handled(self, number: signal.Signals) -> bool:
         main = threading.main_thread().ident
-        for _ in range(round(_MAIN_THREAD_S / _REPEAT_S)):
-            if self._noticed.wait(1.1 * _REPEAT_S):
+        for _ in range(round(MAIN_THREAD_S / REPEAT_S)):
+            if self._noticed.wait(1.1 * REPEAT_S):
                 return True
             if main is not None:
                 signal.pthread_kill(main, number)

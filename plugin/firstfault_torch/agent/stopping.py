@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.recorder.left_processes import end_left_processes
 from firstfault_torch.agent.death_documents import Observation
+from firstfault_torch.budgets import ASKING_S, EXIT_S, STOP_POLL_S
 from firstfault_torch.guard import guarded
 from firstfault_torch.node.stack_dumps import ask_for_stacks, written_stacks
 from firstfault_torch.node.worker_state import from_message
@@ -18,14 +19,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.context import Recording
     from firstfault_torch.node.channel import AgentChannel
-
-__all__ = ["EXIT_S", "end_what_workers_left", "observe", "stop_processes"]
-
-_ASKING_S = 0.3
-"""Longest wait for the workers' answers and stacks, seconds; a worker that holds the GIL does not answer."""
-EXIT_S = 8.0
-"""Seconds that a failed worker has to exit by itself: its exit handlers may upload logs."""
-_POLL_S = 0.01
 
 
 def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, int]) -> dict[int, Observation]:
@@ -40,8 +33,8 @@ def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, 
         return {}
     stacks: dict[int, str] = {}
     with guarded("asking workers for their stacks"):
-        stacks = ask_for_stacks(files, recording.round, pids, _ASKING_S)
-    answers = channel.ask(recording.round, pids, _ASKING_S)
+        stacks = ask_for_stacks(files, recording.round, pids, ASKING_S)
+    answers = channel.ask(recording.round, pids, ASKING_S)
     for rank in answers.keys() - stacks.keys():
         stacks[rank] = written_stacks(files, recording.round, rank)
     return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
@@ -87,7 +80,7 @@ def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
 
 def _wait(processes: Sequence[Any], deadline: float) -> None:
     while time.monotonic() < deadline and any(process.exitcode is None for process in processes):
-        time.sleep(_POLL_S)
+        time.sleep(STOP_POLL_S)
 
 
 def _send(process: Any, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""The agent's end of the watchdog: keeps the deadlines of its workers, and says which have expired.
+"""The agent's end of the watchdog: keeps the deadlines of its workers, and reports which have expired.
 
 It takes the place of torch's FileTimerServer, which sends the signal for the worker to its own process too, compares
 deadlines with the wall clock, and reads its FIFO once a second. It understands torch's clients.
@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from firstfault_torch.budgets import TIMERS_IDLE_S, TIMERS_JOIN_S, TIMERS_LOOK_S, TIMERS_STALL_S
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.node.timers import (
     HEARTBEAT_VARIABLE,
@@ -34,16 +35,7 @@ if TYPE_CHECKING:
 
     from firstfault_torch.node.files import NodeFiles
 
-__all__ = ["TimerServer", "open_timers", "watchdog_of"]
-
 _CHUNK_BYTES = 64 * 1024
-_IDLE_S = 10.0
-"""Longest sleep without a deadline, seconds."""
-_LOOK_S = 1.0
-"""Longest sleep with a deadline: a stall of this process is seen by it."""
-_STALL_S = 1.0
-"""A sleep that took so much longer than asked for was a stall of the whole pod or of this process."""
-_JOIN_S = 2.0
 _ANCESTORS = 8
 """Generations between a process that sets a deadline and its worker."""
 
@@ -138,7 +130,7 @@ class TimerServer:
         _living.discard(self)
         os.close(self._stop_writer)
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_JOIN_S)
+            self._thread.join(TIMERS_JOIN_S)
         elif self._thread is None:
             self._close()
         self._remove()
@@ -171,7 +163,7 @@ class TimerServer:
             poll.poll(seconds * 1000)
             slept = time.monotonic() - began
             self._read()
-            if slept > seconds + _STALL_S:
+            if slept > seconds + TIMERS_STALL_S:
                 self._postpone(slept)
             self._progress = time.time()
             expired = self._take_expired(time.monotonic())
@@ -181,7 +173,7 @@ class TimerServer:
 
     def _sleep_s(self) -> float:
         deadlines = [timer.deadline for timer in self._timers.values() if timer.deadline is not None]
-        return max(0.0, min([min(deadlines) - time.monotonic(), _LOOK_S])) if deadlines else _IDLE_S
+        return max(0.0, min([min(deadlines) - time.monotonic(), TIMERS_LOOK_S])) if deadlines else TIMERS_IDLE_S
 
     def _postpone(self, seconds: float) -> None:
         """Move all deadlines: while this process was frozen, its workers may have been frozen, too."""

@@ -91,15 +91,28 @@ class _Subprocess:
         return code
 
 
+class MissingNamesError(Exception):
+    """This torch's agent lacks private names that `HookedAgent` needs."""
+
+
 class HookedAgent(LocalElasticAgent):
     """torch's agent, with public names for its hooks and for what they need.
 
     A subclass overrides the hooks and calls them by ``super()`` for torch's own behaviour.
+
+    Raises:
+        MissingNamesError: torch's agent does not have all of them.
     """
 
     _refused = 0
     _log_prefix = ""
     """The user's template, before the node was filled in."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        missing = missing_names(self)
+        if missing:
+            raise MissingNamesError(", ".join(missing))
 
     @property
     def group(self) -> WorkerGroup:

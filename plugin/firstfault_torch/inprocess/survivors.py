@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
 
-__all__ = ["Survivors"]
-
 _STORE_S = 2.0
 _NO_WORKERS = "firstfault/inprocess/no-workers"
 """Counts the nodes of a round of which no worker goes on."""

@@ -84,8 +84,14 @@ def _files(recording: Recording) -> NodeFiles | None:
     return files if files is not None and files.exists else None
 
 
-def record_error(
-    error: WorkerError, recording: Recording, spool: Spool | None, deadline_seconds: float, *, held: bool = False
+def record_error(  # noqa: PLR0913 - keywords
+    error: WorkerError,
+    recording: Recording,
+    spool: Spool | None,
+    deadline_seconds: float,
+    *,
+    held: bool = False,
+    data: bytes = b"",
 ) -> Receipt:
     """Make a document durable, waiting at most `deadline_seconds`; never raises.
 
@@ -95,9 +101,10 @@ def record_error(
         spool: keeps it until it is uploaded; None where no agent would pick it up.
         deadline_seconds: counted from now.
         held: only spool it; the agent uploads it if the node fails.
+        data: the document, if it is encoded already.
     """
     deadline = time.monotonic() + deadline_seconds
-    target, data = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank), encode(error)
+    target, data = Target(document_path(error_key_for(error)), error.monotonic_ns, error.rank), data or encode(error)
     file = None
     if spool is not None:
         wait = max(deadline_seconds, SPOOL_S)

@@ -10,6 +10,7 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 
 from firstfault.model import Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, NUMBERING_S, STORE_S
 from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS
 from firstfault_torch.guard import NonBlocking, bounded, logger
 
@@ -18,16 +19,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.context import Recording
     from firstfault_torch.rounds.failure_broadcast import FailureBroadcast
-
-__all__ = ["await_all", "begin_round"]
-
-_AGREEING = dt.timedelta(seconds=5)
-"""Longest wait for the number of the round; the first node may run without firstfault."""
-_STORE_S = 2.0
-"""Longest wait for the store to count this node as finished; its host may be frozen."""
-_LOOK_S = 1.0
-_LOG_EVERY_S = 60.0
-"""Seconds between two log lines that say that this node waits."""
 
 
 def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
@@ -46,7 +37,7 @@ def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
         store.set("firstfault/round", str(number))
         return number
     try:
-        store.wait(["firstfault/round"], _AGREEING)
+        store.wait(["firstfault/round"], dt.timedelta(seconds=NUMBERING_S))
     except dist.DistStoreError:
         logger.warning("the first node does not number the rounds; it seems to run without firstfault")
         return fallback
@@ -62,7 +53,7 @@ def await_all(store: Any, nodes: int, outcome: FailureBroadcast, wake: threading
     Raises:
         RendezvousConnectionError: the node that hosts the store is gone before all nodes have finished.
     """
-    bounded(lambda: _enter_barrier(store, nodes), _STORE_S, "entering the exit barrier")
+    bounded(lambda: _enter_barrier(store, nodes), STORE_S, "entering the exit barrier")
     is_complete = NonBlocking(lambda: _is_complete(store), default=False)
     waited = 0.0
     while True:
@@ -74,10 +65,10 @@ def await_all(store: Any, nodes: int, outcome: FailureBroadcast, wake: threading
         if is_complete():
             outcome.send_finished()
             return True
-        wake.wait(_LOOK_S)
+        wake.wait(BARRIER_LOOK_S)
         wake.clear()
-        waited += _LOOK_S
-        if waited % _LOG_EVERY_S < _LOOK_S:
+        waited += BARRIER_LOOK_S
+        if waited % BARRIER_LOG_S < BARRIER_LOOK_S:
             logger.info("this node's workers have finished; waiting for the other nodes'")
 
 

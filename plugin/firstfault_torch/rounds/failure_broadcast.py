@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from firstfault.model import CausedBy
+from firstfault_torch.budgets import FATAL_LOOK_S, STORE_S
 from firstfault_torch.guard import bounded, guarded, logger
 from firstfault_torch.rounds.round_store import set_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["FailureBroadcast", "FirstFailure", "RoundOutcome"]
 
 _OUTCOME = "firstfault/outcome"
 """Set once a round: which node failed, or that all have finished. Every agent waits for it."""
@@ -31,10 +30,6 @@ _FATAL = "firstfault/fatal"
 """Set by a node that fails for good, also when `_OUTCOME` already holds a failure after which workers restart."""
 _WAIT = dt.timedelta(days=30)
 """Longer than any round: every end of a round sets the outcome, and a lost store ends the wait."""
-_LOOK_S = 0.5
-"""Seconds between two looks for a fatal failure while a peer restarts its workers."""
-_STORE_S = 2.0
-"""Longest wait for the store to take or give a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +113,19 @@ class FailureBroadcast:
     @property
     def failure(self) -> FirstFailure | None:
         """Another node's fatal failure; None if there is none."""
-        outcome = self._outcome
-        failure = outcome.failure if outcome is not None else None
-        if failure is None or not failure.fatal or failure.group_rank == self._group_rank:
-            return None
-        return failure
+        failure = self._failure_elsewhere
+        return failure if failure is not None and failure.fatal else None
 
     @property
     def asking(self) -> FirstFailure | None:
         """Another node's failure after which the agents decide whether to restart; None if there is none."""
+        failure = self._failure_elsewhere
+        return failure if failure is not None and failure.asks and not failure.fatal else None
+
+    @property
+    def _failure_elsewhere(self) -> FirstFailure | None:
         failure = self._outcome.failure if self._outcome is not None else None
-        if failure is None or failure.fatal or not failure.asks or failure.group_rank == self._group_rank:
-            return None
-        return failure
+        return failure if failure is not None and failure.group_rank != self._group_rank else None
 
     @property
     def is_fatal(self) -> bool:
@@ -150,24 +145,20 @@ class FailureBroadcast:
         if self._sent is not None and (self._sent.fatal or not failure.fatal):
             return
         self._sent = failure
-        text = json.dumps(asdict(failure))
-
-        def put() -> None:
-            store = self._connection or _connected(self._store)
-            if failure.fatal:
-                store.compare_set(_FATAL, "", text)
-            set_once(store, _OUTCOME, text)
-
-        bounded(put, _STORE_S, "telling the other agents")
+        self._set_outcome(json.dumps(asdict(failure)), fatal=failure.fatal)
 
     def send_finished(self) -> None:
         """Tell the other agents that every node's workers have succeeded."""
-        text = json.dumps({"finished": True})
-        bounded(
-            lambda: set_once(self._connection or _connected(self._store), _OUTCOME, text),
-            _STORE_S,
-            "telling the other agents",
-        )
+        self._set_outcome(json.dumps({"finished": True}), fatal=False)
+
+    def _set_outcome(self, text: str, *, fatal: bool) -> None:
+        def put() -> None:
+            store = self._connection or _connected(self._store)
+            if fatal:
+                store.compare_set(_FATAL, "", text)
+            set_once(store, _OUTCOME, text)
+
+        bounded(put, STORE_S, "telling the other agents")
 
     def accept(self, failure: FirstFailure) -> None:
         """Accept another node's failure from a source other than the store, unless the round's outcome is known."""
@@ -185,17 +176,17 @@ class FailureBroadcast:
 
         failure = self.failure
         if failure is None and not self._is_lost():
-            failure = bounded(ask, _STORE_S, "asking which node failed")
+            failure = bounded(ask, STORE_S, "asking which node failed")
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
     def connections(self) -> tuple[Any, Any] | None:
         """Return two connections to the store after a failure, None if it is lost: one to use, one to wait with."""
-        self._thread.join(_STORE_S)
+        self._thread.join(STORE_S)
         return None if self._thread.is_alive() else self._open_connections()
 
     def connections_to_agree(self) -> tuple[Any, Any] | None:
         """Return the same after a failure that asks; None if the store is lost, or if a node failed for good."""
-        self._is_known.wait(_STORE_S)
+        self._is_known.wait(STORE_S)
         return None if self._outcome is None or self.is_fatal else self._open_connections()
 
     def _open_connections(self) -> tuple[Any, Any] | None:
@@ -206,11 +197,11 @@ class FailureBroadcast:
     def end_for_good(self, failure: FirstFailure) -> None:
         """Take a failure that asked for fatal: the agents have decided against a restart."""
         self._ended.set()
-        self._thread.join(_STORE_S)
+        self._thread.join(STORE_S)
         if not self._is_lost() and not self.is_fatal:
             fatal = replace(failure, fatal=True, asks=False)
             self._outcome = RoundOutcome(failure=fatal)
-            bounded(lambda: self._heard(self._connection, fatal), _STORE_S, "telling that this node knows")
+            bounded(lambda: self._heard(self._connection, fatal), STORE_S, "telling that this node knows")
 
     def end(self) -> None:
         """End the waiting thread by setting the round's outcome."""
@@ -219,7 +210,7 @@ class FailureBroadcast:
         self._ended.set()
         with guarded("ending the wait for the round's outcome"):
             self.send(FirstFailure("the round is over", "", self._group_rank, fatal=False))
-            self._thread.join(_STORE_S)
+            self._thread.join(STORE_S)
 
     def _is_lost(self) -> bool:
         return self._outcome is not None and bool(self._outcome.lost)
@@ -239,7 +230,7 @@ class FailureBroadcast:
 
     def _await_a_fatal_failure(self) -> None:
         try:
-            while not self._ended.wait(_LOOK_S):
+            while not self._ended.wait(FATAL_LOOK_S):
                 if self._connection.check([_FATAL]):
                     failure = _failure_from(self._connection.get(_FATAL))
                     self._outcome = RoundOutcome(failure=failure)
@@ -283,7 +274,7 @@ def _listens(store: Any) -> bool:
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     try:
-        with socket.create_connection((store.host, store.port), _STORE_S):
+        with socket.create_connection((store.host, store.port), STORE_S):
             return True
     except (OSError, AttributeError):
         return False

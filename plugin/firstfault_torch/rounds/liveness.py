@@ -21,6 +21,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from firstfault.untrusted_json import parse_json
+from firstfault_torch.budgets import (
+    CONNECT_PAUSE_S,
+    CONNECTING_S,
+    FIRST_AGENT_S,
+    FULL_S,
+    LONGEST_CONNECT_PAUSE_S,
+    RECONNECT_S,
+)
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
@@ -28,25 +36,13 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-__all__ = ["Liveness"]
-
 _KEY = "firstfault/lifeline"
 _FAREWELL = b"bye\n"
-_RECONNECT_S = 1.5
-"""Time for an agent to reconnect before it counts as dead."""
-_PAUSE_S = 0.1
-_LONGEST_PAUSE_S = 2.0
-"""Longest pause between two looks for the first agent's port, which all agents take."""
-_CONNECTING_S = 5.0
-_FIRST_AGENT_S = 300.0
-"""Longest wait for the first agent to open its port; without firstfault it never does."""
 _LONGEST_LINE = 4096
 _MOST_GREETINGS = 1024
-"""Connections that have not said yet who they are; of more, the oldest are closed, and an agent tries again."""
+"""Connections that have not introduced themselves yet; of more, the oldest are closed, and an agent tries again."""
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """Errors of accept(2) after which the connection still waits to be accepted."""
-_FULL_S = 1.0
-"""Pause before the next connection is taken after such an error."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds, seconds, times: detects within a minute a machine that vanished without closing its connections."""
 
@@ -79,11 +75,11 @@ class _Greeting:
 
     def is_late(self) -> bool:
         """Whether it has taken too long."""
-        return time.monotonic() - self.since > _RECONNECT_S
+        return time.monotonic() - self.since > RECONNECT_S
 
 
 class _Clients:
-    """The connections of all other agents, and of strangers who have not said yet who they are.
+    """The connections of all other agents, and of strangers that have not introduced themselves yet.
 
     Args:
         listener: takes new connections.
@@ -121,7 +117,7 @@ class _Clients:
         return bool(self._greeting or self._missing or self._full_since is not None)
 
     def accept(self) -> None:
-        """Take a new connection, which has not said yet whose it is."""
+        """Take a new connection, whose owner is not known yet."""
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
@@ -142,7 +138,7 @@ class _Clients:
                 "the first agent cannot take the connection of another agent (%s); it tries again every %g s. "
                 "Raise the limit of open files (ulimit -n): the agent needs one for each node",
                 error,
-                _FULL_S,
+                FULL_S,
             )
         self.waiting.unregister(self._listener)
         self._full_since = time.monotonic()
@@ -165,7 +161,7 @@ class _Clients:
         """Answer an agent's greeting; close a stranger's connection."""
         try:
             peer = _parse_greeting(line, self._secret)
-            connection.settimeout(_RECONNECT_S)
+            connection.settimeout(RECONNECT_S)
             connection.sendall(json.dumps({"node": self._node}).encode() + b"\n")
             _keep_alive(connection)
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -182,14 +178,14 @@ class _Clients:
         connection.close()
 
     def look_at_the_clock(self) -> None:
-        """Drop those who say nothing, report agents that did not come back, and take connections again."""
-        if self._full_since is not None and time.monotonic() - self._full_since > _FULL_S:
+        """Drop connections that stay silent, report agents that did not come back, and take connections again."""
+        if self._full_since is not None and time.monotonic() - self._full_since > FULL_S:
             self._full_since = None
             self.waiting.register(self._listener, selectors.EVENT_READ)
         for connection in [one for one, greeting in self._greeting.items() if greeting.is_late()]:
             self._drop(connection)
         for rank, (since, peer) in list(self._missing.items()):
-            if time.monotonic() - since > _RECONNECT_S:
+            if time.monotonic() - since > RECONNECT_S:
                 del self._missing[rank]
                 self._on_death(rank, peer.node)
 
@@ -229,7 +225,7 @@ class Liveness:
         self._ended.set()
         with contextlib.suppress(OSError):
             self._wake.send(b"x")
-        self._thread.join(_RECONNECT_S)
+        self._thread.join(RECONNECT_S)
         self._wake.close()
 
     def _guarded(self, run: Callable[[], None]) -> None:
@@ -244,7 +240,7 @@ class Liveness:
             self._store.clone().set(_KEY, json.dumps({"port": listener.getsockname()[1], "secret": secret}))
             clients.waiting.register(self._waker, selectors.EVENT_READ)
             while not self._ended.is_set():
-                for key, _ in clients.waiting.select(_PAUSE_S if clients.hurry else None):
+                for key, _ in clients.waiting.select(CONNECT_PAUSE_S if clients.hurry else None):
                     if key.fileobj is listener:
                         clients.accept()
                     elif key.fileobj is not self._waker:
@@ -263,7 +259,7 @@ class Liveness:
         if where is None:
             return
         first = _Peer(0, "")
-        connection = self._connect(where, first, _CONNECTING_S)
+        connection = self._connect(where, first, CONNECTING_S)
         if connection is None:
             logger.info("no connection to the first agent; if it is killed, this node detects it late")
             return
@@ -271,20 +267,20 @@ class Liveness:
             with connection:
                 if self._wait_for_end(connection) != "broken":
                     return
-            connection = self._connect(where, first, _RECONNECT_S)
+            connection = self._connect(where, first, RECONNECT_S)
         if not self._ended.is_set():
             self._on_death(0, first.node)
 
     def _first_address(self) -> dict[str, Any] | None:
         store = self._store.clone()
-        deadline = time.monotonic() + _FIRST_AGENT_S
-        pause = _PAUSE_S
+        deadline = time.monotonic() + FIRST_AGENT_S
+        pause = CONNECT_PAUSE_S
         while not self._ended.is_set() and time.monotonic() < deadline:
             if store.check([_KEY]):
                 address: dict[str, Any] = json.loads(store.get(_KEY))
                 return address
             self._ended.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            pause = min(2 * pause, LONGEST_CONNECT_PAUSE_S)
         return None
 
     def _connect(self, where: dict[str, Any], first: _Peer, seconds: float) -> socket.socket | None:
@@ -301,7 +297,7 @@ class Liveness:
                     _keep_alive(connection)
                     opened.pop_all()
                     return connection
-            self._ended.wait(_PAUSE_S)
+            self._ended.wait(CONNECT_PAUSE_S)
         return None
 
     def _wait_for_end(self, connection: socket.socket) -> str:

@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import DIED_SILENTLY
+from firstfault_torch.budgets import CLOSING_S
 from firstfault_torch.compat.torch_agent import master_address
-from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.guard import bounded, guarded, logger
+from firstfault_torch.rounds.agreement import await_all
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
 from firstfault_torch.rounds.liveness import Liveness
 from firstfault_torch.rounds.roster_poll import RosterPoll
@@ -23,9 +25,6 @@ if TYPE_CHECKING:
     from firstfault_torch.context import Recording
     from firstfault_torch.rounds.failure_broadcast import RoundOutcome
     from firstfault_torch.rounds.settlement import SettledDocument
-
-_CLOSING_S = 2.0
-"""Longest wait for a listener to end, and for the rendezvous to be closed."""
 
 
 class Peers:
@@ -103,10 +102,6 @@ class Peers:
             self.notify(replace(failure, fatal=True, asks=False))
         self.broadcast.end_for_good(failure)
 
-    def close_rendezvous(self) -> None:
-        """Close the rendezvous, so that no node waits in it for this one."""
-        bounded(self._group.spec.rdzv_handler.set_closed, _CLOSING_S, "closing the rendezvous")
-
     def agree(self, copies: Mapping[str, bytes], seconds: float) -> Iterator[Reports | SettledDocument]:
         """Yield what `Settlement.settle` yields, for a decision on a restart.
 
@@ -129,6 +124,31 @@ class Peers:
         if failure is not None:
             self.broadcast.accept(failure)
 
+    def await_all(self, wake: threading.Event, recording: Recording) -> FirstFailure | None:
+        """Wait until the workers of all nodes have succeeded; return the failure if one has not.
+
+        Unlike torch's own barrier it reacts to signals and failures, and has no limit: a pod that exits while others
+        train makes the whole job succeed.
+
+        Args:
+            wake: is set when the round's outcome is known.
+            recording: of the round.
+        """
+        if await_all(self._group.store, self._group.group_world_size or 1, self.broadcast, wake, recording):
+            return None
+        failure = self.broadcast.failure or self.broadcast.fatal_failure() or self._cannot_come_back()
+        logger.warning("this node's workers had succeeded, but %s", failure.reason)
+        return failure
+
+    def _cannot_come_back(self) -> FirstFailure:
+        """Return the failure after which another node restarts; it cannot, because this node has finished."""
+        restart = self.outcome.failure if self.outcome is not None else None
+        if restart is not None and restart.asks:
+            # it ends the decision that the other agents wait for
+            self.broadcast.send(replace(restart, fatal=True, asks=False))
+        bounded(self._group.spec.rdzv_handler.set_closed, CLOSING_S, "closing the rendezvous")
+        return restart or FirstFailure("the round ended without a reason", "")
+
     def leave(self, copies: Mapping[str, bytes]) -> None:
         """Announce in a decision on a restart, if the agents take one, that this node leaves."""
         outcome = self.broadcast.outcome
@@ -148,7 +168,7 @@ class Peers:
         """Close the connections to the other agents, and stop polling the roster."""
         while self._listeners:
             listener = self._listeners.pop(0)
-            bounded(listener.end, _CLOSING_S, "ending the connections to the other agents", self._gave_up)
+            bounded(listener.end, CLOSING_S, "ending the connections to the other agents", self._gave_up)
 
     def end(self) -> None:
         """End the round and its threads: the next round may fork."""

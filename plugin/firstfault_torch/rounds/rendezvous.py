@@ -7,8 +7,6 @@ from typing import Any
 from firstfault_torch.compat.torch_agent import forget_shared_store
 from firstfault_torch.guard import NonBlocking
 
-__all__ = ["Rendezvous"]
-
 
 class Rendezvous:
     """torch's rendezvous handler, without two faults.

@@ -17,6 +17,8 @@ from firstfault.errors import FirstFaultError
 from firstfault.layout.keys import RosterKey
 from firstfault.model import Phase
 from firstfault.recorder import Recorder
+from firstfault.recorder.budgets import ROSTER_ANSWER_S
+from firstfault_torch.budgets import ROSTER_JOIN_S, ROSTER_POLL_S
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
@@ -25,12 +27,8 @@ if TYPE_CHECKING:
     from firstfault_torch.context import Recording
     from firstfault_torch.node.files import NodeFiles
 
-__all__ = ["RosterPoll"]
-
-_POLLS_PER_S = 3.0
+_POLLS_PER_SECOND = 3.0
 """Of all nodes of a job together: the nodes of a large job poll less often."""
-_LEAST_S = 5.0
-_ANSWER_S = 10.0
 
 
 class RosterPoll:
@@ -60,7 +58,7 @@ class RosterPoll:
         self._incarnation = recording.incarnation
         self._before: frozenset[RosterKey] | None = None
         self._own = group_rank
-        self._every_s = max(_LEAST_S, nodes / _POLLS_PER_S)
+        self._every_s = max(ROSTER_POLL_S, nodes / _POLLS_PER_SECOND)
         self._patience_s = patience_seconds
         self._on_failure = on_failure
         self._ended = threading.Event()
@@ -70,7 +68,7 @@ class RosterPoll:
     def end(self) -> None:
         """Stop polling, and end the thread unless it waits for the storage."""
         self._ended.set()
-        self._thread.join(1)
+        self._thread.join(ROSTER_JOIN_S)
 
     def _poll(self) -> None:
         with guarded("polling the roster"):
@@ -85,7 +83,7 @@ class RosterPoll:
 
     def _failed(self) -> list[int]:
         try:
-            names = self._recorder.roster(_ANSWER_S)
+            names = self._recorder.roster(ROSTER_ANSWER_S)
         except FirstFaultError as error:
             logger.debug("the roster could not be listed: %s", error)
             return []

@@ -9,8 +9,6 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["RoundStore", "round_store", "set_once"]
-
 
 def round_store(store: Any, number: int) -> Any:
     """Return the store of a round of which another connection can be opened: torch's own, or one beside it.
@@ -25,7 +23,7 @@ def round_store(store: Any, number: int) -> Any:
 class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]
     """The store of one round, of which another connection can be opened.
 
-    The stores of torch before 2.8 have no ``clone``, and cannot say under which prefix they keep a round.
+    The stores of torch before 2.8 have no ``clone``, and cannot tell under which prefix they keep a round.
 
     Args:
         store: torch's, of this or any other round; the agents share the one below it.
@@ -54,7 +52,7 @@ class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]
 def set_once(store: Any, key: str, value: str | bytes) -> bytes:
     """Set a key unless it is set, wake those who wait for it, and return its value.
 
-    torch's store without libuv, the default before torch 2.4, wakes nobody at a ``compare_set``.
+    torch's store without libuv, the default before torch 2.4, wakes no waiting thread at a ``compare_set``.
     """
     found = bytes(store.compare_set(key, "", value))
     if found == (value.encode() if isinstance(value, str) else value):

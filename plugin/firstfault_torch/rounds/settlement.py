@@ -1,6 +1,6 @@
 """Lets the agents of a failed round settle on one verdict: one of them concludes for all, the others take its verdict.
 
-Each agent hands its report to the round's store and counts its arrival there, so nobody polls the storage. When all
+Each agent hands its report to the round's store and counts its arrival there, so no agent polls the storage. When all
 agents that live have arrived, one of them names an order in which agents conclude: the first does it; if it does not
 deliver in time, the next one does. An agent sends about ten requests to the store, however many agents there are.
 """
@@ -19,6 +19,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from firstfault.errors import BadDocumentError
 from firstfault.wire.bundle import pack, unpack
+from firstfault_torch.budgets import (
+    GIVE_UP_POLL_S,
+    LONGEST_LOOK_S,
+    LOOK_S,
+    NO_ANSWER_S,
+    PUBLISHING_S,
+    STEP_FOR_NODE_S,
+    STEP_S,
+    TERMINATED_PUBLISHED_S,
+    TERMINATED_SETTLE_S,
+    TERMINATED_VERDICT_S,
+    TURN_FOR_NODE_S,
+    TURN_S,
+)
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.rounds.round_store import set_once
 
@@ -63,29 +77,6 @@ _FRAME = struct.Struct(">II")
 _MAX_REPORT = 256 * 1024
 """Bytes of one node's bundle. What does not fit is read from the storage."""
 _MAX_TURNS = 4
-_TURN_S = 2.0
-"""How long an agent may take to conclude before the next one does it, seconds."""
-_TURN_FOR_NODE_S = 0.002
-"""More of it for each node: reading takes longer."""
-_NO_ANSWER_S = 3.0
-"""An agent that has not acknowledged the failure so long after another's report counts as dead."""
-_LOOK_S = 0.5
-"""Seconds between two looks at who lives; doubled each time, up to `_LONGEST_LOOK_S`."""
-_LONGEST_LOOK_S = 2.0
-_LOOK_FOR_SIGNAL_S = 0.1
-"""Seconds between two looks whether this process was terminated."""
-_STEP_S = 5.0
-"""Longest wait for the store to take or give values, seconds."""
-_STEP_FOR_NODE_S = 0.01
-"""More of it for each node: all of them hand in their reports at the same moment."""
-_PUBLISHING_S = 11.0
-"""How long publishing may take: the verdict, what a person sees, and copies."""
-_HURRIED_S = 1.5
-"""Longest wait for the other nodes' reports after this process received SIGTERM."""
-_LEAVING_S = 5.0
-"""The same for the verdict."""
-_PUBLISHED_S = 2.0
-"""The same for a verdict that another node is publishing."""
 _FOREVER = dt.timedelta(days=30)
 
 
@@ -167,9 +158,9 @@ class Settlement:
                     yield turn
                 if isinstance(turn, SettledDocument):
                     return
-            found = self._next_result(self._turn_seconds, give_up, _LEAVING_S)
+            found = self._next_result(self._turn_seconds, give_up, TERMINATED_VERDICT_S)
             if found is None and self._bounded(self._is_publishing, "asking whose turn it is"):
-                found = self._next_result(_PUBLISHING_S, give_up, _PUBLISHED_S)
+                found = self._next_result(PUBLISHING_S, give_up, TERMINATED_PUBLISHED_S)
             if isinstance(found, bytes):
                 yield _unpacked(found)
             if found is not None or give_up.is_set():
@@ -216,11 +207,11 @@ class Settlement:
 
     def _bounded(self, call: Callable[[], _T], doing: str) -> _T | None:
         """Return what the store answers; None if it does not in time: all agents may ask at the same moment."""
-        return bounded(call, _STEP_S + _STEP_FOR_NODE_S * self._nodes, doing)
+        return bounded(call, STEP_S + STEP_FOR_NODE_S * self._nodes, doing)
 
     @property
     def _turn_seconds(self) -> float:
-        return _TURN_S + _TURN_FOR_NODE_S * self._nodes
+        return TURN_S + TURN_FOR_NODE_S * self._nodes
 
     # --- arriving -----------------------------------------------------------------------------------------------
 
@@ -240,20 +231,20 @@ class Settlement:
         """
         now = time.monotonic()
         deadline = now + seconds
-        look_at = min(now + _NO_ANSWER_S + 2 * (self._arrived_as - 1), deadline)
-        pause = _LOOK_S
+        look_at = min(now + NO_ANSWER_S + 2 * (self._arrived_as - 1), deadline)
+        pause = LOOK_S
         while True:
-            found = self._next_result(look_at - time.monotonic(), give_up, _HURRIED_S)
+            found = self._next_result(look_at - time.monotonic(), give_up, TERMINATED_SETTLE_S)
             if found is not None:
                 return json.loads(found) if isinstance(found, bytes) else None
             is_over = time.monotonic() >= deadline or give_up.is_set()
             if self._bounded(partial(self._close, is_over), "looking which nodes live") is None:
                 return None
             if is_over:
-                deadline = look_at = time.monotonic() + _STEP_S + _STEP_FOR_NODE_S * self._nodes
+                deadline = look_at = time.monotonic() + STEP_S + STEP_FOR_NODE_S * self._nodes
                 continue
             look_at = min(time.monotonic() + pause, deadline)
-            pause = min(2 * pause, _LONGEST_LOOK_S)
+            pause = min(2 * pause, LONGEST_LOOK_S)
 
     def _next_result(
         self, seconds: float, give_up: threading.Event, hurried_seconds: float
@@ -266,7 +257,7 @@ class Settlement:
                 hurried, deadline = True, min(deadline, time.monotonic() + hurried_seconds)
             left = max(deadline - time.monotonic(), 0)
             try:
-                return self._results.get(timeout=left if hurried else min(left, _LOOK_FOR_SIGNAL_S))
+                return self._results.get(timeout=left if hurried else min(left, GIVE_UP_POLL_S))
             except queue.Empty:
                 if time.monotonic() >= deadline:
                     return None

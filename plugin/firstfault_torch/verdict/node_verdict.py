@@ -14,6 +14,15 @@ from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import RetryContext
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
 from firstfault.wire.verdict_json import to_json
+from firstfault_torch.budgets import (
+    CONCLUDING_S,
+    NO_ANSWER_S,
+    PREVIOUS_S,
+    READING_S,
+    TERMINATED_CONCLUDING_S,
+    TERMINATED_PREVIOUS_S,
+    TERMINATED_READING_S,
+)
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.verdict.previous import previous_attempt, retries_left
 
@@ -29,24 +38,8 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
     from firstfault_torch.options import Options
 
-__all__ = ["NodeConclusion", "Wait", "conclude_on_node"]
-
-_NO_ANSWER_S = 3.0
-"""After so many seconds the node that hosted the store counts as dead, and is not waited for."""
 _FALLBACK = "earliest"
 """The strategy that replaces one that raises: the simplest one."""
-_CONCLUDING_S = 30.0
-"""Longest time that a strategy and a policy may take; on 100,000 documents firstfault's own take seconds."""
-_HURRIED_CONCLUDING_S = 3.0
-"""The same if the process is about to end."""
-_PREVIOUS_S = 2.0
-"""Longest wait for the verdict on the attempt before, seconds."""
-_LEAST_S = 0.3
-"""The same if the process is about to end."""
-_STORAGE_S = 10.0
-"""Longest time that listing and reading may take beyond the wait for the other nodes."""
-_HURRIED_STORAGE_S = 1.5
-"""The same if the process is about to end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +48,7 @@ class Wait:
 
     seconds: float
     expected_nodes: int | None = None
-    """Overrides what the roster says."""
+    """Overrides the number in the roster."""
     is_hurried: bool = False
     """The process is about to end: nothing but the wait for the nodes may take long."""
     complete: bool = True
@@ -83,7 +76,7 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
 ) -> NodeConclusion:
     """Return the verdict on the attempt and the decision.
 
-    What the copies say counts in any case, also if the storage cannot be listed. A policy that raises is replaced by
+    The copies count in any case, also if the storage cannot be listed. A policy that raises is replaced by
     the default policy, a strategy that raises by `earliest`; if they take too long, both are. Each with a warning.
 
     Args:
@@ -105,19 +98,22 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
         # a pod that left may have sealed a verdict on the attempt, and with it another decision
         job = replace(job, seals=())
         context = restart.for_policy(RetryContext(attempt=recording.identity.attempt, retries=options.retries))
+    conclusion = _first_conclusion(job, _alternatives(recording.strategy, options.retry_policy), context, wait)
+    if conclusion is None:
+        raise LookupError("no failure is on record, neither here nor in the storage")
+    return NodeConclusion(conclusion, files)
+
+
+def _first_conclusion(
+    job: JobErrors, alternatives: list[tuple[str, RetryPolicy | None]], context: RetryContext, wait: Wait
+) -> Conclusion | None:
+    """Return what the first strategy and policy conclude that neither raise nor take too long."""
+    *tried, (last_strategy, last_policy) = alternatives
     logged = ""
-    is_late = False
-    for strategy, policy in _alternatives(recording.strategy, options.retry_policy):
-        is_last = (strategy, policy) == (_FALLBACK, None)
-        if is_late and not is_last:
-            continue  # it is not known which of the two takes so long
-        call = partial(_concluded, job, strategy, policy, context)
-        conclusion, error = caught(call, Exception) if is_last else _in_time(call, wait)
+    for strategy, policy in tried:
+        conclusion, error = _in_time(partial(_concluded, job, strategy, policy, context), wait)
         if error is None:
-            break
-        if is_last:
-            raise error
-        is_late = isinstance(error, _TooLateError)
+            return conclusion
         # both may be third-party code: the attempt still needs a verdict, and each error one log line
         if str(error) != logged:
             logger.warning(
@@ -127,9 +123,9 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
                 error,
             )
         logged = str(error)
-    if conclusion is None:
-        raise LookupError("no failure is on record, neither here nor in the storage")
-    return NodeConclusion(conclusion, files)
+        if isinstance(error, _TooLateError):
+            break  # it is not known which of the two takes so long
+    return _concluded(job, last_strategy, last_policy, context)
 
 
 class _TooLateError(Exception):
@@ -146,13 +142,13 @@ def _concluded(job: JobErrors, strategy: str, policy: RetryPolicy | None, contex
 
 def _in_time(call: Callable[[], Conclusion | None], wait: Wait) -> tuple[Conclusion | None, BaseException | None]:
     """Return what `call` returns, and what it raises: it must not hold the pod for ever."""
-    seconds = _HURRIED_CONCLUDING_S if wait.is_hurried else _CONCLUDING_S
+    seconds = TERMINATED_CONCLUDING_S if wait.is_hurried else CONCLUDING_S
     found = bounded(
         lambda: caught(call, Exception),
         seconds,
         "concluding",
         wait.give_up,
-        hurried_seconds=_HURRIED_CONCLUDING_S,
+        hurried_seconds=TERMINATED_CONCLUDING_S,
         local=True,
     )
     return found or (None, _TooLateError("it takes too long"))
@@ -160,7 +156,7 @@ def _in_time(call: Callable[[], Conclusion | None], wait: Wait) -> tuple[Conclus
 
 def _context(job: JobErrors, recording: Recording, engine: Engine, options: Options, wait: Wait) -> RetryContext:
     hurried = wait.is_hurried or (wait.give_up is not None and wait.give_up.is_set())
-    previous = previous_attempt(recording, _LEAST_S if hurried else _PREVIOUS_S, wait.give_up)
+    previous = previous_attempt(recording, TERMINATED_PREVIOUS_S if hurried else PREVIOUS_S, wait.give_up)
     attempt = recording.identity.attempt
     return RetryContext(
         attempt=attempt,
@@ -191,9 +187,9 @@ def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple
             logger.warning("the attempt's documents cannot be read: %s", error)
             return None
 
-    seconds = wait.seconds + (_HURRIED_STORAGE_S if wait.is_hurried else _STORAGE_S)
+    seconds = wait.seconds + (TERMINATED_READING_S if wait.is_hurried else READING_S)
     doing = "reading the nodes' documents"
-    job = bounded(read, seconds, doing, wait.give_up, hurried_seconds=_HURRIED_STORAGE_S)
+    job = bounded(read, seconds, doing, wait.give_up, hurried_seconds=TERMINATED_READING_S)
     if job is None:
         alone = reader.job_of_copies("only the documents at hand were read; the storage did not answer in time")
         return alone, reader.read_files
@@ -202,8 +198,9 @@ def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple
 
 def _alternatives(strategy: str, policy: RetryPolicy | None) -> list[tuple[str, RetryPolicy | None]]:
     """Return what to try in turn: the task's own; without its strategy; without its policy; without both."""
-    found: list[tuple[str, RetryPolicy | None]] = [(strategy, policy), (_FALLBACK, policy)]
-    return found if policy is None else [*found, (strategy, None), (_FALLBACK, None)]
+    strategies = [strategy] if strategy == _FALLBACK else [strategy, _FALLBACK]
+    policies: list[RetryPolicy | None] = [None] if policy is None else [policy, None]
+    return [(name, chosen) for chosen in policies for name in strategies]
 
 
 class _AllButOne:
@@ -217,7 +214,7 @@ class _AllButOne:
 
     def have_reported(self, roster: Sequence[NodePresence]) -> bool:
         """Whether they have."""
-        if time.monotonic() - self._since < _NO_ANSWER_S:
+        if time.monotonic() - self._since < NO_ANSWER_S:
             return False
         last = max((entry.place.round for entry in roster), default=0)
         current = [entry for entry in roster if entry.place.round == last]

@@ -11,6 +11,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from firstfault_torch.budgets import NOTIFIERS_S
 from firstfault_torch.guard import begun, bounded, caught, logger
 
 if TYPE_CHECKING:
@@ -20,21 +21,19 @@ if TYPE_CHECKING:
 
 GROUP = "firstfault.notifiers"
 """The entry-point group of notifiers."""
-_LONGEST_S = 3.0
-"""All notifiers together; one that takes longer continues in its thread until the process ends."""
 
 
 def notify(report: Report) -> None:
     """Call all notifiers at the same time; wait for them at most 3 s. A notifier that fails is a warning."""
-    deadline = time.monotonic() + _LONGEST_S
+    deadline = time.monotonic() + NOTIFIERS_S
     # the lookup reads the metadata of every installed package, from a disk that may be slow
-    found = bounded(lambda: list(entry_points(group=GROUP)), _LONGEST_S, "looking for installed notifiers")
+    found = bounded(lambda: list(entry_points(group=GROUP)), NOTIFIERS_S, "looking for installed notifiers")
     if found is None:
-        logger.warning("installed notifiers are not called: they were not found within %g s", _LONGEST_S)
+        logger.warning("installed notifiers are not called: they were not found within %g s", NOTIFIERS_S)
     told = [(point.name, begun(partial(_tell, point, report), "calling a notifier")) for point in found or ()]
     for name, ended in told:
         if not ended.wait(max(deadline - time.monotonic(), 0)):
-            logger.warning("the notifier %s has not ended within %g s; it is not waited for", name, _LONGEST_S)
+            logger.warning("the notifier %s has not ended within %g s; it is not waited for", name, NOTIFIERS_S)
 
 
 def _tell(point: EntryPoint, report: Report) -> None:

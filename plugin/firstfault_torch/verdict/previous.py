@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from firstfault.model import DocumentRef, Origin, Seal
 from firstfault.wire.documents import decode
 from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
+from firstfault_torch.budgets import LEAVING_FILES_S, PREVIOUS_S
 from firstfault_torch.guard import bounded
 from firstfault_torch.node.document_writer import get_file, put_file
 
@@ -16,12 +17,8 @@ if TYPE_CHECKING:
     from firstfault.model import Decision, Verdict
     from firstfault_torch.context import Recording
 
-__all__ = ["VERDICT", "Previous", "leave_verdict", "previous_attempt", "retries_left"]
-
 VERDICT = "firstfault/verdict.pb"
 """Below an attempt's handover URI."""
-_LONGEST_S = 2.0
-"""Longest wait for the storage, seconds: the new verdict must not wait for the old one."""
 
 
 class Previous(NamedTuple):
@@ -42,7 +39,7 @@ def leave_verdict(recording: Recording, document: bytes, give_up: threading.Even
     where = recording.identity.handover_uri
     if where and document:
         doing = "leaving the verdict for the next attempt"
-        bounded(lambda: put_file(where, VERDICT, document), _LONGEST_S, doing, give_up)
+        bounded(lambda: put_file(where, VERDICT, document), LEAVING_FILES_S, doing, give_up)
 
 
 def retries_left(attempt: int, retries: int | None, previous: Previous | None) -> int | None:
@@ -63,7 +60,7 @@ def retries_left(attempt: int, retries: int | None, previous: Previous | None) -
 
 
 def previous_attempt(
-    recording: Recording, seconds: float = _LONGEST_S, give_up: threading.Event | None = None
+    recording: Recording, seconds: float = PREVIOUS_S, give_up: threading.Event | None = None
 ) -> Previous | None:
     """Return how the attempt before ended; None if it left no verdict, or none that can be read in time.
 
@@ -86,4 +83,4 @@ def previous_attempt(
         verdict, decision = verdict_from_json(found.json), decision_from_json(found.json)
         return Previous(verdict, decision) if verdict is not None and decision is not None else None
 
-    return bounded(read, min(seconds, _LONGEST_S), "reading the verdict on the attempt before", give_up)
+    return bounded(read, min(seconds, PREVIOUS_S), "reading the verdict on the attempt before", give_up)

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from firstfault_torch.context import Recording
     from firstfault_torch.verdict.node_verdict import NodeConclusion
 
-__all__ = ["SealedVerdict", "seal_verdict", "sealed_elsewhere", "torch_error_data"]
-
 
 @dataclass(frozen=True, slots=True)
 class SealedVerdict:
@@ -94,7 +92,7 @@ def sealed_elsewhere(document: bytes, recording: Recording, *, durable: bool) ->
         durable: whether the document is in the storage.
 
     Raises:
-        BadDocumentError: the document is no sealed verdict of a version that can be read.
+        BadDocumentError: the document is not a sealed verdict of a version that can be read.
     """
     seal = decode(document, DocumentRef(ERROR_FILE))
     if not isinstance(seal, Seal):

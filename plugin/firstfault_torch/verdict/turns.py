@@ -11,6 +11,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from firstfault_torch.budgets import (
+    FIRST_TURN_S,
+    LATER_TURN_S,
+    LONGEST_TURN_PAUSE_S,
+    NEXT_TURN_S,
+    TURN_LOOK_S,
+    TURN_PAUSE_S,
+)
 from firstfault_torch.guard import bounded, caught, logger
 
 if TYPE_CHECKING:
@@ -19,19 +27,8 @@ if TYPE_CHECKING:
 
     from firstfault_torch.verdict.seal import SealedVerdict
 
-__all__ = ["await_turn", "turn_of"]
-
-_FIRST_TURN_S = 5.0
-"""When the second node may conclude, seconds: the first one waits for the others' reports, then reads."""
-_TURN_S = 2.0
 _SINGLE = 4
 """So many nodes have turns of their own."""
-_LATER_S = 3.0
-"""Seconds between the turns of two groups."""
-_LOOK_S = 3.0
-"""Longest time of one look."""
-_FIRST_LOOK_S = 0.5
-_LONGEST_LOOK_S = 2.0
 
 
 def turn_of(group_rank: int) -> float:
@@ -43,9 +40,9 @@ def turn_of(group_rank: int) -> float:
     if position == 0:
         return 0.0
     if position < _SINGLE:
-        return _FIRST_TURN_S + _TURN_S * (position - 1)
+        return FIRST_TURN_S + NEXT_TURN_S * (position - 1)
     group = (position // _SINGLE).bit_length()
-    return _FIRST_TURN_S + _TURN_S * (_SINGLE - 1) + _LATER_S * (group - 1 + random.random())  # noqa: S311 - no secret
+    return FIRST_TURN_S + NEXT_TURN_S * (_SINGLE - 1) + LATER_TURN_S * (group - 1 + random.random())  # noqa: S311 - no secret
 
 
 def await_turn(
@@ -59,9 +56,9 @@ def await_turn(
         give_up: once set, ends the wait.
     """
     deadline = time.monotonic() + seconds
-    pause = _FIRST_LOOK_S * (1 + random.random())  # noqa: S311 - as above
+    pause = TURN_PAUSE_S * (1 + random.random())  # noqa: S311 - as above
     while True:
-        answer = bounded(partial(caught, find, Exception), _LOOK_S, "looking for another node's verdict", give_up)
+        answer = bounded(partial(caught, find, Exception), TURN_LOOK_S, "looking for another node's verdict", give_up)
         found, error = answer or (None, None)
         if found is not None:
             return found
@@ -70,4 +67,4 @@ def await_turn(
         left = deadline - time.monotonic()
         if left <= 0 or give_up.wait(min(pause, left)):
             return None
-        pause = min(1.5 * pause, _LONGEST_LOOK_S)
+        pause = min(1.5 * pause, LONGEST_TURN_PAUSE_S)

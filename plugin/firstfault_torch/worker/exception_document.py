@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.first_cause import frames_to, own_frames
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.model import Subject, SystemState, Writer
+from firstfault.wire.documents import encode
 from firstfault_torch.capture import bare, before_exit, capture, safe_text
 from firstfault_torch.error_classes import ErrorClass, failure_record
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, error_file_data, write_error_file
@@ -34,8 +35,8 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     *,
     in_flight: bool = False,
     held: bool = False,
-) -> tuple[WorkerError, Receipt]:
-    """Write a document about `error`, and torch's error.json; return the failure and the document's receipt.
+) -> tuple[bytes, Receipt]:
+    """Write a document about `error`, and torch's error.json; return the document and its receipt.
 
     Bounded by the upload deadline, of which half may go into reading the exception: its ``__str__`` is the user's code
     and may block.
@@ -80,7 +81,8 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
     left = (deadline_ns - time.monotonic_ns()) / 1e9
     spool = spool_of(recording, place.local_rank, error_file)
-    return failure, record_error(failure, recording, spool, left, held=held)
+    data = encode(failure)
+    return data, record_error(failure, recording, spool, left, held=held, data=data)
 
 
 def _read(source: BaseException, error: BaseException, *, in_flight: bool) -> ExceptionInfo:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from flytekit.extend import IgnoreOutputs
 
 from firstfault.model import NodePresence, NodeSetup, Phase
-from firstfault.wire.documents import encode
 from firstfault_torch.context import worker_place
 from firstfault_torch.guard import bounded, guarded, logger
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
@@ -73,12 +72,11 @@ def _conclude(
     error: BaseException, engine: FlyteEngine, options: Options, recording: Recording, place: Place
 ) -> SealedVerdict:
     """Record an exception of the task function; return the sealed verdict on the job."""
-    failure, receipt = describe_and_record(error, recording, place, engine)
+    document, receipt = describe_and_record(error, recording, place, engine)
     _announce(recording, place, Phase.FAILED, (receipt,))
     wait = Wait(options.settle_seconds, expected_nodes=place.group_world_size or None)
-    verdict = seal_verdict(
-        conclude_on_node(recording, {document_path(receipt.name): encode(failure)}, engine, options, wait), recording
-    )
+    copies = {document_path(receipt.name): document}
+    verdict = seal_verdict(conclude_on_node(recording, copies, engine, options, wait), recording)
     if verdict.decision.retry:
         leave_verdict(recording, verdict.document)
     logger.error("%s", verdict.seal.message)

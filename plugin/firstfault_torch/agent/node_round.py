@@ -1,0 +1,289 @@
+"""One node's part in a round: where it stands, its workers, its reports, and what it agrees on with the other nodes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.agent.server.api import WorkerState
+
+from firstfault.model import Phase
+from firstfault_torch.agent.death_documents import Stop
+from firstfault_torch.agent.local_workers import LocalWorkers
+from firstfault_torch.agent.reporter import Reporter
+from firstfault_torch.agent.restarts import Node, Restarts
+from firstfault_torch.agent.signals import guarded_in_main
+from firstfault_torch.agent.stopping import end_what_workers_left
+from firstfault_torch.agent.timers import watchdog_of
+from firstfault_torch.budgets import COMING_BACK_S
+from firstfault_torch.context import node_place
+from firstfault_torch.guard import logger
+from firstfault_torch.rounds.failure_broadcast import FirstFailure
+from firstfault_torch.rounds.peers import Peers
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+
+    from firstfault.model import Place
+    from firstfault_torch.agent.death_watch import Death
+    from firstfault_torch.agent.restarts import DecideRestart
+    from firstfault_torch.agent.signals import SignalWatch
+    from firstfault_torch.context import Recording
+    from firstfault_torch.options import Options, Survivors
+
+_SIBLING_FAILED = "another worker of this node had failed"
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """What an agent needs beside torch's own settings."""
+
+    options: Options
+    signals: SignalWatch
+    """Receives the signals to this process."""
+    min_nodes: int = 1
+    """Fewest nodes with which the job continues."""
+    decide_restart: DecideRestart | None = None
+    """Judges a failed round before torch restarts the workers; None: torch's way."""
+
+
+class Places:
+    """The places of a node's agent and of its workers in the present round.
+
+    Args:
+        group: torch's, which the rendezvous changes.
+        recording: of the node.
+    """
+
+    def __init__(self, group: WorkerGroup, recording: Recording) -> None:
+        self._group = group
+        self._base = replace(node_place(recording), incarnation=recording.incarnation)
+
+    def begin_round(self, number: int, restarts_used: int) -> None:
+        """Set what torch's group does not know."""
+        self._base = replace(self._base, round=number, restart_count=restarts_used)
+
+    def of(self, local_rank: int | None = None) -> Place:
+        """Return the place of the agent, or of one of its workers."""
+        group = self._group
+        workers = {worker.local_rank: worker for worker in group.workers}
+        worker = workers.get(local_rank) if local_rank is not None else None
+        return replace(
+            self._base,
+            rank=worker.global_rank if worker else None,
+            local_rank=local_rank,
+            group_rank=group.group_rank,
+            world_size=worker.world_size if worker else next((item.world_size for item in group.workers), 0),
+            group_world_size=group.group_world_size or 0,
+            role=group.spec.role,
+            pid=worker.id if worker is not None and isinstance(worker.id, int) else self._base.pid,
+        )
+
+    def rank_of(self, local_rank: int) -> int | None:
+        """Return the global rank of a worker."""
+        return self.of(local_rank).rank
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The global ranks of all workers of this node; -1 in torch: the rendezvous has not given one."""
+        return tuple(worker.global_rank for worker in self._group.workers if worker.global_rank >= 0)
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the round has."""
+        return self._group.group_world_size or 1
+
+
+class NodeRound:
+    """A node's part in its present round; a new round begins with `begin`.
+
+    Neither this object nor one of its parts holds the agent: an agent that is part of a reference cycle ends when the
+    garbage collector runs. If that is in a worker that this process forked later, the end of the agent's store aborts
+    that worker: it waits for a thread that no fork copies.
+
+    Args:
+        group: torch's: this node's workers, with the round's store.
+        recording: where and how to report.
+        settings: the agent's.
+    """
+
+    def __init__(self, group: WorkerGroup, recording: Recording, settings: AgentSettings) -> None:
+        options = settings.options
+        self.wake = threading.Event()
+        """Set when the main thread has to look: a worker failed, or the round's outcome is known."""
+        self.places = Places(group, recording)
+        self.reporter = Reporter(recording, self.places.of)
+        self.workers = LocalWorkers(
+            recording, self.reporter, options.stop_seconds, self.wake.set, watchdog_of(options.watchdog)
+        )
+        self.survivors: Survivors | None = None
+        if options.in_process_restart is not None:
+            self.survivors = options.in_process_restart.survivors(self.workers, self.places.rank_of, self.reporter)
+        self.restarts = Restarts(
+            settings.decide_restart, self.reporter, settings.min_nodes, options.settle_seconds, group.spec.max_restarts
+        )
+        self.peers: Peers | None = None
+        """None: there is no other node, or the round has not begun."""
+        self._group = group
+        self._settings = settings
+        self._restarts_left = 0
+
+    # --- the beginning and the end ------------------------------------------------------------------------------
+
+    def begin(self, number: int, restarts_left: int, restarts_used: int) -> None:
+        """Begin a round, after the rendezvous."""
+        self._restarts_left = restarts_left
+        self.places.begin_round(number, restarts_used)
+        self.reporter.begin(number, self._group.group_world_size or 0)
+        self.workers.begin_round()
+        if self.survivors is not None:
+            self.survivors.begin_round()
+        self.peers = None
+
+    def listen_to_peers(self, interval: float) -> None:
+        """Connect to the other agents, after the workers were started.
+
+        Args:
+            interval: seconds between two looks at the workers.
+        """
+        if self.places.nodes > 1:
+            self.peers = Peers(
+                self._group,
+                self.reporter.recording,
+                patience_seconds=interval + (COMING_BACK_S if self._restarts_left else 0),
+                others_suffice=self.asks and self.restarts.others_suffice(self.places.nodes),
+                wake=self.wake.set,
+                gave_up=self._settings.signals.gave_up,
+            )
+            self.peers.join(self.reporter.report.copies)
+
+    def end(self, *, is_last: bool) -> None:
+        """End all threads of the round, after the uploads: the next round may fork.
+
+        Args:
+            is_last: no other round follows, and the agents may still settle on a verdict.
+        """
+        self.workers.stop_watching()
+        if self.peers is not None and is_last:
+            self.peers.stop_listening()
+        elif self.peers is not None:
+            self.peers.end()
+        self.reporter.drain()
+        with guarded_in_main("removing torch's files"):
+            self.reporter.remove_traceback_files()
+        if not is_last:
+            end_what_workers_left(self.reporter.recording, self._settings.options.stop_seconds)
+        self.workers.close_stderr()
+        if is_last:
+            self.workers.close()
+
+    # --- a failure of this node's workers -----------------------------------------------------------------------
+
+    def look(self) -> list[Death]:
+        """Return the deaths of this round; on the first one tell the other agents and stop the siblings."""
+        if not self.workers.is_watched:
+            return []
+        reported, deaths = self.workers.reported(), self.workers.deaths()
+        if not reported and not deaths:
+            return []
+        if self.workers.stopped is None:
+            first = frozenset(reported) | {death.local_rank for death in deaths}
+            self._tell(self._first_failure(reported, deaths))
+            for death in deaths:
+                # before the siblings are asked: the document about the first death is to be durable first
+                self.workers.document(death)
+            self.workers.stop(_SIBLING_FAILED, first)
+        return self.workers.deaths()
+
+    def report_failure(self, result: RunResult, looked_ns: int) -> None:
+        """Finish the report after torch has found a failure."""
+        if self.workers.stopped is None:
+            # torch saw the failure first and has stopped the other workers
+            first = frozenset(failure.local_rank for failure in result.failures.values())
+            deaths = [death for death in self.workers.deaths() if death.local_rank in first]
+            self._tell(self._first_failure({}, deaths))
+            self.workers.stopped = Stop(_SIBLING_FAILED, looked_ns, first=first)
+        self.finish_report()
+
+    def stop_workers(self, reason: str, sent: signal.Signals = signal.SIGTERM) -> None:
+        """Stop the workers, unless they are stopped already or have succeeded."""
+        workers = self.workers
+        if workers.stopped is None and workers.is_watched and self._group.state is not WorkerState.SUCCEEDED:
+            workers.stop(reason, sent=sent)
+
+    def finish_report(self) -> None:
+        """Document the deaths of this node's workers, and announce that the node has failed."""
+        self._forget_recovered()
+        self.workers.document_deaths()
+        first = self.peers.broadcast.first_failure if self.peers is not None else None
+        self.reporter.finish(self.places.ranks, first)
+
+    def _forget_recovered(self) -> None:
+        """Leave out workers without which the others had continued."""
+        if self.survivors is not None:
+            with guarded_in_main("leaving out faults from which the ranks had recovered"):
+                self.survivors.forget_recovered(self._group)
+
+    def _first_failure(self, reported: dict[int, dict[str, Any]], deaths: list[Death]) -> FirstFailure:
+        """Return the notice for the other agents: the worker that reported first, else the first that died."""
+        place = self.places.of()
+        if reported:
+            local, report = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
+            what, document = str(report.get("what", "")), str(report.get("document", ""))
+            return FirstFailure(what, place.node, place.group_rank, self.places.rank_of(local), document)
+        if not deaths:
+            return FirstFailure("its workers are unhealthy", place.node, place.group_rank)
+        first = deaths[0]
+        expiry = self.workers.expired.get(first.local_rank)
+        what = expiry.deadline.text if expiry is not None else first.signal or f"exit code {first.exit_code}"
+        return FirstFailure(what, place.node, place.group_rank, self.places.rank_of(first.local_rank))
+
+    def _tell(self, failure: FirstFailure) -> None:
+        """Tell the other agents of this node's failure."""
+        if self.peers is not None:
+            self.peers.notify(replace(failure, fatal=self._restarts_left == 0, asks=self.asks))
+
+    # --- a failure of another node ------------------------------------------------------------------------------
+
+    def stop_because_of(self, failure: FirstFailure) -> None:
+        """Stop the workers because another node has failed, and report."""
+        logger.warning("stopping this node's workers: %s", failure.reason)
+        if self.survivors is not None:
+            self.survivors.await_end()
+        self._forget_recovered()
+        with guarded_in_main("stopping the workers"):
+            deaths = frozenset(death.local_rank for death in self.workers.deaths())
+            self.workers.stop(failure.reason, deaths, caused_by=failure.cause)
+            self.finish_report()
+
+    def announce_success(self) -> None:
+        """Write this node's roster entry."""
+        self.reporter.announce(Phase.SUCCEEDED, self.places.ranks)
+
+    # --- restarts -----------------------------------------------------------------------------------------------
+
+    @property
+    def asks(self) -> bool:
+        """Whether the agents decide if torch may restart the workers."""
+        return self.restarts.ask and self._restarts_left > 0
+
+    def may_restart(self) -> bool:
+        """Decide with the other agents whether the workers are restarted."""
+        broadcast = self.peers.broadcast if self.peers is not None else None
+        allowed = True
+        with guarded_in_main("deciding on a restart"):
+            place = self.places.of()
+            first = broadcast.first_failure if broadcast is not None else None
+            node = Node(
+                group_rank=place.group_rank or 0,
+                nodes=self.places.nodes,
+                restarts_left=self._restarts_left,
+                copies=self.reporter.report.copies,
+                peers=self.peers,
+                first=first or FirstFailure("its workers", place.node, place.group_rank),
+            )
+            record = self.restarts.decided(node)
+            allowed = record is None or record.restart
+        return allowed and not (broadcast is not None and broadcast.is_fatal)
