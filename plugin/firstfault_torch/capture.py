@@ -52,8 +52,8 @@ def capture(error: BaseException, *, in_flight: bool = False) -> ExceptionInfo:
 def before_exit(error: BaseException) -> BaseException:
     """Return the exception that the program turned into ``sys.exit(code)``; `error` itself if there is none.
 
-    Scripts and frameworks (Hydra, click, a plain main) catch an exception, print it and exit: the exit says nothing,
-    the exception says why. So it is with the end of in-process restarts.
+    Scripts and frameworks (Hydra, click, a plain main) catch an exception, print it and exit: the exception is
+    the reason, not the exit. So it is with the end of in-process restarts.
     """
     for _ in range(_MAX_CAUSES):
         if isinstance(error, SystemExit):

@@ -26,12 +26,12 @@ and torch's data loader raises when one of its processes has died.
 """
 _NO_THREAD = "can't start new thread"
 _refused_threads = threading.Event()
-"""Set when this process has said that the system allows no further thread: each further one would be refused, too."""
+"""Set when this process has logged that the system allows no further thread: each further one would be refused, too."""
 
 
 @contextlib.contextmanager
 def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Iterator[None]:
-    """Turn an exception of our own code into one warning; torch elastic goes on as without firstfault.
+    """Turn an exception of our own code into one warning; torch elastic continues as without firstfault.
 
     With ``FIRSTFAULT_DEBUG`` set the warning contains the traceback.
 
@@ -51,7 +51,7 @@ def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Ite
                 logger.warning("firstfault does without what needs a thread: %s (first while %s)", text, doing)
             return
         logger.warning(
-            "firstfault failed while %s (%s: %s); the job goes on without it",
+            "firstfault failed while %s (%s: %s); the job continues without it",
             doing,
             type(error).__name__,
             text,

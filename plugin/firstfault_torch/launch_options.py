@@ -82,7 +82,7 @@ def parse_signals(value: object, name: str = "signals_to_handle") -> tuple[signa
     """Return the signals of a list like "SIGTERM,SIGUSR1".
 
     Raises:
-        firstfault.errors.UsageError: it is no such list, or has a signal that no process can handle.
+        firstfault.errors.UsageError: it is not such a list, or has a signal that no process can handle.
     """
     names = [item.strip() for item in value.split(",")] if isinstance(value, str) else []
     for item in names:

@@ -27,7 +27,7 @@ class Watchdog:
     """Turns the watchdog on: workers may set deadlines (`firstfault_torch.watchdog`), and are killed if they miss one.
 
     Raises:
-        firstfault.errors.UsageError: `heartbeat_timeout` is no number of seconds above 0.
+        firstfault.errors.UsageError: `heartbeat_timeout` is not a number of seconds above 0.
     """
 
     heartbeat_timeout: float | None = None

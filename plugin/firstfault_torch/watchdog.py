@@ -77,7 +77,7 @@ def expires(after: float, scope: str = "") -> _Deadline:
         scope: the name of the block in reports; empty: file and line where it begins.
 
     Raises:
-        firstfault.errors.UsageError: `after` is no number of seconds above 0, or `scope` is no text.
+        firstfault.errors.UsageError: `after` is not a number of seconds above 0, or `scope` is not a text.
     """
     if isinstance(after, bool) or not isinstance(after, int | float) or not 0 < after < sys.float_info.max:
         raise UsageError(f"watchdog.expires(after=...) must be a number of seconds above 0, not {after!r}")

@@ -61,7 +61,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_every_communicator_is_aborted(groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """One that raises, or that hangs, keeps no other from being aborted; groups without a GPU are left alone."""
-    monkeypatch.setattr(abort, "_NCCL_S", 0.3)
+    monkeypatch.setattr(abort, "NCCL_ABORT_S", 0.3)
     release = threading.Event()
 
     def fail() -> None:

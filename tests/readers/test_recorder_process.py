@@ -241,7 +241,7 @@ def test_a_relative_file(
 
 
 def test_a_file_that_is_not_there(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
-    """The receipt of an unreadable file is not durable and says why."""
+    """The receipt of an unreadable file is not durable and has the reason."""
     process = start(out.uri)
     receipt = Recorder(process.folder).put(Target(f"{ERRORS}/a.pb", rank=1), tmp_path / "a.pb", HANG_S)
     assert receipt == Receipt("a.pb", durable=False, error=f"{tmp_path / 'a.pb'} could not be read", rank=1)
@@ -296,7 +296,7 @@ def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out,
 
 
 def test_a_recorder_that_is_frozen(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """The client says so early enough for its caller to upload by itself; the recorder does the upload later."""
+    """The client reports it early enough for its caller to upload by itself; the recorder does the upload later."""
     process = start(out.uri)
     os.kill(process.pid, signal.SIGSTOP)
     began = time.monotonic()
@@ -314,7 +314,7 @@ def test_a_recorder_that_is_frozen(start: Callable[..., RecorderProcess], out: O
     [("nosuch://bucket/run", "unknown storage scheme 'nosuch'"), ("/dev/null/run", "cannot write /dev/null/run")],
 )
 def test_a_storage_that_cannot_be(start: Callable[..., RecorderProcess], uri: str, reason: str) -> None:
-    """The receipt says why the storage cannot be opened, to the client and in the spool."""
+    """The receipt tells why the storage cannot be opened, to the client and in the spool."""
     process = start(uri)
     receipt = Recorder(process.folder).put(Target(f"{ERRORS}/a.pb", rank=2), spooled(process), HANG_S)
     assert (receipt.durable, receipt.rank, receipt.fault_to_durable_ns) == (False, 2, None)
@@ -331,7 +331,7 @@ def test_resources(start: Callable[..., RecorderProcess], out: Out) -> None:
 
 
 def test_the_roster(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
-    """The recorder lists the roster, and says why if it cannot."""
+    """The recorder lists the roster, and reports why if it cannot."""
     recorder = Recorder(start(out.uri).folder)
     assert recorder.roster(HANG_S) == []
     file = tmp_path / "entry"
@@ -523,7 +523,7 @@ def test_the_folder_is_private(start: Callable[..., RecorderProcess], out: Out) 
 def test_a_folder_too_deep_for_a_socket(
     start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A long TMPDIR is ignored; a long `parent` raises a UsageError that says why."""
+    """A long TMPDIR is ignored; a long `parent` raises a UsageError that gives the reason."""
     deep = tmp_path / ("x" * 100)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
@@ -810,7 +810,7 @@ def test_bytes_that_are_no_document(agent: Callable[..., Agent], out: Out, capfd
 def test_a_death_with_a_storage_that_fails(
     agent: Callable[..., Agent], out: Out, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The roster entry and the log say which uploads failed and why."""
+    """The roster entry and the log tell which uploads failed and why."""
     (out.folder / "firstfault").mkdir(parents=True)
     (out.folder / ERRORS).touch()
     dying = agent(out.uri)

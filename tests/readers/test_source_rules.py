@@ -22,6 +22,7 @@ BESIDE_THE_DOORS = {"firstfault.render.html", "firstfault.strategies._inference"
 GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
     "firstfault.recorder.uploads": "`attempted`: storage clients raise anything, and the recorder must clean up",
+    "firstfault_torch.agent.launch": "every error of torch's agent becomes the end of a round",
     "firstfault.cli._main": "the exit code of an error of firstfault's own",
 }
 """Where any exception is caught and does not leave."""
@@ -30,7 +31,6 @@ ELSEWHERE = {
     "firstfault.reading.selection",
     "firstfault_torch.agent.agent",
     "firstfault_torch.inprocess",
-    "firstfault_torch.worker.restarting",
     "flytekitplugins.firstfault.flyteadmin",
     "flytekitplugins.firstfault.local",
 }

@@ -30,7 +30,7 @@ def _raised(call: Callable[[], object]) -> BaseException:
     """Return what `call` raises, with its traceback."""
     try:
         call()
-    except BaseException as error:  # noqa: BLE001 - the hostile ones are no Exceptions
+    except BaseException as error:  # noqa: BLE001 - the hostile ones are not Exceptions
         return error
     raise AssertionError("nothing was raised")
 
@@ -93,7 +93,7 @@ class _SubclassTextError(Exception):
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else None,
 )
 def test_text(error: BaseException, text: str) -> None:
-    """The message is the result of str(), or says why there is none."""
+    """The message is the result of str(), or the reason why there is none."""
     assert _captured(error).message == text
 
 
@@ -539,6 +539,6 @@ def test_a_neighbours_frames_stay() -> None:
 
 
 def test_safe_text_of_anything() -> None:
-    """Values that are no exceptions have a text too."""
+    """Values that are not exceptions have a text too."""
     assert safe_text(None) == "None"
     assert safe_text(_RaisesError()) == "<no text: str() raised ValueError>"

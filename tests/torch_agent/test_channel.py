@@ -76,7 +76,7 @@ def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
         rank: [["group", "op", rank, 0]] for rank in (0, 2)
     }
     assert agent.channel.failed(0) == {}
-    assert not agent.woken.acquire(blocking=False), "an answer is no failure"
+    assert not agent.woken.acquire(blocking=False), "an answer is not a failure"
 
 
 def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
 
 
 def test_earlier_rounds_are_forgotten(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
-    """What workers said before a round is dropped, so that an agent that restarts them often does not grow."""
+    """Messages of workers from before a round are dropped, so that an agent that restarts them often does not grow."""
     for round_ in range(2):
         one = worker(0, lambda: {"stack": "x"}, round_)
         one.report_failure({"type": "ValueError"})
@@ -220,11 +220,11 @@ def test_a_worker_that_is_asked_and_fails(
         b"[1, 2]",
         b"null",
         pytest.param(b"[" * 4_095, id="nested too deep"),
-        b'{"says": "failed"',
+        b'{"kind": "failed"',
         b"{}",
-        b'{"says": "failed", "round": "x", "local_rank": 0}',
+        b'{"kind": "failed", "round": "x", "local_rank": 0}',
         b'{"round": 0, "local_rank": 0}',
-        b'{"says": "state", "round": 0, "local_rank": 0, "question": "x"}',
+        b'{"kind": "state", "round": 0, "local_rank": 0, "question": "x"}',
     ],
     ids=repr,
 )

@@ -97,7 +97,7 @@ def test_incarnation() -> None:
 
 
 def test_an_address_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host without a name service has no address, and that is no error."""
+    """A host without a name service has no address, and that is not an error."""
 
     def refuse(host: str) -> str:
         raise socket.gaierror(-2, f"{host}: name or service not known")

@@ -86,7 +86,7 @@ def test_a_wrapped_victim_is_not_the_same_fault() -> None:
 
 
 def test_a_wrapper_names_the_service_of_a_lost_connection() -> None:
-    """A connection that says not whose it was belongs to what the wrapper names."""
+    """A connection of which it is unknown whose it was belongs to what the wrapper names."""
     (judged,) = classify_failures(make_job(_failure(WRAPPED["from"], ConnectionResetError(104, "reset by peer"))))
     assert judged.failure_class is FailureClass.OWN_FAULT
 

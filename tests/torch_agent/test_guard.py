@@ -36,7 +36,7 @@ ERRORS = [ValueError("boom"), KeyboardInterrupt(), SystemExit(7), _HostileError(
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_guarded(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception of our own code becomes one warning that says what it was doing."""
+    """An exception of our own code becomes one warning that names what it was doing."""
     with guarded("counting sheep"):
         raise error
     (record,) = caplog.records

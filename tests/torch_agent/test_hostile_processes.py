@@ -44,7 +44,7 @@ SAID = {
     "no unix socket": "starting the recorder",
     "no threads": "does without what needs a thread",
 }
-"""The one line that says what is missing."""
+"""The one line that names what is missing."""
 
 
 IS_ALL = os.environ.get("FIRSTFAULT_PROCESS") == "all"
@@ -65,7 +65,7 @@ class Ended:
 
     @property
     def warnings(self) -> list[str]:
-        """What firstfault said."""
+        """What firstfault logged."""
         return [line for line in self.stderr.splitlines() if line.startswith("firstfault_torch")]
 
 

@@ -1,4 +1,4 @@
-"""What a node says about itself: task, image, GPUs, and the address of its source code from git's files."""
+"""What a node tells about itself: task, image, GPUs, and the address of its source code from git's files."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_where_git_keeps_a_commit(repository: Path, tmp_path: Path, monkeypatch:
 
 
 def test_a_damaged_repository_has_no_address(repository: Path) -> None:
-    """What git's files do not say is left out."""
+    """What git's files do not tell is left out."""
     _git(repository, "remote", "add", "origin", "git@github.com:org/repo.git")
     (repository / ".git" / "HEAD").write_bytes(b"\xff\xfe")
     assert not setup_of_node(_IDENTITY).source_url
@@ -106,7 +106,7 @@ def test_a_deleted_working_folder_has_no_address(tmp_path: Path, monkeypatch: py
 
 
 def test_the_environment_names_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images without git's files say it themselves; the address stands for the working folder."""
+    """Images without git's files name it themselves; the address stands for the working folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(SOURCE_VARIABLE, "https://code.example.com/repo/blob/3f2c1e9/")
     setup = setup_of_node(_IDENTITY)

@@ -141,7 +141,7 @@ def test_where_the_spool_is_beside_a_recorder(prefix: Prefix, tmp_path: Path) ->
 
 
 def test_a_document_is_durable(prefix: Prefix, tmp_path: Path) -> None:
-    """The document lies in the errors folder and in the spool, and the receipt says how long it took."""
+    """The document lies in the errors folder and in the spool, and the receipt tells how long it took."""
     failure = _failure()
     spool = Spool(tmp_path / "spool")
     receipt = record_error(failure, prefix.recording(), spool, 5)
@@ -183,7 +183,7 @@ def test_a_store_that_fails(
         assert "cannot write" in receipt.error
     elif store == "hanging":
         assert receipt.error == "the storage did not answer within 1.0 s"
-    else:  # a client that gives up within the deadline says why
+    else:  # a client that gives up within the deadline gives the reason
         assert "the storage did not answer" in receipt.error
     (spooled,) = spool.documents()
     assert spooled.receipt == receipt
@@ -412,7 +412,7 @@ def test_another_exit_is_a_failure(code: object, prefix: Prefix) -> None:
 
 @pytest.mark.parametrize("detached", [False, True], ids=["context", "from None"])
 def test_an_exit_that_the_program_made_of_an_exception(detached: bool, prefix: Prefix) -> None:
-    """The document is about the exception, says that the program exited, and takes the exception's kind."""
+    """The document is about the exception, notes that the program exited, and takes the exception's kind."""
 
     def train() -> None:
         try:
@@ -447,7 +447,7 @@ def test_an_exit_that_a_library_made_of_its_own_exception(prefix: Prefix) -> Non
 
 @pytest.mark.parametrize("how", ["raise", "exit 1", "exit 0", "return"])
 def test_what_leaves_a_child_that_the_function_forked(how: str, prefix: Prefix) -> None:
-    """It is the child's own end: nothing is recorded, and nothing is said of the worker or its agent."""
+    """It is the child's own end: nothing is recorded about the child, the worker or its agent."""
 
     def train() -> None:
         child = os.fork()
@@ -679,7 +679,7 @@ def test_a_document_too_large_is_cut(prefix: Prefix) -> None:
 def test_an_error_file_that_cannot_be_written(
     prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without torch's file and without a spool the document is uploaded, and the log says what failed."""
+    """Without torch's file and without a spool the document is uploaded, and the log names what failed."""
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "/dev/null/1/error.json")
     _leaving(ValueError("bad batch"))
     assert len(prefix.failures()) == 1

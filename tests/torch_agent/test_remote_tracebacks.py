@@ -113,7 +113,7 @@ def test_a_text_without_one_traceback_at_its_end(text: str) -> None:
 
 
 def test_the_traceback_of_its_own_cause() -> None:
-    """An exception with the traceback of its cause in its text is no exception of another process."""
+    """An exception with the traceback of its cause in its text is not an exception of another process."""
     text = "load failed:\nTraceback (most recent call last):\n  File \"a.py\", line 3, in f\n    f()\nKeyError: 'k'"
     cause = ExceptionInfo("KeyError", "'k'", relation="context")
     exception = ExceptionInfo("RuntimeError", text, causes=(cause,))

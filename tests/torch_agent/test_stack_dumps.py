@@ -139,7 +139,7 @@ def test_where_a_process_hangs(
     start: Callable[..., multiprocessing.process.BaseProcess],
     tmp_path: Path,
 ) -> None:
-    """The stack names file, line and function, also where no Python code can run; the process goes on."""
+    """The stack names file, line and function, also where no Python code can run; the process continues."""
     process = start(where)
     stacks = _ask_until(tmp_path, {0: process.pid}, where.__name__)
     found = re.search(rf'File "{re.escape(__file__)}", line (\d+) in {where.__name__}', stacks[0])
@@ -178,7 +178,7 @@ def test_a_process_that_offers_nothing(
     began = time.monotonic()
     assert ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: silent.pid}, LONG_S) == {}
     assert ask_for_stacks(NodeFiles(tmp_path), ROUND + 1, {1: other.pid}, LONG_S) == {}
-    assert time.monotonic() - began < SHORT_S, "nobody is waited for"
+    assert time.monotonic() - began < SHORT_S, "no process is waited for"
     silent.join(0.2)
     assert silent.is_alive()
     os.kill(silent.pid or 0, signal.SIGRTMIN + 12)
@@ -282,7 +282,7 @@ def test_a_fatal_signal(
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
-    """Without the node's folder nothing is registered, and the error says so."""
+    """Without the node's folder nothing is registered, and the error names that."""
     with pytest.raises(FileNotFoundError):
         register_stacks(NodeFiles(tmp_path / "gone"), ROUND, 0)
     assert fatal_stack(NodeFiles(tmp_path / "gone"), ROUND, 0) == ""

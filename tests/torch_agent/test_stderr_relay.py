@@ -66,7 +66,7 @@ def a_lot() -> None:
 
 
 def not_text() -> None:
-    """Write bytes that are no text."""
+    """Write bytes that are not text."""
     os.write(2, b"\xff\xfe\n")
 
 
@@ -105,7 +105,7 @@ def _worker(folder: Path, write: Callable[[], None]) -> None:
 def test_what_a_worker_writes_is_passed_on_and_kept(
     tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], method: str
 ) -> None:
-    """Every byte goes on to the agent's stderr; its end is there as soon as the worker is gone."""
+    """Every byte goes to the agent's stderr; its end is there as soon as the worker is gone."""
     _run(tmp_path, one_line, tails, method)
     assert tails.tail(RANK) == "a line"
     assert tails.tail(0) == ""
@@ -241,7 +241,7 @@ def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_li
 def test_no_thread_to_read_with(
     tmp_path: Path, tails: StderrRelay, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the system refuses the thread, another process reads: a worker that writes much does not wait for ever."""
+    """If the system refuses the thread, another process reads: a worker that writes much does not wait without end."""
 
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +27,7 @@ from firstfault_torch.node.timers import Timer, parse_line, timer_line
 from tests.plugin.running import short_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 # Python 3.12 and later warn of a fork beside threads
@@ -33,6 +36,8 @@ SOON_S = 0.3
 NEVER_S = 60.0
 LIMIT_S = 20.0
 HEARTBEAT_S = 0.6
+BAD = (0, -1, math.inf, math.nan, True, "5")
+"""Not numbers of seconds above 0."""
 
 
 class Expired:
@@ -95,24 +100,25 @@ assert not {"torch", "flytekit"} & sys.modules.keys()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("after", [0, -1, float("inf"), float("nan"), True, "5", None])
-def test_a_bad_deadline(after: Any) -> None:
-    """A deadline that is no number of seconds above 0 is refused, also where there is no watchdog."""
-    with pytest.raises(UsageError, match=r"watchdog.expires\(after=...\) must be a number of seconds above 0, not"):
-        watchdog.expires(after)
-
-
-def test_a_bad_scope() -> None:
-    """A scope that is no text is refused."""
-    with pytest.raises(UsageError, match="must be a text, not 3"):
-        watchdog.expires(1, scope=3)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("seconds", [0, -1, float("inf"), True, "5"])
-def test_a_bad_heartbeat(seconds: Any) -> None:
-    """A heartbeat's timeout that is no number of seconds above 0 is refused."""
-    with pytest.raises(UsageError, match=r"Watchdog.heartbeat_timeout must be a number of seconds above 0, or None"):
-        Watchdog(heartbeat_timeout=seconds)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        *(
+            (partial(watchdog.expires, value), "expires(after=...) must be a number of seconds above 0")
+            for value in BAD
+        ),
+        (partial(watchdog.expires, 1, scope=3), "must be a text, not 3"),
+        (partial(watchdog.expires, None), "must be a number of seconds above 0, not None"),
+        *(
+            (partial(Watchdog, value), "heartbeat_timeout must be a number of seconds above 0, or None")
+            for value in BAD
+        ),
+    ],
+)
+def test_a_wrong_argument(make: Callable[[], Any], message: str) -> None:
+    """What is not a number of seconds above 0, or not a text, is refused, also where there is no watchdog."""
+    with pytest.raises(UsageError, match=re.escape(message)):
+        make()
 
 
 def test_torchs_variable_turns_it_on() -> None:
@@ -126,16 +132,16 @@ def test_torchs_variable_turns_it_on() -> None:
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_block_that_takes_too_long(expired: Expired) -> None:
-    """The server gets the block's name, its seconds and its line, not before the deadline."""
+@pytest.mark.parametrize("scope", ["train step", ""])
+def test_a_block_that_takes_too_long(scope: str, expired: Expired) -> None:
+    """The server gets the block's name, else its line, its seconds and its line, not before the deadline."""
     expired.start()
     began = time.monotonic()
-    with watchdog.expires(after=SOON_S, scope="train step"):
-        line = sys._getframe().f_lineno - 1
+    with watchdog.expires(after=SOON_S, scope=scope):
+        line = f"test_watchdog.py:{sys._getframe().f_lineno - 1}"
         timer = expired.wait()
     assert time.monotonic() - began >= SOON_S
-    assert (timer.scope, timer.seconds, timer.heartbeat) == ("train step", SOON_S, False)
-    assert timer.since == f"test_watchdog.py:{line}"
+    assert (timer.scope, timer.seconds, timer.heartbeat, timer.since) == (scope or line, SOON_S, False, line)
 
 
 def test_blocks_that_end(expired: Expired) -> None:
@@ -160,15 +166,6 @@ def test_the_outer_of_two_blocks_of_one_name(expired: Expired) -> None:
         with watchdog.expires(after=NEVER_S, scope="step"):
             pass
         assert expired.wait().seconds == SOON_S
-
-
-def test_a_block_without_a_name(expired: Expired) -> None:
-    """It is named by its line."""
-    expired.start()
-    with watchdog.expires(after=SOON_S):
-        timer = expired.wait()
-    assert timer.scope == timer.since
-    assert timer.scope.startswith("test_watchdog.py:")
 
 
 @pytest.mark.parametrize("scope", ["x" * 5000, "\U0001f525" * 5000, 'a "quoted"\n\x00 name'])
@@ -199,7 +196,7 @@ def test_a_heartbeat_that_stops(expired: Expired) -> None:
 
 
 def test_a_heartbeat_that_rests(expired: Expired) -> None:
-    """It rests after `pause`, and inside a block, whose own deadline counts; after the block it goes on."""
+    """It rests after `pause`, and inside a block, whose own deadline counts; after the block it continues."""
     expired.start()
     watchdog.ping()
     watchdog.pause()
@@ -228,7 +225,7 @@ def test_the_end_of_the_task_function(expired: Expired) -> None:
 
 
 def test_the_wall_clock_does_not_count() -> None:
-    """A deadline is one of the monotonic clock, whatever the wall clock said when it was sent."""
+    """A deadline is one of the monotonic clock, whatever the wall clock was when it was sent."""
     fields = json.loads(timer_line(Timer(1, "7", "step", 123.5, 3.0)))
     assert parse_line(json.dumps({**fields, "expiration_time": 5.0}).encode()).deadline == 123.5
     assert parse_line(json.dumps({**fields, "deadline": None}).encode()).deadline is None
@@ -320,7 +317,7 @@ def test_an_agent_that_does_not_read(expired: Expired) -> None:
 
 
 def test_an_agent_that_is_gone(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
-    """The training goes on, with one warning."""
+    """The training continues, with one warning."""
     with watchdog.expires(after=NEVER_S):
         expired.start()
         expired.server.stop()
@@ -354,7 +351,7 @@ def test_a_child_of_a_worker(expired: Expired) -> None:
 
 
 def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> None:
-    """A deadline of a process that is no worker of this node ends nothing; an invalid line is skipped."""
+    """A deadline of a process that is not a worker of this node ends nothing; an invalid line is skipped."""
     expired.start()
     with expired.server.path.open("wb") as fifo, caplog.at_level(logging.WARNING):
         fifo.write(b'{"pid": 1}\n[]\nnonsense\n' + b"[" * 4_000 + b"\n")

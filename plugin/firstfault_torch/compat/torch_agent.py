@@ -291,7 +291,7 @@ def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
     """
     taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
     if taken is None or queues is None:
-        warn_once("the workers' results", "the workers of a node cannot go on after one of them has ended")
+        warn_once("the workers' results", "the workers of a node cannot continue after one of them has ended")
         return {}
     for rank, queue in queues.items():
         if rank in local_ranks and rank not in taken and not queue.empty():

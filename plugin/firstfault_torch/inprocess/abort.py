@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from firstfault_torch.budgets import NCCL_ABORT_S
 from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
 from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups
 from firstfault_torch.guard import bounded, guarded
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from firstfault_torch.inprocess.state import FrozenState
 
 __all__ = ["Abort", "AbortTorchDistributed", "Connections", "destroy_process_groups", "open_sockets"]
-
-_NCCL_S = 30.0
-"""Longest wait for all of NCCL's communicators to abort."""
 
 
 class Abort(abc.ABC):
@@ -54,7 +52,7 @@ class AbortTorchDistributed(Abort):
                 thread.start()
             with guarded("shutting down gloo's connections"):
                 shut_down_gloo_connections()
-            deadline = time.monotonic() + _NCCL_S
+            deadline = time.monotonic() + NCCL_ABORT_S
             for thread in aborts:
                 thread.join(max(deadline - time.monotonic(), 0))
         return state

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from firstfault_torch.budgets import MEETING_END_S, MEETING_S, OUTCOME_LOOK_S
 from firstfault_torch.guard import logger
 from firstfault_torch.inprocess.exception import InternalError, RestartError
 from firstfault_torch.inprocess.monitor.process import OVER, host_store
@@ -23,10 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Meeting"]
 
-_TIMEOUT = dt.timedelta(seconds=300)
+_TIMEOUT = dt.timedelta(seconds=MEETING_S)
 """Of a store's operations, as torch has it."""
-_LOOK_S = 0.2
-_SHORT = dt.timedelta(seconds=5)
+_SHORT = dt.timedelta(seconds=MEETING_END_S)
 """Longest wait for a store that may be about to end."""
 _ENDED = "the store at {} is that of a job that has ended, or of another job"
 _LOST = (dist.DistNetworkError, dist.DistStoreError)
@@ -82,7 +82,7 @@ class Meeting:
                     return
                 if time.monotonic() > deadline:
                     raise RestartError(_ENDED.format(self._name())) from error
-                time.sleep(_LOOK_S)
+                time.sleep(OUTCOME_LOOK_S)
             else:
                 return
 
@@ -115,7 +115,7 @@ class Meeting:
                 if error is not None:
                     raise error
                 raise RestartError(_ENDED.format(self._name()))
-            time.sleep(_LOOK_S)
+            time.sleep(OUTCOME_LOOK_S)
 
     def _name(self) -> str:
         return "{}:{}".format(*self._address)

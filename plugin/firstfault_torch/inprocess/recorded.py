@@ -57,10 +57,10 @@ def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], m
         if isinstance(abort.__cause__, Exception) and not isinstance(abort.__cause__, RestartError):
             error = abort.__cause__  # the user's own, which tells more
     except RestartError as restart:
-        monitor.others_go_on = type(restart) is not RestartError and not isinstance(restart, _FOR_ALL)
+        monitor.others_continue = type(restart) is not RestartError and not isinstance(restart, _FOR_ALL)
         error = restart
     except BaseException as own:  # noqa: BLE001 - it is raised below
-        monitor.others_go_on = True
+        monitor.others_continue = True
         error = own
     # outside of the handlers: they would become its context
     raise error

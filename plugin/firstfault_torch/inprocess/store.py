@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from firstfault_torch.budgets import OUTCOME_LOOK_S
 from firstfault_torch.context import ROUND_VARIABLE
 from firstfault_torch.inprocess.exception import RestartError
 from firstfault_torch.inprocess.monitor.position import Position
@@ -38,8 +39,6 @@ __all__ = [
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set by torch's agent: its store listens at MASTER_ADDR and MASTER_PORT."""
-_LOOK_S = 0.2
-"""Seconds between two chances for Python's signal handlers while the main thread waits."""
 _OUTCOME = "outcome"
 _ENDED = "ended"
 _FAULTS = "faults"
@@ -322,7 +321,7 @@ class Iteration:
             ended.set()
 
         threading.Thread(target=wait, name="firstfault-barrier", daemon=True).start()
-        while not ended.wait(_LOOK_S):
+        while not ended.wait(OUTCOME_LOOK_S):
             pass
         if errors and (isinstance(errors[0], dist.DistNetworkError) or not isinstance(errors[0], dist.DistStoreError)):
             raise errors[0]

@@ -29,6 +29,42 @@ _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
 
 
+class _Listener:
+    """A bound socket, and a thread that takes each message that arrives there.
+
+    Args:
+        path: of the socket.
+        take: called in the thread; what it raises is logged.
+        doing: what it does, for the log.
+    """
+
+    def __init__(self, path: Path, take: Callable[[dict[str, Any]], None], doing: str) -> None:
+        self._take, self._doing = take, doing
+        self._closed = threading.Event()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        threading.Thread(target=self._listen, name="firstfault-channel", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while not self._closed.is_set():
+            try:
+                data = self._socket.recv(_LARGEST)
+            except OSError:
+                return
+            with contextlib.suppress(ValueError):
+                message = parse_json(data)
+                if isinstance(message, dict):
+                    with guarded(self._doing):
+                        self._take(message)
+
+
 class AgentChannel:
     """The agent's end.
 
@@ -44,9 +80,7 @@ class AgentChannel:
         self._answers: dict[tuple[int, int], dict[str, Any]] = {}
         self._questions = 0
         self._arrived = threading.Condition()
-        self._closed = threading.Event()
-        self._socket = _bound(files.agent_socket)
-        threading.Thread(target=self._listen, name="firstfault-channel", daemon=True).start()
+        self._listener = _Listener(files.agent_socket, self._take, "reading a worker's message")
 
     def failed(self, round_: int) -> dict[int, dict[str, Any]]:
         """Return the reports of a round's failed workers, by local rank."""
@@ -54,11 +88,11 @@ class AgentChannel:
             return {local: report for (number, local), report in self._failed.items() if number == round_}
 
     def forget_before(self, round_: int) -> None:
-        """Drop what workers of earlier rounds have said."""
+        """Drop the messages of workers of earlier rounds."""
         with self._arrived:
-            for said in (self._failed, self._answers):
-                for worker in [worker for worker in said if worker[0] < round_]:
-                    del said[worker]
+            for messages in (self._failed, self._answers):
+                for worker in [worker for worker in messages if worker[0] < round_]:
+                    del messages[worker]
 
     def ask(self, round_: int, local_ranks: Iterable[int], seconds: float) -> dict[int, dict[str, Any]]:
         """Ask workers for their state; return the answers that come in time, by local rank.
@@ -86,23 +120,15 @@ class AgentChannel:
 
     def close(self) -> None:
         """Stop listening."""
-        self._closed.set()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-    def _listen(self) -> None:
-        while (message := _receive(self._socket, self._closed)) is not None:
-            with guarded("reading a worker's message"):
-                self._take(message)
+        self._listener.close()
 
     def _take(self, message: dict[str, Any]) -> None:
         worker = (int(message["round"]), int(message["local_rank"]))
         message["question"] = int(message.get("question", 0))
         with self._arrived:
-            (self._failed if message["says"] == "failed" else self._answers)[worker] = message
+            (self._failed if message["kind"] == "failed" else self._answers)[worker] = message
             self._arrived.notify_all()
-        if message["says"] == "failed":
+        if message["kind"] == "failed":
             self._wake()
 
 
@@ -122,44 +148,32 @@ class WorkerChannel:
         self._answer = answer
         self._owner = os.getpid()
         self._path = files.worker_socket(round_, local_rank)
-        self._closed = threading.Event()
-        self._socket = _bound(self._path)
-        threading.Thread(target=self._listen, name="firstfault-channel", daemon=True).start()
+        self._listener = _Listener(self._path, self._reply, "answering the agent")
 
     def report_failure(self, content: dict[str, Any]) -> None:
         """Tell the agent that this worker's exception has left the task function."""
-        _send(self._agent, {**self._who, **content, "says": "failed"})
+        _send(self._agent, {**self._who, **content, "kind": "failed"})
 
     def close(self) -> None:
         """Stop listening."""
         if os.getpid() != self._owner:
             return
-        self._closed.set()
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        self._listener.close()
         self._path.unlink(missing_ok=True)
 
-    def _listen(self) -> None:
-        while (message := _receive(self._socket, self._closed)) is not None:
-            answer: dict[str, Any] = {}
-            with guarded("answering the agent"):
-                if message.get("ask") == "state":
-                    answer = self._answer()
-            _send(self._agent, {**self._who, **answer, "says": "state", "question": message.get("question", 0)})
-
-
-def _bound(path: Path) -> socket.socket:
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    opened.bind(str(path))
-    return opened
+    def _reply(self, message: dict[str, Any]) -> None:
+        answer: dict[str, Any] = {}
+        with guarded("answering the agent"):
+            if message.get("ask") == "state":
+                answer = self._answer()
+        _send(self._agent, {**self._who, **answer, "kind": "state", "question": message.get("question", 0)})
 
 
 def _send(path: Path, message: dict[str, Any]) -> bool:
     """Send a message; return False if no process receives there."""
     data = json.dumps(message).encode()
     while len(data) > _LARGEST:
-        # a cut text is no JSON: leave out the largest part
+        # a cut text is not JSON: leave out the largest part
         message = dict(sorted(message.items(), key=lambda item: len(json.dumps(item[1])))[:-1])
         data = json.dumps(message).encode()
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, contextlib.suppress(OSError):
@@ -168,17 +182,3 @@ def _send(path: Path, message: dict[str, Any]) -> bool:
         sender.sendto(data, str(path))
         return True
     return False
-
-
-def _receive(receiver: socket.socket, closed: threading.Event) -> dict[str, Any] | None:
-    """Return the next message; None when the socket is closed. Skip invalid messages."""
-    while not closed.is_set():
-        try:
-            data = receiver.recv(_LARGEST)
-        except OSError:
-            return None
-        with contextlib.suppress(ValueError):
-            message = parse_json(data)
-            if isinstance(message, dict):
-                return message
-    return None

@@ -2,7 +2,7 @@
 
 The agent may host a store, whose thread resolves the address of each client that connects. If the agent forks another
 worker at that moment, glibc's lock of the resolver stays locked in that worker, and the first name that it resolves
-blocks it for ever. So no worker of this node connects before the last one has been forked.
+blocks it without end. So no worker of this node connects before the last one has been forked.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ TIMERS_VARIABLE = "FIRSTFAULT_TIMERS"
 HEARTBEAT_VARIABLE = "FIRSTFAULT_HEARTBEAT"
 """Longest time between two pings, seconds; empty: pings set no deadline."""
 TORCH_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
-"""The same path, for torch's FileTimerClient. In the agent's own environment it says where to make the FIFO."""
+"""The same path, for torch's FileTimerClient. In the agent's own environment it names the path for the FIFO."""
 TORCH_ENABLED_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 """With the value 1 torch's agent starts torch's FileTimerServer, which kills the agent too."""
 MAX_SCOPE = 200
@@ -74,7 +74,7 @@ def parse_line(line: bytes) -> Timer:
     """Return the timer that a client wrote; a deadline of torch's client is converted from the wall clock.
 
     Raises:
-        ValueError: it is no such line.
+        ValueError: it is not such a line.
     """
     try:
         found = parse_json(line)
@@ -85,7 +85,7 @@ def parse_line(line: bytes) -> Timer:
             return Timer(pid, f"torch:{scope}", scope, deadline, max(left, 0.0), kills=int(found["signal"]) > 0)
         deadline = found["deadline"]
         if deadline is not None and not math.isfinite(float(deadline)):
-            raise ValueError("its deadline is no time")
+            raise ValueError("its deadline is not a time")
         scope = "" if found["heartbeat"] else scope
         return Timer(
             pid,
@@ -97,4 +97,4 @@ def parse_line(line: bytes) -> Timer:
             bool(found["heartbeat"]),
         )
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"no timer: {line[:200]!r}") from error
+        raise ValueError(f"not a timer: {line[:200]!r}") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault.render.json_report import json_report
 from firstfault.text import elide
+from firstfault_torch.budgets import OTEL_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +21,6 @@ __all__ = ["attributes_of", "is_wanted", "send_record"]
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-_LONGEST_S = 3.0
-"""How long the exporter may try."""
 _TEXT = 100_000
 """Characters of a message or a traceback that are sent."""
 _NAME = "firstfault"
@@ -72,7 +71,7 @@ def send_record(report: Report) -> None:
     )
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES
     resource = Resource({"service.name": _NAME}).merge(OTELResourceDetector().detect())
-    exporter = OTLPLogExporter(timeout=_LONGEST_S)
+    exporter = OTLPLogExporter(timeout=OTEL_S)
     sent = exporter.export([ReadableLogRecord(record, resource, InstrumentationScope(_NAME))])
     if sent is not LogRecordExportResult.SUCCESS:
         raise OSError("the OTLP endpoint did not take the record")

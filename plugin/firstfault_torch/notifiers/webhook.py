@@ -11,6 +11,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from firstfault.render.json_report import json_report
+from firstfault_torch.budgets import WEBHOOK_S
 
 if TYPE_CHECKING:
     from firstfault.report import Report
@@ -19,8 +20,6 @@ __all__ = ["WEBHOOK_VARIABLE", "event_of", "post"]
 
 WEBHOOK_VARIABLE = "FIRSTFAULT_WEBHOOK"
 """The environment variable with the URL to which each verdict is sent."""
-_LONGEST_S = 3.0
-"""Longest wait for the connection, and for the answer."""
 _TEXT = 100_000
 """Characters of a message that are sent."""
 
@@ -63,7 +62,7 @@ def post(report: Report) -> None:
     headers = {"Content-Type": "application/cloudevents+json", "User-Agent": "firstfault"}
     try:
         request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 - the scheme was checked
-        with urllib.request.build_opener(_NoRedirect).open(request, timeout=_LONGEST_S) as answer:
+        with urllib.request.build_opener(_NoRedirect).open(request, timeout=WEBHOOK_S) as answer:
             answer.read(1)
     except urllib.error.HTTPError as error:
         error.close()

@@ -274,7 +274,7 @@ class Liveness:
     def _first_address(self) -> dict[str, Any] | None:
         store = self._store.clone()
         deadline = time.monotonic() + FIRST_AGENT_S
-        pause = CONNECT_PAUSE_S
+        pause: float = CONNECT_PAUSE_S
         while not self._ended.is_set() and time.monotonic() < deadline:
             if store.check([_KEY]):
                 address: dict[str, Any] = json.loads(store.get(_KEY))

@@ -232,7 +232,7 @@ class Settlement:
         now = time.monotonic()
         deadline = now + seconds
         look_at = min(now + NO_ANSWER_S + 2 * (self._arrived_as - 1), deadline)
-        pause = LOOK_S
+        pause: float = LOOK_S
         while True:
             found = self._next_result(look_at - time.monotonic(), give_up, TERMINATED_SETTLE_S)
             if found is not None:

@@ -6,7 +6,7 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from firstfault.exceptions.first_cause import frames_to, own_frames
 from firstfault.exceptions.tracebacks import format_exception
@@ -22,9 +22,13 @@ from firstfault_torch.worker.introspection import collective_progress, gpu_uuid,
 from firstfault_torch.worker.system_state import system_state
 
 if TYPE_CHECKING:
-    from firstfault.model import CollectiveProgress, ExceptionInfo, Place, Receipt, WorkerError
+    from collections.abc import Callable
+
+    from firstfault.model import ExceptionInfo, Place, Receipt, WorkerError
     from firstfault_torch.context import Recording
     from firstfault_torch.engine import Engine
+
+T = TypeVar("T")
 
 
 def describe_and_record(  # noqa: PLR0913 - keywords
@@ -57,22 +61,15 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     exception = bounded(partial(_read, source, error, in_flight=in_flight), half, "reading an exception", local=True)
     if exception is None:
         exception = replace(bare(source), message="<no text: reading the exception took too long>")
-    progress: tuple[CollectiveProgress, ...] = ()
-    with guarded("asking for the collectives"):
-        progress = collective_progress()
-    system = SystemState()
-    with guarded("asking for limits"):
-        system = system_state(source, exception)
-    with guarded("asking for the GPU"):
-        place = replace(place, gpu=gpu_uuid())
+    place = replace(place, gpu=_asked(gpu_uuid, "", "the GPU"))
     failure = replace(
         describe(source, exception, place, engine),
         timestamp_ns=wall_ns,
         monotonic_ns=monotonic_ns,
         in_flight=in_flight,
-        collectives=progress,
+        collectives=_asked(collective_progress, (), "the collectives"),
         thread_failures=thread_failures(),
-        system=system,
+        system=_asked(partial(system_state, source, exception), SystemState(), "limits"),
     )
     error_file = os.environ.get(ERROR_FILE_VARIABLE)
     if error_file and not in_flight and not held:
@@ -83,6 +80,13 @@ def describe_and_record(  # noqa: PLR0913 - keywords
     spool = spool_of(recording, place.local_rank, error_file)
     data = encode(failure)
     return data, record_error(failure, recording, spool, left, held=held, data=data)
+
+
+def _asked(call: Callable[[], T], default: T, about: str) -> T:
+    """Return what `call` returns; the default if it raises."""
+    with guarded(f"asking for {about}"):
+        return call()
+    return default
 
 
 def _read(source: BaseException, error: BaseException, *, in_flight: bool) -> ExceptionInfo:

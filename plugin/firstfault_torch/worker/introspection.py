@@ -35,7 +35,7 @@ _failures: list[ThreadFailure] = []
 def watch_threads() -> Callable[[], None]:
     """Record exceptions that end a thread of this process, and report them as before; return a function that undoes it.
 
-    They do not end the process, but may be why it waits for ever.
+    They do not end the process, but may be why it waits without end.
     """
     before = threading.excepthook
 

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from firstfault_torch import watchdog
@@ -34,7 +35,6 @@ from firstfault_torch.worker.introspection import collective_progress, thread_fa
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from firstfault.model import Receipt
     from firstfault_torch.engine import Engine
 
 
@@ -56,8 +56,8 @@ def run_recorded(engine: Engine, function: Callable[..., Any], *args: Any) -> An
 def recorded(engine: Engine) -> Iterator[WorkerMonitor]:
     """Make the exception that leaves this block durable, then let it pass unchanged; yield the process's monitor.
 
-    It waits for at most the upload deadline. A clean ``sys.exit()`` is no failure. What leaves the block in a process
-    that it has forked is not this worker's, and is not recorded.
+    It waits for at most the upload deadline. A clean ``sys.exit()`` is not a failure. What leaves the block in a
+    process that it has forked is not this worker's, and is not recorded.
     """
     worker, agent = os.getpid(), os.getppid()
     with guarded("waiting for this node's other workers to start"):
@@ -90,7 +90,7 @@ def _record_end(monitor: WorkerMonitor, error: BaseException, agent: int) -> Non
                 monitor.exits(error)
             elif _is_answer_to_signal(error) and _has_died(agent):
                 # terminated because the agent died: the worker reports it
-                monitor.record_lost_agent(agent)
+                monitor.loses_agent(agent)
             else:
                 monitor.fails(error)
         monitor.close()
@@ -114,9 +114,9 @@ class WorkerMonitor:
         self._before_stop: list[Callable[[], None]] = []
         self._asked = threading.Event()
         self._answered = threading.Event()
-        self.others_go_on = False
-        """Whether the other ranks go on without this one when its exception leaves the task function."""
-        self.in_flight = InFlight(self._record_in_flight, self._withdraw)
+        self.others_continue = False
+        """Whether the other ranks continue without this one when its exception leaves the task function."""
+        self.in_flight = InFlight(partial(self._write, in_flight=True), self._withdraw)
 
     def open(self) -> None:
         """Begin to watch; without a recording nothing is watched."""
@@ -156,50 +156,34 @@ class WorkerMonitor:
             # framework's handler may raise anything
             return
         moment = moment_of(error)
-        if self.others_go_on:
-            # it counts only if they do not: the node's success withdraws it
-            name = self._record_in_flight(error)
-        else:
-            receipt = self.record_exception(error)
-            name = receipt.name if receipt is not None else ""
+        if not self.others_continue:
+            self._mark(error)
+        # if the others continue, it counts only if they do not: the node's success withdraws a document in flight
+        name = self._write(error, in_flight=self.others_continue)
         if self._channel is not None and name:
             what = type(before_exit(error)).__name__
             content: dict[str, Any] = {"what": what, "document": name, "monotonic_ns": moment.monotonic_ns}
-            if self.others_go_on:
-                content["others_go_on"] = True
-            self._channel.report_failure(content)
+            self._channel.report_failure(content | ({"others_continue": True} if self.others_continue else {}))
 
     def exits(self, error: BaseException) -> None:
         """Record a clean exit before the task function's end: not a failure, but perhaps why a peer waits."""
         self.in_flight.reconcile(None)
         if self._asked.is_set():
             return  # a handler's answer to the signal with which the agent stops this process
-        if self.recording is not None and self.place is not None:
-            describe_and_record(error, self.recording, self.place, self._engine, held=True)
+        if self._write(error, held=True):
             threading.Thread(target=_leave_later, name="firstfault-leave", daemon=True).start()
 
-    def record_exception(self, error: BaseException) -> Receipt | None:
-        """Write a document about `error` as this worker's failure. None: recording is off."""
-        error_file = os.environ.get(ERROR_FILE_VARIABLE)
-        if error_file and self._engine.name_error(error, bare(error)).recoverable:
-            with guarded("marking an exception as recoverable"):
-                mark_recoverable(error_file)
+    def loses_agent(self, agent_pid: int) -> None:
+        """Write a document about the agent's death in its place."""
         if self.recording is None or self.place is None:
-            return None
-        return describe_and_record(error, self.recording, self.place, self._engine)[1]
-
-    def record_lost_agent(self, agent_pid: int) -> Receipt | None:
-        """Write a document about the agent's death in its place. None: recording is off."""
-        if self.recording is None or self.place is None:
-            return None
+            return
         moment = Moment.now()
         failure = replace(
             lost_agent(replace(self.place, rank=None, local_rank=None, pid=agent_pid)),
             timestamp_ns=moment.wall_ns,
             monotonic_ns=moment.monotonic_ns,
         )
-        deadline = self.recording.upload_deadline_seconds
-        return record_error(failure, self.recording, spool_for_agent(self.recording), deadline)
+        record_error(failure, self.recording, spool_for_agent(self.recording), self.recording.upload_deadline_seconds)
 
     def answer(self) -> dict[str, Any]:
         """Record the exception in flight, and return this process's state: the agent is about to stop it."""
@@ -218,10 +202,12 @@ class WorkerMonitor:
         self._answered.set()
         return answer
 
-    def _record_in_flight(self, error: BaseException) -> str:
+    def _write(self, error: BaseException, *, in_flight: bool = False, held: bool = False) -> str:
+        """Write a document about `error` and return its name; empty: recording is off."""
         if self.recording is None or self.place is None:
             return ""
-        return describe_and_record(error, self.recording, self.place, self._engine, in_flight=True)[1].name
+        how = {"in_flight": in_flight, "held": held}
+        return describe_and_record(error, self.recording, self.place, self._engine, **how)[1].name
 
     def _withdraw(self, name: str) -> None:
         if self.recording is None or self.place is None:
@@ -230,13 +216,20 @@ class WorkerMonitor:
         if spool is not None:
             spool.withdraw(name)
 
+    def _mark(self, error: BaseException) -> None:
+        """Leave kfpytorch's mark of a recoverable exception, also if recording is off."""
+        error_file = os.environ.get(ERROR_FILE_VARIABLE)
+        if error_file and self._engine.name_error(error, bare(error)).recoverable:
+            with guarded("marking an exception as recoverable"):
+                mark_recoverable(error_file)
+
 
 def _leave_later() -> None:
     """Shut down gloo's connections if this process still lives after a while, so that a peer's collective fails.
 
     torch takes ``sys.exit(0)`` for success and keeps the process until its siblings have ended. A peer that waits for
     it in a collective would wait until that times out. This process must not end by itself: torch's agent tells all
-    workers through one event that they may end, and waits for ever for a worker that died while it waited for that.
+    workers through one event that they may end, and waits without end for a worker that died while it waited for that.
     """
     time.sleep(EXITED_S)
     with guarded("leaving the process groups"):

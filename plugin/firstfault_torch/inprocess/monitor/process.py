@@ -21,6 +21,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from firstfault_torch.budgets import (
+    MONITOR_LINGER_S,
+    MONITOR_PATIENCE_S,
+    MONITOR_START_S,
+    MONITOR_STORE_S,
+    OUTCOME_LOOK_S,
+)
 from firstfault_torch.inprocess.abort import open_sockets
 from firstfault_torch.inprocess.exception import InternalError
 from firstfault_torch.inprocess.monitor.progress import Phase, Progress
@@ -34,16 +41,8 @@ __all__ = ["OVER", "MonitorProcess", "Timeouts", "host_store"]
 OVER = "firstfault/inprocess/over"
 """Set in a store whose first rank has ended: no further call may begin there, so it is another job's."""
 
-_STARTING_S = 60.0
-"""Longest wait for a monitor process to start; a busy machine takes seconds."""
-_STORE_S = 5.0
-"""Longest wait for the store."""
-_PATIENCE_S = 20.0
-"""Longest wait for a slow store when the worker's death must be told."""
-_LINGER_S = 30.0
 _QUIET_LOOKS = 3
 """Looks without a connection after which the store's host ends."""
-_LOOK_S = 0.2
 _ESTABLISHED = "01"
 
 
@@ -131,7 +130,7 @@ def _start_detached(begin: Callable[[], None], run: Callable[[], None], name: st
             _run_detached(begin, run, its, logfile)
         its.close()
         os.waitpid(middle, 0)
-        ours.settimeout(_STARTING_S)
+        ours.settimeout(MONITOR_START_S)
         answer = _read_all(ours)
     if not answer.startswith(b"ok"):
         raise InternalError(f"{name} did not start: {answer.decode(errors='replace') or 'it does not answer'}")
@@ -222,7 +221,7 @@ class _Host:
 
     def stay(self) -> None:
         """Stay while the worker lives, and then while others are connected."""
-        while not self._process.has_died(_LINGER_S):
+        while not self._process.has_died(MONITOR_LINGER_S):
             pass
         self._server.set(OVER, "1")
         before: set[str] = set()
@@ -231,7 +230,7 @@ class _Host:
             now = _connections(self.port)
             quiet = 0 if now & before else quiet + 1  # ranks of the next job connect again and again, and leave
             before = now
-            time.sleep(_LOOK_S)
+            time.sleep(OUTCOME_LOOK_S)
 
 
 def _connections(port: int) -> set[str]:
@@ -313,7 +312,7 @@ class _Watcher:
         if self._asking is not None and self._asking.is_alive():
             if not patient:
                 return False
-            self._asking.join(_PATIENCE_S)
+            self._asking.join(MONITOR_PATIENCE_S)
             if self._asking.is_alive():
                 self._connection = None  # it may wait for ever on that one
 
@@ -329,7 +328,7 @@ class _Watcher:
 
         self._asking = threading.Thread(target=run, daemon=True)
         self._asking.start()
-        self._asking.join(_PATIENCE_S if patient else _STORE_S)
+        self._asking.join(MONITOR_PATIENCE_S if patient else MONITOR_STORE_S)
         return not failed.is_set()
 
     def _kill(self) -> None:
@@ -338,7 +337,7 @@ class _Watcher:
             self._send(number)
         if not self._process.has_died(self.timeouts.grace):
             self._send(signal.SIGKILL)
-            self._process.has_died(_LINGER_S)
+            self._process.has_died(MONITOR_LINGER_S)
 
     def _send(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
