@@ -69,7 +69,7 @@ def test_every_communicator_is_aborted(groups: Callable[..., None], monkeypatch:
 
     hanging, failing, healthy = FakeNccl(lambda: release.wait(LONG_S)), FakeNccl(fail), FakeNccl()
     groups(FakeGroup(hanging), FakeGroup(), FakeGroup(failing), FakeGroup(object()), FakeGroup(healthy))
-    state = State.from_env().freeze()
+    state = State.from_env()
     began = time.monotonic()
     assert AbortTorchDistributed()(state) is state
     assert time.monotonic() - began < LONG_S / 3
@@ -80,5 +80,5 @@ def test_every_communicator_is_aborted(groups: Callable[..., None], monkeypatch:
 def test_without_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first group there is nothing to abort."""
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
-    state = State.from_env().freeze()
+    state = State.from_env()
     assert AbortTorchDistributed()(state) is state

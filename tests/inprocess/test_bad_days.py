@@ -44,7 +44,7 @@ def _others_went_on(ended: Run, gone: int) -> None:
 
 @HOOKS
 def test_a_hook_that_raises(hook: str, healthy: int) -> None:
-    """The rank leaves with the hook's exception; the others go on."""
+    """The rank leaves with the hook's exception; the others continue."""
     ended = run("raise", **{hook: OnOneRank("raise", healthy)}, **FAST)
     _others_went_on(ended, OTHER)
     name, text, *_ = ended.of("raised")[OTHER].value
@@ -53,7 +53,7 @@ def test_a_hook_that_raises(hook: str, healthy: int) -> None:
 
 
 def test_a_hook_whose_own_store_fails() -> None:
-    """It is not taken for the loss of the ranks' store: the rank leaves, the others go on."""
+    """It is not taken for the loss of the ranks' store: the rank leaves, the others continue."""
     ended = run("raise", finalize=OnOneRank("store", 0), **FAST)
     _others_went_on(ended, OTHER)
     name, text, *_ = ended.of("raised")[OTHER].value
@@ -62,14 +62,14 @@ def test_a_hook_whose_own_store_fails() -> None:
 
 @HOOKS
 def test_a_hook_that_hangs(hook: str, healthy: int) -> None:
-    """After `hard_timeout` the rank is ended; the others go on."""
+    """After `hard_timeout` the rank is ended; the others continue."""
     ended = run("raise", **{hook: OnOneRank("hang", healthy)}, **FAST)
     _others_went_on(ended, OTHER)
     assert ended.codes[OTHER] in {-15, -9}
 
 
 def test_a_machine_that_is_gone() -> None:
-    """Of a rank that is frozen with its monitor process nothing is heard; the others go on without it."""
+    """Of a rank that is frozen with its monitor process nothing is heard; the others continue without it."""
     ended = run("frozen", **{**FAST, "heartbeat_interval": 0.5, "heartbeat_timeout": 3.0})
     _others_went_on(ended, FAULTY)
 

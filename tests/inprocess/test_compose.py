@@ -110,7 +110,7 @@ def test_chains_of_chains() -> None:
     chain = Compose(Compose(counters[0], CudaHealthCheck()), Compose(counters[1], counters[2]))
     assert isinstance(chain, HealthCheck)
     assert len(chain.instances) == 4
-    state = State(0, 1, fn_exception=ValueError()).freeze()
+    state = State(0, 1, fn_exception=ValueError())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert chain(state) is state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from firstfault_torch import inprocess
 from firstfault_torch.inprocess import call as call_module
 from firstfault_torch.inprocess.exception import RankLost
-from firstfault_torch.inprocess.monitor.process import Timeouts, _Watcher
+from firstfault_torch.inprocess.monitor.process import Watcher
 from firstfault_torch.inprocess.monitor.progress import Phase, Progress
 from firstfault_torch.inprocess.store import Iteration, Outcome
 
@@ -37,7 +36,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[CallWrapper]:
 
 @pytest.mark.parametrize("phase", [Phase.ENDING, Phase.ARRIVED])
 def test_a_rank_that_was_taken_for_lost(phase: Phase, call: CallWrapper) -> None:
-    """The others have gone on without it: it interrupts none of their iterations, and is not counted again."""
+    """The others have continued without it: it interrupts none of their iterations, and is not counted again."""
     iteration = Iteration(call._store, call._prefix, 0, 4)
     iteration.leave(0)
     iteration.arrive()
@@ -83,12 +82,14 @@ class _Failing:
         return self._store
 
 
-def _watcher(connect: _Failing, soft: float, hard: float) -> _Watcher:
+def _watcher(connect: _Failing, soft: float, hard: float) -> Watcher:
     progress = Progress()
     progress.begin(0, 0, 2)
-    progress._times[0] -= 10.0
-    timeouts = Timeouts(soft=soft, hard=hard, interval=0.1, heartbeat_interval=0.0, heartbeat=30.0, grace=0.1)
-    watcher = _Watcher(os.getpid(), progress, 0, "p/0", connect, timeouts)
+    progress.automatic -= 10.0
+    options = inprocess.InProcessRestart(
+        soft_timeout=soft, hard_timeout=hard, monitor_process_interval=0.1, progress_watchdog_interval=0.1
+    )
+    watcher = Watcher(progress, 0, "p/0", connect, options)
     watcher.begin()
     return watcher
 

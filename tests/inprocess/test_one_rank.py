@@ -26,7 +26,7 @@ HEARTBEAT_S = 0.6
 
 
 class Keeping:
-    """An observer that holds the exceptions until the ranks go on."""
+    """An observer that holds the exceptions until the ranks continue."""
 
     def __init__(self) -> None:
         self.errors: list[BaseException] = []
@@ -35,7 +35,7 @@ class Keeping:
         """Hold it."""
         self.errors.append(error)
 
-    def went_on(self, interruption: object) -> None:
+    def recovered(self, interruption: object) -> None:
         """Let go."""
         del interruption
         self.errors.clear()
@@ -57,11 +57,11 @@ def _world_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, str(value))
 
 
-@pytest.mark.parametrize("observer", [None, Keeping()], ids=["nobody", "a monitor"])
+@pytest.mark.parametrize("observer", [None, Keeping()], ids=["none", "a monitor"])
 def test_what_the_function_held_is_freed_before_it_is_called_again(observer: Keeping | None) -> None:
     """Also what only the traceback of its exception holds: on a GPU there is no memory for both.
 
-    A worker's monitor keeps the exception on record until the ranks go on.
+    A worker's monitor keeps the exception on record until the ranks continue.
     """
     held: list[weakref.ref[Model]] = []
     alive = []
@@ -89,7 +89,7 @@ def test_a_call_within_a_call() -> None:
 
 @pytest.mark.parametrize("how", ["raise", "exit", "return"])
 def test_a_child_that_the_function_forked(how: str) -> None:
-    """It ends as it would without a wrapper, and the parent's call goes on undisturbed."""
+    """It ends as it would without a wrapper, and the parent's call continues undisturbed."""
     codes = []
 
     @inprocess.Wrapper(**FAST)
@@ -135,7 +135,7 @@ def test_a_call_that_has_failed_keeps_no_connection_open() -> None:
 
 
 def test_the_function_may_ask_for_a_restart() -> None:
-    """A RankShouldRestart that nobody has sent is a fault of this rank: all restart at once."""
+    """A RankShouldRestart that no other rank caused is a fault of this rank: all restart at once."""
     iterations = []
 
     @inprocess.Wrapper(**FAST, hard_timeout=100.0)

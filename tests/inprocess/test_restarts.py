@@ -45,7 +45,7 @@ def test_all_ranks_go_on_after_an_exception(kind: str) -> None:
     ("kind", "code"), [("kill", -9), ("exit", 3), ("blocked", -15), ("swallows", -15), ("atomic", -15)]
 )
 def test_the_others_go_on_without_a_rank(kind: str, code: int) -> None:
-    """A rank that is killed, leaves, or cannot be interrupted ends alone; the others get new ranks and go on."""
+    """A rank that is killed, leaves, or cannot be interrupted ends alone; the others get new ranks and continue."""
     ended = run(kind, initialize=FEW, **FAST)
     assert set(ended.of("enter", 1)) == ALL - {FAULTY}
     assert {rank: event.value for rank, event in ended.of("done").items()} == {0: (0, 3), 2: (1, 3), 3: (2, 3)}
@@ -55,7 +55,7 @@ def test_the_others_go_on_without_a_rank(kind: str, code: int) -> None:
 @pytest.mark.parametrize("kind", sorted(ON_THE_WAY_OUT))
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")
 def test_what_code_makes_of_an_interruption(kind: str) -> None:
-    """A healthy rank goes on if the interruption leaves its function as another exception."""
+    """A healthy rank continues if the interruption leaves its function as another exception."""
     ended = run(kind, initialize=FEW, **FAST)
     assert {rank: event.value for rank, event in ended.of("done").items()} == {rank: (rank, 4) for rank in ALL}
 
@@ -72,13 +72,13 @@ def test_a_call_after_a_rank_was_lost() -> None:
 
 
 def test_a_hang_in_python_is_interrupted() -> None:
-    """A rank that stopped to ping is interrupted and goes on with the others."""
+    """A rank that stopped to ping is interrupted and continues with the others."""
     ended = run("hang", initialize=FEW, **FAST)
     assert set(ended.of("enter", 1)) == set(ended.of("done")) == ALL
 
 
 def test_a_fault_during_the_recovery() -> None:
-    """A rank that raises when it is called again interrupts the second iteration; all go on with a third."""
+    """A rank that raises when it is called again interrupts the second iteration; all continue with a third."""
     ended = run("second fault", initialize=FEW, **FAST)
     assert set(ended.of("enter", 2)) == set(ended.of("done")) == ALL
 

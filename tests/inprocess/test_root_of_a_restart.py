@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from firstfault_torch.inprocess.job.recorded import root_of
 from firstfault_torch.inprocess.monitor.position import Position, position_of
-from firstfault_torch.inprocess.recorded import root_of
 from firstfault_torch.inprocess.store import Fault, FaultKind
 
 _STALL = FaultKind.SOFT_TIMEOUT

@@ -1,14 +1,13 @@
-"""A state is read from the environment, goes from iteration to iteration, and is shown to hooks read-only."""
+"""A state is read from the environment, goes from iteration to iteration, and is read-only."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import pytest
 
 from firstfault_torch.inprocess import exception
-from firstfault_torch.inprocess.state import FrozenState, Mode, State
+from firstfault_torch.inprocess.state import Mode, State
 
 
 class TwoArgumentsError(Exception):
@@ -69,53 +68,26 @@ def test_initial_numbers_stay() -> None:
 def test_advance() -> None:
     """The next iteration has a higher number and no exception."""
     state = State(0, 1, fn_exception=ValueError())
-    state.advance()
-    assert (state.iteration, state.fn_exception) == (1, None)
+    assert (state.next().iteration, state.next().fn_exception) == (1, None)
 
 
-def test_freeze_keeps_the_exception() -> None:
-    """A hook gets the exception itself, with its traceback and cause, whatever arguments its class takes."""
-    state = State(0, 1)
+def test_a_hook_gets_the_exception() -> None:
+    """A state holds the exception itself, with its traceback and cause; its fields cannot be set."""
     with pytest.raises(TwoArgumentsError) as caught:
         train()
-    state.fn_exception = caught.value
-    frozen = state.freeze()
-    assert frozen.fn_exception is state.fn_exception
-    assert frozen.fn_exception is not None
-    assert frozen.fn_exception.__traceback__ is not None
-    assert isinstance(frozen.fn_exception.__cause__, KeyError)
-
-
-def test_frozen_state_has_the_same_fields() -> None:
-    """A frozen state has the fields and defaults of a state, and they cannot be set."""
-    described = [
-        [(field.name, field.type, field.default) for field in dataclasses.fields(cls)] for cls in (State, FrozenState)
-    ]
-    assert described[0] == described[1]
-    frozen = State(1, 4, active_rank=1, active_world_size=2, iteration=3, mode=Mode.ACTIVE).freeze()
-    assert frozen == FrozenState(1, 4, 1, 2, 1, 4, 3, Mode.ACTIVE)
+    state = dataclasses.replace(State(0, 1), fn_exception=caught.value)
+    assert state.fn_exception is caught.value
+    assert state.fn_exception.__traceback__ is not None
+    assert isinstance(state.fn_exception.__cause__, KeyError)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        frozen.rank = 2  # type: ignore[misc]
+        state.rank = 2  # type: ignore[misc]
 
 
-def test_distributed_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An active rank's function sees its active rank and the active world size."""
-    monkeypatch.setenv("RANK", "7")
-    monkeypatch.setenv("WORLD_SIZE", "8")
+def test_distributed_variables() -> None:
+    """An active rank's function sees its active rank and the active world size; a reserve keeps its variables."""
     state = State(7, 8, active_rank=2, active_world_size=4, mode=Mode.ACTIVE)
     assert state.distributed_variables() == {"RANK": "2", "WORLD_SIZE": "4"}
-    state.set_distributed_vars()
-    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("2", "4")
-
-
-def test_a_reserve_keeps_its_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables of a rank that is not active stay numbers."""
-    monkeypatch.setenv("RANK", "7")
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    state = State(7, 8, active_world_size=4, mode=Mode.INACTIVE)
-    assert state.distributed_variables() == {}
-    state.set_distributed_vars()
-    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("7", "8")
+    assert State(7, 8, active_world_size=4, mode=Mode.INACTIVE).distributed_variables() == {}
 
 
 def test_bases_of_exceptions() -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from firstfault_torch.inprocess.rank_assignment import RankAssignment
 
 
-class Waiting(Exception):  # noqa: N818 - it is no error
+class Waiting(Exception):  # noqa: N818 - not an error
     """Not all ranks have sent their text; the caller tries again later."""
 
 

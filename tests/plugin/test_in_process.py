@@ -24,7 +24,7 @@ def _end(folder: Path, faults: list[str]) -> Ended:
 
 
 def test_the_job_goes_on(tmp_path: Path) -> None:
-    """After an exception, and then after a SIGKILL of rank 0, the others go on, and the job succeeds."""
+    """After an exception, and then after a SIGKILL of rank 0, the others continue, and the job succeeds."""
     ended = _end(tmp_path, ["3 raise", "0 kill"])
     assert ended.status == 0, ended.stderr
     assert ended.verdict is None

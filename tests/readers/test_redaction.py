@@ -494,7 +494,7 @@ def test_a_wrong_rule(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapture
     monkeypatch.setenv("FIRSTFAULT_REDACT", "(s3cret\ncorp-\\w+")
     assert [redact("corp-a"), redact("corp-b")] == ["***", "***"]
     (record,) = caplog.records
-    assert "line 1 of FIRSTFAULT_REDACT is no regular expression of RE2 (missing ))" in record.getMessage()
+    assert "line 1 of FIRSTFAULT_REDACT is not a regular expression of RE2 (missing ))" in record.getMessage()
     assert "s3cret" not in record.getMessage()
 
 

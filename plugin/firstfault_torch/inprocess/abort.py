@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import os
 import socket
 import threading
@@ -16,25 +15,17 @@ from firstfault_torch.budgets import NCCL_ABORT_S
 from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
 from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups
 from firstfault_torch.guard import bounded, guarded
+from firstfault_torch.inprocess.compose import Hook
 from firstfault_torch.inprocess.exception import TimeoutError  # noqa: A004 - NVRx's name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from firstfault_torch.inprocess.state import FrozenState
-
-__all__ = ["Abort", "AbortTorchDistributed", "Connections", "destroy_process_groups", "open_sockets"]
+    from firstfault_torch.inprocess.state import State
 
 
-class Abort(abc.ABC):
-    """What a thread of every rank does when the iteration is interrupted, while the main thread may be blocked.
-
-    Several are composed with `Compose`.
-    """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Unblock the main thread; return `state`."""
+class Abort(Hook):
+    """What a thread of every rank does when the iteration is interrupted, while the main thread may be blocked."""
 
 
 class AbortTorchDistributed(Abort):
@@ -44,10 +35,10 @@ class AbortTorchDistributed(Abort):
     the socket on which it listens.
     """
 
-    def __call__(self, state: FrozenState) -> FrozenState:
+    def __call__(self, state: State) -> State:
         """Abort; the main thread destroys the groups when it has left the function."""
         if dist.is_available() and dist.is_initialized():
-            aborts = [threading.Thread(target=_quietly(abort), daemon=True) for abort in backends_that_abort()]
+            aborts = [threading.Thread(target=_quietly, args=(abort,), daemon=True) for abort in backends_that_abort()]
             for thread in aborts:
                 thread.start()
             with guarded("shutting down gloo's connections"):
@@ -58,12 +49,9 @@ class AbortTorchDistributed(Abort):
         return state
 
 
-def _quietly(abort: Callable[[], None]) -> Callable[[], None]:
-    def run() -> None:
-        with guarded("aborting NCCL's communicators"):
-            abort()
-
-    return run
+def _quietly(abort: Callable[[], None]) -> None:
+    with guarded("aborting NCCL's communicators"):
+        abort()
 
 
 class Connections:

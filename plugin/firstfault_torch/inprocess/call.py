@@ -11,12 +11,12 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.distributed as dist
 
 from firstfault_torch import watchdog
-from firstfault_torch.budgets import JOINING_S, OUTCOME_LOOK_S
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.abort import Connections, destroy_process_groups
@@ -30,9 +30,9 @@ from firstfault_torch.inprocess.exception import (
     causes,
     one_line,
 )
-from firstfault_torch.inprocess.meeting import Meeting
+from firstfault_torch.inprocess.monitor.meeting import Meeting
 from firstfault_torch.inprocess.monitor.position import position_of
-from firstfault_torch.inprocess.monitor.process import MonitorProcess, Timeouts
+from firstfault_torch.inprocess.monitor.process import Watcher
 from firstfault_torch.inprocess.monitor.progress import Phase, Progress, Stamping
 from firstfault_torch.inprocess.monitor.thread import MonitorThread
 from firstfault_torch.inprocess.rank_assignment import RankAssignmentCtx, RankDiscarded
@@ -54,9 +54,10 @@ if TYPE_CHECKING:
 
     from firstfault_torch.inprocess.options import InProcessRestart
 
-__all__ = ["CallWrapper", "Interruption", "Observer", "current_call"]
-
-_TAKEN_FOR_LOST = "rank {} was taken for lost, and the others go on without it"
+_LOOK_S = 0.2
+"""Seconds between two looks for the outcome; the main thread can be interrupted by signals in between."""
+_JOINING_S = 5.0
+_TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"
 _LOST = "the store of the in-process restart is lost"
 _calls = itertools.count()
 _current: list[CallWrapper] = []
@@ -71,7 +72,7 @@ def current_call() -> CallWrapper | None:
 
 @dataclass(frozen=True)
 class Interruption:
-    """A fault from which the ranks went on."""
+    """A fault from which the ranks continued."""
 
     iteration: int
     """The one that was interrupted."""
@@ -82,7 +83,7 @@ class Interruption:
     seconds: float
     """From the moment at which this rank learned of the interruption, until it called the function again."""
     first: bool
-    """Whether this rank is the one that speaks for all: the lowest that goes on."""
+    """Whether this rank is the one that speaks for all: the lowest that continues."""
 
 
 class Observer(Protocol):
@@ -91,7 +92,7 @@ class Observer(Protocol):
     def raised(self, error: BaseException) -> None:
         """The function raised of itself; the other ranks have been told."""
 
-    def went_on(self, interruption: Interruption) -> None:
+    def recovered(self, interruption: Interruption) -> None:
         """All ranks that are left call the function again."""
 
     def collectives_begun(self) -> int | None:
@@ -140,14 +141,10 @@ class CallWrapper:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as opening:
             meeting = Meeting(options, self.state.rank or 0, self._prefix)
-            self._monitor = monitor = MonitorProcess(
-                progress=self._progress,
-                initial_rank=self.state.initial_rank or 0,
-                prefix=self._prefix,
-                connect=meeting.connect,
-                timeouts=_timeouts(options),
-                logfile=(options.monitor_process_logfile or "").format(rank=self.state.initial_rank) or None,
+            self._monitor = monitor = Watcher(
+                self._progress, self.state.initial_rank or 0, self._prefix, meeting.connect, options
             )
+            monitor.start()
             opening.callback(monitor.close)
             stamping = Stamping(self._progress, options.seconds("progress_watchdog_interval"))
             opening.callback(stamping.end)
@@ -168,7 +165,8 @@ class CallWrapper:
             return  # a child that the function forked; monitor process and store are its parent's
         self._stack.close()
         # an exception that leaves holds this call in its frames: that must keep no connection open
-        self._last_error = self.state.fn_exception = self._iteration = self._store = self._watching = None
+        self.state = replace(self.state, fn_exception=None)
+        self._last_error = self._iteration = self._store = self._watching = None
 
     # --- for the wrapped function -------------------------------------------------------------------------------
 
@@ -182,7 +180,7 @@ class CallWrapper:
 
         It costs well under a microsecond.
         """
-        self._progress.ping()
+        self._progress.manual = time.monotonic()
 
     @contextlib.contextmanager
     def atomic(self) -> Iterator[None]:
@@ -212,7 +210,7 @@ class CallWrapper:
             if interruption is None:
                 with guarded("calling `completion`"):
                     if self._options.completion is not None:
-                        self._options.completion(self.state.freeze())
+                        self._options.completion(self.state)
                 return value
             gc.collect()
 
@@ -225,7 +223,7 @@ class CallWrapper:
         monitor = MonitorThread(
             iteration.over(self._watching),
             self._progress,
-            partial(self._abort, iteration.over(self._watching), state.freeze()),
+            partial(self._abort, iteration.over(self._watching), state),
             self._options.seconds("last_call_wait"),
             self._options.seconds("monitor_thread_interval"),
             self._atomic,
@@ -254,7 +252,7 @@ class CallWrapper:
         options, state = self._options, self.state
         if options.initialize is not None:
             try:
-                options.initialize(state.freeze())
+                options.initialize(state)
             except RestartAbort as abort:
                 if abort.__cause__ is None and before is not None:
                     others = RestartError("; ".join(map(str, before.faults[:3])))
@@ -272,11 +270,11 @@ class CallWrapper:
             raise RestartAbort(f"no rank is active: the rank assignment left none of {state.world_size} ranks")
         self._check_health()
         if before is not None:
-            self._go_on(replace(before, seconds=time.monotonic() - before.seconds, first=state.rank == 0))
+            self._tell_recovery(replace(before, seconds=time.monotonic() - before.seconds, first=state.rank == 0))
             gc.collect()  # until then an observer held it, too
         return function() if state.mode is Mode.ACTIVE else None
 
-    def _go_on(self, interruption: Interruption) -> None:
+    def _tell_recovery(self, interruption: Interruption) -> None:
         """Say that the ranks have recovered from a fault: to the agents of those that are gone, and to the observer."""
         self._unrecovered = []
         if interruption.first:
@@ -288,13 +286,13 @@ class CallWrapper:
                 interruption = replace(interruption, faults=ended.located(interruption.faults))
         if self._observer is not None:
             with guarded("recording that the ranks have recovered"):
-                self._observer.went_on(interruption)
+                self._observer.recovered(interruption)
 
     def _check_health(self) -> None:
         if self._options.health_check is None:
             return
         try:
-            self._options.health_check(self.state.freeze())
+            self._options.health_check(self.state)
         except Exception as error:
             raise HealthCheckError(f"rank {self.state.initial_rank} is not healthy: {error}") from error
 
@@ -302,7 +300,7 @@ class CallWrapper:
         """Wait for the other ranks; return an error if they take too long. A reserve waits without a limit."""
         limit = self._options.seconds("completion_timeout") if self.state.mode is Mode.ACTIVE else float("inf")
         deadline = time.monotonic() + limit
-        while not monitor.known.wait(OUTCOME_LOOK_S):
+        while not monitor.known.wait(_LOOK_S):
             if time.monotonic() > deadline:
                 late = RestartError(f"the other ranks did not complete within {limit:g} s (completion_timeout)")
                 if iteration.interrupt(self._fault(FaultKind.EXCEPTION, late)) is Outcome.INTERRUPTED:
@@ -314,7 +312,7 @@ class CallWrapper:
         if self._options.finalize is None:
             return
         try:
-            self._options.finalize(self.state.freeze())
+            self._options.finalize(self.state)
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             raise RuntimeError(f"`finalize` failed: {one_line(error)}") from error  # it is not this call's own store
 
@@ -354,7 +352,7 @@ class CallWrapper:
             raise own
         self._connections.shut_down()
         destroy_process_groups(options.seconds("soft_timeout"))
-        state.fn_exception = own
+        self.state = replace(state, fn_exception=own)
         self._finalize()
         self._check_health()
         if (state.rank or 0) in iteration.gone():
@@ -364,10 +362,10 @@ class CallWrapper:
         gone = iteration.await_all(dt.timedelta(seconds=options.seconds("barrier_timeout")))
         self._unrecovered += iteration.faults()
         faults = tuple(self._unrecovered)
-        if not monitor.join(JOINING_S):
+        if not monitor.join(_JOINING_S):
             raise InternalError("the thread that watches the iteration does not end")
         logger.warning(
-            "in-process restart %d: %s; %d of %d ranks go on",
+            "in-process restart %d: %s; %d of %d ranks continue",
             state.iteration + 1,
             "; ".join(map(str, faults[:3])) or "interrupted",
             state.world_size - len(gone),
@@ -380,19 +378,19 @@ class CallWrapper:
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own
         _lost.update(gone)
         self._assign(gone)
-        self.state.advance()
+        self.state = self.state.next()
         return interruption
 
     def _leave(self, iteration: Iteration, error: BaseException) -> None:
-        """Take no part in further iterations; the others go on."""
+        """Take no part in further iterations; the others continue."""
         if isinstance(error, RankDiscarded | RankLost):
             self._progress.phase = Phase.LEFT  # the others know it
         with guarded("leaving an in-process restart"):
             fault = self._fault(FaultKind.LEFT, error)
-            if self._progress.phase is Phase.ARRIVED:
+            if self._progress.phase == Phase.ARRIVED:
                 # the others count on this rank: they learn of it in the next iteration
                 Iteration(self._store, self._prefix, iteration.number + 1, iteration.world_size).interrupt(fault)
-            elif self._progress.phase is not Phase.LEFT:
+            elif self._progress.phase != Phase.LEFT:
                 if not self._has_said_that_it_leaves:
                     iteration.interrupt(fault)
                 iteration.leave(self.state.rank or 0)
@@ -400,11 +398,13 @@ class CallWrapper:
                 iteration.arrive()
         with guarded("calling `terminate`"):
             if self._options.terminate is not None:
-                self._options.terminate(self.state.freeze())
+                self._options.terminate(self.state)
 
     def _assign(self, gone: Collection[int]) -> None:
-        """Give this rank its place among those that go on."""
-        exchange = _Exchange(self._iteration, dt.timedelta(seconds=self._options.seconds("barrier_timeout")))
+        """Give this rank its place among those that continue."""
+        iteration: Any = self._iteration
+        timeout = dt.timedelta(seconds=self._options.seconds("barrier_timeout"))
+        exchange: Any = SimpleNamespace(exchange=partial(iteration.exchange, timeout=timeout))
         context = self._options.rank_assignment(RankAssignmentCtx(self.state, exchange, set(gone)))
         self.state = context.state
         if self._options.rank_filter is not None:
@@ -469,20 +469,6 @@ class CallWrapper:
                 os.environ[name] = value
 
 
-class _Exchange:
-    """What a rank assignment needs of the store."""
-
-    def __init__(self, iteration: Iteration | None, timeout: dt.timedelta) -> None:
-        self._iteration = iteration
-        self._timeout = timeout
-
-    def exchange(self, name: str, rank: int, value: str, ranks: Collection[int]) -> dict[int, str]:
-        """Give a value to the other ranks and return theirs; see `Iteration.exchange`."""
-        if self._iteration is None:
-            raise InternalError("there is no iteration yet")
-        return self._iteration.exchange(name, rank, value, ranks, self._timeout)
-
-
 def _called(monitor: MonitorThread, call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """Return what `call` returns and None, or None and what it raised; nothing is raised in this thread afterwards.
 
@@ -521,14 +507,3 @@ def _own(error: BaseException | None, *, is_interrupted: bool) -> BaseException 
             return error
         return None if is_interrupted else others
     return None if is_interrupted and any(isinstance(one, RankShouldRestart) for one in causes(error)) else error
-
-
-def _timeouts(options: InProcessRestart) -> Timeouts:
-    return Timeouts(
-        soft=options.seconds("soft_timeout"),
-        hard=options.seconds("hard_timeout"),
-        interval=options.seconds("monitor_process_interval"),
-        heartbeat_interval=options.seconds("heartbeat_interval"),
-        heartbeat=options.seconds("heartbeat_timeout"),
-        grace=options.seconds("termination_grace_time"),
-    )

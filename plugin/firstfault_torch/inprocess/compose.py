@@ -1,7 +1,8 @@
-"""Chains several hooks into one."""
+"""The base class of all hooks, and what chains several into one."""
 
 from __future__ import annotations
 
+import abc
 import inspect
 import types
 import warnings
@@ -11,15 +12,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
+    from firstfault_torch.inprocess.state import State
+
     _Anything: TypeAlias = Any
     """A chain has the type of its parts, so type checkers must accept it wherever they accept a part."""
 else:
     _Anything = object
 
-__all__ = ["Compose"]
-
 _CAN_HAVE_SUBCLASSES = 1 << 10
 """CPython's Py_TPFLAGS_BASETYPE, a bit of a class's ``__flags__``."""
+
+
+class Hook(abc.ABC):
+    """Called on a rank at one step of a restart. `Compose` chains several of one kind."""
+
+    @abc.abstractmethod
+    def __call__(self, state: State) -> State:
+        """Do the step; return `state`, for the next hook of a chain.
+
+        Args:
+            state: of this rank; `fn_exception` is what the function raised.
+
+        Raises:
+            Exception: what that means depends on the kind of hook.
+        """
 
 
 class Compose(_Anything):

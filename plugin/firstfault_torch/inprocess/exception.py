@@ -7,18 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = [
-    "HealthCheckError",
-    "InternalError",
-    "RankLost",
-    "RankShouldRestart",
-    "RestartAbort",
-    "RestartError",
-    "TimeoutError",
-    "causes",
-    "one_line",
-]
-
 _LONGEST_CHAIN = 20
 """Causes of an exception that are looked at."""
 
@@ -39,7 +27,7 @@ class HealthCheckError(RestartError):
 
 
 class RankLost(RestartError):  # noqa: N818 - like RankDiscarded
-    """The other ranks took this one for lost and went on without it."""
+    """The other ranks took this one for lost and continued without it."""
 
 
 class InternalError(RestartError):
@@ -53,7 +41,7 @@ class TimeoutError(RestartError):  # noqa: A001 - the name is part of the shared
 class RankShouldRestart(BaseException):
     """Interrupts the wrapped function in the main thread, because a rank failed and all ranks restart.
 
-    It is no `Exception`, so that ``except Exception`` in the function does not catch it.
+    It is not an `Exception`, so that ``except Exception`` in the function does not catch it.
     """
 
 

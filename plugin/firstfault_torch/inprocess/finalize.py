@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import abc
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from firstfault_torch.guard import caught
+from firstfault_torch.inprocess.compose import Hook
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Mapping
 
-    from firstfault_torch.inprocess.state import FrozenState
-
-__all__ = ["Finalize", "ThreadedFinalize", "call_in_thread", "check_timeout", "current_cuda_device"]
+    from firstfault_torch.inprocess.state import State
 
 T = TypeVar("T")
 
 
-class Finalize(abc.ABC):
+class Finalize(Hook):
     """Cleans up after a fault, so that the function can be called again: global variables, pending asynchronous work.
 
-    It runs on each rank after the process groups were aborted. If it raises, this rank leaves the job. `Compose` chains
-    several.
+    It runs on each rank after the process groups were aborted. If it raises, this rank leaves the job.
     """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Clean up this rank.
-
-        Args:
-            state: the state of this rank; `fn_exception` is what the function raised.
-
-        Returns:
-            `state`, for the next hook of a chain.
-        """
-        raise NotImplementedError
 
 
 class ThreadedFinalize(Finalize):
@@ -70,7 +55,7 @@ class ThreadedFinalize(Finalize):
         self.args = tuple(args or ())
         self.kwargs = dict(kwargs or {})
 
-    def __call__(self, state: FrozenState) -> FrozenState:
+    def __call__(self, state: State) -> State:
         """Call the function and wait for its end.
 
         Raises:
@@ -90,17 +75,11 @@ class ThreadedFinalize(Finalize):
 
 
 def call_in_thread(call: Callable[[], T], timeout: dt.timedelta, name: str, doing: Callable[[], str]) -> T:
-    """Return what `call` returns, or raise what it raises.
-
-    Args:
-        call: runs in a daemon thread, which is left running if it does not end in time.
-        timeout: the longest wait.
-        name: the thread's name.
-        doing: returns what `call` does at the moment, for the error: a noun such as ``"the cleanup"``.
+    """Return what `call` returns, or raise what it raises; it runs in a daemon thread with this name.
 
     Raises:
-        TimeoutError: the one of in-process restart: the call did not end in time.
-        BaseException: whatever `call` raised.
+        TimeoutError: the one of in-process restart: it did not end in time, and is left running. The message has what
+            `doing` returns then, such as "the cleanup".
     """
     outcomes: list[tuple[T | None, BaseException | None]] = []
     # not join(): after a signal handler raised in it, Python takes the thread for dead
@@ -120,11 +99,7 @@ def call_in_thread(call: Callable[[], T], timeout: dt.timedelta, name: str, doin
 
 
 def check_timeout(timeout: dt.timedelta) -> None:
-    """Check that a time limit is positive.
-
-    Raises:
-        ValueError: it is not.
-    """
+    """Raise a ValueError if a time limit is not positive."""
     if timeout.total_seconds() <= 0:
         raise ValueError(f"timeout is {timeout.total_seconds():g} s; it must be more than 0 s")
 

@@ -1,43 +1,25 @@
-"""Hooks that decide whether this rank may go on after a fault."""
+"""Hooks that decide whether this rank may continue after a fault."""
 
 from __future__ import annotations
 
-import abc
 import datetime as dt
 from typing import TYPE_CHECKING
 
 import torch
 
+from firstfault_torch.inprocess.compose import Hook
 from firstfault_torch.inprocess.exception import RestartError
 from firstfault_torch.inprocess.finalize import call_in_thread, check_timeout, current_cuda_device
 
 if TYPE_CHECKING:
-    from firstfault_torch.inprocess.state import FrozenState
-
-__all__ = ["CudaHealthCheck", "FaultCounter", "FaultCounterExceeded", "HealthCheck"]
+    from firstfault_torch.inprocess.state import State
 
 
-class HealthCheck(abc.ABC):
+class HealthCheck(Hook):
     """Checks that this rank can call the function again. It must not communicate: other ranks may be gone.
 
-    It runs after the `Finalize` hooks. If it raises, this rank leaves the job, and the others go on without it.
-    `Compose` chains several.
+    It runs after the `Finalize` hooks. If it raises, this rank leaves the job, and the others continue without it.
     """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Check this rank.
-
-        Args:
-            state: the state of this rank.
-
-        Returns:
-            `state`, for the next hook of a chain.
-
-        Raises:
-            Exception: the rank is not healthy.
-        """
-        raise NotImplementedError
 
 
 class CudaHealthCheck(HealthCheck):
@@ -57,7 +39,7 @@ class CudaHealthCheck(HealthCheck):
         check_timeout(timeout)
         self.timeout = timeout
 
-    def __call__(self, state: FrozenState) -> FrozenState:
+    def __call__(self, state: State) -> State:
         """Synchronize each device.
 
         Raises:
@@ -103,7 +85,7 @@ class FaultCounter(HealthCheck):
         self.max_rank_faults = max_rank_faults
         self.faults_count = 0
 
-    def __call__(self, state: FrozenState) -> FrozenState:
+    def __call__(self, state: State) -> State:
         """Count the fault of this iteration, if this rank had one.
 
         Raises:

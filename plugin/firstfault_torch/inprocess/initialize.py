@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import abc
 from typing import TYPE_CHECKING
 
+from firstfault_torch.inprocess.compose import Hook
 from firstfault_torch.inprocess.exception import RestartAbort
 
 if TYPE_CHECKING:
-    from firstfault_torch.inprocess.state import FrozenState
-
-__all__ = ["Initialize", "RetryController"]
+    from firstfault_torch.inprocess.state import State
 
 
-class Initialize(abc.ABC):
+class Initialize(Hook):
     """Runs on each rank at the start of each iteration, the first one included.
 
     If it raises an `Exception`, all ranks restart. If it raises another `BaseException`, such as `RestartAbort`, the
-    wrapped call ends. `Compose` chains several.
+    wrapped call ends.
     """
-
-    @abc.abstractmethod
-    def __call__(self, state: FrozenState) -> FrozenState:
-        """Prepare this rank for the iteration.
-
-        Args:
-            state: the state of this rank.
-
-        Returns:
-            `state`, for the next hook of a chain.
-        """
-        raise NotImplementedError
 
 
 class RetryController(Initialize):
@@ -57,7 +43,7 @@ class RetryController(Initialize):
         self.min_world_size = min_world_size
         self.min_active_world_size = min_active_world_size
 
-    def __call__(self, state: FrozenState) -> FrozenState:
+    def __call__(self, state: State) -> State:
         """Return `state` if the function may be called again.
 
         Raises:

@@ -16,7 +16,7 @@ from firstfault.errors import UsageError
 from firstfault_torch.guard import guarded
 from firstfault_torch.inprocess.call import Interruption
 from firstfault_torch.inprocess.exception import one_line
-from firstfault_torch.inprocess.recorded import RecordedFaults, root_of
+from firstfault_torch.inprocess.job.recorded import RecordedFaults, root_of
 from firstfault_torch.inprocess.store import GONE, Fault, FaultKind
 from firstfault_torch.worker.recording import current_monitor
 
@@ -31,8 +31,6 @@ except ModuleNotFoundError as missing:
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-__all__ = ["Wrapper"]
 
 _KINDS = {
     "EXCEPTION": FaultKind.EXCEPTION,
@@ -147,7 +145,7 @@ class _Call:
             for record, first in zip(records, initial, strict=True)
         )
 
-    def goes_on(self, state: Any) -> None:
+    def continues(self, state: Any) -> None:
         """Keep the restart on record: on the rank that failed, which knows why, or on rank 0 if that one is gone."""
         before, self._iteration = self._iteration, state.iteration
         self.error = None
@@ -156,7 +154,7 @@ class _Call:
         root = root_of(self._faults)
         speaks = state.rank == 0 if root is None or root.kind in GONE else root.initial_rank == state.initial_rank
         seconds = time.monotonic() - self.interrupted if self.interrupted is not None else 0.0
-        self._records.went_on(
+        self._records.recovered(
             Interruption(before, self._faults, self._world_before, state.world_size, seconds, first=speaks)
         )
         self.interrupted, self._what, self._wall_ns, self._faults = None, "", 0, ()
@@ -193,5 +191,5 @@ class _Initialize(inprocess.initialize.Initialize):
 
     def __call__(self, state: Any) -> Any:
         with guarded("keeping a record of a restart"):
-            self._call.goes_on(state)
+            self._call.continues(state)
         return state

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.engine import Engine
-    from firstfault_torch.inprocess.recorded import Restarted
-    from firstfault_torch.inprocess.survivors import Survivors
+    from firstfault_torch.inprocess.job.recorded import Restarted
+    from firstfault_torch.inprocess.job.survivors import Survivors
     from firstfault_torch.worker.recording import WorkerMonitor
 
 _ORDER = (
@@ -65,11 +65,11 @@ class InProcessRestart:
     abort: Abort | None = field(default_factory=AbortTorchDistributed)
     """Called in a thread of each rank when an iteration is interrupted; it unblocks the main thread."""
     finalize: Finalize | None = None
-    """Called on each rank that goes on, when it has left the function."""
+    """Called on each rank that continues, when it has left the function."""
     health_check: HealthCheck | None = None
-    """Called on each rank before each iteration and after each fault. A rank whose check raises does not go on."""
+    """Called on each rank before each iteration and after each fault. A rank whose check raises does not continue."""
     rank_assignment: RankAssignment = field(default_factory=_assign_all)
-    """Gives the ranks that go on their new ranks, the world size, and whether they are active."""
+    """Gives the ranks that continue their new ranks, the world size, and whether they are active."""
     rank_filter: RankFilter | None = None
     """Applied after `rank_assignment`; NVRx's older way to keep ranks in reserve."""
     monitor_thread_interval: dt.timedelta | float = 0.05
@@ -81,8 +81,8 @@ class InProcessRestart:
     progress_watchdog_interval: dt.timedelta | float = 1.0
     """Time between two marks of the main thread that say that it executes Python code."""
     soft_timeout: dt.timedelta | float = 60.0
-    """After so long without progress a rank is interrupted, and goes on if it is healthy. Progress is Python code that
-    is executed and, once a rank has called `CallWrapper.ping`, the next call of it."""
+    """After so long without progress a rank is interrupted, and continues if it is healthy. Progress is Python code
+    that is executed and, once a rank has called `CallWrapper.ping`, the next call of it."""
     hard_timeout: dt.timedelta | float = 90.0
     """After so long without progress, or on its way out of an interrupted function, a rank is killed."""
     heartbeat_timeout: dt.timedelta | float = 30.0
@@ -139,19 +139,19 @@ class InProcessRestart:
 
     def call(self, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:
         """Call a function with restarts in a worker that already records; see `call_with_restarts`."""
-        from firstfault_torch.inprocess.recorded import call_with_restarts  # noqa: PLC0415 - for the same reason
+        from firstfault_torch.inprocess.job.recorded import call_with_restarts  # noqa: PLC0415 - for the same reason
 
         return call_with_restarts(self, function, monitor)
 
     def by_last_rank(self, results: Mapping[int, Any]) -> dict[int, Any]:
         """Return what the workers returned, by the rank that each had in the last iteration."""
-        from firstfault_torch.inprocess.recorded import by_last_rank  # noqa: PLC0415 - for the same reason
+        from firstfault_torch.inprocess.job.recorded import by_last_rank  # noqa: PLC0415 - for the same reason
 
         return by_last_rank(results)
 
     def survivors(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> Survivors:
         """Return what looks at the workers of a node in torch's place."""
-        from firstfault_torch.inprocess.survivors import Survivors  # noqa: PLC0415 - for the same reason
+        from firstfault_torch.inprocess.job.survivors import Survivors  # noqa: PLC0415 - for the same reason
 
         return Survivors(workers, rank_of, reporter)
 

@@ -23,20 +23,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.inprocess.state import State
 
-__all__ = [
-    "ActivateAllRanks",
-    "ActiveWorldSizeDivisibleBy",
-    "Exchange",
-    "FillGaps",
-    "FilterCountGroupedByKey",
-    "MaxActiveWorldSize",
-    "RankAssignment",
-    "RankAssignmentCtx",
-    "RankDiscarded",
-    "RankFilter",
-    "ShiftRanks",
-]
-
 _SHOWN_RANKS = 8
 
 
@@ -44,17 +30,9 @@ class Exchange(Protocol):
     """What a rank assignment needs of the store."""
 
     def exchange(self, name: str, rank: int, value: str, ranks: Collection[int]) -> dict[int, str]:
-        """Give this rank's text to the others, and wait for theirs.
+        """Give this rank's short text to the others, and return the text of each of `ranks`, which all name alike.
 
-        Args:
-            name: names the exchange. It is unique within one rank assignment; the store must keep the exchanges of
-                different rank assignments apart.
-            rank: this rank; it is one of `ranks`.
-            value: its text, at most a few hundred characters.
-            ranks: the ranks that take part. All of them give the same collection.
-
-        Returns:
-            The text of each of `ranks`.
+        `name` is unique within one rank assignment; the store keeps those of different ones apart.
 
         Raises:
             TimeoutError: the one of in-process restart: not all arrived within the barrier timeout.
@@ -92,19 +70,14 @@ class RankAssignment(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """Compute the next state of this rank. All ranks call it with the same `terminated_ranks`.
+        """Return the next state of this rank and the ranks still to be removed; `ctx` stays as it is.
 
-        Args:
-            ctx: the state of this rank and the terminated ranks. It is not changed.
-
-        Returns:
-            The next state and the ranks that are still to be removed.
+        All ranks call it with the same `terminated_ranks`.
 
         Raises:
             RankDiscarded: this rank leaves the job.
             ValueError: a terminated rank is outside the world.
         """
-        raise NotImplementedError
 
 
 class RankFilter(RankAssignment):
@@ -126,33 +99,25 @@ def _rank_and_terminated(ctx: RankAssignmentCtx) -> tuple[int, set[int]]:
     if rank is None:
         raise RankDiscarded(f"initial rank {ctx.state.initial_rank} was terminated before")
     terminated = set(ctx.terminated_ranks)
-    outside = [number for number in terminated if not 0 <= number < world_size]
+    outside = sorted(number for number in terminated if not 0 <= number < world_size)
     if outside:
-        raise ValueError(
-            f"terminated_ranks has {_first_few(outside)}, but the world has the ranks 0 to {world_size - 1}"
-        )
+        more = len(outside) - _SHOWN_RANKS
+        shown = ", ".join(map(str, outside[:_SHOWN_RANKS])) + (f" and {more} more" if more > 0 else "")
+        raise ValueError(f"terminated_ranks has {shown}, but the world has the ranks 0 to {world_size - 1}")
     return rank, terminated
-
-
-def _first_few(ranks: Collection[int]) -> str:
-    """Return the lowest ranks as text, and how many more there are."""
-    numbers = sorted(ranks)
-    text = ", ".join(map(str, numbers[:_SHOWN_RANKS]))
-    more = len(numbers) - _SHOWN_RANKS
-    return f"{text} and {more} more" if more > 0 else text
 
 
 # --- closing gaps -----------------------------------------------------------------------------------------------------
 
 
-class _CloseGaps(RankAssignment):
-    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
-        """Return the new rank and world size.
+class ShiftRanks(RankAssignment):
+    """Closes gaps by moving all higher ranks down. The ranks keep their order.
 
-        Raises:
-            RankDiscarded: this rank is terminated.
-            ValueError: a terminated rank is outside the world.
-        """
+    With rank 1 of four terminated, 0, 2, 3 become 0, 1, 2.
+    """
+
+    def __call__(self, ctx: RankAssignmentCtx) -> RankAssignmentCtx:
+        """Return the new rank and world size; raise as `RankAssignment` does."""
         rank, terminated = _rank_and_terminated(ctx)
         if rank in terminated:
             raise RankDiscarded(f"rank {rank} is terminated")
@@ -161,23 +126,11 @@ class _CloseGaps(RankAssignment):
         return dataclasses.replace(ctx, state=state, terminated_ranks=set())
 
     @staticmethod
-    @abc.abstractmethod
-    def _new_rank(rank: int, world_size: int, terminated: AbstractSet[int]) -> int:
-        """Return the new number of a healthy rank, below `world_size`, the new world size."""
-
-
-class ShiftRanks(_CloseGaps):
-    """Closes gaps by moving all higher ranks down. The ranks keep their order.
-
-    With rank 1 of four terminated, 0, 2, 3 become 0, 1, 2.
-    """
-
-    @staticmethod
     def _new_rank(rank: int, world_size: int, terminated: AbstractSet[int]) -> int:  # noqa: ARG004 - FillGaps needs it
         return rank - sum(gone < rank for gone in terminated)
 
 
-class FillGaps(_CloseGaps):
+class FillGaps(ShiftRanks):
     """Fills gaps with the highest ranks. All ranks below the new world size keep their numbers.
 
     With rank 1 of four terminated, 0, 2, 3 become 0, 2, 1. Several ranks fill the gaps in ascending order.

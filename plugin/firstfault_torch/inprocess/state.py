@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["FrozenState", "Mode", "State"]
-
 
 class Mode(enum.Enum):
     """What a rank does in the current iteration."""
@@ -27,21 +25,6 @@ class Mode(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class FrozenState:
-    """A read-only `State`, for hooks. The fields are those of `State`."""
-
-    rank: int | None
-    world_size: int
-    active_rank: int | None = None
-    active_world_size: int | None = None
-    initial_rank: int | None = None
-    initial_world_size: int | None = None
-    iteration: int = 0
-    mode: Mode = Mode.INITIALIZED
-    fn_exception: BaseException | None = None
-
-
-@dataclasses.dataclass
 class State:
     """The state of one rank. Each process has its own.
 
@@ -69,10 +52,9 @@ class State:
     fn_exception: BaseException | None = None
 
     def __post_init__(self) -> None:
-        if self.initial_rank is None:
-            self.initial_rank = self.rank
-        if self.initial_world_size is None:
-            self.initial_world_size = self.world_size
+        for name, value in (("initial_rank", self.rank), ("initial_world_size", self.world_size)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
     @classmethod
     def from_env(cls, environment: Mapping[str, str] = os.environ) -> State:
@@ -96,18 +78,13 @@ class State:
             return {}
         return {"RANK": str(self.active_rank), "WORLD_SIZE": str(self.active_world_size)}
 
-    def set_distributed_vars(self) -> None:
-        """Set ``RANK`` and ``WORLD_SIZE`` of this process; leave them as they are if the rank is not active."""
-        os.environ.update(self.distributed_variables())
+    def next(self) -> State:
+        """Return the state of the next iteration: its number is higher, and the exception of the last one is gone."""
+        return dataclasses.replace(self, iteration=self.iteration + 1, fn_exception=None)
 
-    def advance(self) -> None:
-        """Begin the next iteration: count it, and forget the exception of the last one."""
-        self.iteration += 1
-        self.fn_exception = None
 
-    def freeze(self) -> FrozenState:
-        """Return a read-only copy. Its exception is the same object, not a copy."""
-        return FrozenState(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
+FrozenState = State
+"""NVRx's name for the state that hooks get."""
 
 
 def _number(name: str, text: str) -> int:

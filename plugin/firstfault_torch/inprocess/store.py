@@ -24,19 +24,6 @@ from firstfault_torch.inprocess.monitor.position import Position
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = [
-    "AGENT_STORE",
-    "GONE",
-    "BarrierTimeout",
-    "Fault",
-    "FaultKind",
-    "Iteration",
-    "Outcome",
-    "TCPStore",
-    "recovered_key",
-    "round_prefix",
-]
-
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set by torch's agent: its store listens at MASTER_ADDR and MASTER_PORT."""
 _OUTCOME = "outcome"
@@ -67,7 +54,7 @@ def round_prefix(round_: str | None = None) -> str:
 
 
 def recovered_key(initial_rank: int, round_: str | None = None) -> str:
-    """Return the key that says that the others went on without a rank; its value is the interrupted iteration."""
+    """Return the key that says that the others continued without a rank; its value is the interrupted iteration."""
     return f"{round_prefix(round_)}/recovered/{initial_rank}"
 
 
@@ -118,7 +105,7 @@ class FaultKind(enum.Enum):
     LEFT = "left"
     """The function raised what no restart handles, such as SystemExit, or the rank was not healthy."""
     SOFT_TIMEOUT = "soft timeout"
-    """It made no progress; it goes on if it can be interrupted."""
+    """It made no progress; it continues if it can be interrupted."""
     HARD_TIMEOUT = "hard timeout"
     """It could not be interrupted, and was killed."""
     TERMINATED = "terminated"
@@ -190,7 +177,7 @@ class Iteration:
     # --- outcome ------------------------------------------------------------------------------------------------
 
     def report(self, fault: Fault) -> None:
-        """Record a fault; the iteration goes on, or has ended."""
+        """Record a fault; the iteration continues, or has ended."""
         self._store.append(_FAULTS, fault.encode() + "\n")
 
     def interrupt(self, fault: Fault) -> Outcome:
@@ -243,7 +230,7 @@ class Iteration:
             found.append(fault)
         return tuple(found)
 
-    # --- who goes on --------------------------------------------------------------------------------------------
+    # --- who continues --------------------------------------------------------------------------------------------
 
     def leave(self, rank: int) -> None:
         """Record that a rank does not take part in the next iteration, unless that is decided."""
@@ -270,30 +257,18 @@ class Iteration:
         return frozenset(json.loads(self._store.get(_AGREED)))
 
     def agreed(self) -> frozenset[int] | None:
-        """Return the ranks that do not go on; None until that is decided."""
+        """Return the ranks that do not continue; None until that is decided."""
         return frozenset(json.loads(self._store.get(_AGREED))) if self._store.check([_AGREED]) else None
 
     def gone(self) -> set[int]:
-        """Return the ranks of which it is known so far that they do not go on."""
+        """Return the ranks of which it is known so far that they do not continue."""
         self._store.append(_GONE, "")
         return {int(rank) for rank in self._store.get(_GONE).decode().split(",") if rank}
 
     def exchange(
-        self,
-        name: str,
-        rank: int,
-        value: str,
-        ranks: Collection[int],
-        timeout: dt.timedelta = dt.timedelta(seconds=120),
+        self, name: str, rank: int, value: str, ranks: Collection[int], timeout: dt.timedelta
     ) -> dict[int, str]:
-        """Give `value` to the other ranks, and return theirs by rank.
-
-        Args:
-            name: of the exchange, the same on all ranks.
-            rank: this one.
-            value: a short text.
-            ranks: of whom values are wanted.
-            timeout: longest wait for them.
+        """Give a short text to the other ranks, and return theirs by rank; `name` is the same on all ranks.
 
         Raises:
             BarrierTimeout: one of them gave none.

@@ -13,14 +13,12 @@ from firstfault_torch.inprocess.options import InProcessRestart
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Wrapper"]
-
 
 class Wrapper:
     """Calls a function again in the same processes after a fault on any rank, without the ranks that are gone.
 
-    On a fault all ranks abort their collectives, agree on who goes on, get new ranks and a new world size, and call the
-    function again, until all have completed or a limit is met. Decorate the function that calls
+    On a fault all ranks abort their collectives, agree on who continues, get new ranks and a new world size, and call
+    the function again, until all have completed or a limit is met. Decorate the function that calls
     ``init_process_group``; all ranks call it in their main thread. A parameter annotated with `CallWrapper` receives
     the call.
 
@@ -33,13 +31,6 @@ class Wrapper:
 
     def __init__(self, **options: Any) -> None:
         self.options = InProcessRestart(**options)
-
-    @classmethod
-    def of(cls, options: InProcessRestart) -> Wrapper:
-        """Return a wrapper with these options."""
-        wrapper = cls.__new__(cls)
-        wrapper.options = options
-        return wrapper
 
     def __call__(self, function: Callable[..., Any], observer: Observer | None = None) -> Callable[..., Any]:
         """Return the function with restarts; the function itself if they are not enabled.

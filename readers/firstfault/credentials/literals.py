@@ -6,7 +6,7 @@ import re
 import sys
 from enum import Enum, auto
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 if sys.version_info >= (3, 11):
@@ -20,41 +20,29 @@ HIDDEN = "***"
 @cache
 def table() -> dict[str, Any]:
     """Return ``credentials.toml``."""
-    return tomllib.loads((resources.files("firstfault.credentials") / "credentials.toml").read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))
 
 
 class Strength(Enum):
     """How surely the value of a name is a credential."""
 
-    SURE = auto()
-    """Passwords, secrets and keys."""
-    LIKELY = auto()
-    """Tokens and the like: the words also have other meanings."""
-    WORD = auto()
-    """Tokens of a text, and names of which only a random value is a credential."""
-    SHORT = auto()
-    """``pass`` and ``pw`` alone, which also name other things: only a value with letters and digits is a password."""
-    KEY = auto()
-    """Names that often have other values: only a value of many random characters is a credential."""
+    SURE = auto()  # passwords, secrets and keys
+    LIKELY = auto()  # tokens and the like: the words also have other meanings
+    WORD = auto()  # tokens of a text, and names of which only a random value is a credential
+    SHORT = auto()  # `pass` and `pw` alone: only a value with letters and digits is a password
+    KEY = auto()  # names that often have other values: only many random characters are a credential
 
 
 class Form(Enum):
     """How a value without quotes follows its name."""
 
-    PLAIN = auto()
-    """``PASSWORD=x``, ``--password x``, ``&token=x``: any text is a literal."""
-    TIGHT = auto()
-    """``password=x``"""
-    SPACED = auto()
-    """``password = x``, as in code and INI files."""
-    CALL = auto()
-    """``connect(password=x)``"""
-    COLON = auto()
-    """``password: x``, alone on its line, as in YAML"""
-    PROSE = auto()
-    """``password: x and more``, ``unexpected token: x``"""
-    CODE = auto()
-    """``if password: x``, ``rows[token: x]``, ``def f(password: x)``"""
+    PLAIN = auto()  # PASSWORD=x, --password x, &token=x: any text is a literal
+    TIGHT = auto()  # password=x
+    SPACED = auto()  # password = x, as in code and INI files
+    CALL = auto()  # connect(password=x)
+    COLON = auto()  # password: x, alone on its line, as in YAML
+    PROSE = auto()  # password: x and more; unexpected token: x
+    CODE = auto()  # if password: x; rows[token: x]; def f(password: x)
 
 
 class Named(NamedTuple):

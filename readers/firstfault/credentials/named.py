@@ -13,10 +13,10 @@ from firstfault.credentials.literals import (
     is_random,
     is_secret_literal,
     is_secret_word,
+    pattern,
     table,
 )
-from firstfault.credentials.names import SHORT_LOOK, place_of, words
-from firstfault.credentials.quotes import QUOTE, end_of_quoted
+from firstfault.credentials.names import QUOTE, SHORT_LOOK, place_of, words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,13 +47,13 @@ _CALLED = re.compile(
 _IN_TUPLE = re.compile(r"\([ \t]{0,4}[bB]?[\"']$")
 _AUTH = {"authorization", "auth", "credentials", "credential", "creds", "cred", "bearer", "jwt"}
 _SCHEME = re.compile(rf"(?:{'|'.join(_SCHEMES)})(?:[ ]|%20|\+){{1,4}}", re.IGNORECASE)
-_NAME_OF_SECRET = re.compile(r"(?:[a-z]{1,40}-){1,6}(?:secrets?|creds?|credentials?|tokens?|keys?|tls)")
-"""The name of a secret of Kubernetes, such as ``registry-cred``."""
+_NAME_OF_SECRET, _METAVAR = pattern("name_of_secret"), pattern("metavar")
 _TARGETS = re.compile(r"(?:^|[\s:;])[\w.]{1,80},[ ]?$")
 _ESCAPED_END = re.compile(r"\\+(?:[nr]|[\"'`]|$)")
-_LONG_METAVAR = 16
 _LONGEST_TARGET = 100
 _LONGEST_LOOK = 300
+_STOPS = {mark: re.compile(f"[{mark}\n]") for mark in "\"'`"}
+_LONGEST_BLOCK = 16_384
 
 
 def without_named_values(text: str) -> str:
@@ -100,7 +100,7 @@ def _of_quoted(place: Place, opening: re.Match[str]) -> Iterator[tuple[int, int]
         and _ENDS_QUOTE.match(text, start)
     ):
         return  # the end of a string that holds the name
-    end = end_of_quoted(text, start, quote, triple=triple)
+    end = _end_of_quoted(text, start, quote, triple=triple)
     content = text[start:end]
     if place.word == "authorization" and (scheme := _SCHEME.match(text, start, end)):
         start, content = scheme.end(), text[scheme.end() : end]
@@ -120,7 +120,7 @@ def _is_secret_quoted(place: Place, content: str, end: int) -> bool:
     if place.sign != ",":
         return True
     if place.flag:
-        return not content.startswith("-") and not is_secret_word(content) and not _is_metavar(content)
+        return not content.startswith("-") and not is_secret_word(content) and not _METAVAR.fullmatch(content)
     if _CALLED.search(place.before[-SHORT_LOOK:]):
         return not is_secret_word(content)
     return is_random(content) or (
@@ -128,16 +128,12 @@ def _is_secret_quoted(place: Place, content: str, end: int) -> bool:
     )
 
 
-def _is_metavar(text: str) -> bool:
-    return text.isupper() and text.replace("_", "").isalpha() and len(text) < _LONG_METAVAR
-
-
 def _items(place: Place, position: int) -> Iterator[tuple[int, int]]:
     for _ in range(_MOST_ITEMS):
         opening = _OPENING.match(place.text, position)
         if opening is None or opening["triple"]:
             return
-        end = end_of_quoted(place.text, opening.end(), opening["quote"])
+        end = _end_of_quoted(place.text, opening.end(), opening["quote"])
         content = place.text[opening.end() : end]
         if not is_placeholder(content) and not is_secret_word(content) and (place.word == "auth" or _is_item(content)):
             yield opening.end(), end
@@ -174,16 +170,36 @@ def _of_bare(place: Place) -> Iterator[tuple[int, int]]:
         yield start, _end_of_bare(place, _SIMPLE_END if simple else _END_OF_VALUE, len(text))
 
 
-def _end_of_bare(place: Place, pattern: re.Pattern[str], most: int = _LONGEST_LOOK) -> int:
+def _end_of_bare(place: Place, value: re.Pattern[str], most: int = _LONGEST_LOOK) -> int:
     """Return where a value without quotes ends: at the latest at an escaped newline or quote, or after `most`.
 
     What is not replaced is looked at again for other names, so the look at a value must be bounded.
     """
-    found = pattern.match(place.text, place.start, place.start + most)
-    value = found[0] if found else ""
-    escaped = _ESCAPED_END.search(value)
-    return place.start + (escaped.start() if escaped else len(value))
+    found = value.match(place.text, place.start, place.start + most)
+    text = found[0] if found else ""
+    escaped = _ESCAPED_END.search(text)
+    return place.start + (escaped.start() if escaped else len(text))
 
 
 def _is_argument_prose(value: str) -> bool:
-    return value.startswith("-") or value.lower().rstrip(".:") in _FLAG_PROSE or _is_metavar(value)
+    return value.startswith("-") or value.lower().rstrip(".:") in _FLAG_PROSE or bool(_METAVAR.fullmatch(value))
+
+
+def _end_of_quoted(text: str, start: int, quote: str, *, triple: bool = False) -> int:
+    """Return where a string ends that began with `quote` before `start`; the line's end if it is not closed."""
+    if triple:
+        end = text.find(quote * 3, start, start + _LONGEST_BLOCK)
+        return end if end >= 0 else min(start + _LONGEST_BLOCK, len(text))
+    depth, position = len(quote) - 1, start
+    while found := _STOPS[quote[-1]].search(text, position):
+        at = found.start()
+        if text[at] == "\n":
+            return at
+        first = at
+        while first > start and text[first - 1] == "\\":
+            first -= 1
+        slashes = at - first
+        if slashes % 2 == 0 if depth == 0 else slashes <= depth:
+            return at - slashes if depth else at
+        position = at + 1
+    return len(text)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from firstfault.credentials.literals import HIDDEN, Form, Named, Strength, is_placeholder, table
-from firstfault.credentials.quotes import QUOTE
+from firstfault.credentials.literals import HIDDEN, Form, Named, Strength, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+QUOTE = r"\\{0,7}[\"'`]"
+"""Also an escaped one."""
 _TABLE: dict[str, Any] = table()["names"]
 _WORD = re.compile(
     f"(?P<sure>{_TABLE['sure']})|(?P<likely>{_TABLE['likely']})|(?P<key>{_TABLE['key']})|(?P<weak>{_TABLE['weak']})"
@@ -22,17 +23,13 @@ _LONGEST_KEY_OF = 16
 _SUFFIX = re.compile(r"(?:_[A-Za-z0-9]{1,24}){1,4}(?![A-Za-z0-9_])")
 _SUFFIXES = frozenset(_TABLE["suffixes"].split())
 _OTHER_SUFFIX = re.compile(rf"_(?:{_TABLE['other_suffixes']})(?:_|$)", re.IGNORECASE | re.VERBOSE)
-_OF_AZURE = re.compile(r"\.[\w-]{3,40}\.(?:blob|dfs|file|queue|table)\.core\.[a-z.]{3,40}")
 _END_OF_NAME = re.compile(r"(?:[_-]?\d{1,2})?(?![A-Za-z0-9_])(?P<close>" + QUOTE + r")?\]?(?:[ ]provided)?")
 _SEPARATOR = re.compile(
     r"""(?P<named>[,\s]{1,40}(?:\\{0,7}["'])?value(?:\\{0,7}["'])?[ \t]{0,8}[:=](?!=))
+      |[ \t]{0,4}(?P<typed>:[ \t]{0,4}[A-Za-z_][\w.\[\],| \t]{0,80}=(?=[ \t]{0,4}[rbuf]{0,2}["']))
       |[ \t]{0,8}(?P<sign>=>|==|!=|:=|=|:(?!:)|%3[Dd]|%3[Aa]|,)
       |(?P<blank>[ \t]{1,8})""",
     re.VERBOSE,
-)
-_TYPE = re.compile(
-    r"[ \t]{0,4}(?P<type>[A-Za-z_][\w.]{0,60}(?:\[[\w., |\[\]]{0,60}\])?(?:[ ]?\|[ ]?\w{1,20}){0,2})[ \t]{0,4}=(?!=)"
-    r"(?=[ \t]{0,4}[rbuf]{0,2}[\"'])"
 )
 _GAP = re.compile(r"[ \t]{0,40}(?:\r?\n[ \t]{0,80}(?=[rbuf]{0,2}\\{0,7}[\"']))?")
 LOOK_BACK = 300
@@ -213,7 +210,7 @@ def place_of(text: str, found: Word) -> Place | None:
     if stem.endswith("\\") and prefix[:1] in {"n", "r", "t"}:
         prefix = prefix[1:]  # an escaped newline or tab
     written = text[found.start : found.end]
-    sign = "value" if separator["named"] else separator["sign"] or " "
+    sign = "value" if separator["named"] else "=" if separator["typed"] else separator["sign"] or " "
     line = stem[stem.rfind("\n") + 1 :]
     place = Place(
         text,
@@ -233,7 +230,6 @@ def place_of(text: str, found: Word) -> Place | None:
         return None
     if sign == ":" and stem.endswith("://") and text.startswith(f"{HIDDEN}@", place.start):
         return None  # the user of a URL
-    place.start = _after_type(place)
     gap = _GAP.match(text, place.start)
     if gap is not None:
         place.start = gap.end()
@@ -258,10 +254,7 @@ def _is_name(place: Place, prefix: str, word: str) -> bool:
 
 def _suffix(text: str, found: Word) -> str:
     """Return what follows a word in its name, such as ``_PROD``; an empty text if nothing does."""
-    if text.startswith("_", found.end):
-        suffix = _SUFFIX.match(text, found.end)
-    else:
-        suffix = _OF_AZURE.match(text, found.end) if text.startswith(".", found.end) else None
+    suffix = _SUFFIX.match(text, found.end)
     # an added number is read with any name's end
     return "" if suffix is None or suffix[0][1:].isdigit() else suffix[0]
 
@@ -277,7 +270,7 @@ def _may_follow(suffix: str, place: Place) -> bool:
     if suffix.lower() == "_id":
         return place.word == "secret"
     if _is_known(suffix):
-        return suffix[0] == "." or place.kind == "sure" or (place.name + suffix).isupper() or place.word == "token"
+        return place.kind == "sure" or (place.name + suffix).isupper() or place.word == "token"
     return (place.name + suffix).isupper() and place.kind != "weak" and not _OTHER_SUFFIX.search(suffix)
 
 
@@ -289,12 +282,3 @@ def _owner(prefix: str) -> bool:
 def _is_variable(place: Place) -> bool:
     """Whether the name is that of an environment variable, such as ``KAGGLE_KEY``, and not one of many other keys."""
     return place.name.isupper() and "_" in place.name and not place.name.endswith(_OTHER_KEY)
-
-
-def _after_type(place: Place) -> int:
-    """Return where the value starts, after a type such as in ``password: str = "x"``."""
-    found = _TYPE.match(place.text, place.start) if place.sign == ":" and not place.closed else None
-    if found is None:
-        return place.start
-    known = is_placeholder(found["type"].partition("[")[0].partition(" ")[0]) or found["type"][:1].isupper()
-    return found.end() if known or "." in found["type"] else place.start

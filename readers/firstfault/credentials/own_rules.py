@@ -7,8 +7,6 @@ import os
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["without_own_rules"]
-
 _VARIABLE = "FIRSTFAULT_REDACT"
 _ENCODING = ("utf-8", "surrogatepass")
 
@@ -54,6 +52,6 @@ def _compiled(rules: str) -> tuple[Any, ...]:
         except re2.error as error:
             why = error.args[0].decode(errors="replace").partition(":")[0]
             logger.warning(
-                "line %d of %s is no regular expression of RE2 (%s); it hides nothing", number, _VARIABLE, why
+                "line %d of %s is not a regular expression of RE2 (%s); it hides nothing", number, _VARIABLE, why
             )
     return tuple(found)

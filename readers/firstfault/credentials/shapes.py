@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -72,27 +71,26 @@ class _Shape:
         return found[0][:start] + HIDDEN + found[0][end:] if self.only(found["value"]) else found[0]
 
 
-@cache
-def _shapes() -> tuple[_Shape, ...]:
-    return tuple(
-        _Shape(
-            tuple(row.get("marks", row.get("starts", ("",)))),
-            re.compile(row.get("pattern") or _with_prefix(row), re.VERBOSE),
-            JUDGES[row.get("only", "any")],
-        )
-        for row in table()["shape"]
-    )
-
-
 def _with_prefix(row: dict[str, list[str]]) -> str:
     # without marks of its own, a prefix is a plain text
     starts = row["starts"] if "marks" in row else map(re.escape, row["starts"])
     return f"{_BEGINS_WORD}(?:{'|'.join(starts)})(?P<value>{row['then']})"
 
 
+# compiled when this module is imported, and not when a process fails
+_SHAPES = tuple(
+    _Shape(
+        tuple(row.get("marks", row.get("starts", ("",)))),
+        re.compile(row.get("pattern") or _with_prefix(row), re.VERBOSE),
+        JUDGES[row.get("only", "any")],
+    )
+    for row in table()["shape"]
+)
+
+
 def without_shapes(text: str) -> str:
     """Replace what has the form of a credential."""
-    for shape in _shapes():
+    for shape in _SHAPES:
         if any(mark in text for mark in shape.marks):
             text = shape.pattern.sub(shape.hidden, text)
     return text
@@ -150,5 +148,5 @@ def _length_of_end(text: str) -> int:
     """Return how much of the text before END belongs to the key, if there is no BEGIN."""
     rest = text.rstrip(_BASE64 + "\\\r\n\t")
     key = text[len(rest) :]
-    # the last word of an earlier line is no part of the key
+    # the last word of an earlier line does not belong to the key
     return len(key) if not rest else len(key) - len(re.split(r"\n|\\n", key, maxsplit=1)[0])

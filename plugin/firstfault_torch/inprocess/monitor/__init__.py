@@ -1,1 +1,1 @@
-"""What watches a rank: a thread in it, a process beside it, and the memory that the two share."""
+"""What is beside a rank: a thread and a process that watch it, the memory that they share, and the store's host."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import enum
 import mmap
-import struct
 import threading
 import time
+from typing import TYPE_CHECKING, ClassVar
 
-__all__ = ["Phase", "Progress", "Stamping"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _kept: list[object] = []
 """Memory into which a call that Python has not made yet may still write; a few dozen bytes each."""
@@ -38,78 +39,44 @@ class Phase(enum.IntEnum):
     """The call is over."""
 
 
-class Progress:
+class Progress(ctypes.Structure):
     """What a worker writes and its monitor process reads, without a system call.
 
     Times are seconds of the monotonic clock; 0: none.
     """
 
-    _LAYOUT = struct.Struct("=5d4q")
-    """auto, manual, began, ended, spare; phase, iteration, rank, world size."""
+    _fields_: ClassVar = [
+        *((name, ctypes.c_double) for name in ("automatic", "manual", "interrupted")),
+        *((name, ctypes.c_int64) for name in ("phase", "iteration", "rank", "world_size")),
+    ]
+    automatic: float
+    """When the main thread last executed Python code."""
+    manual: float
+    """When the program last called `ping` in this iteration."""
+    interrupted: float
+    """When this worker learned that the iteration was interrupted."""
+    phase: int
+    """A `Phase`."""
+    iteration: int
+    rank: int
+    """In this iteration."""
+    world_size: int
+    """Of this iteration."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, self._LAYOUT.size)
-        self._times = (ctypes.c_double * 5).from_buffer(self._memory)
-        self._numbers = (ctypes.c_int64 * 4).from_buffer(self._memory, 5 * 8)
+    def __new__(cls) -> Self:
+        """Return a progress in memory that this process shares with those that it forks."""
+        return cls.from_buffer(mmap.mmap(-1, ctypes.sizeof(cls)))
 
     def begin(self, iteration: int, rank: int, world_size: int) -> None:
         """Begin an iteration."""
-        now = time.monotonic()
-        self._times[:] = [now, 0.0, now, 0.0, 0.0]
-        self._numbers[1:] = [iteration, rank, world_size]
-        self._numbers[0] = Phase.RUNNING
-
-    def ping(self) -> None:
-        """Record that the program said that it makes progress."""
-        self._times[1] = time.monotonic()
-
-    def interrupt(self) -> None:
-        """Record when the iteration was interrupted."""
-        self._times[3] = time.monotonic()
-
-    @property
-    def automatic(self) -> float:
-        """When the main thread last executed Python code."""
-        return self._times[0]
-
-    @property
-    def manual(self) -> float:
-        """When the program last called `ping` in this iteration."""
-        return self._times[1]
-
-    @property
-    def interrupted(self) -> float:
-        """When this worker learned that the iteration was interrupted."""
-        return self._times[3]
-
-    @property
-    def phase(self) -> Phase:
-        """Where the worker is."""
-        return Phase(self._numbers[0])
-
-    @phase.setter
-    def phase(self, value: Phase) -> None:
-        self._numbers[0] = value
-
-    @property
-    def iteration(self) -> int:
-        """The iteration's number."""
-        return self._numbers[1]
-
-    @property
-    def rank(self) -> int:
-        """The worker's rank in this iteration."""
-        return self._numbers[2]
-
-    @property
-    def world_size(self) -> int:
-        """The iteration's."""
-        return self._numbers[3]
+        self.automatic, self.manual, self.interrupted = time.monotonic(), 0.0, 0.0
+        self.iteration, self.rank, self.world_size = iteration, rank, world_size
+        self.phase = Phase.RUNNING
 
     @property
     def stalled_seconds(self) -> float:
         """How long the worker has made no progress, by the clock that is further behind; 0 outside of the function."""
-        if self.phase is not Phase.RUNNING:
+        if self.phase != Phase.RUNNING:
             return 0.0
         times = [stamp for stamp in (self.automatic, self.manual) if stamp]
         return time.monotonic() - min(times) if times else 0.0
@@ -120,10 +87,6 @@ class Progress:
         if self.phase not in {Phase.RUNNING, Phase.ENDING} or not self.interrupted:
             return 0.0
         return time.monotonic() - self.interrupted
-
-    def stamp(self) -> None:
-        """Record that the main thread executes Python code."""
-        self._times[0] = time.monotonic()
 
 
 class Stamping:
@@ -152,7 +115,7 @@ class Stamping:
         is_asked = False
         while not self._ended.wait(self._interval):
             if is_asked and _libc.sem_trywait(self._semaphore) == 0:
-                self._progress.stamp()
+                self._progress.automatic = time.monotonic()
                 is_asked = False
             if not is_asked:
                 is_asked = _add_pending_call(_libc.sem_post, self._semaphore) == 0

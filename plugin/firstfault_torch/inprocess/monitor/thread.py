@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from firstfault_torch.budgets import MONITOR_CLOSING_S
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.exception import RankShouldRestart
 from firstfault_torch.inprocess.store import Outcome
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from firstfault_torch.inprocess.monitor.progress import Progress
     from firstfault_torch.inprocess.store import Iteration
 
-__all__ = ["MonitorThread"]
-
+_CLOSING_S = 1.0
 _FOREVER = dt.timedelta(days=30)
 """Longer than any iteration: each ends with an outcome, or with the store."""
 
@@ -82,7 +80,7 @@ class MonitorThread:
                 logger.warning("lost the store of the in-process restart: %s", str(error).partition("\n")[0])
                 self.outcome = Outcome.LOST
             if self.outcome is not Outcome.COMPLETED:
-                self._progress.interrupt()
+                self._progress.interrupted = time.monotonic()
             self.known.set()
             if self.outcome is not Outcome.COMPLETED:
                 self._interrupt()
@@ -131,7 +129,7 @@ class MonitorThread:
 
     def close(self) -> None:
         """Hold the connection no longer, if the thread has ended."""
-        if self.join(MONITOR_CLOSING_S):
+        if self.join(_CLOSING_S):
             self._iteration.close()
             self._abort = _nothing
 

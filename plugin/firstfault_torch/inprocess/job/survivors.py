@@ -1,4 +1,4 @@
-"""Lets the workers of a node go on after one of them has ended, because they restart in their processes.
+"""Lets the workers of a node continue after one of them has ended, because they restart in their processes.
 
 torch's agent stops all workers of a node when one has ended. Here they are looked at without torch, until they have
 completed or have given up.
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
-from firstfault_torch.budgets import GIVING_UP_S, SURVIVORS_LOOK_S, SURVIVORS_POLL_S, SURVIVORS_STORE_S
 from firstfault_torch.compat.torch_agent import (
     BARRIER_MEMBERS,
     handed_over,
@@ -29,12 +28,18 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
 
+_STORE_S = 2.0
 _NO_WORKERS = "firstfault/inprocess/no-workers"
-"""Counts the nodes of a round of which no worker goes on."""
+"""Counts the nodes of a round of which no worker continues."""
+_GIVING_UP_S = 2.0
+"""Longest wait for the other workers when one has given up."""
+_ENDING_S = 0.05
+_LOOK_S = 1.0
+"""Seconds between two looks of a node without workers for the others."""
 
 
 class Survivors:
-    """The workers of one node that go on.
+    """The workers of one node that continue.
 
     Args:
         workers: of the node.
@@ -57,51 +62,51 @@ class Survivors:
 
     def look(self, group: WorkerGroup, context: Any) -> RunResult | None:
         """Return the state of the workers; None if they have failed: given up, or all are lost on all nodes."""
-        gave_up = [report for report in self._workers.reported().values() if not report.get("others_continue")]
+        gave_up = [report for report in self._workers.reported().values() if not report.get("others_go_on")]
         lost = self._ended()
         for local_rank in sorted(lost - self._lost):
             logger.warning("rank %s has ended; the others restart without it", self._rank_of(local_rank))
         self._lost = lost
         local = range(len(worker_processes(context)))
-        goes_on = set(local) - lost
-        if gave_up and goes_on and self._is_within(GIVING_UP_S):
+        continues = set(local) - lost
+        if gave_up and continues and self._is_within(_GIVING_UP_S):
             return RunResult(WorkerState.HEALTHY)
         if gave_up:
             self.forget_recovered(group)
             return None
-        if not goes_on:
+        if not continues:
             return self._without_workers(group, local)
-        values = handed_over(context, goes_on)
-        if not goes_on <= values.keys():
+        values = handed_over(context, continues)
+        if not continues <= values.keys():
             return RunResult(WorkerState.HEALTHY)
         if lost and not self._have_recovered(group):
             return None  # a rank was lost after all had completed, and its result with it
-        self._let_end(context, goes_on, had_lost=bool(lost))
-        return self._succeeded(local, values, goes_on)
+        self._let_end(context, continues, had_lost=bool(lost))
+        return self._succeeded(local, values, continues)
 
-    def _succeeded(self, local: range, values: dict[int, Any], goes_on: set[int]) -> RunResult:
+    def _succeeded(self, local: range, values: dict[int, Any], continues: set[int]) -> RunResult:
         # torch wants a value for each of its workers
-        results = {self._rank_of(rank) or 0: values[rank] if rank in goes_on else None for rank in local}
+        results = {self._rank_of(rank) or 0: values[rank] if rank in continues else None for rank in local}
         return RunResult(WorkerState.SUCCEEDED, return_values=results)
 
     @staticmethod
-    def _let_end(context: Any, goes_on: set[int], *, had_lost: bool) -> None:
+    def _let_end(context: Any, continues: set[int], *, had_lost: bool) -> None:
         """Let the workers end that have handed over their results, and wait for that.
 
         The event for which they wait blocks for ever if a process died while it waited, so it has a limit.
         """
-        bounded(lambda: let_workers_end(context), SURVIVORS_STORE_S, "telling the workers that they may end")
+        bounded(lambda: let_workers_end(context), _STORE_S, "telling the workers that they may end")
         processes = worker_processes(context)
-        deadline = time.monotonic() + GIVING_UP_S
-        while any(processes[rank].exitcode is None for rank in goes_on):
-            time.sleep(SURVIVORS_POLL_S)
+        deadline = time.monotonic() + _GIVING_UP_S
+        while any(processes[rank].exitcode is None for rank in continues):
+            time.sleep(_ENDING_S)
             if had_lost and time.monotonic() > deadline:
                 return  # torch stops them when the agent ends
 
     # --- other nodes --------------------------------------------------------------------------------------------
 
     def _without_workers(self, group: WorkerGroup, local: range) -> RunResult | None:
-        """Wait for the other nodes, on which workers may go on; a failure there reaches the agent as always.
+        """Wait for the other nodes, on which workers may continue; a failure there reaches the agent as always.
 
         The node counts as finished when all others have: its documents of what it lost may still be needed.
         """
@@ -110,11 +115,11 @@ class Survivors:
             return None
         store: Any = group.store
         if self._others is None:
-            bounded(lambda: store.add(_NO_WORKERS, 1), SURVIVORS_STORE_S, "counting the nodes that have no workers")
+            bounded(lambda: store.add(_NO_WORKERS, 1), _STORE_S, "counting the nodes that have no workers")
             self._others = NonBlocking(
                 lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(BARRIER_MEMBERS, 0))), (0, 0)
             )
-        if time.monotonic() - self._looked < SURVIVORS_LOOK_S:
+        if time.monotonic() - self._looked < _LOOK_S:
             return RunResult(WorkerState.HEALTHY)
         self._looked = time.monotonic()
         without, finished = self._others()
@@ -137,9 +142,9 @@ class Survivors:
 
         A worker that is stopped before that says less.
         """
-        deadline = time.monotonic() + GIVING_UP_S
+        deadline = time.monotonic() + _GIVING_UP_S
         while len(self._ended()) < self._workers.number and time.monotonic() < deadline:
-            time.sleep(SURVIVORS_POLL_S)
+            time.sleep(_ENDING_S)
 
     def _ended(self) -> set[int]:
         """Return the local ranks of the workers that have ended without a result, or are about to."""
@@ -148,21 +153,21 @@ class Survivors:
     # --- what they recovered from -------------------------------------------------------------------------------
 
     def _have_recovered(self, group: WorkerGroup) -> bool:
-        """Whether the others have gone on without each of the workers that are lost; True if nothing tells."""
+        """Whether the others have continued without each of the workers that are lost; True if nothing tells."""
         found = self._recovered(group)
         return found is None or self._lost <= found
 
     def forget_recovered(self, group: WorkerGroup) -> None:
-        """Take those workers for ended without a failure, without which the others had gone on before they gave up."""
+        """Leave out the deaths of workers without which the others had continued before they gave up."""
         self._workers.forget(frozenset(self._recovered(group) or ()))
 
     def _recovered(self, group: WorkerGroup) -> set[int] | None:
-        """Return the local ranks without which the others have gone on; None if the store does not answer."""
+        """Return the local ranks without which the others have continued; None if the store does not answer."""
         ranks = {self._rank_of(local_rank): local_rank for local_rank in self._ended()}
         round_ = str(self._reporter.recording.round)
 
         def ask() -> set[int]:
-            store = TCPStore(*master_address(group), timeout=dt.timedelta(seconds=SURVIVORS_STORE_S))
+            store = TCPStore(*master_address(group), timeout=dt.timedelta(seconds=_STORE_S))
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
-        return bounded(ask, SURVIVORS_STORE_S, "asking from which faults the ranks had recovered") if ranks else set()
+        return bounded(ask, _STORE_S, "asking from which faults the ranks had recovered") if ranks else set()

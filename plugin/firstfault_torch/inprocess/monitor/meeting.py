@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import socket
 import time
+from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from firstfault_torch.budgets import MEETING_END_S, MEETING_S, OUTCOME_LOOK_S
 from firstfault_torch.guard import logger
+from firstfault_torch.inprocess.abort import open_sockets
 from firstfault_torch.inprocess.exception import InternalError, RestartError
-from firstfault_torch.inprocess.monitor.process import OVER, host_store
+from firstfault_torch.inprocess.monitor.detached import Process, start_detached
 from firstfault_torch.inprocess.store import AGENT_STORE, TCPStore
 
 if TYPE_CHECKING:
@@ -22,14 +25,21 @@ if TYPE_CHECKING:
 
     from firstfault_torch.inprocess.options import InProcessRestart
 
-__all__ = ["Meeting"]
-
-_TIMEOUT = dt.timedelta(seconds=MEETING_S)
+_TIMEOUT = dt.timedelta(seconds=300)
 """Of a store's operations, as torch has it."""
-_SHORT = dt.timedelta(seconds=MEETING_END_S)
+_LOOK_S = 0.2
+_SHORT = dt.timedelta(seconds=5)
 """Longest wait for a store that may be about to end."""
 _ENDED = "the store at {} is that of a job that has ended, or of another job"
 _LOST = (dist.DistNetworkError, dist.DistStoreError)
+
+
+OVER = "firstfault/inprocess/over"
+"""Set in a store whose first rank has ended: no further call may begin there, so it is another job's."""
+_LINGER_S = 30.0
+_QUIET_LOOKS = 3
+"""Looks without a connection after which the store's host ends."""
+_ESTABLISHED = "01"
 
 
 class Meeting:
@@ -82,7 +92,7 @@ class Meeting:
                     return
                 if time.monotonic() > deadline:
                     raise RestartError(_ENDED.format(self._name())) from error
-                time.sleep(OUTCOME_LOOK_S)
+                time.sleep(_LOOK_S)
             else:
                 return
 
@@ -115,7 +125,76 @@ class Meeting:
                 if error is not None:
                     raise error
                 raise RestartError(_ENDED.format(self._name()))
-            time.sleep(OUTCOME_LOOK_S)
+            time.sleep(_LOOK_S)
 
     def _name(self) -> str:
         return "{}:{}".format(*self._address)
+
+
+# --- the process that hosts a store ---------------------------------------------------------------------------------
+
+_hosts: set[tuple[str, int]] = set()
+"""Addresses of the stores that processes started by this one host."""
+
+
+def host_store(create: Callable[[], Any], address: tuple[str, int]) -> None:
+    """Host a store in a process of its own, which outlives this one as long as anything is connected to the store.
+
+    Args:
+        create: makes the store, in that process.
+        address: host and port; a store that this process has started there is used again.
+
+    Raises:
+        firstfault_torch.inprocess.exception.InternalError: it does not start, for example because the port is taken.
+    """
+    if address not in _hosts:
+        host = _Host(os.getpid(), create, address[1])
+        start_detached(host.begin, host.stay, f"the process that hosts the store at port {address[1]}", None)
+        _hosts.add(address)
+
+
+@dataclass
+class _Host:
+    """What runs in the process that hosts a store."""
+
+    worker: int
+    create: Callable[[], Any]
+    port: int
+
+    def begin(self) -> None:
+        """Host the store."""
+        self._process = Process(self.worker)
+        # torch's store resolves the address of each client in the thread that serves all others
+        os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
+        self._server = self.create()
+
+    def stay(self) -> None:
+        """Stay while the worker lives, and then while others are connected."""
+        while not self._process.has_died(_LINGER_S):
+            pass
+        self._server.set(OVER, "1")
+        before: set[str] = set()
+        quiet = 0
+        while quiet < _QUIET_LOOKS:
+            now = _connections(self.port)
+            quiet = 0 if now & before else quiet + 1  # ranks of the next job connect again and again, and leave
+            before = now
+            time.sleep(_LOOK_S)
+
+
+def _connections(port: int) -> set[str]:
+    """Return the ports of other processes' connections to a port of this one; torch's store connects to itself."""
+    wanted = f"{port:04X}"
+    served: set[str] = set()
+    own: set[str] = set()
+    inodes = {str(inode) for _, inode in open_sockets()}
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                _, local, remote, state, _, _, _, _, _, inode, *_ = line.split()
+                here, there = local.rpartition(":")[2], remote.rpartition(":")[2]
+                if state == _ESTABLISHED and here == wanted:
+                    served.add(there)
+                elif there == wanted and inode in inodes:
+                    own.add(here)
+    return served - own

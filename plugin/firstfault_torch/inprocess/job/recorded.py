@@ -1,4 +1,4 @@
-"""Calls the task function with in-process restarts, and records the faults from which the ranks go on."""
+"""Calls the task function with in-process restarts, and records the faults from which the ranks continue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
 _HANGS = frozenset({FaultKind.SOFT_TIMEOUT, FaultKind.HARD_TIMEOUT})
 _FOR_ALL = (BarrierTimeout, InternalError)
-"""With these all ranks end; with other errors of a restart one rank leaves, and the others go on."""
+"""With these all ranks end; with other errors of a restart one rank leaves, and the others continue."""
 _ROUND = 1000
 """Added to an iteration's number for each round before."""
 
@@ -45,7 +45,7 @@ def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], m
     """Call the function until all ranks have completed.
 
     Raises:
-        BaseException: what the function raised last, if the ranks do not go on; a RestartAbort or RestartError on a
+        BaseException: what the function raised last, if the ranks do not continue; a RestartAbort or RestartError on a
             rank whose function raised nothing of itself.
     """
     try:
@@ -74,7 +74,7 @@ def by_last_rank(results: Mapping[int, Restarted | None]) -> dict[int, Any]:
 
 
 class RecordedFaults:
-    """Keeps an exception on record until it is known whether the ranks go on.
+    """Keeps an exception on record until it is known whether the ranks continue.
 
     Args:
         monitor: of this process.
@@ -94,8 +94,8 @@ class RecordedFaults:
         groups = collective_progress()
         return sum(group.enqueued for group in groups) if groups else None
 
-    def went_on(self, interruption: Interruption) -> None:
-        """Withdraw it: the job goes on. One rank keeps a record of the restart, in the background."""
+    def recovered(self, interruption: Interruption) -> None:
+        """Withdraw it: the job continues. One rank keeps a record of the restart, in the background."""
         self._monitor.in_flight.release()
         recording, place = self._monitor.recording, self._monitor.place
         if interruption.first and recording is not None and place is not None:
