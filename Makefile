@@ -25,8 +25,8 @@ demo: $(VENV) ## train on 2 nodes, fail on rank 3, explain the failure, retry, s
 test: wheel ## build the wheel and run all tests on it; ARGS="-k name" is passed to pytest
 	@tools/test_wheel.sh dist/*.whl $(ARGS)
 
-quick: $(VENV) ## run the tests that start no training on the sources; ARGS="-m jobs" for those that do
-	@$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m 'not jobs' $(ARGS)
+quick: $(VENV) ## run the tests that wait for no other process on the sources; ARGS="-m jobs" for trainings
+	@$(BIN)/pytest -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=5 -m 'not slow' $(ARGS)
 
 timing: $(VENV) ## run the tests that measure speed, one by one; they need a machine that does nothing else
 	@$(BIN)/pytest -m timing $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.util
 import itertools
@@ -51,6 +52,36 @@ _FOLDERS = {
     ),
 }
 """The layers of folders and files; all others belong to the core. A single test joins Flyte's layer by its mark."""
+_SLOW = (
+    "benchmarks/test_benchmarks.py",
+    "generated",
+    "inprocess/test_tree.py",
+    "readers/test_help_and_completion.py",
+    "readers/test_left_processes.py",
+    "readers/test_recorder_process.py",
+    "readers/test_show_stdin.py",
+    "reports/test_browser.py",
+    "storage",
+    "tools/test_layers.py",
+    "torch_agent/test_agent.py",
+    "torch_agent/test_compat.py",
+    "torch_agent/test_death_watch.py",
+    "torch_agent/test_faulty_storage.py",
+    "torch_agent/test_gloo_connections.py",
+    "torch_agent/test_launch.py",
+    "torch_agent/test_liveness.py",
+    "torch_agent/test_otel.py",
+    "torch_agent/test_recording.py",
+    "torch_agent/test_remote_tracebacks.py",
+    "torch_agent/test_roster_poll.py",
+    "torch_agent/test_settlement.py",
+    "torch_agent/test_signals.py",
+    "torch_agent/test_stack_dumps.py",
+    "torch_agent/test_stderr_relay.py",
+    "torch_agent/test_unwinding.py",
+    "torch_agent/test_watchdog.py",
+)
+"""Files whose tests start processes or servers and wait for them: `make quick` leaves them out."""
 _PRESENT = [*itertools.takewhile(lambda layer: importlib.util.find_spec(_LAYERS[layer]), _LAYERS)]
 _ONLY = os.environ.get("FIRSTFAULT_LAYER", "")
 """The layer whose tests run; empty: all."""
@@ -84,15 +115,17 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that ask for the S3 server, leave out other layers and speed, and put the longest files first."""
+    """Add marks, leave out other layers and tests of speed, and put the longest files first."""
     chosen = [item for item in items if _is_chosen(item, config)]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    config.hook.pytest_deselected(items=list({*items} - {*chosen}))
     jobs = Counter(item.path for item in chosen if item.get_closest_marker("jobs"))
     # a long file that a process of xdist gets last would leave the others without work
     items[:] = sorted(chosen, key=lambda item: -jobs[item.path])
     for item in items:
         if "s3" in getattr(item, "fixturenames", ()):
             item.add_marker("s3")
+        if item.get_closest_marker("jobs") or _is_in(item.path, _SLOW):
+            item.add_marker("slow")
         if item.get_closest_marker("flyte") and "flyte" not in _PRESENT:
             item.add_marker(pytest.mark.skip(reason="flytekit is not installed"))
 
@@ -103,12 +136,17 @@ def _is_chosen(item: pytest.Item, config: pytest.Config) -> bool:
     return _ONLY in {"", layer} and not is_timed
 
 
+@functools.cache
 def _layer_of(path: Path) -> str:
-    tests = Path(__file__).resolve().parent
     for layer, places in _FOLDERS.items():
-        if any(path.is_relative_to(tests / place) for place in places):
+        if _is_in(path, places):
             return layer
     return "core"
+
+
+@functools.cache
+def _is_in(path: Path, places: tuple[str, ...]) -> bool:
+    return any(path.is_relative_to(_ROOT / "tests" / place) for place in places)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -26,7 +26,7 @@ for version in ${versions[*]}; do
     with="no flytekit"
     job=tests/torch_agent/test_plain_example.py
   fi
-  if "$venv/bin/pytest" -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m 'not jobs' &&
+  if "$venv/bin/pytest" -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m 'not slow' &&
     "$venv/bin/pytest" -q "$job"; then
     rows+=("$version passed, with $with")
   else

@@ -5,7 +5,7 @@ raises while its peers wait in a collective. Pods and the operator's
 rules are those of ``firstfault run`` for both plugins. "durable" is when the first error file can be listed
 (firstfault: the error document; kfpytorch: error.pb), looked for every few milliseconds, from the time that rank 3
 noted before its raise; "verdict" is the same of error.pb; "right" is whether what stock Flyte reads when the job ends
-is rank 3's own exception. Pods that go on for LONGEST_S after the raise are ended, and that is what is printed. The
+is rank 3's own exception. Pods that run for LONGEST_S after the raise are ended, and that is what is printed. The
 tasks named good succeed: wall clock and CPU seconds of all their processes.
 """
 

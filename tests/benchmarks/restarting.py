@@ -10,7 +10,7 @@ One machine, gloo, the same training function; rank 1 fails in a collective's lo
 - torch: torch elastic's own agent with ``max_restarts=1``
 - attempt: new processes, as a new attempt has them, without a scheduler's or an image's time
 
-"seconds" is from the fault until the last rank that goes on calls the function again, median and worst; "lost" counts
+"seconds" is from the fault until the last remaining rank calls the function again, median and worst; "lost" counts
 healthy ranks that did not, over all runs. "steps" does training steps of three lengths with and without a wrapper, in
 turn. "leak" is one run with many faults.
 """

@@ -77,10 +77,8 @@ def test_every_way_to_read_is_measured(s3: S3, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.flyte
 @pytest.mark.jobs
-@pytest.mark.parametrize(
-    "task",
-    [task if task == "in_finally" else pytest.param(task, marks=pytest.mark.timing) for task in write_ahead.TASKS],
-)
+@pytest.mark.timing  # tests/plugin/test_agent_faults.py compares the same times without S3
+@pytest.mark.parametrize("task", write_ahead.TASKS)
 def test_the_document_is_durable_before_the_first_victim(s3: S3, task: str) -> None:
     """In two rounds of a real job on S3, the document is durable before any other rank has failed or died."""
     taken = write_ahead.raises(s3, task, 2, delay_ms=5, start_method="fork")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 HEAD = """
 import asyncio, atexit, concurrent.futures, contextlib, ctypes, datetime, logging, multiprocessing, os, queue, resource
 import json, signal, subprocess, sys, threading, time, traceback, warnings
@@ -333,32 +335,29 @@ def train():
 """,
 }
 
+
+def _tries(handling: str) -> str:
+    """Return a program's main function that handles exceptions of the training so."""
+    return f"\ndef main():\n    try:\n        train()\n{textwrap.indent(handling[1:], '    ')}"
+
+
 WRAPPERS = {
     "plain": """
 def main():
     train()
 """,
-    "wrap-from": """
-def main():
-    try:
-        train()
-    except Exception as error:
-        raise TrainingError("training failed") from error
-""",
-    "wrap-context": """
-def main():
-    try:
-        train()
-    except Exception:
-        raise TrainingError("training failed")
-""",
-    "wrap-none": """
-def main():
-    try:
-        train()
-    except Exception:
-        raise TrainingError("training failed") from None
-""",
+    "wrap-from": _tries("""
+except Exception as error:
+    raise TrainingError("training failed") from error
+"""),
+    "wrap-context": _tries("""
+except Exception:
+    raise TrainingError("training failed")
+"""),
+    "wrap-none": _tries("""
+except Exception:
+    raise TrainingError("training failed") from None
+"""),
     "wrap-twice": """
 def run():
     try:
@@ -373,60 +372,39 @@ def main():
     except Exception as error:
         raise TrainingError("training failed") from error
 """,
-    "group": """
-def main():
-    try:
-        train()
-    except Exception as error:
-        raise ExceptionGroup("training failed", [error])
-""",
-    "group-cause": """
-def main():
-    try:
-        train()
-    except Exception as error:
-        raise TrainingError("training failed") from ExceptionGroup("one step failed", [error])
-""",
-    "finally-destroy": """
-def main():
-    try:
-        train()
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-""",
-    "logged": """
-def main():
-    try:
-        train()
-    except Exception:
-        logging.exception("training failed")
-        raise
-""",
-    "exits": """
-def main():
-    try:
-        train()
-    except Exception:
-        traceback.print_exc()
-        sys.exit(1)
-""",
-    "exits-with-text": """
-def main():
-    try:
-        train()
-    except Exception as error:
-        sys.exit(f"training failed: {error}")
-""",
-    "exits-hard": """
-def main():
-    try:
-        train()
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-""",
+    "group": _tries("""
+except Exception as error:
+    raise ExceptionGroup("training failed", [error])
+"""),
+    "group-cause": _tries("""
+except Exception as error:
+    raise TrainingError("training failed") from ExceptionGroup("one step failed", [error])
+"""),
+    "finally-destroy": _tries("""
+finally:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+"""),
+    "logged": _tries("""
+except Exception:
+    logging.exception("training failed")
+    raise
+"""),
+    "exits": _tries("""
+except Exception:
+    traceback.print_exc()
+    sys.exit(1)
+"""),
+    "exits-with-text": _tries("""
+except Exception as error:
+    sys.exit(f"training failed: {error}")
+"""),
+    "exits-hard": _tries("""
+except Exception:
+    traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(1)
+"""),
     "retried": """
 def main():
     for attempt in range(3):
@@ -466,31 +444,22 @@ def main():
     with closing():
         train()
 """,
-    "clean-up-fails": """
-def main():
-    try:
-        train()
-    finally:
-        os.remove("no-such-lock")
-""",
-    "exits-with-word": """
-def main():
-    try:
-        train()
-    except Exception as error:
-        print(f"fatal: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-        os._exit(2)
-""",
-    "exits-as-json": """
-def main():
-    try:
-        train()
-    except BaseException as error:
-        if isinstance(error, SystemExit):
-            raise
-        print(json.dumps({"level": "fatal", "error": repr(error)}), file=sys.stderr, flush=True)
-        sys.exit(1)
-""",
+    "clean-up-fails": _tries("""
+finally:
+    os.remove("no-such-lock")
+"""),
+    "exits-with-word": _tries("""
+except Exception as error:
+    print(f"fatal: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(2)
+"""),
+    "exits-as-json": _tries("""
+except BaseException as error:
+    if isinstance(error, SystemExit):
+        raise
+    print(json.dumps({"level": "fatal", "error": repr(error)}), file=sys.stderr, flush=True)
+    sys.exit(1)
+"""),
     "thread": """
 def main():
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="training") as pool:
@@ -498,12 +467,8 @@ def main():
 """,
 }
 
-COMMUNICATIONS = {
+_COMMUNICATIONS = {
     "all-reduce": """
-def prepare():
-    pass
-
-
 def communicate(step):
     dist.all_reduce(torch.ones(3))
 """,
@@ -535,10 +500,6 @@ def communicate(step):
         dist.all_reduce(torch.ones(3))
 """,
     "rank-0-works": """
-def prepare():
-    pass
-
-
 def communicate(step):
     if RANK == 0:
         time.sleep(0.1)
@@ -547,10 +508,6 @@ def communicate(step):
     dist.all_reduce(weights)
 """,
     "overlapped": """
-def prepare():
-    pass
-
-
 def communicate(step):
     parts = [torch.ones(3) for _ in range(3)]
     works = [dist.all_reduce(part, async_op=True) for part in parts]
@@ -559,38 +516,22 @@ def communicate(step):
         work.wait()
 """,
     "objects": """
-def prepare():
-    pass
-
-
 def communicate(step):
     found = [None] * WORLD
     dist.all_gather_object(found, {"rank": RANK, "step": step})
 """,
     "monitored": """
-def prepare():
-    pass
-
-
 def communicate(step):
     dist.monitored_barrier(timeout=datetime.timedelta(seconds=TIMEOUT_S))
     dist.all_reduce(torch.ones(2))
 """,
     "uneven": """
-def prepare():
-    pass
-
-
 def communicate(step):
     time.sleep(0.04 * RANK)
     parts = [torch.zeros(2) for _ in range(WORLD)]
     dist.all_gather(parts, torch.full((2,), float(RANK)))
 """,
     "pipeline": """
-def prepare():
-    pass
-
-
 def communicate(step):
     part = torch.ones(2)
     if RANK > 0:
@@ -599,6 +540,11 @@ def communicate(step):
         dist.send(part, dst=RANK + 1)
     dist.barrier()
 """,
+}
+
+COMMUNICATIONS = {
+    name: text if "def prepare" in text else f"\ndef prepare():\n    pass\n\n{text}"
+    for name, text in _COMMUNICATIONS.items()
 }
 
 HANDLERS = {
