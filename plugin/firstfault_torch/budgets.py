@@ -74,6 +74,7 @@ ENDING_RECORDER_S = Limit(1.0, "a signal thread that ends the pod, for the recor
 # the nodes of a round
 NUMBERING_S = Limit(5.0, "an agent, for the number of the round", "it counts by itself")
 STORE_S = Limit(2.0, "an agent, for the store to take or give a value", "the store counts as lost")
+HOST_CLOSING_S = Limit(0.2, "an agent whose connection to the store broke", "it asks again whether the host listens")
 AGREEING_S = Limit(5.0, "an agent, for group rank 0's number of the round", "it counts by itself")
 FATAL_LOOK_S = Limit(0.5, "an agent, while a peer restarts its workers", "it looks for a fatal failure")
 BARRIER_LOOK_S = Limit(1.0, "the exit barrier", "it looks again")

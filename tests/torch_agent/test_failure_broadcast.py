@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import DistNetworkError, TCPStore
 
 from firstfault_torch.rounds import failure_broadcast as outcome_module
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
@@ -223,6 +223,27 @@ def test_a_lost_store(
     process.join()
     assert (nodes[1].watch.connections() is None) is not told
     assert nodes[0].watch.fatal_failure() is None
+
+
+def test_a_store_whose_host_is_dying(node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that still listens for a moment is lost too: a new connection to it would be tried for minutes."""
+    connected: list[float] = []
+
+    class Dying:
+        def clone(self) -> Dying:
+            connected.append(time.monotonic())
+            return self
+
+        def wait(self, *_: object) -> None:
+            raise DistNetworkError("the connection is closed")
+
+    monkeypatch.setattr(outcome_module, "_listens", lambda _: not connected[1:] or looks.pop())
+    looks = [False, True]
+    one = node(0, Dying())
+    assert one.woken.wait(LONG_S)
+    assert one.watch.outcome is not None
+    assert one.watch.outcome.lost == "the connection is closed"
+    assert len(connected) == 2
 
 
 @pytest.mark.parametrize("heard", [False, True])

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from firstfault.report import Report
 
-__all__ = ["attributes_of", "is_wanted", "send_record"]
-
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _TEXT = 100_000

@@ -16,8 +16,6 @@ from firstfault_torch.budgets import WEBHOOK_S
 if TYPE_CHECKING:
     from firstfault.report import Report
 
-__all__ = ["WEBHOOK_VARIABLE", "event_of", "post"]
-
 WEBHOOK_VARIABLE = "FIRSTFAULT_WEBHOOK"
 """The environment variable with the URL to which each verdict is sent."""
 _TEXT = 100_000

@@ -11,13 +11,14 @@ import datetime as dt
 import json
 import socket
 import threading
+import time
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
 from firstfault.model import CausedBy
-from firstfault_torch.budgets import FATAL_LOOK_S, STORE_S
+from firstfault_torch.budgets import FATAL_LOOK_S, HOST_CLOSING_S, STORE_S
 from firstfault_torch.guard import bounded, guarded, logger
 from firstfault_torch.rounds.round_store import set_once
 
@@ -253,7 +254,7 @@ class FailureBroadcast:
                 return RoundOutcome(failure=failure)
             except (dist.DistNetworkError, dist.DistStoreError) as error:
                 # a connection can also break while the store's host is alive
-                if not _listens(self._store):
+                if not _keeps_listening(self._store):
                     logger.info("lost the store that the agents share: %s", error)
                     return RoundOutcome(lost=str(error).splitlines()[0])
 
@@ -267,6 +268,14 @@ def _connected(store: Any) -> Any:
     if not _listens(store):
         raise dist.DistNetworkError("no server listens at the store's address")
     return store.clone()
+
+
+def _keeps_listening(store: Any) -> bool:
+    """Whether the store's host is alive: one that is dying closes connections, and its port a moment later."""
+    if not _listens(store):
+        return False
+    time.sleep(HOST_CLOSING_S)
+    return _listens(store)
 
 
 def _listens(store: Any) -> bool:

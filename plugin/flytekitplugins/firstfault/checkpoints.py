@@ -18,8 +18,6 @@ from firstfault_torch.guard import guarded, logger
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["expect_missing_checkpoint"]
-
 
 class _MayBeMissing(SyncCheckpoint):
     """flytekit's checkpoint; without one of the attempt before, it answers as in a first attempt."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 
@@ -16,7 +16,7 @@ from firstfault_torch.launch_options import DEFAULT_SIGNALS, check_numa, parse_r
 from firstfault_torch.options import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from flytekit import Resources
 
@@ -85,26 +85,7 @@ class Master:
 
 
 @dataclass
-class _Reporting:
-    """Checks the fields that firstfault adds; both task configurations have them."""
-
-    def _check_reporting(self) -> None:
-        get_strategy(self.strategy)  # type: ignore[attr-defined]
-        for name in ("settle_seconds", "upload_deadline_seconds", "stop_seconds", "shutdown_timeout"):
-            value = getattr(self, name, None)
-            if value is None and name in {"stop_seconds", "shutdown_timeout"}:
-                continue  # a `PyTorch` has neither
-            if not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise UsageError(f"{type(self).__name__}.{name} must be a number of seconds, 0 or more, not {value!r}")
-        deck = self.deck  # type: ignore[attr-defined]
-        if deck is not None and not isinstance(deck, bool):
-            raise UsageError(f"{type(self).__name__}.deck must be True, False or None, not {deck!r}")
-        if self.retry_policy is not None:  # type: ignore[attr-defined]
-            as_policy(self.retry_policy)  # type: ignore[attr-defined]
-
-
-@dataclass
-class PyTorch(_Reporting):
+class PyTorch:
     """A PyTorchJob of one master pod and several worker pods; each pod runs one process, without an elastic agent.
 
     Raises:
@@ -132,11 +113,11 @@ class PyTorch(_Reporting):
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        self._check_reporting()
+        _check(self, _OF_BOTH)
 
 
 @dataclass
-class Elastic(_Reporting):
+class Elastic:
     """Torch elastic training on one node (``nnodes=1``, a plain pod) or several nodes (a PyTorchJob).
 
     Like ``torchrun``, it sets ``OMP_NUM_THREADS`` to 1 if a node runs several processes and the variable is not set.
@@ -215,51 +196,73 @@ class Elastic(_Reporting):
 
     def __post_init__(self) -> None:
         """Check the fields, so that a bad value is refused before the task is registered."""
-        self._check_reporting()
+        _check(self, _OF_BOTH | _OF_ELASTIC)
         parse_nnodes(self.nnodes)
-        restart = self.in_process_restart
-        if restart is not None and type(restart).__name__ != "InProcessRestart":
-            raise UsageError(f"Elastic.in_process_restart must be an InProcessRestart or None, not {restart!r}")
-        if self.start_method not in START_METHODS:
-            raise UsageError(
-                f"Elastic.start_method must be one of {', '.join(START_METHODS)}, not {self.start_method!r}"
-            )
-        for name, least in (("nproc_per_node", 1), ("max_restarts", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"Elastic.{name} must be a whole number, {least} or more, not {value!r}")
-        if not isinstance(self.restarts_follow_policy, bool):
-            raise UsageError(
-                f"Elastic.restarts_follow_policy must be True or False, not {self.restarts_follow_policy!r}"
-            )
-        if not isinstance(self.monitor_interval, int | float) or not 0 < self.monitor_interval < float("inf"):
-            raise UsageError(
-                f"Elastic.monitor_interval must be a number of seconds above 0, not {self.monitor_interval!r}"
-            )
-        self._check_torch_options()
-
-    def _check_torch_options(self) -> None:
         for name in ("redirects", "tee"):
             parse_streams(getattr(self, name), f"Elastic.{name}", self.nproc_per_node)
         parse_ranks(self.local_ranks_filter, "Elastic.local_ranks_filter", self.nproc_per_node)
         parse_signals(self.signals_to_handle, "Elastic.signals_to_handle")
         check_numa(self.numa_options, "Elastic.numa_options")
-        for name in ("event_log_handler", "role"):
-            value = getattr(self, name)
-            if not isinstance(value, str) or not value:
-                raise UsageError(f"Elastic.{name} must be a name, not {value!r}")
-        for name in ("log_dir", "log_line_prefix_template"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, str) or not value):
-                raise UsageError(f"Elastic.{name} must be a text or None, not {value!r}")
-        for name in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
-            value = getattr(self, name)
-            if not isinstance(value, list | tuple) or not all(isinstance(item, str) and item for item in value):
-                raise UsageError(f"Elastic.{name} must be a list of texts, not {value!r}")
-        if not isinstance(self.virtual_local_rank, bool):
-            raise UsageError(f"Elastic.virtual_local_rank must be True or False, not {self.virtual_local_rank!r}")
-        if self.watchdog is not None and not isinstance(self.watchdog, Watchdog):
-            raise UsageError(f"Elastic.watchdog must be a Watchdog or None, not {self.watchdog!r}")
+
+
+_Check: TypeAlias = "tuple[str, Callable[[Any], bool]]"
+"""What a value must be, and whether it is."""
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value < float("inf")
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+_SECONDS: _Check = ("a number of seconds, 0 or more", _is_seconds)
+_BOOL: _Check = ("True or False", lambda value: isinstance(value, bool))
+_NAME: _Check = ("a name", _is_text)
+_TEXT_OR_NONE: _Check = ("a text or None", lambda value: value is None or _is_text(value))
+_TEXTS: _Check = ("a list of texts", lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)))
+_OF_BOTH: dict[str, _Check] = {
+    "settle_seconds": _SECONDS,
+    "upload_deadline_seconds": _SECONDS,
+    "deck": ("True, False or None", lambda value: value is None or isinstance(value, bool)),
+}
+_OF_ELASTIC: dict[str, _Check] = {
+    "in_process_restart": (
+        "an InProcessRestart or None",
+        # by its name: the class is in an optional folder
+        lambda value: value is None or type(value).__name__ == "InProcessRestart",
+    ),
+    "start_method": (f"one of {', '.join(START_METHODS)}", lambda value: value in START_METHODS),
+    "nproc_per_node": ("a whole number, 1 or more", lambda value: _is_whole(value, 1)),
+    "max_restarts": ("a whole number, 0 or more", lambda value: _is_whole(value, 0)),
+    "monitor_interval": ("a number of seconds above 0", lambda value: _is_seconds(value) and value > 0),
+    "stop_seconds": _SECONDS,
+    "shutdown_timeout": (_SECONDS[0], lambda value: value is None or _is_seconds(value)),
+    "restarts_follow_policy": _BOOL,
+    "event_log_handler": _NAME,
+    "role": _NAME,
+    "log_dir": _TEXT_OR_NONE,
+    "log_line_prefix_template": _TEXT_OR_NONE,
+    "duplicate_stdout_filters": _TEXTS,
+    "duplicate_stderr_filters": _TEXTS,
+    "virtual_local_rank": _BOOL,
+    "watchdog": ("a Watchdog or None", lambda value: value is None or isinstance(value, Watchdog)),
+}
+
+
+def _check(config: Elastic | PyTorch, checks: Mapping[str, _Check]) -> None:
+    get_strategy(config.strategy)
+    if config.retry_policy is not None:
+        as_policy(config.retry_policy)
+    for name, (wanted, is_valid) in checks.items():
+        value = getattr(config, name)
+        if not is_valid(value):
+            raise UsageError(f"{type(config).__name__}.{name} must be {wanted}, not {value!r}")
 
 
 def parse_nnodes(nnodes: int | str) -> tuple[int, int]:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo, JobErrors
     from firstfault_torch.verdict.seal import SealedVerdict
 
-__all__ = ["RECOVERABLE_TYPE", "FlyteEngine", "Published", "attempt_number", "namespace", "node_name"]
-
 RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PLAIN_CODE = "USER:RuntimeError"

@@ -12,8 +12,6 @@ from flytekit.extend import TaskPlugins
 
 from firstfault_torch.guard import guarded
 
-__all__ = ["TaskTypes"]
-
 _STOCK = "flytekitplugins.kfpytorch.task"
 """The module of kfpytorch's configurations. It may be half imported: its first import may load this module."""
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from firstfault.store import Store
 
-__all__ = ["await_deck", "await_outputs", "multi_error_files", "newest_seal", "sealed_name"]
-
 _LONGEST_S = 1800.0
 """Longest wait for the outputs, seconds. If rank 0's pod dies meanwhile, the operator ends the job and this pod."""
 _REFUSED_S = 60.0

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flytekit.core.pod_template import PodTemplate
 
-__all__ = ["add_shared_mem_volume_to_pod_template", "warn_of_older_way"]
-
 _MOUNT_PATH = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
 _VOLUME = "shm"
 _PRIMARY = "primary"

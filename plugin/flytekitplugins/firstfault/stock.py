@@ -11,8 +11,6 @@ from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunction
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["StockElasticTask", "StockPyTorchTask"]
-
 _STOCK_INTERVAL_S = 5
 """kfpytorch's default `monitor_interval`; a task with it gets ours."""
 

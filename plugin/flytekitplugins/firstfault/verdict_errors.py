@@ -10,13 +10,6 @@ if TYPE_CHECKING:
     from firstfault_torch.verdict.seal import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import Published
 
-__all__ = [
-    "ElasticTaskError",
-    "RecoverableVerdictSealedError",
-    "VerdictSealedError",
-    "verdict_error",
-]
-
 
 class VerdictSealedError(Exception):
     """Carries a sealed verdict from a task's `execute` to its `dispatch_execute`, which leaves it for the entrypoint.

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.node.files import NodeFiles
 
-__all__ = ["DeckKeeper", "KeptDeck", "kept_decks"]
-
 _INTERVAL_S = 1.0
 _LOOK_SHARE = 20
 """The pause after a slow check is this many times its duration, so that large decks do not slow the training."""

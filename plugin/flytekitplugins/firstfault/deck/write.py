@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from firstfault_torch.context import Recording
     from firstfault_torch.verdict.seal import SealedVerdict
 
-__all__ = ["TAB", "elected", "is_elected", "leave_deck"]
-
 TAB = "firstfault"
 """Name of the report's tab."""
 _MARK = "<!-- firstfault: why this attempt failed -->"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from flyteidl.admin.node_execution_pb2 import NodeExecution
     from flyteidl.admin.task_execution_pb2 import TaskExecution
 
-__all__ = ["output_prefix"]
-
 T = TypeVar("T")
 
 _SECONDS = 10.0

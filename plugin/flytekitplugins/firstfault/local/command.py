@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from firstfault.report.attempt_changes import AttemptSummary
     from flytekitplugins.firstfault.local.runner import Attempt, Running, RunResult
 
-__all__ = ["run"]
-
 for _package in ("flytekit", "torch", "cloudpickle"):
     if importlib.util.find_spec(_package) is None:
         raise ModuleNotFoundError(f"No module named {_package!r}", name=_package)

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from flytekitplugins.firstfault.local.pods import Pod
     from flytekitplugins.firstfault.local.runner import Running
 
-__all__ = ["LiveView", "NodeLine", "node_lines", "picture", "shown_lines"]
-
 _PAUSE_S = 0.5
 _JOIN_S = 1.0
 """Longest wait for a thread to end, seconds: the storage or the terminal may block it."""

@@ -27,8 +27,6 @@ from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunction
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Command", "TrainingTask", "load_task", "read_inputs", "serialized_command", "show_outputs"]
-
 TrainingTask = ElasticFunctionTask | PyTorchFunctionTask
 
 _PLAIN: dict[type, tuple[type, ...]] = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}

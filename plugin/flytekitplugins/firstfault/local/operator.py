@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from flytekitplugins.firstfault.local.pods import Pod
 
-__all__ = ["ErrorSeen", "JobState", "elastic_environment", "error_seen", "free_port", "job_state", "master_environment"]
-
 _EPOCH = 0
 
 

@@ -19,8 +19,6 @@ from firstfault_torch.guard import undisturbed
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["Pod", "end_all", "start_pod"]
-
 _GRACE_S = 5.0
 _POLL_S = 0.02
 _BEGIN = """

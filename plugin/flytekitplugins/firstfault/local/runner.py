@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors, WorkerError
     from flytekitplugins.firstfault.local.loading import Command, TrainingTask
 
-__all__ = ["Attempt", "RunResult", "RunSettings", "Running", "run_task", "shown"]
-
 _POLL_S = 0.02
 _ORPHANS_S = 5.0
 """How long processes of an ended pod may run, seconds."""
