@@ -196,6 +196,8 @@ _NAMED = [
     f"using password {_RANDOM}",
     f"HTTPBasicAuth('me', '{_PW}')",
     f"Wrong API key provided: {_RANDOM}",
+    f"\u0130 password={_PW}",
+    f"args=['train.py', --token, {_RANDOM}]",
 ]
 _HEADERS = [
     f"Authorization: Token {_PW}",
