@@ -145,17 +145,14 @@ def about_death(
         expiry: the deadline for which the agent killed it; None: it did not.
     """
     traces = traces or Traces()
-    kept, fatal_stack = traces.kept, traces.fatal_stack
-    stopped = stop is not None and stop.ended(death) and expiry is None
-    if stopped:
-        kept = None  # what the training made of the agent's signal: a handler's exception, or one that wraps it
-    observed = stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
-    if expiry is not None:
-        observed = expiry.observation
-    stack = _with_source(fatal_stack or observed.stack)
-    if observed.raised_at is not None and not fatal_stack:
-        stack = with_raise_point(stack, observed.raised_at)
-    code, message = _code_and_message(death, place, stop.reason if stop is not None and stopped else "", kept)
+    ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
+    # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception
+    kept = traces.kept if ended_by is None else None
+    seen = expiry.observation if expiry is not None else _seen(death, stop)
+    stack = _with_source(traces.fatal_stack or seen.stack)
+    if seen.raised_at is not None and not traces.fatal_stack:
+        stack = with_raise_point(stack, seen.raised_at)
+    code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)
     if expiry is not None and kept is None:
         code, message = _hang(place, expiry.deadline)
     return failure_record(
@@ -169,18 +166,23 @@ def about_death(
         exception=kept.exception if kept is not None else None,
         exit_code=death.exit_code,
         signal=death.signal,
-        sent_signals=(SentSignal(stop.sent_to(death), stop.reason),) if stop is not None and stopped else (),
-        category=_category(death, traces.resources, expiry, stopped=stopped),
+        sent_signals=(SentSignal(ended_by.sent_to(death), ended_by.reason),) if ended_by is not None else (),
+        category=_category(death, traces.resources, expiry, stopped=ended_by is not None),
         monotonic_ns=death.monotonic_ns,
         upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
         resources=traces.resources,
         log_tail=traces.log_tail,
         stack_dumps=(StackDump(death.pid, place.rank, stack),) if stack else (),
-        collectives=observed.collectives,
-        thread_failures=observed.thread_failures,
-        caused_by=stop.caused_by if stop is not None and stopped else None,
+        collectives=seen.collectives,
+        thread_failures=seen.thread_failures,
+        caused_by=ended_by.caused_by if ended_by is not None else None,
         expired=expiry.deadline if expiry is not None else None,
     )
+
+
+def _seen(death: Death, stop: Stop | None) -> Observation:
+    """Return what the agent learned of a worker before it stopped it."""
+    return stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
 
 
 def _with_source(stack: str) -> str:
