@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from firstfault.retry import RetryPolicy
     from firstfault.strategies import AggregationStrategy
 
-__all__ = ["Conclusion", "conclude", "failed", "strategy_of"]
-
 logger = logging.getLogger(__name__)
 
 

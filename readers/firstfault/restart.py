@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
     from firstfault.model import Decision, Verdict
 
-__all__ = ["RestartContext", "RestartDecision", "decide_restart", "record_of", "with_unused_restarts"]
-
 _LEFT_WITH_ITS_NODE = {"preemption", "node_lost"}
 _OF_THE_MACHINE = {"gpu_hardware"}
 
@@ -107,7 +105,7 @@ def record_of(conclusion: Conclusion, context: RestartContext) -> RestartRecord:
 
 
 def with_unused_restarts(decision: Decision, verdict: Verdict, refused: RestartRecord, max_restarts: int) -> Decision:
-    """Return the decision on an attempt; its reason also says why restarts were left when it ended.
+    """Return the decision on an attempt; its reason also tells why restarts were left when it ended.
 
     Args:
         decision: on the attempt.

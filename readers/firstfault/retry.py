@@ -59,12 +59,12 @@ class RetryContext:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """A policy's answer; true if it says retry."""
+    """A policy's answer; true for a retry."""
 
     retry: bool
     reason: str
     origin: Origin | None = None
-    """Whose budget pays for the retry; None: the policy does not say, and the user's budget pays."""
+    """Whose budget pays for the retry; None: the policy names none, and the user's budget pays."""
 
     def __bool__(self) -> bool:
         return self.retry
@@ -164,37 +164,39 @@ def as_policy(policy: RetryPolicy) -> PolicyBase:
     return _Function(policy)
 
 
+def _policy(vote: Callable[[Verdict, RetryContext], Vote]) -> Callable[[], PolicyBase]:
+    """Return a public function without arguments that returns the policy `vote`."""
+
+    def make() -> PolicyBase:
+        return _Function(vote)
+
+    make.__name__, make.__qualname__, make.__doc__ = vote.__name__, vote.__qualname__, vote.__doc__
+    return make
+
+
 # --- policies -------------------------------------------------------------------------------------------------------
 
 
-def explicit() -> PolicyBase:
+@_policy
+def explicit(verdict: Verdict, _context: RetryContext) -> Vote:
     """Retry on the user's budget if the worker raised the root cause as a recoverable type."""
-
-    def explicit_(verdict: Verdict, context: RetryContext) -> Vote:
-        del context
-        root = verdict.root
-        if root is not None and root.recoverable and root.origin is not Origin.SYSTEM:
-            return Vote(retry=True, reason=f"{root.what} was raised as recoverable", origin=Origin.USER)
-        return Vote(retry=False, reason="nothing was raised as recoverable")
-
-    return _Function(explicit_)
+    root = verdict.root
+    if root is not None and root.recoverable and root.origin is not Origin.SYSTEM:
+        return Vote(retry=True, reason=f"{root.what} was raised as recoverable", origin=Origin.USER)
+    return Vote(retry=False, reason="nothing was raised as recoverable")
 
 
-def declared() -> PolicyBase:
-    """Retry on the system's budget if the root cause's document says RECOVERABLE and SYSTEM.
+@_policy
+def declared(verdict: Verdict, _context: RetryContext) -> Vote:
+    """Retry on the system's budget if the root cause's document is marked RECOVERABLE and SYSTEM.
 
     Flyte's entrypoint writes that for errors outside of the task function, our agent for its own failures.
     """
-
-    def declared_(verdict: Verdict, context: RetryContext) -> Vote:
-        del context
-        root = verdict.root
-        if root is not None and root.recoverable and root.origin is Origin.SYSTEM:
-            who = "Flyte's entrypoint" if root.writer is Writer.STOCK else "the agent"
-            return Vote(retry=True, reason=f"{who} reported a recoverable system error", origin=Origin.SYSTEM)
-        return Vote(retry=False, reason="no system error was reported")
-
-    return _Function(declared_)
+    root = verdict.root
+    if root is not None and root.recoverable and root.origin is Origin.SYSTEM:
+        who = "Flyte's entrypoint" if root.writer is Writer.STOCK else "the agent"
+        return Vote(retry=True, reason=f"{who} reported a recoverable system error", origin=Origin.SYSTEM)
+    return Vote(retry=False, reason="no system error was reported")
 
 
 def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> PolicyBase:
@@ -207,32 +209,27 @@ def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> PolicyBase:
     if unknown:
         raise UsageError(f"unknown category {', '.join(unknown)}; known are {', '.join(CATEGORIES)}")
 
-    def on_category_(verdict: Verdict, context: RetryContext) -> Vote:
-        del context
+    def vote(verdict: Verdict, _context: RetryContext) -> Vote:
         if verdict.category in categories:
             return Vote(retry=True, reason=f"{verdict.category}: {CATEGORIES[verdict.category]}", origin=origin)
         return Vote(retry=False, reason=f"{verdict.category} is not a reason to retry")
 
-    return _Function(on_category_)
+    return _Function(vote)
 
 
-def host_evidence() -> PolicyBase:
+@_policy
+def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
     """Retry on the system's budget if evidence shows that the machine is at fault. A program's own text is no evidence.
 
     The evidence is one of two: the kernel's OOM killer killed a process although the container was below its limit; or
     a GPU's driver reported a hardware fault, in an exception from native code or torch, or in the log of a crash.
     """
-
-    def host_evidence_(verdict: Verdict, context: RetryContext) -> Vote:
-        del context
-        root = verdict.root
-        if root is not None and verdict.category == "host_oom" and _is_hosts_memory(root.resources):
-            return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
-        if root is not None and verdict.category == "gpu_hardware" and _is_from_native_code(root):
-            return Vote(retry=True, reason=f"gpu_hardware: {CATEGORIES['gpu_hardware']}", origin=Origin.SYSTEM)
-        return Vote(retry=False, reason="no evidence that the machine is at fault")
-
-    return _Function(host_evidence_)
+    root = verdict.root
+    if root is not None and verdict.category == "host_oom" and _is_hosts_memory(root.resources):
+        return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
+    if root is not None and verdict.category == "gpu_hardware" and _is_from_native_code(root):
+        return Vote(retry=True, reason=f"gpu_hardware: {CATEGORIES['gpu_hardware']}", origin=Origin.SYSTEM)
+    return Vote(retry=False, reason="no evidence that the machine is at fault")
 
 
 def _is_hosts_memory(resources: Resources) -> bool:
@@ -254,17 +251,14 @@ def _is_from_native_code(root: WorkerError) -> bool:
     return bool(_TORCH.search(innermost.file)) or (bool(innermost.code) and not _RAISES.search(innermost.code))
 
 
-def same_fault_again() -> PolicyBase:
+@_policy
+def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
     """True if the previous attempt, or for a restart the previous round, failed with the same fingerprint.
 
     For use with `~`.
     """
-
-    def same_fault_again_(verdict: Verdict, context: RetryContext) -> Vote:
-        same, before = is_again(verdict, context), _before(context)
-        return Vote(retry=same, reason=_AGAIN.format(before) if same else f"not the fault of the previous {before}")
-
-    return _Function(same_fault_again_)
+    same, before = is_again(verdict, context), _before(context)
+    return Vote(retry=same, reason=_AGAIN.format(before) if same else f"not the fault of the previous {before}")
 
 
 def _before(context: RetryContext) -> str:
@@ -276,15 +270,11 @@ def is_again(verdict: Verdict, context: RetryContext) -> bool:
     return bool(verdict.fingerprint) and verdict.fingerprint == context.previous_fingerprint
 
 
-def exhausted() -> PolicyBase:
+@_policy
+def exhausted(_verdict: Verdict, context: RetryContext) -> Vote:
     """True if the task's `retries` are used up; a restart within the attempt uses none."""
-
-    def exhausted_(verdict: Verdict, context: RetryContext) -> Vote:
-        del verdict
-        over = context.restarts_left is None and _retries_are_used_up(context)
-        return Vote(retry=over, reason="the task's retries are used up" if over else "retries are left")
-
-    return _Function(exhausted_)
+    over = context.restarts_left is None and _retries_are_used_up(context)
+    return Vote(retry=over, reason="the task's retries are used up" if over else "retries are left")
 
 
 def _retries_are_used_up(context: RetryContext) -> bool:
@@ -293,15 +283,11 @@ def _retries_are_used_up(context: RetryContext) -> bool:
     return context.retries is not None and context.attempt >= context.retries
 
 
-def same_fault_everywhere() -> PolicyBase:
+@_policy
+def same_fault_everywhere(verdict: Verdict, _context: RetryContext) -> Vote:
     """True if all ranks failed with the same fault, which a retry would probably meet again."""
-
-    def same_fault_everywhere_(verdict: Verdict, context: RetryContext) -> Vote:
-        del context
-        same = _is_everywhere(verdict)
-        return Vote(retry=same, reason=_EVERYWHERE if same else "not the same fault on all ranks")
-
-    return _Function(same_fault_everywhere_)
+    same = _is_everywhere(verdict)
+    return Vote(retry=same, reason=_EVERYWHERE if same else "not the same fault on all ranks")
 
 
 def _is_everywhere(verdict: Verdict) -> bool:
@@ -309,14 +295,10 @@ def _is_everywhere(verdict: Verdict) -> bool:
     return verdict.scope is Scope.RANKS and world > 1 and len(verdict.ranks) >= world
 
 
-def never() -> PolicyBase:
+@_policy
+def never(_verdict: Verdict, _context: RetryContext) -> Vote:
     """Never retry."""
-
-    def never_(verdict: Verdict, context: RetryContext) -> Vote:
-        del verdict, context
-        return Vote(retry=False, reason="the policy says never")
-
-    return _Function(never_)
+    return Vote(retry=False, reason="the policy says never")
 
 
 def default_policy() -> PolicyBase:

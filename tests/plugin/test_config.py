@@ -110,7 +110,7 @@ def test_bad_elastic_field(fields: dict[str, object], message: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"strategy": "earlyest"}, "there is no strategy 'earlyest'; known are evidence, earliest, "),
+        ({"strategy": "earlyest"}, "there is no strategy 'earlyest'; known are evidence, earliest"),
         ({"settle_seconds": -1}, "settle_seconds must be a number of seconds, 0 or more, not -1"),
         ({"settle_seconds": float("nan")}, "settle_seconds must be a number of seconds, 0 or more, not nan"),
         ({"settle_seconds": None}, "settle_seconds must be a number of seconds, 0 or more, not None"),
@@ -134,7 +134,7 @@ def test_bad_reporting_field(config: type[Elastic], fields: dict[str, object], m
         {"settle_seconds": 0},
         {"retry_policy": never()},
         {"retry_policy": lambda *_: True},
-        {"strategy": "majority"},
+        {"strategy": "earliest"},
         {"deck": False},
     ],
 )

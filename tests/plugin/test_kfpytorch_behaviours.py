@@ -578,10 +578,10 @@ def test_task_type(config: Any, task_type: str) -> None:
     ("strategy", "environment", "expected"),
     [
         ("earliest", None, "earliest"),
-        ("majority", None, "majority"),
-        ("majority", {"A": "1"}, "majority"),
-        ("majority", {STRATEGY_VARIABLE: "strictest"}, "strictest"),
-        ("majority", {STRATEGY_VARIABLE: ""}, ""),
+        ("evidence", None, "evidence"),
+        ("earliest", {"A": "1"}, "earliest"),
+        ("earliest", {STRATEGY_VARIABLE: "evidence"}, "evidence"),
+        ("earliest", {STRATEGY_VARIABLE: ""}, ""),
     ],
 )
 @pytest.mark.parametrize("kind", [Elastic, PyTorch])

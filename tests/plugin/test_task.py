@@ -152,13 +152,13 @@ def _recording(function_task: Any) -> Recording:
 
 
 @pytest.mark.parametrize(
-    ("variable", "strategy"), [(None, "majority"), ("earliest", "earliest"), ("of_a_module_not_loaded", None)]
+    ("variable", "strategy"), [(None, "earliest"), ("evidence", "evidence"), ("of_a_module_not_loaded", None)]
 )
 def test_recording(raw: str, variable: str | None, strategy: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The strategy is the environment's, else the task's."""
     if variable is not None:
         monkeypatch.setenv(STRATEGY_VARIABLE, variable)
-    config = Elastic(strategy="majority", upload_deadline_seconds=2.5, increase_shared_mem=False)
+    config = Elastic(strategy="earliest", upload_deadline_seconds=2.5, increase_shared_mem=False)
     recording = _recording(task(task_config=config)(_train))
     assert recording.strategy == (strategy or variable)
     assert recording.upload_deadline_seconds == 2.5

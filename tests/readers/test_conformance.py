@@ -26,14 +26,6 @@ class TestEarliest(StrategyTests):
     strategy = "earliest"
 
 
-class TestMajority(StrategyTests):
-    strategy = "majority"
-
-
-class TestStrictest(StrategyTests):
-    strategy = "strictest"
-
-
 def _by_function(job: JobErrors) -> Verdict:
     return get_strategy("earliest")(job)
 

@@ -60,11 +60,12 @@ def test_the_headline_of_a_crash_during_a_stop() -> None:
     [
         ("Traceback (most recent call last):\nRuntimeError: Connection closed by peer [10.0.0.1]:41", "consequence"),
         ("Traceback (most recent call last):\nKeyError: 'labels'", "own"),
-        ("RuntimeError: Connection closed by peer [10.0.0.1]:41", "exit"),
+        ("RuntimeError: Connection closed by peer [10.0.0.1]:41", "consequence"),
+        ("3 shards loaded", "exit"),
     ],
 )
 def test_an_exit_after_a_printed_traceback(printed: str, failure_class: str) -> None:
-    """A program that prints its exception and exits later is judged by that exception."""
+    """A program that prints its exception and exits later is judged by that exception, with a traceback or not."""
     left = make_error(1, exception="SystemExit", message="1", exit_code=1, log_tail=printed)
     (judged,) = classify_failures(make_job(left))
     wanted = {

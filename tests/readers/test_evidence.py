@@ -16,7 +16,6 @@ from firstfault.layout.keys import ErrorKey
 from firstfault.model import (
     TERMINATED,
     CausedBy,
-    Collective,
     CollectiveProgress,
     DocumentRef,
     ExceptionInfo,
@@ -26,71 +25,36 @@ from firstfault.model import (
     Resources,
     Scope,
     SentSignal,
-    StackDump,
-    Subject,
     ThreadFailure,
     Writer,
 )
 from firstfault.strategies.earliest import clock_warnings
 from firstfault.strategies.evidence import evidence
 from firstfault.testing import make_error, make_job, make_presence
+from tests.readers.scenes import (
+    BOOT,
+    IN_COLLECTIVE,
+    IN_SLEEP,
+    IN_TORCHS_WAIT,
+    PEER,
+    STACK,
+    WAITED,
+    agent,
+    died,
+    done,
+    own,
+    passed,
+    received,
+    stock,
+    stopped,
+    victim,
+    waited,
+)
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict, WorkerError
 
-BOOT = "0f0f"
 S = 1_000_000_000
-PEER = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer [10.0.0.{}]:4711"
-WAITED = "Timed out waiting 6000ms for recv operation to complete"
-STACK = 'Thread 0x1 (most recent call first):\n  File "{}", line 12 in {}\n  File "/app/train.py", line 40 in main\n'
-IN_COLLECTIVE = STACK.format("/x/site-packages/torch/distributed/distributed_c10d.py", "all_reduce")
-IN_SLEEP = STACK.format("/app/train.py", "load")
-
-
-def own(
-    rank: int, at_ms: float = 0, exception: str = "ValueError", message: str = "bad batch", **more: Any
-) -> WorkerError:
-    """A worker with an exception of its own."""
-    fields = {"boot_id": BOOT, "monotonic_ns": int((at_ms + 10_000) * 1e6), "node": f"worker-{rank // 2}", **more}
-    return make_error(rank, at_ms=at_ms, exception=exception, message=message, **fields)
-
-
-def victim(rank: int, at_ms: float = 40, peer: int = 1, **more: Any) -> WorkerError:
-    """A worker that names a peer."""
-    return own(rank, at_ms, "RuntimeError", PEER.format(peer), **more)
-
-
-def waited(rank: int, at_ms: float = 6000, **more: Any) -> WorkerError:
-    """A worker that timed out waiting."""
-    return own(rank, at_ms, "RuntimeError", WAITED, **more)
-
-
-def died(rank: int, signal: str = "SIGKILL", code: int = -9, at_ms: float = 50, **more: Any) -> WorkerError:
-    """A worker that ended without an exception, as its agent reports."""
-    return own(rank, at_ms, writer=Writer.AGENT, signal=signal, exit_code=code, **{"exception": None, **more})
-
-
-def stopped(rank: int, stack: str = "", **more: Any) -> WorkerError:
-    """A worker that its agent stopped."""
-    dumps = (StackDump(1, rank, stack),) if stack else ()
-    sent = (SentSignal("SIGTERM", "rank 9 failed"),)
-    return died(rank, "SIGTERM", -15, 6100, sent_signals=sent, stack_dumps=dumps, **more)
-
-
-def agent(group_rank: int, category: str, at_ms: float = 0, **more: Any) -> WorkerError:
-    """Something about an agent."""
-    fields = {"subject": Subject.AGENT, "writer": Writer.AGENT, "category": category, "node": f"worker-{group_rank}"}
-    failure = own(0, at_ms, **{**fields, "exception": None, "group_rank": group_rank, **more})
-    return replace(failure, place=replace(failure.place, rank=None))
-
-
-def done(*failures: WorkerError, nodes: int = 2, **more: Any) -> JobErrors:
-    """A job of which every node has reported."""
-    roster = tuple(
-        make_presence(Phase.FAILED, node=f"worker-{node}", group_rank=node, nodes=nodes, ranks=(2 * node, 2 * node + 1))
-        for node in range(nodes)
-    )
-    return make_job(*failures, **{"roster": roster, **more})
 
 
 def names(verdict: Verdict) -> tuple[str, tuple[int, ...], str]:
@@ -684,23 +648,17 @@ def test_a_death_without_a_reason_makes_a_verdict_doubtful() -> None:
     assert [suspect.rank for suspect in verdict.suspects] == [3]
 
 
-def _stock(message: str, at_ms: float) -> WorkerError:
-    """A file of Flyte's own."""
-    text = f"Trace:\n\n    Traceback (most recent call last):\n\nMessage:\n\n    {message}"
-    return make_error(None, at_ms=at_ms, node="", exception=None, message=text, writer=Writer.STOCK)
-
-
 def test_files_of_flytes_own() -> None:
     """A single file is the root cause; of several summaries the first is, without certainty; peers' errors are none."""
     box = "ChildFailedError: train FAILED. Root Cause (first observed failure): rank : 1 exitcode : 1"
-    alone = evidence(make_job(_stock(f"RuntimeError: {PEER.format(1)}", 0)))
+    alone = evidence(make_job(stock(f"RuntimeError: {PEER.format(1)}", 0)))
     assert alone.root is not None
     assert alone.confidence == "low"
-    several = evidence(make_job(_stock(box, 50), _stock(box.replace("rank : 1", "rank : 0"), 0)))
+    several = evidence(make_job(stock(box, 50), stock(box.replace("rank : 1", "rank : 0"), 0)))
     assert several.root is not None
-    assert several.root.timestamp_ns == _stock(box, 0).timestamp_ns
+    assert several.root.timestamp_ns == stock(box, 0).timestamp_ns
     assert several.confidence != "high"
-    victims = evidence(make_job(*(_stock(f"RuntimeError: {PEER.format(peer)}", peer) for peer in (1, 2))))
+    victims = evidence(make_job(*(stock(f"RuntimeError: {PEER.format(peer)}", peer) for peer in (1, 2))))
     assert victims.root is None
 
 
@@ -837,20 +795,6 @@ def test_sixteen_thousand() -> None:
 
 # --- a collective with another size at one rank ---------------------------------------------------------------------
 
-TOO_LONG = "[enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 160 vs 16"
-
-
-def received(rank: int) -> WorkerError:
-    """A worker that gloo aborted for a message that is too long."""
-    text = f"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  {TOO_LONG}"
-    return died(rank, "SIGABRT", -6, log_tail=text)
-
-
-def passed(rank: int, size: int) -> WorkerError:
-    """A worker that lost its peer in collective 4, with the size that it passed."""
-    call = Collective(4, "gloo:all_reduce", f"[[{size}]] -> [[{size}]]")
-    return victim(rank, collectives=(CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4, (call,)),))
-
 
 @pytest.mark.parametrize(
     ("failures", "rank", "rule"),
@@ -915,13 +859,6 @@ def test_ranks_that_say_alike_of_themselves() -> None:
     for words in ("rank 0: shard 8 is corrupt", "rank 2 gave too few samples"):
         verdict = evidence(done(root, own(0, 0, "RuntimeError", words)))
         assert {*verdict.ranks, *(suspect.rank for suspect in verdict.suspects)} == {0, 2}
-
-
-IN_TORCHS_WAIT = (
-    'Thread 0x1 (most recent call first):\n  File "/x/lib/python3.11/multiprocessing/synchronize.py", line 6 in wait\n'
-    '  File "/x/site-packages/torch/distributed/elastic/multiprocessing/api.py", line 708 in _wrap\n'
-    '  File "/app/launch.py", line 9 in main\n'
-)
 
 
 def test_a_rank_that_returned_early() -> None:

@@ -252,3 +252,24 @@ def test_an_abort_after_a_printed_exception(last: str) -> None:
     text = f'Traceback (most recent call last):\n  File "train.py", line 9, in f\n    g()\nKeyError: 1\n{last}'
     left = make_error(1, exception=None, signal="SIGABRT", exit_code=-6, writer=Writer.AGENT, log_tail=text)
     assert evidence(make_job(left)).headline == "KeyError, rank 1 on worker-0: 1; printed before SIGABRT"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("/a/train.py:8 in step",),
+        ("/a/train.py:8 in", "step"),
+        ("/a/train.py:8", "in step"),
+        ("/a/tr", "ain.py:8 in step"),
+    ],
+)
+def test_a_frame_that_rich_wrapped(lines: tuple[str, ...]) -> None:
+    """A frame is found wherever rich broke its line: before or after "in", or within the path."""
+    rows = "\n".join(f"│ {line:<40} │" for line in lines)
+    box = f"╭{'─' * 8} Traceback (most recent call last) {'─' * 8}╮\n{rows}\n│ ❱ 8     raise KeyError(name) │\n"
+    printed = last_printed(f"{box}╰{'─' * 50}╯\nKeyError: 'labels'\n")
+
+    assert printed is not None
+    assert [(frame.file, frame.line, frame.function) for frame in printed.exception.frames] == [
+        ("/a/train.py", 8, "step")
+    ]

@@ -243,10 +243,10 @@ def test_same_fault_everywhere(scope: Scope, ranks: tuple[int, ...], world: int,
     assert bool(same_fault_everywhere()(verdict, _CONTEXT)) is same
 
 
-def test_same_fault_everywhere_is_what_majority_finds() -> None:
+def test_the_same_fault_everywhere_in_a_verdict() -> None:
     """The most common fault of all ranks is the same fault everywhere."""
     job = make_job(*(make_error(rank, world_size=3, message=f"rank {rank}: bad config") for rank in range(3)))
-    verdict = run_strategy(get_strategy("majority"), job)
+    verdict = run_strategy(get_strategy("evidence"), job)
     assert same_fault_everywhere()(verdict, _CONTEXT)
 
 
@@ -415,7 +415,7 @@ def test_the_same_fault_again() -> None:
 def test_the_same_fault_on_all_ranks_is_the_reason() -> None:
     """If all ranks failed with one fault, the decision says so."""
     roots = [replace(make_error(rank), place=replace(make_error(rank).place, world_size=2)) for rank in (0, 1)]
-    verdict = run_strategy(get_strategy("majority"), make_job(*roots))
+    verdict = run_strategy(get_strategy("evidence"), make_job(*roots))
     assert decide(verdict).reason == "the same fault on all ranks; a retry would meet it again"
 
 

@@ -31,7 +31,6 @@ from firstfault.testing import START_NS, make_error, make_job, make_presence
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_BUILT_IN = ["earliest", "majority", "strictest"]
 _STOPPED = {"exception": None, "writer": Writer.AGENT, "sent_signals": (SentSignal("SIGTERM", "rank 3 failed"),)}
 _PEER = {"exception": "RuntimeError", "message": "Connection closed by peer"}
 
@@ -55,18 +54,16 @@ _CASCADE = (
 )
 
 
-@pytest.mark.parametrize(("strategy", "rank"), [("earliest", 3), ("majority", 0), ("strictest", 3)])
-def test_what_is_picked_of_a_cascade(strategy: str, rank: int) -> None:
-    """Of one cascade each strategy picks what it is for; none picks the process that its agent stopped."""
+@pytest.mark.parametrize("strategy", ["earliest", "evidence"])
+def test_what_is_picked_of_a_cascade(strategy: str) -> None:
+    """Neither strategy picks the process that its agent stopped."""
     verdict = _verdict(strategy, *_CASCADE)
-    assert verdict.root.rank == rank
-    assert verdict.strategy == strategy
+    assert (verdict.root.rank, verdict.strategy) == (3, strategy)
 
 
-@pytest.mark.parametrize("strategy", _BUILT_IN)
-def test_a_stopped_process_is_picked_only_when_there_is_nothing_else(strategy: str) -> None:
-    """If all that is known is who was stopped, that is what the verdict rests on."""
-    verdict = _verdict(strategy, make_error(1, at_ms=2, **_STOPPED), make_error(2, at_ms=2, **_STOPPED))
+def test_a_stopped_process_is_picked_only_when_there_is_nothing_else() -> None:
+    """If all that is known is which processes were stopped, that is what the verdict rests on."""
+    verdict = _verdict("earliest", make_error(1, at_ms=2, **_STOPPED), make_error(2, at_ms=2, **_STOPPED))
     assert verdict.root.stopped_by_agent
     assert verdict.category == "stopped"
 
@@ -99,61 +96,12 @@ def test_an_exception_that_left_before_the_stop_was_not_stopped() -> None:
     assert _verdict("earliest", failed, make_error(3, at_ms=None)).root.rank == 1
 
 
-@pytest.mark.parametrize("strategy", _BUILT_IN)
+@pytest.mark.parametrize("strategy", ["earliest", "evidence"])
 def test_no_strategy_prefers_an_exception_in_flight_at_the_stop(strategy: str) -> None:
     """Also by its count, its kind or its upload, what a stopped process had in flight does not become the cause."""
     caught = [_modified(make_error(rank, at_ms=5, **_CAUGHT), 99) for rank in (0, 1, 2)]
     own = _modified(make_error(3, at_ms=0, kind=Kind.RECOVERABLE), 10)
     assert _verdict(strategy, *caught, own).root.rank == 3
-
-
-def test_strictest_prefers_what_is_not_recoverable() -> None:
-    """A worker that says not recoverable beats earlier ones that say otherwise; the evidence counts them."""
-    verdict = _verdict(
-        "strictest",
-        make_error(0, at_ms=0, kind=Kind.RECOVERABLE),
-        make_error(1, at_ms=9),
-        make_error(2, at_ms=5),
-    )
-    assert verdict.root.rank == 2
-    assert verdict.why == ("2 of 3 failures are not recoverable; rank 2 on worker-0 is the earliest of them",)
-
-
-def test_strictest_with_only_recoverable_failures() -> None:
-    """If every worker says recoverable, the earliest of them is the root cause."""
-    verdict = _verdict("strictest", *(make_error(rank, at_ms=-rank, kind=Kind.RECOVERABLE) for rank in range(3)))
-    assert verdict.root.rank == 2
-    assert verdict.why == ("all 3 failures are recoverable; rank 2 on worker-0 is the earliest",)
-
-
-def test_majority_names_all_ranks_with_the_fault() -> None:
-    """The most common fault is that of several ranks, and the others are its victims."""
-    verdict = _verdict(
-        "majority",
-        make_error(5, at_ms=0, message="something else", exception="KeyError"),
-        *(make_error(rank, at_ms=rank, message=f"bad config on rank {rank}") for rank in (3, 1, 2)),
-    )
-    assert (verdict.scope, verdict.ranks) == (Scope.RANKS, (1, 2, 3))
-    assert verdict.headline.startswith("ValueError, ranks 1, 2, 3: ")
-    assert verdict.confidence == "medium"
-    assert verdict.victims.by_rank == ((5, "KeyError: something else"),)
-
-
-def test_majority_without_a_majority() -> None:
-    """Of equally common faults the earliest is taken, and the verdict says that they are."""
-    verdict = _verdict("majority", make_error(0, at_ms=5, message="a"), make_error(1, at_ms=1, message="b"))
-    assert verdict.root.rank == 1
-    assert verdict.confidence == "low"
-    assert verdict.why[-1] == "2 faults are equally common; the earliest was taken"
-
-
-def test_the_most_common_fault_may_be_rare() -> None:
-    """A fault that most share, but not half of all failures, is not a sure thing."""
-    others = [make_error(rank, at_ms=rank, exception=f"Error{rank}") for rank in range(3)]
-    verdict = _verdict("majority", *others, make_error(3, at_ms=8, message="same"), make_error(4, message="same"))
-    assert verdict.ranks == (3, 4)
-    assert verdict.headline == "ValueError, ranks 3, 4: same"
-    assert verdict.confidence == "low"
 
 
 # --- how sure earliest is -------------------------------------------------------------------------------------------
@@ -325,7 +273,7 @@ def test_the_headline(changes: dict[str, Any], headline: str) -> None:
 @pytest.mark.parametrize(("count", "more"), [(8, ""), (9, " and 1 more"), (100, " and 92 more")])
 def test_many_ranks_in_a_headline(count: int, more: str) -> None:
     """Of many ranks the first eight are listed and the rest counted."""
-    verdict = _verdict("majority", *(make_error(rank) for rank in range(count)))
+    verdict = _verdict("evidence", *(make_error(rank) for rank in range(count)))
     assert verdict.headline == f"ValueError, ranks 0, 1, 2, 3, 4, 5, 6, 7{more}: boom"
 
 

@@ -25,7 +25,7 @@ from firstfault.testing import make_error, make_job
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_BUILT_IN = ("evidence", "earliest", "majority", "strictest")
+_BUILT_IN = ("evidence", "earliest")
 
 
 def mine(job: JobErrors) -> Verdict:
@@ -150,7 +150,7 @@ def test_an_unknown_name_lists_what_is_known() -> None:
     """An unknown name is a usage error, whose text is plain and names the alternatives."""
     with pytest.raises(UnknownStrategyError) as caught:
         get_strategy("earlyest")
-    assert str(caught.value).startswith("there is no strategy 'earlyest'; known are evidence, earliest, majority")
+    assert str(caught.value).startswith("there is no strategy 'earlyest'; known are evidence, earliest")
     assert "mine" in str(caught.value)
     assert isinstance(caught.value, UsageError)
     assert isinstance(caught.value, KeyError)
@@ -164,8 +164,8 @@ def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
 
 def test_a_built_in_beats_an_installed_strategy(installed: Callable[..., None]) -> None:
     """An installed distribution cannot replace a built-in strategy."""
-    installed(earliest="firstfault.strategies.majority:majority")
-    assert get_strategy("earliest") is not get_strategy("majority")
+    installed(earliest="firstfault.strategies.evidence:evidence")
+    assert get_strategy("earliest") is not get_strategy("evidence")
 
 
 @pytest.mark.parametrize(

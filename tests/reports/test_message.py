@@ -109,12 +109,12 @@ def _message(verdict: Verdict, decision: Decision, uri: str = "") -> str:
             "OutOfMemoryError rank 3 w-1 no retry: CUDA",
         ),
         (
-            _verdict(*(make_error(rank, node="w-1") for rank in range(4)), strategy="majority"),
+            _verdict(*(make_error(rank, node="w-1") for rank in range(4)), strategy="evidence"),
             _NO,
             "ValueError 4 ranks w-1 no retry: boom",
         ),
         (
-            _verdict(*(make_error(rank, node="w-1") for rank in range(2)), strategy="majority"),
+            _verdict(*(make_error(rank, node="w-1") for rank in range(2)), strategy="evidence"),
             _NO,
             "ValueError ranks 0-1 w-1 no retry: boom",
         ),

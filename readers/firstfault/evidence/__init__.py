@@ -1,4 +1,4 @@
-"""What failures say: about themselves, about others, and when.
+"""What failures tell: about themselves, about others, and when.
 
 `classify` reads one text; the strategy ``evidence`` weighs all failures of an attempt. Nothing
 here reads storage. Imports `exceptions`, `layout` and `model`.

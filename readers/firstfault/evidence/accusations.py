@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from firstfault.evidence.text_classification import Pointer
     from firstfault.model import CausedBy, JobErrors
 
-__all__ = ["Accusations", "accusations_of", "names_it"]
-
 
 @dataclass(frozen=True, slots=True)
 class Accusations:

@@ -25,24 +25,10 @@ if TYPE_CHECKING:
     from firstfault.exceptions.first_cause import Causes
     from firstfault.model import ExpiredDeadline, JobErrors, SystemState, WorkerError
 
-__all__ = [
-    "BARRIER_REPORT",
-    "DUMP_SIGNAL",
-    "MISMATCH",
-    "STUCK",
-    "TIMED_OUT",
-    "ClassifiedFailure",
-    "FailureClass",
-    "classify_failures",
-    "left_no_reason",
-    "names_a_peer",
-    "prints_a_peers_error",
-]
-
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
 _OF_ANY_CONNECTION = {"connection-lost", "connection-unclear"}
-"""Signatures that do not say whose connection it was."""
+"""Signatures that do not tell whose connection it was."""
 _OF_THE_GPU = {"gpu_kernel", "gpu_hardware"}
 """Categories of faults that no peer causes."""
 _GROUP = "torch/distributed/"
@@ -123,6 +109,13 @@ class ClassifiedFailure:
         return self.failure.node or None
 
 
+_OF_ROLES = {
+    Role.PRIMARY: FailureClass.OWN_FAULT,
+    Role.SECONDARY: FailureClass.CONSEQUENCE,
+    Role.AMBIGUOUS: FailureClass.UNCLEAR,
+}
+
+
 def classify_failures(job: JobErrors) -> tuple[ClassifiedFailure, ...]:
     """Return every failure of the judged round with its class, in their order."""
     gone = {
@@ -159,6 +152,25 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     return _of_text(failure)
 
 
+def _by_role(
+    failure: WorkerError, found: Classification, why: str, *, signature: str = "", in_flight: bool = False
+) -> ClassifiedFailure:
+    """Return the class of a failure whose text has a role; a text about another process gives no category."""
+    failure_class = _OF_ROLES[found.role]
+    is_own = found.role is Role.PRIMARY
+    return ClassifiedFailure(
+        failure,
+        failure_class,
+        why,
+        _precise(found) if is_own else found.category if found.role is Role.AMBIGUOUS else "",
+        found.pointer,
+        specific=is_own and _is(found),
+        in_flight=in_flight,
+        waited=not is_own and found.category == _WAIT,
+        signature=signature,
+    )
+
+
 def _of_agent(failure: WorkerError) -> ClassifiedFailure:
     if failure.category == "preemption":
         return ClassifiedFailure(failure, FailureClass.EXTERNAL, "was terminated")
@@ -168,19 +180,15 @@ def _of_agent(failure: WorkerError) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, "failed")
     found = _chain(failure.exception)
     if found.role is Role.PRIMARY:
-        return ClassifiedFailure(
-            failure, FailureClass.OWN_FAULT, f"failed: {found.why}", _precise(found), found.pointer, _is(found)
-        )
-    failure_class = FailureClass.UNCLEAR if found.role is Role.AMBIGUOUS else FailureClass.CONSEQUENCE
-    return ClassifiedFailure(failure, failure_class, f"lost its peers: {found.why}", "", found.pointer)
+        return _by_role(failure, found, f"failed: {found.why}")
+    # an agent does not take part in collectives
+    return replace(_by_role(failure, found, f"lost its peers: {found.why}"), category="", waited=False)
 
 
 def _of_deadline(failure: WorkerError, expired: ExpiredDeadline) -> ClassifiedFailure:
     """Classify a worker that its agent killed for a deadline; in a collective it may have waited for another rank."""
     where = where_it_stood(failure)
-    has_outstanding = any(
-        progress.completed is not None and progress.enqueued > progress.completed for progress in failure.collectives
-    )
+    has_outstanding = any(progress.is_outstanding for progress in failure.collectives)
     if where.stood is Stood.COLLECTIVE or (where.stood is Stood.TORCH and has_outstanding):
         why = f"waited in a collective until its deadline: {expired.text}"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, _WAIT, waited=True)
@@ -212,39 +220,19 @@ def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFail
         )
     if found.role is Role.PRIMARY:
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
-        category = _by_system(_precise(found), failure.system)
-        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, found.pointer, _is(found), in_flight)
+        judged = _by_role(failure, found, why, in_flight=in_flight)
+        return replace(judged, category=_by_system(judged.category, failure.system))
     if found.role is Role.SECONDARY and _is_of_the_program(exception):
         why = "raised an exception of its own: no transport raises this type"
         return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
     if found.role is Role.SECONDARY and found.signature in _OF_ANY_CONNECTION and not _is_of_a_group(exception):
         why = f"lost a connection, perhaps not to a peer ({found.signature})"
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
-    if found.role is Role.SECONDARY:
-        why = f"points to another process ({found.signature}): {found.why}"
-        waited = found.category == _WAIT
-        return ClassifiedFailure(
-            failure,
-            FailureClass.CONSEQUENCE,
-            why,
-            "",
-            found.pointer,
-            in_flight=in_flight,
-            waited=waited,
-            signature=BARRIER_REPORT if found.signature == BARRIER_REPORT else "",
-        )
-    why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
-    waited = found.category == _WAIT
-    return ClassifiedFailure(
-        failure,
-        FailureClass.UNCLEAR,
-        why,
-        found.category,
-        found.pointer,
-        in_flight=in_flight,
-        waited=waited,
-        signature=MISMATCH if found.signature == MISMATCH else "",
-    )
+    why = f"points to another process ({found.signature}): {found.why}"
+    if found.role is Role.AMBIGUOUS:
+        why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
+    signature = found.signature if found.signature in {BARRIER_REPORT, MISMATCH} else ""
+    return _by_role(failure, found, why, signature=signature, in_flight=in_flight)
 
 
 def _by_system(category: str, system: SystemState) -> str:
@@ -325,9 +313,7 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return printed
     if log is not None and log.role is Role.PRIMARY and log.signature not in _GENERAL | {"killed", "crashed"}:
         why = f"wrote to stderr before it ended ({log.signature}): {log.why}"
-        return ClassifiedFailure(
-            failure, FailureClass.OWN_FAULT, why, _precise(log), log.pointer, specific=True, signature=log.signature
-        )
+        return _by_role(failure, log, why, signature=log.signature)
     if signal == "SIGKILL" and failure.resources.oom_kill:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, "was killed by the kernel's OOM killer", "host_oom")
     if signal in _ENDS or signal in STOPS:
@@ -346,18 +332,16 @@ def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal
     """Classify an end by what the process printed last, if that tells of another process; None: it does not."""
     if log.signature == MISMATCH:
         why = f"received a message longer than it expects: {log.why}"
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, log.category, signature=MISMATCH)
-    if log.role is Role.SECONDARY:
-        why, waited = f"{ended} because of a peer ({log.signature})", log.category == _WAIT
-        return ClassifiedFailure(
-            failure, FailureClass.CONSEQUENCE, why, "", log.pointer, waited=waited, signature=log.signature
-        )
-    if log.category == _WAIT:
-        why, waited = f"{ended} because a wait timed out ({log.signature})", signal == "" or log.signature == TIMED_OUT
-        return ClassifiedFailure(
-            failure, FailureClass.UNCLEAR, why, log.category, log.pointer, waited=waited, signature=log.signature
-        )
-    return None
+    elif log.role is Role.SECONDARY:
+        why = f"{ended} because of a peer ({log.signature})"
+    elif log.category == _WAIT:
+        why = f"{ended} because a wait timed out ({log.signature})"
+    else:
+        return None
+    judged = _by_role(failure, log, why, signature=log.signature)
+    # a watchdog's other texts before an abort may tell of another rank's timeout
+    is_of_another = judged.failure_class is FailureClass.UNCLEAR and signal != "" and log.signature != TIMED_OUT
+    return replace(judged, waited=judged.waited and not is_of_another)
 
 
 def _of_exit_code(failure: WorkerError) -> ClassifiedFailure:
@@ -368,7 +352,7 @@ def _of_exit_code(failure: WorkerError) -> ClassifiedFailure:
 
 
 def left_no_reason(failure: WorkerError) -> bool:
-    """Whether nothing says why a process aborted: no text of native code, no stack of a thread that Python knows."""
+    """Whether a process aborted without a reason: no text of native code, no stack of a thread that Python knows."""
     in_python = any(_IN_PYTHON in dump.text for dump in failure.stack_dumps)
     return failure.signal == "SIGABRT" and not in_python and not has_native_text(failure.log_tail)
 
@@ -414,15 +398,11 @@ def _of_text(failure: WorkerError) -> ClassifiedFailure:
     if found.signature in _SUMMARIES:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, "is a launcher's summary of what it observed first")
     if found.role is Role.SECONDARY:
-        return ClassifiedFailure(
-            failure, FailureClass.CONSEQUENCE, f"points to another process ({found.signature})", "", found.pointer
-        )
+        return replace(_by_role(failure, found, f"points to another process ({found.signature})"), waited=False)
     if found.role is Role.AMBIGUOUS and found.signature:
-        why, waited = f"may be cause or consequence ({found.signature})", found.category == _WAIT
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, found.category, waited=waited)
-    return ClassifiedFailure(
-        failure, FailureClass.OWN_FAULT, "left a stock Flyte error file", _precise(found), found.pointer, _is(found)
-    )
+        return _by_role(failure, found, f"may be cause or consequence ({found.signature})")
+    judged = _by_role(failure, found, "left a stock Flyte error file")
+    return replace(judged, failure_class=FailureClass.OWN_FAULT, category=_precise(found), specific=_is(found))
 
 
 def _chain(exception: ExceptionInfo) -> Classification:
@@ -436,7 +416,7 @@ def _chain(exception: ExceptionInfo) -> Classification:
     root = inner[-1]
     local = [found for found in inner if found.role is Role.PRIMARY and _is(found)]
     local += [found for found in outer if found.role is Role.PRIMARY and found.category in _OF_THE_GPU]
-    if not local and _says_nothing(root, exception):
+    if not local and _tells_nothing(root, exception):
         reports = (found for found, is_report in zip(outer, _are_reports(causes), strict=True) if is_report)
         local = [found for found in reports if found.role is Role.PRIMARY and _is(found)][-1:]
     return local[0] if local else root
@@ -449,7 +429,7 @@ def _are_reports(causes: Causes) -> list[bool]:
     return [all(pairs[number:]) for number in range(len(pairs))]
 
 
-def _says_nothing(root: Classification, exception: ExceptionInfo) -> bool:
+def _tells_nothing(root: Classification, exception: ExceptionInfo) -> bool:
     """Whether a first cause does not tell for which process or service it failed."""
     if root.signature in _OF_ANY_CONNECTION:
         return not _is_of_a_group(exception)

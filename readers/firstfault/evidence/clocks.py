@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import DocumentRef, JobErrors, WorkerError
 
-__all__ = ["Clocks", "Interval", "Offset"]
-
 _S = 1_000_000_000
 _NOTICED_NS = _S // 4
 """How long an agent may take to notice a worker's exit."""
@@ -63,7 +61,7 @@ class Clocks:
     """Orders an attempt's failures.
 
     Two processes of one boot share a monotonic clock. Otherwise wall clocks are corrected by what the storage's clock
-    says about each node: a receipt has the duration of an upload, so the object's time gives the moment of the fault on
+    shows of each node: a receipt has the duration of an upload, so the object's time gives the moment of the fault on
     the storage's clock, as exactly as that clock's whole seconds.
     """
 
@@ -224,7 +222,8 @@ def _uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef
     """Yield each stored document's node, reference, recorded time, and how long after that its upload began at least.
 
     A failure merged from several documents has the time of the earliest; the name of each document has its own. How
-    long one of them took says nothing of the others: a process may write of one moment in flight, and at its end.
+    long one of them took does not tell how long the others did: a process may write of one moment twice, in flight and
+    at its end.
     """
     for failure in failures:
         several = len(failure.documents) > 1

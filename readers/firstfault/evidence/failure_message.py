@@ -1,4 +1,4 @@
-"""What a failed process says: one rule for the headline, the report, the category and the class of its failure.
+"""The message of a failed process: one rule for the headline, the report, the category and the class of its failure.
 
 It is the first cause of the exception that the process raised; else of the last one that it printed; else the line of
 what it printed that tells why it ended; else its exit.
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from firstfault.exceptions.first_cause import Causes
     from firstfault.model import ExceptionInfo, WorkerError
 
-__all__ = ["Message", "described", "message_of"]
-
 
 _EXIT = "SystemExit"
 _MANY_LINES = 200
@@ -34,12 +32,12 @@ _OF_ENDS = {"aborted", "aborted-by-the-shell", "crashed", "exit-code", "killed",
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a failed process says."""
+    """The message of a failed process."""
 
     what: str
     """One or two words: the exception's short name, the signal or the exit code."""
     text: str = ""
-    """A sentence; empty: the process says nothing."""
+    """A sentence; empty: the process left none."""
     about: str = ""
     """What this process said about an exception of another process; empty if it is this one's."""
     wrapper: str = ""
@@ -59,7 +57,7 @@ class Message:
 
 
 def message_of(failure: WorkerError) -> Message:
-    """Return what a failed process says."""
+    """Return the message of a failed process."""
     exception = exception_of(failure)
     if exception is None:
         return _of_end(failure)
@@ -73,7 +71,7 @@ def message_of(failure: WorkerError) -> Message:
 
 
 def _of_end(failure: WorkerError) -> Message:
-    """Return what a process says that raised no exception, and printed none."""
+    """Return the message of a process that neither raised nor printed an exception."""
     is_stopped = failure.sent_signals and not failure.crashed_while_stopped
     if is_stopped or failure.expired is not None or failure.subject is Subject.AGENT:
         return Message(failure.what)
@@ -125,7 +123,7 @@ def _raising_line(exception: ExceptionInfo) -> str:
 
 
 def _wrapper_of(causes: Causes, text: str) -> str:
-    """Return how the first cause left the program, if that says more than the cause itself."""
+    """Return how the first cause left the program, if that tells more than the cause itself."""
     if not causes.wrappers or (text and text in causes.wrappers[0].message):
         return ""
     outer, inner = causes.wrappers[0], (*causes.wrappers[1:], causes.first)[0]

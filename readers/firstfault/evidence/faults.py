@@ -49,7 +49,7 @@ def _is_fault(judged: ClassifiedFailure, waits: Sequence[ClassifiedFailure], dia
     """Whether a failure is a fault of its own.
 
     An exit that may be cause or consequence is one too, if the agents broadcast it. An exception that was still inside
-    the task function when its process was stopped is none if another rank may have timed out before it was raised.
+    the task function when its process was stopped is not one if another rank may have timed out before it was raised.
     """
     # either end of a message may have another size than the others
     may_be = is_unclear_exit(judged) and judged.signature != MISMATCH

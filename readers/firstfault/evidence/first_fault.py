@@ -35,6 +35,16 @@ class FirstFault:
     rivals: tuple[ClassifiedFailure, ...]
     """Other faults that may have been the first."""
 
+    @property
+    def is_of_a_process(self) -> bool:
+        """Whether a process failed, not a node."""
+        return self.first.failure_class not in ENDS_OF_NODES
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is no other fault."""
+        return not (self.others or self.rivals)
+
 
 def first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, accusations: Accusations) -> FirstFault | None:
     """Return the first fault; None: there is none."""

@@ -13,7 +13,7 @@ from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import Collective
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from firstfault.evidence.classification import ClassifiedFailure
     from firstfault.evidence.diagnosis import Diagnosis
@@ -42,13 +42,12 @@ _REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 def hung(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the ranks that the others waited for, by their stacks, collective counters and failed threads.
 
-    Where all ranks are in the same place, none is returned.
+    Where all ranks are in the same place, none is returned. If no rank timed out, all stand where they were stopped.
     """
+    if not diagnosis.waits:
+        return []
     classified = diagnosis.classified
-    alive = sorted(
-        (judged.failure for judged in diagnosis.workers),
-        key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
-    )
+    alive = _sorted(diagnosis)
     recorded, printed = progress_by_group(alive)
     elsewhere = _elsewhere(alive, {judged.failure.rank for judged in classified if _tells_of_a_wait(judged)})
     reasons: dict[int, list[str]] = defaultdict(list)
@@ -64,21 +63,28 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
     ):
         reasons[rank].append(why)
     if elsewhere:
-        # a rank that itself timed out waiting is not the one that the others waited for, whatever its counters say
+        # a rank that itself timed out waiting is not the one that the others waited for, whatever its counters
         for judged in diagnosis.waits:
             if judged.failure.rank not in dict(elsewhere):
                 reasons.pop(judged.failure.rank or 0, None)
-    by_rank = {failure.rank: failure for failure in alive}
+    return _candidates(diagnosis, reasons)
+
+
+def _candidates(diagnosis: Diagnosis, reasons: Mapping[int, Sequence[str]], category: str = "hang") -> list[Candidate]:
+    """Return the ranks that have reasons as candidates, each with its document, if it left one."""
+    by_rank = {failure.rank: failure for failure in _sorted(diagnosis)}
     return [
-        Candidate(
-            "; ".join(why),
-            rank,
-            by_rank[rank].node if rank in by_rank else "",
-            by_rank.get(rank),
-            weight=len(why),
-        )
+        Candidate("; ".join(why), rank, getattr(by_rank.get(rank), "node", ""), by_rank.get(rank), category, len(why))
         for rank, why in sorted(reasons.items())
     ]
+
+
+def _sorted(diagnosis: Diagnosis) -> list[WorkerError]:
+    """Return the failures of workers by rank: in whatever order they were read, the result is the same."""
+    return sorted(
+        (judged.failure for judged in diagnosis.workers),
+        key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
+    )
 
 
 def _tells_of_a_wait(judged: ClassifiedFailure) -> bool:
@@ -95,19 +101,13 @@ def mismatched(diagnosis: Diagnosis) -> list[Candidate]:
     receivers = [judged.failure for judged in diagnosis.classified if judged.signature == MISMATCH]
     if not receivers:
         return []
-    workers = [judged.failure for judged in diagnosis.workers]
-    recorded, printed = progress_by_group(workers)
-    by_rank = {failure.rank: failure for failure in workers}
+    recorded, printed = progress_by_group([judged.failure for judged in diagnosis.workers])
     odd = dict(_apart(recorded, printed))
     agreeing = max((len(members) for members in recorded.values()), default=0)
     receiver = receivers[0].rank
     if not odd and len(receivers) == 1 and receiver is not None and not receivers[0].collectives and agreeing > 1:
         odd = {receiver: "it received a message longer than it expects, and the others' sizes agree"}
-    return [
-        Candidate(why, rank, by_rank[rank].node, by_rank[rank], "user_code")
-        for rank, why in odd.items()
-        if rank in by_rank and len(odd) == 1
-    ]
+    return _candidates(diagnosis, {rank: [why] for rank, why in odd.items()}, "user_code") if len(odd) == 1 else []
 
 
 def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
@@ -116,25 +116,20 @@ def left_behind(diagnosis: Diagnosis) -> list[Candidate]:
     When NCCL aborts a communicator after a timeout, the main threads continue with data that never arrived. They may
     raise anything before the watchdog ends their process.
     """
-    workers = diagnosis.workers
+    workers = [] if diagnosis.waits else diagnosis.workers
     misled = [
         judged
         for judged in workers
         if judged.failure_class is FailureClass.UNCLEAR
         and judged.failure.exception is not None
-        and any(map(_has_outstanding, judged.failure.collectives))
+        and any(progress.is_outstanding for progress in judged.failure.collectives)
     ]
     alike = {judged.failure.fingerprint for judged in misled}
     if len(misled) < _SEVERAL or len(misled) * 2 <= len(workers) or len(alike) > 1:
         return []
     failed = {judged.failure.rank for judged in misled}
     recorded, _ = progress_by_group([judged.failure for judged in workers])
-    by_rank = {judged.failure.rank: judged.failure for judged in workers}
-    return [
-        Candidate(why, rank, by_rank[rank].node, by_rank[rank])
-        for rank, why in _behind(recorded)
-        if rank not in failed and rank in by_rank
-    ]
+    return _candidates(diagnosis, {rank: [why] for rank, why in _behind(recorded) if rank not in failed})
 
 
 def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
@@ -142,7 +137,7 @@ def returned_early(diagnosis: Diagnosis) -> list[Candidate]:
 
     A rank that destroys its process group at its end, or just leaves, closes its connections.
     """
-    workers = diagnosis.workers
+    workers = [] if diagnosis.waits else diagnosis.workers
     gone = [judged.failure for judged in workers if where_it_stood(judged.failure).returned]
     lost = [judged for judged in workers if judged.failure.exception is not None]
     size = max((judged.failure.place.world_size for judged in workers), default=0)
@@ -192,7 +187,7 @@ def _behind(groups: Progress) -> list[tuple[int, str]]:
         for group, counts in sorted(late.items())
         for rank, count in sorted(counts.items())
         if not any(
-            other != group and rank not in ranks and _has_outstanding(groups[other].get(rank))
+            other != group and rank not in ranks and rank in groups[other] and groups[other][rank].is_outstanding
             for other, ranks in late.items()
         )
     ]
@@ -212,10 +207,6 @@ def _stuck(members: dict[int, CollectiveProgress]) -> int:
     """
     ended = (progress.enqueued if progress.completed is None else progress.completed for progress in members.values())
     return max(ended) + 1
-
-
-def _has_outstanding(progress: CollectiveProgress | None) -> bool:
-    return progress is not None and progress.completed is not None and progress.enqueued > progress.completed
 
 
 def _apart(recorded: Progress, printed: Progress) -> list[tuple[int, str]]:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
 
-__all__ = ["Progress", "merged", "printed_by", "progress_by_group", "progress_in_text", "waited_ns", "without_messages"]
-
 _COUNTS = Pattern(
     r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
     r"[^\n]*?(?:work(?: sequence id)?: (?P<number>\d{1,18})[, ][^\n]*?)?"
@@ -94,12 +92,11 @@ def without_messages(progress: CollectiveProgress) -> CollectiveProgress:
     called = max((work.sequence for work in progress.last if not work.is_p2p), default=progress.enqueued)
     if called >= progress.enqueued or progress.completed is None:
         return progress
-    is_outstanding = progress.enqueued > progress.completed
-    return replace(progress, enqueued=called, completed=called - is_outstanding)
+    return replace(progress, enqueued=called, completed=called - progress.is_outstanding)
 
 
 def merged(recorded: Progress, printed: Progress) -> Progress:
-    """Return both together: of a rank and a group that both know, what the recorder says."""
+    """Return both together: the recorder's, if both know a rank in a group."""
     groups = recorded.keys() | printed.keys()
     return {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in sorted(groups)}
 

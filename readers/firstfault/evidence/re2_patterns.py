@@ -12,8 +12,6 @@ from firstfault.errors import SignatureError
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-__all__ = ["Pattern", "Prefilter", "encoded"]
-
 _LINES = "(?m)"
 """Makes ^ and $ match at lines; RE2 has no option for it."""
 _NOT_IN_RE2 = {
@@ -53,7 +51,7 @@ class Pattern:
         """Compile a pattern.
 
         Raises:
-            SignatureError: RE2 does not accept it; the text says why.
+            SignatureError: RE2 does not accept it; the text tells why.
         """
         self.source = source
         try:

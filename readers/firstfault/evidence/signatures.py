@@ -23,8 +23,6 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["ANY_EXCEPTION", "Role", "Signature", "Signatures", "built_in_signatures", "load_signatures"]
-
 SCHEMA = 1
 ANY_EXCEPTION = "*"
 """Among a signature's types: any exception."""
@@ -36,7 +34,7 @@ _TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
 
 
 class Role(str, enum.Enum):
-    """What a text says about the process that wrote it."""
+    """What a text tells about the process that wrote it."""
 
     PRIMARY = "primary"
     """The fault is local to the process, host or service that reports it."""

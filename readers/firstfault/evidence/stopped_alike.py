@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from firstfault.evidence.classification import ClassifiedFailure
     from firstfault.model import FrameInfo, WorkerError
 
-__all__ = ["place_of_raise", "stopped_near", "stopped_raising"]
-
 
 def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
     """Return the ranks that were stopped while an exception was on its way out that was raised where `first` was."""
@@ -53,13 +51,6 @@ def _left(failure: WorkerError) -> str:
     return place_of_raise(failure) or (where.frame if where.finalises else "")
 
 
-def _has_outstanding(failure: WorkerError) -> bool:
-    """Whether a collective that the rank has called had not completed."""
-    return any(
-        progress.completed is not None and progress.enqueued > progress.completed for progress in failure.collectives
-    )
-
-
 def _stopped(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
     return [item for item in classified if item is not first and item.failure.stopped_by_agent and not item.waited]
 
@@ -68,7 +59,7 @@ def _is_near(failure: WorkerError, raised_in: FrameInfo) -> bool:
     where = where_it_stood(failure)
     if place_of_raise(failure):
         return True
-    if where.stood is not Stood.ELSEWHERE or _has_outstanding(failure):
+    if where.stood is not Stood.ELSEWHERE or any(progress.is_outstanding for progress in failure.collectives):
         return False
     file, function = raised_in.file.rsplit("/", 1)[-1], raised_in.function
     return where.frame.startswith(f"{file}:") and where.frame.endswith(f" in {function}")

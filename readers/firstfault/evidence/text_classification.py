@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from firstfault.evidence.signatures import Signatures
 
-__all__ = ["Classification", "Pointer", "classify", "with_numbers_of"]
-
 _READ = 20_000
 """Characters of a text that are read: its head and its tail."""
 _EXCEPTION = re.compile(
@@ -38,7 +36,7 @@ _CONTINUES = Pattern(
     r"\btrying again\b|thrown while requesting|\bfrom scratch\b|\bstart\w* from random\b|"
     r"\b(?:lr|learning[_ ]rate)\b['\"]?\s*[:=|]\s*[\d.])[^\n]*$"
 )
-"""Lines of a log below the level of an error, and those in which a program says that it continues."""
+"""Lines of a log below the level of an error, and those in which a program tells that it continues."""
 _DUMP_SIGNAL = "dump-signal"
 _PROGRESS = Pattern(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
@@ -67,7 +65,7 @@ class Pointer:
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """What a text says."""
+    """What a text tells."""
 
     role: Role
     category: str
@@ -96,7 +94,7 @@ def classify(
     text = _read_of(f"{exception_type}: {message}" if exception_type else message)
     left, cut = _without_noise(encoded(_CARRIER.sub("", text)), signatures)
     if cut is not None and ANY_EXCEPTION not in types:
-        # the name of the log is no text
+        # the name of the log is not part of the text
         left = left.removeprefix(encoded(f"{exception_type}:"))
     if cut is not None and _NOTHING.fullmatch(left.decode("utf-8")):
         return Classification(cut.role, cut.category, cut.id, cut.why)
@@ -175,8 +173,8 @@ def _without_noise(text: bytes, signatures: Signatures) -> tuple[bytes, Signatur
 
 
 def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes:
-    """Return the text without lines that say that the program continues."""
-    # an exception's first line is what was raised, and a log's name is no text
+    """Return the text without lines that tell that the program continues."""
+    # an exception's first line is what was raised, and a log's name is not part of the text
     whole = text.find(b"\n") + 1 or len(text)
     name = encoded(f"{exception_type}:")
     begin = whole if ANY_EXCEPTION in types else len(name) if text.startswith(name) else 0

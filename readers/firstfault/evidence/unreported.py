@@ -109,7 +109,7 @@ def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
     if len(causes) != 1 or (is_everyone and causes[0].node not in nodes):
         return []
     rank, node = causes[0].rank, causes[0].node
-    # if a node left any document, that counts more than what others say of it
+    # if a node left any document, that counts more than the others' texts about it
     if any(rank in group.ranks for group in job.unopened):
         return []
     if any(failure.node == node and rank in {None, failure.rank} for failure in job.failures):

@@ -10,8 +10,6 @@ import re
 
 from firstfault.text import printable
 
-__all__ = ["bare_line", "has_native_reason", "has_native_text", "last_line", "text_of_death", "thrown"]
-
 _NATIVE = re.compile(
     r"""
     \[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\.(?:cpp|cc|hpp|h|cu):\d+\]   # torch's own log
@@ -43,7 +41,7 @@ _CARRIERS = re.compile(
 _TRACEBACK = re.compile(r"^(?:.{0,80}?\s)?(?:\[rank\d+\]:\s?)*Traceback \(most recent call last\):")
 _RAISED_FROM = re.compile(r"The above exception was the direct cause|During handling of the above exception")
 _LINKED_WITHIN = 2
-"""Lines before a traceback in which Python says what it follows from."""
+"""Lines before a traceback in which Python tells what it follows from."""
 _NOISE = re.compile(
     r"""
     \b\w*Warning:\ |^\s+warnings\.warn\(|\bwarnings\.warn\b|\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b
@@ -56,7 +54,7 @@ _NOISE = re.compile(
     """,
     re.VERBOSE,
 )
-"""Found in lines that do not say why a process ended: of libraries, progress bars, and of an end itself."""
+"""Found in lines that do not tell why a process ended: of libraries, progress bars, and of an end itself."""
 _LAST_LINES = 5
 """Of an exit without a traceback."""
 _LAST_WORDS = 2
@@ -87,9 +85,9 @@ def text_of_death(stderr: str, signal: str) -> str:
 
 
 def last_line(stderr: str) -> str:
-    """Return the last line that may say why a process ended; empty if none of the last few lines does.
+    """Return the last line that may tell why a process ended; empty if none of the last few lines does.
 
-    Warnings, progress bars and what libraries print at the end say nothing.
+    Warnings, progress bars and what libraries print at the end do not count.
     """
     lines = [line for line in _without_prefix(stderr) if line.strip() and not _DUMP.match(line)]
     own = (line.strip() for line in reversed(lines[-_LAST_LINES:]) if not _NOISE.search(line))

@@ -23,8 +23,6 @@ from firstfault.exceptions.stack_position import where_it_stood
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo, WorkerError
 
-__all__ = ["FINGERPRINT_VERSION", "fingerprint_of", "normalized"]
-
 FINGERPRINT_VERSION = 2
 _DIGITS = 12
 _FRAMES = 5

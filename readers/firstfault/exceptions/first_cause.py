@@ -1,6 +1,6 @@
 """Finds the first cause of an exception: through causes, contexts and groups, as deep as they were recorded.
 
-What a program raises is often a wrapper: `TrainingError("training failed")` from the error that says why. Or it is the
+What a program raises is often a wrapper: `TrainingError("training failed")` from the error that tells why. Or it is the
 failure of a clean-up, which ran while the first exception was being handled.
 """
 
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo, FrameInfo
 
-__all__ = ["Causes", "all_links", "causes_of", "first_cause", "frames_to", "is_wrapper", "own_frames"]
-
 _INTERRUPTIONS = {"CancelledError", "GeneratorExit", "StopIteration", "StopAsyncIteration", "SystemExit"}
-"""Exceptions that say how a task or an iterator ended, not why."""
+"""Exceptions that tell how a task or an iterator ended, not why."""
 _LOOKUPS = {
     "AttributeError",
     "Empty",
@@ -37,7 +35,7 @@ _LOOKUPS = {
 }
 """Exceptions that programs expect: they try one way, and take another one in the handler."""
 _WORDLESS = {"Empty", "Full", "IndexError", "KeyError", "LookupError"}
-"""Those whose texts say little: what a program raises in their place says more."""
+"""Those whose texts tell little: what a program raises in their place tells more."""
 _CLEAN_UPS = {"__exit__", "__aexit__", "__del__", "close", "aclose", "shutdown"}
 _CLAUSE = re.compile(r"^\s*except\*?\s+\(?(?P<types>[\w., ]+?)\)?\s*(?:as\s+\w+\s*)?:")
 
@@ -61,7 +59,7 @@ def causes_of(exception: ExceptionInfo) -> Causes:
     """Return the first cause of an exception, and its wrappers.
 
     That is the innermost exception of the chain that came out of the program's code: a library may have caught and
-    replaced others, whose texts say less. A group counts as its first member. A lookup that failed as the program
+    replaced others, whose texts tell less. A group counts as its first member. A lookup that failed as the program
     expects it to, in a clause for that, is not the cause of what failed in the handler.
     """
     links = _unhandled((exception, *exception.causes))

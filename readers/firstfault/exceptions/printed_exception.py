@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
 
-__all__ = ["Printed", "exception_of", "last_printed"]
-
 _PREFIX = re.compile(r"^(?:\[?(?:rank|default|local_rank)[ _]?\d+\]?:\s?|\d{1,5}: (?=\s|\w))+")
 """What torch, its launcher and srun put before each line."""
 _BEGINS = re.compile(
@@ -46,7 +44,7 @@ _NOT_A_DEATH = re.compile(
 )
 """Found in the line above the traceback of an exception that did not end its process."""
 _OF_WARNINGS = re.compile(r"^\s|^\S+:\d+: \w*Warning: ")
-"""Lines of Python's warnings; the second one is indented source. They say nothing of a traceback below."""
+"""Lines of Python's warnings; the second one is indented source. They are not about a traceback below."""
 _NEXT = re.compile(
     r"^(?:Exception ignored |--- Logging|Traceback \(|\[[EWFI]\d|\[rank\d|terminate called|Fatal Python error)"
     r"|^\S+:\d+: \w*Warning: "
@@ -84,7 +82,7 @@ class Printed:
 def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception that ended a process: the one that it raised, else the last one that it printed.
 
-    What it printed counts for an exit that says nothing by itself, and for an abort without native code's own reason.
+    What it printed counts for an exit without a reason, and for an abort without native code's own reason.
     """
     raised = failure.exception
     if raised is not None and short_name(causes_of(raised).first) != "SystemExit":
@@ -104,7 +102,7 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     printed = last_printed(failure.log_tail)
     if printed is None or _lived_on(printed):
         return raised
-    # `sys.exit` outside of a handler: the program had dealt with the exception, and may say why it ends
+    # `sys.exit` outside of a handler: the program had dealt with the exception, and may tell why it ends
     later = (*printed.exception.message.splitlines()[1:], *printed.after)
     is_dealt_with = raised is not None and any(map(_FATAL.search, later))
     return raised if is_dealt_with else printed.exception
@@ -139,7 +137,7 @@ def _thrown_exception(stderr: str) -> ExceptionInfo | None:
 def last_printed(stderr: str) -> Printed | None:
     """Return the last exception that a process printed, with those that it was raised from; None if there is none.
 
-    Exceptions that Python ignored, that logging could not write, or that the program says it survived, do not count.
+    Exceptions that Python ignored, that logging could not write, or that the program reports as survived, do not count.
     """
     return _last_printed(stderr[-_READ:])
 
@@ -165,7 +163,7 @@ def _begins_of(line: str) -> bool:
 
 
 def _is_handled(above: str) -> bool:
-    """Whether the line above a traceback says that its exception did not end the process."""
+    """Whether the line above a traceback tells that its exception did not end the process."""
     return _NOT_A_DEATH.search(above) is not None and not _OF_WARNINGS.match(above)
 
 
@@ -269,7 +267,8 @@ def _of_box(head: str, line: str) -> tuple[str, list[str]]:
         return "", [f"    {code['code'].strip()}"]
     if not text or text[0].isspace():
         return "", []
-    head += f" {text}" if head.endswith(" in") else text
+    # rich wraps a long frame before or after its "in", or within the path
+    head += f" {text}" if head.endswith(" in") or text.startswith("in ") else text
     frame = _BOX_FRAME.match(head)
     if frame is None:
         return head[:_MAX_HEAD], []

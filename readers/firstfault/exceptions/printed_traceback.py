@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo
 
-__all__ = ["without_traceback"]
-
 _RANK = re.compile(r"^(?:\[rank\d+\]:\s?)+")
 """What torch puts before each line of a traceback."""
 _BEGINS = re.compile(r"^\s*(?:\+ Exception Group )?Traceback \(most recent call last\):")
@@ -50,7 +48,7 @@ def without_traceback(text: str, exception: ExceptionInfo) -> str:
 
 
 def _block(lines: Sequence[str], begin: int) -> tuple[int, set[str], set[str]]:
-    """Return where the traceback that begins at a line ends, its exceptions' names and texts; none if it is none."""
+    """Return where the traceback at a line ends, its exceptions' names and their texts; no names if there is none."""
     is_cut = begin == 0 and lines[0][:1].isspace()
     if not is_cut and not _BEGINS.match(lines[begin]):
         return begin, set(), set()

@@ -15,8 +15,6 @@ from firstfault.model import ExceptionInfo, FrameInfo
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["OF_POOLS", "REMOTE", "block_of", "exceptions_in", "original_of", "short_name", "with_remote"]
-
 REMOTE = "remote"
 """The relation of an exception to the one that was raised for it in this process."""
 _MAX_BLOCKS = 16

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
 
-__all__ = ["Stood", "Where", "readable_stack", "where_it_stood", "with_raise_point"]
-
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*$", re.MULTILINE)
 _FRAME = re.compile(
     r'^[ \t]*File "(?P<file>[^"]*)", line (?P<line>\d{1,9}) in (?P<function>.+)$(?:\n {4}(?P<code>\S.*)$)?',
@@ -74,7 +72,7 @@ class Where:
 
 def where_it_stood(failure: WorkerError) -> Where:
     """Return the position of a worker's main thread, from the stack dump that its agent took before it stopped it."""
-    outstanding = any(item.completed is not None and item.enqueued > item.completed for item in failure.collectives)
+    outstanding = any(item.is_outstanding for item in failure.collectives)
     for dump in failure.stack_dumps:
         if dump.rank == failure.rank:
             where = _where(dump.text, outstanding=outstanding)

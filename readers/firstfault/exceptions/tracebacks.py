@@ -14,18 +14,6 @@ if TYPE_CHECKING:
 
     from firstfault.model import ExceptionInfo, FrameInfo
 
-__all__ = [
-    "FRAMEWORKS",
-    "FrameRun",
-    "Link",
-    "chain",
-    "format_exception",
-    "is_library",
-    "library_of",
-    "place_of",
-    "runs",
-]
-
 _LIBRARY = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib/python\d[\d.]*|flytekitplugins/firstfault|firstfault_torch)/|^<"
 )

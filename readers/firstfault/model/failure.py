@@ -182,6 +182,11 @@ class CollectiveProgress:
     members: tuple[int, ...] = ()
     """Global ranks of the group's members; empty: not known."""
 
+    @property
+    def is_outstanding(self) -> bool:
+        """Whether a collective that the rank has called had not completed."""
+        return self.completed is not None and self.enqueued > self.completed
+
 
 @dataclass(frozen=True, slots=True)
 class CausedBy:

@@ -67,7 +67,7 @@ class Verdict:
     confidence: str = "low"
     """"high", "medium" or "low"."""
     rule: str = ""
-    """The strategy's rule that found the root cause, "own-fault"; empty: the strategy names none."""
+    """The strategy's rule that found the root cause, such as "own-fault"; empty: the strategy names none."""
     why: tuple[str, ...] = ()
     sources: tuple[tuple[str, ...], ...] = field(default=(), compare=False)
     """For each sentence of `why` the names of its documents, if the strategy gives any. Not in JSON, like `root`."""

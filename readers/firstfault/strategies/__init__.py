@@ -5,10 +5,10 @@ A strategy is a callable that takes a `JobErrors` and returns a `Verdict`; a pla
 `exceptions` and `model`, never storage.
 """
 
+from firstfault.model import Reads
 from firstfault.strategies._registry import (
     DEFAULT_STRATEGY,
     AggregationStrategy,
-    Reads,
     get_strategy,
     reads,
     reads_of,

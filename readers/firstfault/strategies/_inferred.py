@@ -62,7 +62,7 @@ def on_candidates(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verd
         return on_candidate(diagnosis, found[0])
     if len({item.why for item in found}) == 1 and all(item.failure for item in found):
         return _on_all(diagnosis, found)
-    return on_nobody(diagnosis, found)
+    return not_known(diagnosis, found)
 
 
 def on_candidate(diagnosis: Diagnosis, found: Candidate) -> Verdict:
@@ -187,7 +187,7 @@ def by_time(judged: ClassifiedFailure) -> tuple[object, ...]:
     return judged.failure.timestamp_ns or 1 << 62, judged.failure.rank or 0, repr(judged.failure)
 
 
-def on_nobody(diagnosis: Diagnosis, found: Sequence[Candidate] = ()) -> Verdict:
+def not_known(diagnosis: Diagnosis, found: Sequence[Candidate] = ()) -> Verdict:
     """Return the verdict that the root cause is not known; `found` are ranks and nodes that may be it."""
     job, classified = diagnosis.job, diagnosis.classified
     suspects = [Suspect(item.why, item.rank, item.node or None) for item in found]

@@ -17,29 +17,12 @@ if TYPE_CHECKING:
 
     from firstfault.evidence.diagnosis import Diagnosis
 
-__all__ = [
-    "DEFAULT_STRATEGY",
-    "ENTRY_POINT_GROUP",
-    "AggregationStrategy",
-    "Reads",
-    "get_strategy",
-    "reads",
-    "reads_of",
-    "register_strategy",
-    "run_strategy",
-    "strategy_names",
-    "takes_diagnosis",
-    "unregister_strategy",
-]
-
 ENTRY_POINT_GROUP = "firstfault.strategies"
 DEFAULT_STRATEGY = "evidence"
 
 _BUILT_IN = {
     "evidence": "firstfault.strategies.evidence:evidence",
     "earliest": "firstfault.strategies.earliest:earliest",
-    "majority": "firstfault.strategies.majority:majority",
-    "strictest": "firstfault.strategies.strictest:strictest",
 }
 
 
@@ -114,7 +97,7 @@ def get_strategy(strategy: str | AggregationStrategy) -> AggregationStrategy:
 
     Raises:
         UnknownStrategyError: no strategy has this name.
-        StrategyError: it cannot be loaded, or is no strategy; the text names its distribution.
+        StrategyError: it cannot be loaded, or is not a strategy; the text names its distribution.
     """
     if not isinstance(strategy, str):
         _validate(getattr(strategy, "__name__", repr(strategy)), strategy, "the caller")

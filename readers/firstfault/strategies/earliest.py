@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from firstfault.model import Reason, Subject, Writer
-from firstfault.strategies._registry import Reads, reads
+from firstfault.model import Reads, Reason, Subject, Writer
+from firstfault.strategies._registry import reads
 from firstfault.strategies._verdict import candidates, verdict_for, who
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from firstfault.model import JobErrors, Verdict, WorkerError
-
-__all__ = ["clock_warnings", "earliest", "earliest_of"]
 
 _MS = 1_000_000
 _S = 1_000_000_000

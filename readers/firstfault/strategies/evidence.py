@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.evidence.faults import with_faults
-from firstfault.strategies._registry import Reads, reads, takes_diagnosis
+from firstfault.model import Reads
+from firstfault.strategies._registry import reads, takes_diagnosis
 from firstfault.strategies.rules import judge
 
 if TYPE_CHECKING:

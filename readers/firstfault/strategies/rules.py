@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass
 from firstfault.evidence.faults import came_after_a_long_wait
-from firstfault.evidence.first_fault import ENDS_OF_NODES
 from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched, returned_early
 from firstfault.evidence.unreported import (
     accused_nodes,
@@ -23,9 +22,9 @@ from firstfault.evidence.unreported import (
 from firstfault.model import Suspect, Writer
 from firstfault.strategies._inferred import (
     by_time,
+    not_known,
     on_candidate,
     on_candidates,
-    on_nobody,
     on_raised,
     on_remaining,
 )
@@ -73,9 +72,6 @@ def _with_suspects(verdict: Verdict, faults: Iterable[ClassifiedFailure], when: 
     return replace(verdict, suspects=(*verdict.suspects, *more)[:MAX_SUSPECTS])
 
 
-# --- a process failed by itself, or a node ended ---------------------------------------------------------------------
-
-
 def _long_wait(diagnosis: Diagnosis) -> Verdict | None:
     if not diagnosis.faults or not came_after_a_long_wait(diagnosis):
         return None
@@ -99,69 +95,31 @@ def _terminated_node(diagnosis: Diagnosis) -> Verdict | None:
 
 def _first_of_several(diagnosis: Diagnosis) -> Verdict | None:
     found = diagnosis.first
-    is_of_a_node = found is not None and found.first.failure_class in ENDS_OF_NODES
-    return on_fault(diagnosis, found) if found and not is_of_a_node and (found.others or found.rivals) else None
+    return on_fault(diagnosis, found) if found and found.is_of_a_process and not found.is_alone else None
 
 
 def _own_fault(diagnosis: Diagnosis) -> Verdict | None:
     found = diagnosis.first
-    is_of_a_node = found is not None and found.first.failure_class in ENDS_OF_NODES
-    return on_fault(diagnosis, found) if found and not is_of_a_node and not (found.others or found.rivals) else None
-
-
-# --- no process failed by itself: what the others tell ---------------------------------------------------------------
-
-
-def _broadcast(diagnosis: Diagnosis) -> Verdict | None:
-    return on_candidates(diagnosis, broadcast_root(diagnosis))
+    return on_fault(diagnosis, found) if found and found.is_of_a_process and found.is_alone else None
 
 
 def _raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
-    has_raised = any(judged.failure_class is FailureClass.OWN_FAULT for judged in diagnosis.classified)
-    return on_raised(diagnosis, mismatched(diagnosis) or _stood_apart(diagnosis)) if has_raised else None
+    if not any(judged.failure_class is FailureClass.OWN_FAULT for judged in diagnosis.classified):
+        return None
+    found = (find(diagnosis) for find in (mismatched, hung, left_behind, returned_early))
+    return on_raised(diagnosis, next(filter(None, found), []))
 
 
-def _stood_apart(diagnosis: Diagnosis) -> list[Candidate]:
-    return hung(diagnosis) if diagnosis.waits else left_behind(diagnosis) or returned_early(diagnosis)
-
-
-def _mismatch(diagnosis: Diagnosis) -> Verdict | None:
-    return on_candidates(diagnosis, mismatched(diagnosis))
-
-
-def _hang(diagnosis: Diagnosis) -> Verdict | None:
-    # without a rank that timed out, the ranks stand where they were stopped
-    return on_candidates(diagnosis, hung(diagnosis)) if diagnosis.waits else None
-
-
-def _no_progress(diagnosis: Diagnosis) -> Verdict | None:
-    return on_candidates(diagnosis, all_in_one_collective(diagnosis))
-
-
-def _left_behind(diagnosis: Diagnosis) -> Verdict | None:
-    return None if diagnosis.waits else on_candidates(diagnosis, left_behind(diagnosis))
-
-
-def _returned(diagnosis: Diagnosis) -> Verdict | None:
-    return None if diagnosis.waits else on_candidates(diagnosis, returned_early(diagnosis))
-
-
-def _accused_node(diagnosis: Diagnosis) -> Verdict | None:
-    return on_candidates(diagnosis, accused_nodes(diagnosis))
-
-
-def _node_without_report(diagnosis: Diagnosis) -> Verdict | None:
-    return on_candidates(diagnosis, nodes_without_report(diagnosis))
+def _if_found(find: Callable[[Diagnosis], list[Candidate]]) -> Callable[[Diagnosis], Verdict | None]:
+    """Return the rule that the ranks or nodes that `find` returns are the root cause."""
+    return lambda diagnosis: on_candidates(diagnosis, find(diagnosis))
 
 
 def _lost_document(diagnosis: Diagnosis) -> Verdict | None:
     lost = lost_documents(diagnosis)
     if len(lost) == 1 and not diagnosis.exits:
         return on_candidate(diagnosis, lost[0])
-    return on_nobody(diagnosis, lost) if lost else None
-
-
-# --- what is left ----------------------------------------------------------------------------------------------------
+    return not_known(diagnosis, lost) if lost else None
 
 
 def _alike(diagnosis: Diagnosis) -> list[ClassifiedFailure]:
@@ -198,61 +156,35 @@ def _only_failure(diagnosis: Diagnosis) -> Verdict | None:
 
 
 RULES = (
-    Rule(
-        "long-wait",
-        _long_wait,
-        "medium",
-        "the rank for which most ranks had waited for a minute or more before any fault",
-    ),
+    # a process failed by itself, or a node ended
+    Rule("long-wait", _long_wait, "medium", "the rank for which most had waited a minute or more before any fault"),
     Rule("lost-node", _lost_node, "high", "a node whose agent is gone"),
     Rule("terminated-node", _terminated_node, "high", "a node that was terminated"),
     Rule("first-of-several", _first_of_several, "medium", "the first of several different faults"),
     Rule("own-fault", _own_fault, "high", "the only fault of its own, or the same one on several ranks"),
+    # no process failed by itself: the others imply the root cause
+    Rule("broadcast", _if_found(broadcast_root), "medium", "the rank or node whose failure agents told each other"),
+    Rule("raised-in-hang", _raised_in_hang, "medium", "the exception during whose clean-up the others timed out"),
+    Rule("mismatch", _if_found(mismatched), "medium", "the rank that passed another size than the others"),
+    Rule("hang", _if_found(hung), "medium", "the rank for which the others waited"),
+    Rule("no-progress", _if_found(all_in_one_collective), "low", "the only node: all ranks waited in one collective"),
     Rule(
-        "broadcast",
-        _broadcast,
-        "medium",
-        "the rank or node whose failure the agents reported to each other; its document is missing",
+        "left-behind", _if_found(left_behind), "low", "the rank that missed a collective after which most failed alike"
+    ),
+    Rule("returned", _if_found(returned_early), "medium", "the rank that had returned when all others lost a peer"),
+    Rule(
+        "accused-node", _if_found(accused_nodes), "medium", "the node that most name, and whose documents are missing"
     ),
     Rule(
-        "raised-in-hang",
-        _raised_in_hang,
-        "medium",
-        "an exception of the rank for which the others waited: they timed out during its clean-up",
+        "node-without-report", _if_found(nodes_without_report), "medium", "a node that joined and sent no report since"
     ),
-    Rule("mismatch", _mismatch, "medium", "the rank that called a collective with another size than the others"),
-    Rule("hang", _hang, "medium", "the rank for which the others waited"),
-    Rule("no-progress", _no_progress, "low", "the only node: all its ranks waited in the same collective"),
-    Rule(
-        "left-behind",
-        _left_behind,
-        "low",
-        "the rank that had not called a collective when most of the others failed alike",
-    ),
-    Rule("returned", _returned, "medium", "the rank whose function had returned when all others lost a peer"),
-    Rule("accused-node", _accused_node, "medium", "the node that most failures name, and whose documents are missing"),
-    Rule("node-without-report", _node_without_report, "medium", "a node that took part and sent no report since"),
     Rule("lost-document", _lost_document, "medium", "a rank that failed, and whose document is missing"),
-    Rule(
-        "mismatch-of-two",
-        _mismatch_of_two,
-        "low",
-        "the rank that received a message longer than it expects, or its peer",
-    ),
-    Rule(
-        "by-elimination",
-        _by_elimination,
-        "medium",
-        "the only failure that is not certainly a consequence, or the same one on several ranks",
-    ),
+    # what remains
+    Rule("mismatch-of-two", _mismatch_of_two, "low", "the rank that received a message of the wrong size, or its peer"),
+    Rule("by-elimination", _by_elimination, "medium", "the only failure that is not certainly a consequence"),
     Rule("stock-file", _stock_file, "medium", "the earliest of Flyte's own error files, if there are no others"),
-    Rule(
-        "only-failure",
-        _only_failure,
-        "low",
-        "the only failure of a job of one rank, or of one that left a single file of Flyte's own",
-    ),
-    Rule("undetermined", on_nobody, "low", "not known"),
+    Rule("only-failure", _only_failure, "low", "the only failure of a job without peers"),
+    Rule("undetermined", not_known, "low", "not known"),
 )
 """All rules; the last one always applies."""
 

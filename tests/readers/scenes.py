@@ -1,0 +1,89 @@
+"""Failures and jobs for tests of the strategy `evidence`: two ranks on each node, one boot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from firstfault.model import Collective, CollectiveProgress, Phase, SentSignal, StackDump, Subject, Writer
+from firstfault.testing import make_error, make_job, make_presence
+
+if TYPE_CHECKING:
+    from firstfault.model import JobErrors, WorkerError
+
+BOOT = "0f0f"
+PEER = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer [10.0.0.{}]:4711"
+WAITED = "Timed out waiting 6000ms for recv operation to complete"
+STACK = 'Thread 0x1 (most recent call first):\n  File "{}", line 12 in {}\n  File "/app/train.py", line 40 in main\n'
+IN_COLLECTIVE = STACK.format("/x/site-packages/torch/distributed/distributed_c10d.py", "all_reduce")
+IN_SLEEP = STACK.format("/app/train.py", "load")
+IN_TORCHS_WAIT = (
+    'Thread 0x1 (most recent call first):\n  File "/x/lib/python3.11/multiprocessing/synchronize.py", line 6 in wait\n'
+    '  File "/x/site-packages/torch/distributed/elastic/multiprocessing/api.py", line 708 in _wrap\n'
+    '  File "/app/launch.py", line 9 in main\n'
+)
+TOO_LONG = "[enforce fail at pair.cc:446] op.preamble.length <= op.nbytes. 160 vs 16"
+
+
+def own(
+    rank: int, at_ms: float = 0, exception: str = "ValueError", message: str = "bad batch", **more: Any
+) -> WorkerError:
+    """A worker with an exception of its own."""
+    fields = {"boot_id": BOOT, "monotonic_ns": int((at_ms + 10_000) * 1e6), "node": f"worker-{rank // 2}", **more}
+    return make_error(rank, at_ms=at_ms, exception=exception, message=message, **fields)
+
+
+def victim(rank: int, at_ms: float = 40, peer: int = 1, **more: Any) -> WorkerError:
+    """A worker that names a peer."""
+    return own(rank, at_ms, "RuntimeError", PEER.format(peer), **more)
+
+
+def waited(rank: int, at_ms: float = 6000, **more: Any) -> WorkerError:
+    """A worker that timed out waiting."""
+    return own(rank, at_ms, "RuntimeError", WAITED, **more)
+
+
+def died(rank: int, signal: str = "SIGKILL", code: int = -9, at_ms: float = 50, **more: Any) -> WorkerError:
+    """A worker that ended without an exception, as its agent reports."""
+    return own(rank, at_ms, writer=Writer.AGENT, signal=signal, exit_code=code, **{"exception": None, **more})
+
+
+def stopped(rank: int, stack: str = "", **more: Any) -> WorkerError:
+    """A worker that its agent stopped."""
+    dumps = (StackDump(1, rank, stack),) if stack else ()
+    sent = (SentSignal("SIGTERM", "rank 9 failed"),)
+    return died(rank, "SIGTERM", -15, 6100, sent_signals=sent, stack_dumps=dumps, **more)
+
+
+def agent(group_rank: int, category: str, at_ms: float = 0, **more: Any) -> WorkerError:
+    """Something about an agent."""
+    fields = {"subject": Subject.AGENT, "writer": Writer.AGENT, "category": category, "node": f"worker-{group_rank}"}
+    failure = own(0, at_ms, **{**fields, "exception": None, "group_rank": group_rank, **more})
+    return replace(failure, place=replace(failure.place, rank=None))
+
+
+def done(*failures: WorkerError, nodes: int = 2, **more: Any) -> JobErrors:
+    """A job of which every node has reported."""
+    roster = tuple(
+        make_presence(Phase.FAILED, node=f"worker-{node}", group_rank=node, nodes=nodes, ranks=(2 * node, 2 * node + 1))
+        for node in range(nodes)
+    )
+    return make_job(*failures, **{"roster": roster, **more})
+
+
+def received(rank: int) -> WorkerError:
+    """A worker that gloo aborted for a message that is too long."""
+    text = f"terminate called after throwing an instance of 'gloo::EnforceNotMet'\n  what():  {TOO_LONG}"
+    return died(rank, "SIGABRT", -6, log_tail=text)
+
+
+def passed(rank: int, size: int) -> WorkerError:
+    """A worker that lost its peer in collective 4, with the size that it passed."""
+    call = Collective(4, "gloo:all_reduce", f"[[{size}]] -> [[{size}]]")
+    return victim(rank, collectives=(CollectiveProgress("default_pg", "gloo:all_reduce", 4, 4, (call,)),))
+
+
+def stock(message: str, at_ms: float) -> WorkerError:
+    """A file of Flyte's own."""
+    text = f"Trace:\n\n    Traceback (most recent call last):\n\nMessage:\n\n    {message}"
+    return make_error(None, at_ms=at_ms, node="", exception=None, message=text, writer=Writer.STOCK)
