@@ -11,19 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from firstfault.wire.fields import FAILURE
+from firstfault.wire.restart_json import RESTART, RESTART_SCHEMA
 from firstfault.wire.verdict_json import schema_parts
 
 DOCS = Path(__file__).parents[1] / "docs"
 FORMAT = DOCS / "format.md"
 SCHEMA = DOCS / "schemas" / "verdict-v1.schema.json"
 _WIDTH = 110
-_HEAD = "| Evidence in a failure | Meaning |\n|---|---|\n"
 
 
 def described(page: str) -> str:
-    """Return the text of docs/format.md with today's list of evidence."""
-    rows = "".join(f"| `{field.name}` | {field.meaning} |\n" for field in FAILURE.fields if field.meaning)
-    return re.sub(re.escape(_HEAD) + r"(?:\|.*\n)*", lambda _: _HEAD + rows, page)
+    """Return the text of docs/format.md with today's lists of evidence and of a restart's keys."""
+    record = [(row.key, row.meaning) for row in RESTART.rows]
+    record = [("schema", f"`{RESTART_SCHEMA}`"), *record, ("world_size", '`{"before", "after"}`: ranks')]
+    page = _with_list(page, "Evidence in a failure", [(field.name, field.meaning) for field in FAILURE.fields])
+    return _with_list(page, "Key of a record", record)
+
+
+def _with_list(page: str, title: str, rows: list[tuple[str, str]]) -> str:
+    head = f"| {title} | Meaning |\n|---|---|\n"
+    lines = "".join(f"| `{name}` | {meaning} |\n" for name, meaning in rows if meaning)
+    return re.sub(re.escape(head) + r"(?:\|.*\n)*", lambda _: head + lines, page)
 
 
 def with_parts(schema: dict[str, Any]) -> dict[str, Any]:

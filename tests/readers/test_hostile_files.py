@@ -38,7 +38,6 @@ from firstfault.model import (
     RestartKind,
     RestartRecord,
     Scope,
-    Seal,
     SentSignal,
     StackDump,
     Suspect,
@@ -50,12 +49,13 @@ from firstfault.model import (
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
 from firstfault.wire.bundle import unpack
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, encode_seal
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence
 from firstfault.wire.forms import MAX_READ_LINE
 from firstfault.wire.restart_json import restart_from_json, restart_to_json
 from firstfault.wire.verdict_json import MAX_RANKS, MAX_SENTENCES, decision_from_json, to_json, verdict_from_json
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
+from tests.seals import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,22 +140,7 @@ _SEALED = to_json(_VERDICT, _DECISION)
 
 
 def _seal(text: str, **changes: Any) -> bytes:
-    seal = Seal(
-        name="error.pb",
-        digest=_VERDICT.digest,
-        count=3,
-        strategy="evidence",
-        json=text,
-        timestamp_ns=START_NS,
-        node="w-1",
-        code="USER",
-        message="boom",
-        kind=Kind.RECOVERABLE,
-        origin=Origin.SYSTEM,
-        fault_timestamp_ns=START_NS,
-        worker="w-1",
-    )
-    return encode_seal(replace(seal, **changes))
+    return sealed(_VERDICT, _DECISION, json=text, **changes)
 
 
 def test_every_field_of_a_seal(attempt: Attempt) -> None:

@@ -20,14 +20,14 @@ from firstfault.errors import (
     UsageError,
 )
 from firstfault.layout.keys import error_key_for
-from firstfault.model import Decision, JobErrors, Kind, Origin, Phase, Scope, Seal, Verdict, Writer
+from firstfault.model import Decision, JobErrors, Kind, Origin, Phase, Scope, Verdict, Writer
 from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
-from firstfault.report import to_json
 from firstfault.retry import RetryContext, decide, never
 from firstfault.store import FsspecStore
 from firstfault.strategies import get_strategy
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_seal
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
+from tests.seals import sealed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -343,23 +343,7 @@ _SEALED = Decision(retry=True, kind=Kind.RECOVERABLE, origin=Origin.USER, enforc
 
 
 def _seal(conclusion: Conclusion, decision: Decision = _SEALED, **changes: Any) -> bytes:
-    verdict = conclusion.verdict
-    seal = Seal(
-        name="",
-        digest=verdict.digest,
-        count=verdict.document_count,
-        strategy=verdict.strategy,
-        json=to_json(verdict, decision),
-        timestamp_ns=START_NS,
-        node="w-0",
-        code=verdict.code,
-        message="the report",
-        kind=decision.kind,
-        origin=decision.origin,
-        fault_timestamp_ns=verdict.timestamp_ns,
-        worker=verdict.node or "",
-    )
-    return encode_seal(replace(seal, **changes))
+    return sealed(conclusion.verdict, decision, message="the report", **changes)
 
 
 def test_the_sealed_decision_holds(attempt: Attempt) -> None:

@@ -12,10 +12,10 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 
 from firstfault.cli import EXIT
 from firstfault.conclude import conclude
-from firstfault.model import Kind, Origin, Seal
+from firstfault.model import Kind
 from firstfault.testing import make_error, make_job
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode, encode_seal
-from firstfault.wire.verdict_json import to_json
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, encode
+from tests.seals import sealed
 
 _SHOW = [sys.executable, "-m", "firstfault", "show", "-"]
 _STOCK = ErrorDocument(error=ContainerError(code="USER:Unknown", message="Trace: the loss is NaN"))
@@ -28,23 +28,7 @@ def _show(data: bytes, *options: str) -> subprocess.CompletedProcess[bytes]:
 def _sealed() -> bytes:
     conclusion = conclude(make_job(make_error(3, message="sealed boom")))
     assert conclusion is not None
-    verdict, decision = conclusion.verdict, conclusion.decision
-    seal = Seal(
-        name="",
-        digest=verdict.digest,
-        count=verdict.document_count,
-        strategy=verdict.strategy,
-        json=to_json(verdict, decision),
-        timestamp_ns=1,
-        node="worker-0",
-        code=verdict.code,
-        message=verdict.message,
-        kind=decision.kind,
-        origin=Origin.USER,
-        fault_timestamp_ns=None,
-        worker="worker-0",
-    )
-    return encode_seal(seal)
+    return sealed(conclusion.verdict, conclusion.decision, fault_timestamp_ns=None)
 
 
 @pytest.mark.parametrize(

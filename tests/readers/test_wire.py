@@ -641,10 +641,12 @@ def test_a_reader_takes_no_more_dumps_and_collectives_than_a_writer_writes() -> 
 
     def change(failure: pb.WorkerFailure) -> None:
         failure.stack_dumps.extend([pb.StackDump()] * 100_000)
+        failure.exception.text_frames.extend([pb.Frame()] * 1_000)
         failure.collectives.extend([pb.CollectiveProgress(last=[pb.Collective()] * 50)] * 1_000)
 
     read = _hostile(change)
     assert (len(read.stack_dumps), len(read.collectives), len(read.collectives[0].last)) == (64, 50, 10)
+    assert len(read.exception.text_frames) == 100
 
 
 def test_the_same_failure_gives_the_same_bytes() -> None:

@@ -23,8 +23,8 @@ from firstfault.report.headline import first_line
 from firstfault.store import open_store
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
-from firstfault.wire.verdict_json import to_json
 from tests.benchmarks.latency_proxy import latency_proxy
+from tests.seals import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,24 +54,13 @@ def _sealed(error: WorkerError) -> dict[str, bytes]:
     conclusion = conclude(make_job(error, victim))
     assert conclusion is not None
     verdict, decision = conclusion.verdict, conclusion.decision
-    seal = Seal(
-        name="",
-        digest=verdict.digest,
-        count=2,
-        strategy=verdict.strategy,
-        json=to_json(verdict, decision),
-        timestamp_ns=error.timestamp_ns or 0,
-        node=error.node,
-        code=verdict.code,
-        message=f"{first_line(verdict, decision)}\n\nmore",
-        kind=decision.kind,
-        origin=decision.origin,
-        fault_timestamp_ns=verdict.timestamp_ns,
-        worker=error.node,
+    message = f"{first_line(verdict, decision)}\n\nmore"
+    seal = sealed(
+        verdict, decision, message=message, timestamp_ns=error.timestamp_ns or 0, node=error.node, worker=error.node
     )
     entry = make_presence(Phase.FAILED, node=error.node, incarnation=_NOW_MS)
     return {
-        "error.pb": encode_seal(seal),
+        "error.pb": seal,
         f"{ERRORS}/{error_key_for(error)}": encode(error),
         f"{ERRORS}/{error_key_for(victim)}": encode(victim),
         f"{ROSTER}/{roster_key_for(entry)}": encode_presence(entry),

@@ -10,6 +10,7 @@ from firstfault.model.job import Phase
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from firstfault.model.failure import Place
     from firstfault.model.job import JobErrors, NodePresence
 
 _FINAL = {Phase.FAILED, Phase.SUCCEEDED}
@@ -18,9 +19,9 @@ NodeKey = tuple[str, "int | None"]
 """A node's name and its rank: two agents on one host may have one name."""
 
 
-def node_key(node: str, group_rank: int | None) -> NodeKey:
-    """Return the key of a node."""
-    return (node, group_rank)
+def node_key(place: Place) -> NodeKey:
+    """Return the key of the node of a process or an agent."""
+    return (place.node, place.group_rank)
 
 
 def node_order(key: NodeKey) -> tuple[str, int]:
@@ -45,13 +46,12 @@ def of_newest_incarnations(
     """
     newest = dict(newest or {})
     for entry in entries:
-        key = node_key(entry.place.node, entry.place.group_rank)
+        key = node_key(entry.place)
         newest[key] = max(newest.get(key, 0), entry.place.incarnation)
     return [
         entry
         for entry in entries
-        if not entry.place.incarnation
-        or entry.place.incarnation >= newest[node_key(entry.place.node, entry.place.group_rank)]
+        if not entry.place.incarnation or entry.place.incarnation >= newest[node_key(entry.place)]
     ]
 
 
@@ -69,13 +69,13 @@ def nodes_done(roster: Iterable[NodePresence], expected_nodes: int | None = None
 
 def nodes_reported(roster: Iterable[NodePresence]) -> set[NodeKey]:
     """Return the nodes that have reported: they will write nothing more."""
-    return {node_key(entry.place.node, entry.place.group_rank) for entry in roster if entry.phase in _FINAL}
+    return {node_key(entry.place) for entry in roster if entry.phase in _FINAL}
 
 
 def unreported_nodes(job: JobErrors) -> tuple[str, ...]:
     """Return the nodes that took part in the judged round and have not said that they are done, by name."""
     done = nodes_reported(job.roster)
-    unreported = {node_key(entry.place.node, entry.place.group_rank) for entry in job.roster} - done
+    unreported = {node_key(entry.place) for entry in job.roster} - done
     return tuple(node_label(key) for key in sorted(unreported, key=node_order))
 
 

@@ -205,7 +205,7 @@ def _without_receipts(roster: Iterable[NodePresence], withdrawn: frozenset[str])
 
 
 def _incarnation(place: Place) -> tuple[object, ...]:
-    return (node_key(place.node, place.group_rank), place.round, place.incarnation)
+    return (node_key(place), place.round, place.incarnation)
 
 
 def _names(document: WorkerError) -> set[str]:
@@ -377,7 +377,7 @@ def _coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     known += [failure.place.group_world_size for failure in failures]
     expected = expected_nodes or max(known, default=0) or None
     done = nodes_reported(roster)
-    joined = {node_key(entry.place.node, entry.place.group_rank) for entry in roster}
+    joined = {node_key(entry.place) for entry in roster}
     by_name: dict[str, NodeKey] = {}
     for key in sorted(joined, key=node_order):
         by_name.setdefault(key[0], key)

@@ -75,7 +75,7 @@ class JudgedRound:
         if place.group_rank is None:
             return max((number for (node, _), number in self.newest.items() if node == place.node), default=default)
         # an entry that could not be read has no node's name
-        keys = (node_key(place.node, place.group_rank), node_key("", place.group_rank))
+        keys = (node_key(place), ("", place.group_rank))
         return max((self.newest[key] for key in keys if key in self.newest), default=default)
 
 
@@ -96,6 +96,6 @@ def round_of(
     newest: dict[NodeKey, int] = defaultdict(int)
     for place in [entry.place for entry in roster] if number in entries else ours:
         if place.round == number:
-            key = node_key(place.node, place.group_rank)
+            key = node_key(place)
             newest[key] = max(newest[key], place.incarnation)
     return JudgedRound(number, max(entries, default=None), dict(newest), number in entries)

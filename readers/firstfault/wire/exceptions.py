@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from firstfault.model import ExceptionInfo, FrameInfo, ThreadFailure
-from firstfault.wire.forms import COUNT, LINE, MAX_NAMES, TIME, Field, Form, Table, interned, many, text
+from firstfault.wire.forms import COUNT, LINE, MAX_NAMES, TIME, Field, Form, Table, many, text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,8 @@ def _frame_from_pb(message: Any) -> Any:
     return FRAME.read(message, marked=(message.marked_from, message.marked_to))
 
 
-_FRAMES = Form(lambda frames: list(map(_frame_to_pb, frames)), lambda some: interned(tuple(map(_frame_from_pb, some))))
+_ONE_FRAME = Form(_frame_to_pb, _frame_from_pb, is_redacted=True)
+_FRAMES = many(_ONE_FRAME, keep=True)
 
 
 def _both_ends(frames: Sequence[T], most: int) -> tuple[Sequence[T], int]:
@@ -77,7 +78,7 @@ _PARTS = Table(
         Field("bases", many(LINE, MAX_NAMES, keep=True)),
         Field("notes", many(text(_MAX_TEXT), MAX_NAMES)),
         Field("relation", LINE),
-        Field("text_frames", Form(lambda frames: _FRAMES.write(frames[:_MAX_FRAMES]), _FRAMES.read)),
+        Field("text_frames", many(_ONE_FRAME, _MAX_FRAMES, keep=True)),
     ),
 )
 """Without the frames, causes and members, of which readers and writers take different numbers."""

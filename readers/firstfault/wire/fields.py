@@ -271,7 +271,7 @@ RECEIPT = Table(
         Field("durable", FLAG),
         Field("fault_to_durable_ns", TIME),
         Field("error", LINE),
-        Field("rank", forms.OPTIONAL_COUNT, "global_rank"),
+        Field("rank", RANK, "global_rank"),
         Field("withdrawn", FLAG),
     ),
 )

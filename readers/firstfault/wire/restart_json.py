@@ -27,6 +27,12 @@ MAX_RESTART_BYTES = 64 * 1024
 
 _LINE = limited(TEXT, lambda text: clean(text, MAX_LINE))
 
+_KIND = "`round`: torch elastic's worker group. `in-process`: the training function, in processes that live on"
+_LOST = (
+    "from then until the worker processes were started again; `null` if they were not, or not yet. Work since the last "
+    "checkpoint is not included"
+)
+
 _SIZES = Rows(
     dict, (Row("before", or_null(COUNT), "world_size_before"), Row("after", or_null(COUNT), "world_size_after"))
 )
@@ -35,18 +41,18 @@ _SIZES = Rows(
 RESTART = Rows(
     RestartRecord,
     (
-        Row("kind", one_of(RestartKind)),
-        Row("number", COUNT),
-        Row("headline", _LINE),
-        Row("restart", FLAG),
-        Row("reason", _LINE),
-        Row("agreed", FLAG, "is_agreed"),
-        Row("rank", or_null(COUNT)),
-        Row("node", _LINE),
-        Row("fingerprint", _LINE),
-        Row("category", _LINE),
-        Row("timestamp", TIME, "timestamp_ns"),
-        Row("lost_seconds", or_null(SECONDS)),
+        Row("kind", one_of(RestartKind), meaning=_KIND),
+        Row("number", COUNT, meaning="of the round or iteration that failed, from 0"),
+        Row("headline", _LINE, meaning="the verdict in one line"),
+        Row("restart", FLAG, meaning="whether the workers restart; `false`: the attempt ended"),
+        Row("reason", _LINE, meaning="of this decision"),
+        Row("agreed", FLAG, "is_agreed", "`false`: the agents reached no decision, and torch elastic restarted"),
+        Row("rank", or_null(COUNT), meaning="of the root cause; `null`: not known"),
+        Row("node", _LINE, meaning="of the root cause; empty: not known"),
+        Row("fingerprint", _LINE, meaning="of the root cause; empty: not known"),
+        Row("category", _LINE, meaning="of the root cause; empty: not known"),
+        Row("timestamp", TIME, "timestamp_ns", "when the root cause failed, RFC 3339 in UTC"),
+        Row("lost_seconds", or_null(SECONDS), meaning=_LOST),
     ),
 )
 """Without `world_size`, which is last."""
