@@ -74,8 +74,7 @@ ENDING_RECORDER_S = Limit(1.0, "a signal thread that ends the pod, for the recor
 # the nodes of a round
 NUMBERING_S = Limit(5.0, "an agent, for the number of the round", "it counts by itself")
 STORE_S = Limit(2.0, "an agent, for the store to take or give a value", "the store counts as lost")
-HOST_CLOSING_S = Limit(0.2, "an agent whose connection to the store broke", "it asks again whether the host listens")
-AGREEING_S = Limit(5.0, "an agent, for group rank 0's number of the round", "it counts by itself")
+HOST_CLOSING_S = Limit(0.2, "an agent that lost the store, for its host to stop listening", "the host lives")
 FATAL_LOOK_S = Limit(0.5, "an agent, while a peer restarts its workers", "it looks for a fatal failure")
 BARRIER_LOOK_S = Limit(1.0, "the exit barrier", "it looks again")
 BARRIER_LOG_S = Limit(60.0, "the exit barrier", "it logs that it waits")
@@ -95,7 +94,6 @@ TURN_S = Limit(2.0, "the next node in the order, for a verdict", "it concludes i
 TURN_FOR_NODE_S = Limit(0.002, "the same, more for each node", "it concludes itself")
 NO_ANSWER_S = Limit(3.0, "a node that reported, for an agent that acknowledged nothing", "that agent counts as dead")
 LOOK_S = Limit(0.5, "a node that reported; doubled each time", "it looks who lives")
-SIGNAL_LOOK_S = Limit(0.1, "a node that settles", "it looks whether the pod is to end")
 LONGEST_LOOK_S = Limit(2.0, "the longest of these pauses", "it looks who lives")
 STEP_S = Limit(5.0, "a node, for the store to take or give reports", "it concludes alone")
 STEP_FOR_NODE_S = Limit(0.01, "the same, more for each node", "it concludes alone")

@@ -52,7 +52,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> Looks:
     """Count the checks, and shorten the pauses between them."""
     counted = Looks()
     monkeypatch.setattr(outputs, "_are_there", counted)
-    monkeypatch.setattr(outputs, "_LONGEST_POLL_S", 0.1)
+    monkeypatch.setattr(outputs, "LONGEST_OUTPUTS_POLL_S", 0.1)
     return counted
 
 
@@ -152,7 +152,7 @@ def test_an_account_that_may_not_look(
 ) -> None:
     """A pod that may not read does not wait for half an hour after its success."""
     _use(replace(s3, access_key="no-such-key"), monkeypatch)
-    monkeypatch.setattr(outputs, "_REFUSED_S", 0.5)
+    monkeypatch.setattr(outputs, "OUTPUTS_REFUSED_S", 0.5)
     began = time.monotonic()
     assert await_outputs(s3.uri(), threading.Event(), 1800) is False
     assert time.monotonic() - began < LONG_S
@@ -176,7 +176,7 @@ def test_a_storage_that_hangs_does_not_delay_the_choice(prefix: Prefix, monkeypa
     """A pod that cannot look for another pod's verdict in time keeps its own."""
     own = sealed(concluded(prefix.recording(), [make_error(0)]), prefix.recording())
     hangs = threading.Event()
-    monkeypatch.setattr(outputs, "_LOOK_S", 0.2)
+    monkeypatch.setattr(outputs, "OUTPUTS_LOOK_S", 0.2)
     monkeypatch.setattr(outputs, "get_file", lambda *_: hangs.wait(LONG_S))
     began = time.monotonic()
     assert newest_seal(own.seal, own.document, prefix.uri) == own.document

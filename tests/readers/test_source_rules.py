@@ -17,7 +17,7 @@ DOORS = {
     "firstfault.report.redaction": "what was read, also from files that others wrote",
 }
 """Where secrets are removed: when a document is written, and when foreign text is read."""
-BESIDE_THE_DOORS = {"firstfault.render.html", "firstfault.strategies._inference", "firstfault.strategies._verdict"}
+BESIDE_THE_DOORS = {"firstfault.render.html", "firstfault.strategies._inferred", "firstfault.strategies._verdict"}
 """Modules that redact once more."""
 GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",

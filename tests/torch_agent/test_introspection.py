@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from firstfault.model import Collective, CollectiveProgress, ThreadFailure
 from firstfault_torch.context import Moment
-from firstfault_torch.node.worker_state import from_message, to_message
+from firstfault_torch.node.channel import from_message, to_message
 from firstfault_torch.worker import introspection as process_state
 from firstfault_torch.worker.introspection import collective_progress, gpu_uuid, thread_failures, watch_threads
 

@@ -643,27 +643,21 @@ with recorded(PlainEngine(sys.argv[1])):
 """
 
 
-@pytest.mark.parametrize("alive", [True, False])
-def test_no_thread_can_be_started(alive: bool, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_can_be_started(prefix: Prefix) -> None:
     """The exception is recorded whole, through the recorder; without one it waits in the spool for the agent."""
-    with node_recorder(prefix.recording()) as with_recorder:
-        monkeypatch.setenv("FIRSTFAULT_NODE_FOLDER", with_recorder.node_folder)
-        if not alive:
-            end_node_recorder(with_recorder)
-        ran = subprocess.run(
-            [sys.executable, "-c", _WITHOUT_THREADS, prefix.uri],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert ran.stdout == "can't start new thread\n"
-        assert ran.stderr.rstrip().endswith("ValueError: the fault")
-        if alive:
-            _, exception = _recorded(prefix)
-            assert exception.message == "the fault"
-        else:
-            assert "the system allows no further thread" in ran.stderr
+    with node_recorder(prefix.recording()) as lives, node_recorder(prefix.recording()) as has_ended:
+        end_node_recorder(has_ended)
+        command = [sys.executable, "-c", _WITHOUT_THREADS, prefix.uri]
+        environments = [{**os.environ, "FIRSTFAULT_NODE_FOLDER": one.node_folder} for one in (lives, has_ended)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        # at the same time: each of them loads torch
+        running = [subprocess.Popen(command, env=environment, **pipes) for environment in environments]
+        ended = [process.communicate(timeout=60) for process in running]
+    assert [stdout for stdout, _ in ended] == ["can't start new thread\n"] * 2
+    assert all(stderr.rstrip().endswith("ValueError: the fault") for _, stderr in ended)
+    assert ["the system allows no further thread" in stderr for _, stderr in ended] == [False, True]
+    _, exception = _recorded(prefix)
+    assert exception.message == "the fault"
 
 
 def test_a_document_too_large_is_cut(prefix: Prefix) -> None:

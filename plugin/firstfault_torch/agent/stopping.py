@@ -11,8 +11,8 @@ from firstfault.recorder.left_processes import end_left_processes
 from firstfault_torch.agent.death_documents import Observation
 from firstfault_torch.budgets import ASKING_S, EXIT_S, STOP_POLL_S
 from firstfault_torch.guard import guarded
+from firstfault_torch.node.channel import from_message
 from firstfault_torch.node.stack_dumps import ask_for_stacks, written_stacks
-from firstfault_torch.node.worker_state import from_message
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

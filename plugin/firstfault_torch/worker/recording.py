@@ -22,12 +22,11 @@ from firstfault_torch.context import Moment, Recording, worker_place
 from firstfault_torch.error_classes import lost_agent
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, mark_recoverable
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
-from firstfault_torch.node.channel import WorkerChannel
+from firstfault_torch.node.channel import WorkerChannel, to_message
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.stack_dumps import register_stacks, write_unasked
 from firstfault_torch.node.starting import await_siblings
 from firstfault_torch.node.stderr_relay import redirect_stderr
-from firstfault_torch.node.worker_state import to_message
 from firstfault_torch.worker.exception_document import describe_and_record
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
 from firstfault_torch.worker.introspection import collective_progress, thread_failures, watch_threads

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from firstfault_torch.budgets import LAST_DECKS_S
 from firstfault_torch.guard import guarded
 from firstfault_torch.worker.recording import recorded
 from flytekitplugins.firstfault.flyte_engine import FlyteEngine
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.options import RestartsInProcess
     from firstfault_torch.worker.recording import WorkerMonitor
-
-_DECKS_S = 0.1
-"""Longest wait for rank 0's decks to be written before it answers its agent, seconds. The agent waits longer."""
 
 
 class WorkerResult(NamedTuple):
@@ -102,4 +100,4 @@ def _keep(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
 
     keeper = DeckKeeper(recording.files, place.round, decks)
     monitor.at_close(keeper.end)
-    monitor.before_stop(partial(keeper.look_now, _DECKS_S))
+    monitor.before_stop(partial(keeper.look_now, LAST_DECKS_S))

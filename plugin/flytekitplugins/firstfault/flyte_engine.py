@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.model.roster import pods_live
+from firstfault_torch.budgets import NOW_S, PUBLISH_S, TERMINATED_PUBLISH_S
 from firstfault_torch.context import Identity, host_name
 from firstfault_torch.engine import ErrorName
 from firstfault_torch.guard import caught
@@ -27,12 +28,6 @@ RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PLAIN_CODE = "USER:RuntimeError"
 """flytekit's code for an exception without an ``error_code``."""
-_UPLOAD_S = 5.0
-"""Longest time for uploading the verdict, seconds; the stock entrypoint tries again."""
-_TERMINATED_S = 2.0
-"""The same after a signal that terminates this pod."""
-_NOW_S = 1.0
-"""The same if the process ends now."""
 
 
 class Published(NamedTuple):
@@ -110,7 +105,7 @@ class FlyteEngine:
         if not self.in_pod:
             return verdict
         if leaving_now:
-            return verdict if verdict.durable else self._uploaded(verdict, _NOW_S)
+            return verdict if verdict.durable else self._uploaded(verdict, NOW_S)
         if not verdict.for_all:
             # the nodes could not settle on one verdict
             document = newest_seal(verdict.seal, verdict.document, self._output_prefix, give_up)
@@ -118,7 +113,7 @@ class FlyteEngine:
         writes_deck = self._leave_deck(verdict, give_up)
         if not verdict.durable:
             hurried = give_up is not None and give_up.is_set()
-            verdict = self._uploaded(verdict, _TERMINATED_S if hurried else _UPLOAD_S)
+            verdict = self._uploaded(verdict, TERMINATED_PUBLISH_S if hurried else PUBLISH_S)
         self.published = Published(verdict.document, verdict.durable, writes_deck)
         return verdict
 

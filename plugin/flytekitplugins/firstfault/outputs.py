@@ -20,6 +20,14 @@ from firstfault.model import DocumentRef, Seal
 from firstfault.store import open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import decode
+from firstfault_torch.budgets import (
+    LONGEST_OUTPUTS_POLL_S,
+    OUTPUTS_HURRIED_LOOK_S,
+    OUTPUTS_LOOK_S,
+    OUTPUTS_POLL_S,
+    OUTPUTS_REFUSED_S,
+    OUTPUTS_S,
+)
 from firstfault_torch.guard import bounded, logger
 from firstfault_torch.node.document_writer import get_file
 
@@ -27,17 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from firstfault.store import Store
-
-_LONGEST_S = 1800.0
-"""Longest wait for the outputs, seconds. If rank 0's pod dies meanwhile, the operator ends the job and this pod."""
-_REFUSED_S = 60.0
-"""Longest wait for the outputs if this pod may not look for them, seconds; rank 0's pod needs seconds to write them."""
-_LOOK_S = 2.0
-"""Longest look for the verdict of another pod."""
-_HURRIED_LOOK_S = 1.0
-"""The same if the process is about to end."""
-_FIRST_POLL_S = 0.05
-_LONGEST_POLL_S = 2.0
 
 
 def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
@@ -65,7 +62,9 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: thread
     """
     name = sealed_name(output_prefix)
     doing = "looking for the verdict of another pod"
-    other = bounded(lambda: get_file(output_prefix, name), _LOOK_S, doing, give_up, hurried_seconds=_HURRIED_LOOK_S)
+    other = bounded(
+        lambda: get_file(output_prefix, name), OUTPUTS_LOOK_S, doing, give_up, hurried_seconds=OUTPUTS_HURRIED_LOOK_S
+    )
     try:
         found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
     except BadDocumentError:
@@ -73,7 +72,7 @@ def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: thread
     return other if other is not None and isinstance(found, Seal) and found.count >= seal.count else document
 
 
-def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = _LONGEST_S) -> bool:
+def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = OUTPUTS_S) -> bool:
     """Wait for outputs or an error of rank 0's pod; return False after `seconds`, or if the wait was given up.
 
     Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
@@ -96,7 +95,7 @@ def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float =
             logger.warning("cannot look for rank 0's outputs: %s", error)
             return False
 
-    return _await(look, missed, give_up, lambda: min(_REFUSED_S, seconds) if refusals else seconds)
+    return _await(look, missed, give_up, lambda: min(OUTPUTS_REFUSED_S, seconds) if refusals else seconds)
 
 
 def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None, seconds: float) -> bool:
@@ -114,7 +113,7 @@ def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None,
 
 def _await(are_there: Callable[[], bool], missed: str, give_up: threading.Event, limit: Callable[[], float]) -> bool:
     began = time.monotonic()
-    pause = _FIRST_POLL_S
+    pause: float = OUTPUTS_POLL_S
     while not are_there():
         left = began + limit() - time.monotonic()
         if left <= 0:
@@ -122,7 +121,7 @@ def _await(are_there: Callable[[], bool], missed: str, give_up: threading.Event,
             return False
         if give_up.wait(min(pause, left)):
             return False
-        pause = min(pause * 1.5, _LONGEST_POLL_S)
+        pause = min(pause * 1.5, LONGEST_OUTPUTS_POLL_S)
     return True
 
 

@@ -74,10 +74,9 @@ class Recorder:
             RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
         """
         try:
-            answer = self._ask({"op": "put", "file": str(file.absolute()), "target": asdict(target)}, seconds)
+            return Receipt(**self._ask({"op": "put", "file": str(file.absolute()), "target": asdict(target)}, seconds))
         except TimeoutError:
             return target.failed(f"the storage did not answer within {seconds:.1f} s")
-        return Receipt(target.name, answer["durable"], answer["fault_to_durable_ns"], answer["error"], target.rank)
 
     def resources(self, timeout_seconds: float = RESOURCES_S) -> dict[str, int | None]:
         """Return the container's memory figures; see `firstfault.recorder.memory.MemoryWatch.report`.

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,14 +145,8 @@ class _Server:
     async def _put(self, request: dict[str, Any]) -> dict[str, Any]:
         file = Path(request["file"])
         spooled = file.is_relative_to(self._folder.path)
-        receipt = await self._uploads.put_file(
-            Target(**request["target"]), file, Spool(file.parent) if spooled else None
-        )
-        return {
-            "durable": receipt.durable,
-            "fault_to_durable_ns": receipt.fault_to_durable_ns,
-            "error": receipt.error,
-        }
+        target, spool = Target(**request["target"]), Spool(file.parent) if spooled else None
+        return asdict(await self._uploads.put_file(target, file, spool))
 
 
 def _read_on(stderr: list[int]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.model import Receipt
@@ -84,13 +84,7 @@ class Spool:
         before = self._receipt(receipt.name)
         if before is not None and before.durable and not receipt.durable:
             return  # a slow first try that failed after a second one
-        content = {
-            "durable": receipt.durable,
-            "fault_to_durable_ns": receipt.fault_to_durable_ns,
-            "error": receipt.error,
-            "rank": receipt.rank,
-        }
-        self._write(f"{receipt.name}{_RECEIPT}", json.dumps(content).encode())
+        self._write(f"{receipt.name}{_RECEIPT}", json.dumps(asdict(receipt)).encode())
 
     def withdraw(self, name: str) -> None:
         """Mark a document, which may not exist yet, as withdrawn: the recorder will not upload it.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from flytekit.deck.deck import TimeLineDeck
 
+from firstfault_torch.budgets import DECKS_INTERVAL_S, DECKS_LAST_S
 from firstfault_torch.guard import bounded, guarded, logger
 
 if TYPE_CHECKING:
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
 
     from firstfault_torch.node.files import NodeFiles
 
-_INTERVAL_S = 1.0
 _LOOK_SHARE = 20
 """The pause after a slow check is this many times its duration, so that large decks do not slow the training."""
-_LAST_S = 1.0
-"""Longest time for the last check, seconds."""
 _MAX_BYTES = 20 * 1024 * 1024
 """Limit for all decks together."""
 
@@ -72,19 +70,19 @@ class DeckKeeper:
         """Check for the last time, and end the thread."""
         self._ended = True
         self._wake.set()
-        bounded(self._look, _LAST_S, "keeping the decks")
+        bounded(self._look, DECKS_LAST_S, "keeping the decks")
 
     def _run(self) -> None:
         # a failure ends the thread, with one warning
         with guarded("keeping the decks"):
-            pause = _INTERVAL_S
+            pause: float = DECKS_INTERVAL_S
             while not self._ended:
                 self._wake.wait(pause)
                 self._wake.clear()
                 began = time.monotonic()
                 self._look()
                 self._looked.set()
-                pause = max(_INTERVAL_S, _LOOK_SHARE * (time.monotonic() - began))
+                pause = max(DECKS_INTERVAL_S, _LOOK_SHARE * (time.monotonic() - began))
 
     def _look(self) -> None:
         with self._lock:

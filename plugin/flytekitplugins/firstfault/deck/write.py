@@ -19,6 +19,7 @@ from flytekit.deck.deck import _output_deck
 from firstfault.attempts import sibling_attempts
 from firstfault.model import Phase, Subject, Writer
 from firstfault.report.data import with_attempts
+from firstfault_torch.budgets import DECK_BEFORE_S, DECK_S
 from firstfault_torch.guard import bounded, guarded
 from flytekitplugins.firstfault.deck.keep import kept_decks
 from flytekitplugins.firstfault.outputs import await_deck
@@ -37,10 +38,6 @@ TAB = "firstfault"
 """Name of the report's tab."""
 _MARK = "<!-- firstfault: why this attempt failed -->"
 """Tells the other pods that this is the deck with the report: a task may have published one before it failed."""
-_WRITING_S = 3.0
-"""Longest time for writing the deck, and longest wait of the other pods for it, seconds."""
-_BEFORE_S = 1.0
-"""Longest time, within `_WRITING_S`, for reading the earlier attempts."""
 _ENDED = (Phase.FAILED, Phase.SUCCEEDED)
 
 
@@ -66,12 +63,12 @@ def leave_deck(
         return False  # the pod that concluded for all has written it
     with guarded("publishing the deck"):
         if not verdict.for_all and not is_elected(recording, verdict.report.job, staying):
-            wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, _WRITING_S)
-            bounded(wait, _WRITING_S, "waiting for the deck", give_up)
+            wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, DECK_S)
+            bounded(wait, DECK_S, "waiting for the deck", give_up)
             return False
         # flytekit's context is a context variable of this thread
         write = partial(contextvars.copy_context().run, _write, verdict, verdict.report, task_name)
-        return bounded(write, _WRITING_S, "writing the deck", give_up) is None
+        return bounded(write, DECK_S, "writing the deck", give_up) is None
     return True
 
 
@@ -138,8 +135,8 @@ def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
     identity = verdict.recording.identity
     if identity.attempt == 0 or verdict.conclusion is None:
         return ()
-    read = partial(sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=_BEFORE_S)
-    return bounded(read, _BEFORE_S, "reading the attempts before") or ()
+    read = partial(sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=DECK_BEFORE_S)
+    return bounded(read, DECK_BEFORE_S, "reading the attempts before") or ()
 
 
 def _tabs(report: Deck, children: Sequence[Deck], others: Sequence[Deck]) -> list[Deck]:
