@@ -358,12 +358,23 @@ def test_json_without_an_error(attempt: Attempt, run: Callable[..., Ran], output
     assert json.loads(ran.out) == {"schema": "firstfault.verdict/v1", "verdict": None, "decision": None}
 
 
-def test_text(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """Without --json stdout begins with the answer and ends with the documents' URI."""
+@pytest.mark.parametrize(
+    ("options", "begins", "has"),
+    [
+        ((), "ValueError rank 3 w-1 no retry: bad\n", "\ndocuments: {uri}/firstfault/errors\n"),
+        (("--markdown",), "## ValueError: bad\n", "- **Where:** rank 3 on w-1"),
+        (("--html", "-"), "<!doctype html>", "</html>"),
+    ],
+)
+def test_each_form_is_stdout(
+    attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...], begins: str, has: str
+) -> None:
+    """Each form is stdout and nothing else."""
     attempt.write(make_error(3, node="w-1", message="bad"))
-    lines = run("show", attempt.uri).out.splitlines()
-    assert lines[0] == "ValueError rank 3 w-1 no retry: bad"
-    assert lines[-1] == f"documents: {attempt.uri}/firstfault/errors"
+    ran = run("show", attempt.uri, *options)
+    assert (ran.code, ran.err) == (EXIT.ROOT_CAUSE, "")
+    assert ran.out.startswith(begins)
+    assert has.format(uri=attempt.uri) in ran.out
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
@@ -412,15 +423,6 @@ def test_html_is_written_as_a_file(attempt: Attempt, run: Callable[..., Ran], tm
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_html_on_stdout(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """With --html - the page is stdout and nothing else."""
-    attempt.write(make_error(3, node="w-1"))
-    ran = run("show", attempt.uri, "--html", "-")
-    assert ran.code == EXIT.ROOT_CAUSE
-    assert ran.out.lower().startswith("<!doctype html>")
-    assert ran.err == ""
-
-
 @pytest.mark.parametrize("option", ["--json", "--markdown"])
 def test_html_beside_another_form(attempt: Attempt, run: Callable[..., Ran], tmp_path: Path, option: str) -> None:
     """--html FILE does not change the other output on stdout."""
@@ -438,16 +440,6 @@ def test_html_of_success(attempt: Attempt, run: Callable[..., Ran], tmp_path: Pa
     assert ran == Ran(EXIT.OK, "no error: the attempt has outputs\n", "")
     assert not (tmp_path / "report.html").exists()
     assert run("show", attempt.uri, "--html", "-") == Ran(EXIT.OK, "", "no error: the attempt has outputs\n")
-
-
-def test_markdown(attempt: Attempt, run: Callable[..., Ran]) -> None:
-    """With --markdown stdout is Markdown."""
-    attempt.write(make_error(3, node="w-1", message="bad"))
-    ran = run("show", attempt.uri, "--markdown")
-    assert ran.code == EXIT.ROOT_CAUSE
-    assert ran.out.startswith("## ValueError: bad\n")
-    assert "- **Where:** rank 3 on w-1" in ran.out
-    assert ran.err == ""
 
 
 @pytest.mark.parametrize(

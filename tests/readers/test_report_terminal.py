@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
-from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import (
     ExceptionInfo,
     FrameInfo,
@@ -25,19 +24,18 @@ from firstfault.model import (
     Suspect,
     Verdict,
 )
+from firstfault.render.html import page
 from firstfault.render.plain import terminal_text
 from firstfault.render.printer import encodable
 from firstfault.render.terminal import print_report
-from firstfault.render.timeline import timeline_of
 from firstfault.report import markdown, report_of
 from firstfault.report.attempt_changes import AttemptSummary, summary_of
-from firstfault.report.cascade import cascade_of
 from firstfault.report.headline import first_line
-from firstfault.report.words import counted, duration
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.cascades.replay import RECORDED, load, verdict_of
+from tests.reports.every_field import KINDS_OF_ROOT, report_full_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,15 +106,46 @@ def test_the_usual_case_is_one_screen() -> None:
     assert "         s 2 stopped by its agent, ranks 1-2: SIGTERM: rank 3 failed" in lines
 
 
-@pytest.mark.parametrize("name", ["raise-rank2-of4", "SIGKILL-rank3-of4", "memory-rank0-of4", "hang-rank0-of4"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("raise-rank2-of4", "SIGKILL-rank3-of4", "memory-rank0-of4", "hang-rank0-of4", "recoverable-from-rank5-of8"),
+        *("agent-killed-rank0-of4", "disk-rank5-of8", "terminate-rank0-of4"),
+    ],
+)
 def test_real_cascades_are_one_screen(name: str) -> None:
-    """What real jobs left, with names as long as Flyte's, has room on a screen as well."""
+    """Reports on real jobs, with names as long as Flyte's, fit one screen and begin with the root cause."""
     cascade = load(RECORDED / f"{name}.zip")
     verdict = verdict_of(cascade, "evidence")
     assert verdict is not None
     text = _printed(report_of(cascade.job, verdict, decide(verdict), uri=f"{_URI}{'x' * 60}"))
-    assert len(text.splitlines()) <= 24
+    assert len(text.splitlines()) < 24
     assert "-v shows more" in text
+    assert "Failed   X 1 root cause" in text
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("text", ["word " * 200, "x" * 3_000])
+def test_texts_of_any_length_are_one_screen(text: str, width: int) -> None:
+    """If every text of every kind of report is long, the lines that a person misses least are left out."""
+    for root, scope in itertools.product(KINDS_OF_ROOT, Scope):
+        lines = _printed(report_full_of(text, root, scope), width).splitlines()
+        assert len(lines) < 24
+        assert {"What", "Where", "Retry", "Next", "Failed", "Reported"} <= {line.split(" ")[0] for line in lines}
+
+
+def test_what_there_is_room_for() -> None:
+    """Further groups are counted; the first reason and the changes of attempts are shown; -v has all groups."""
+    failures = [make_error(rank, node="w-0", at_ms=rank, exception=f"{chr(65 + rank) * 5}Error") for rank in range(9)]
+    many, one = _report(*failures), _usual()
+    assert re.search(r"and (\d) more groups, \1 failures \(-v\)", _printed(many))
+    assert "more groups" not in _printed(many, verbose=True)
+    assert f"Why      {one.verdict.why[0]}\n" in _printed(one)
+    own = summary_of(1, one.job, one.verdict, one.decision)
+    again = report_of(one.job, one.verdict, one.decision, attempts=(replace(own, number=0), own))
+    assert "Attempts attempt 0 to 1: the same fault again" in _printed(again)
+    assert "Attempts" not in _printed(one)
+    assert "firstfault show" not in _printed(replace(one, uri=""))
 
 
 def test_the_last_lines_of_a_log() -> None:
@@ -124,72 +153,6 @@ def test_the_last_lines_of_a_log() -> None:
     log = "\n".join(f"step {number}" for number in range(9)) + "\nrm: /data: read-only\n"
     text = _printed(_usual(exception=None, exit_code=1, log_tail=log))
     assert "Log      step 7\n         step 8\n         rm: /data: read-only\n" in text
-
-
-def test_many_groups_are_counted() -> None:
-    """Beyond a few, groups of errors are counted, and -v shows them all."""
-    failures = [make_error(rank, node="w-0", at_ms=rank, exception=f"{chr(65 + rank) * 5}Error") for rank in range(9)]
-    report = _report(*failures)
-    assert re.search(r"and (\d) more groups, \1 failures \(-v\)", _printed(report))
-    assert "more groups" not in _printed(report, verbose=True)
-
-
-def test_advice_is_called_advice() -> None:
-    """A decision that Flyte does not carry out is not told as if it did."""
-    one = _usual()
-    report = report_of(one.job, one.verdict, replace(one.decision, enforced=False))
-    assert "Retry    should not be retried; Flyte decides by itself, this is advice; " in _printed(report)
-
-
-@pytest.mark.parametrize("verbose", [False, True])
-def test_every_form_says_the_same_fate(verbose: bool) -> None:
-    """Whether it was retried is told as the page and Markdown tell it, with the reason."""
-    one = _usual()
-    own = summary_of(0, one.job, one.verdict, one.decision)
-    attempts = (own, AttemptSummary(1, note="succeeded"))
-    report = report_of(one.job, one.verdict, one.decision, uri=_URI, attempts=attempts)
-    fate = "was retried: attempt 1 succeeded"
-    assert report.answers.fate == fate
-    assert f"Retry    {fate}; {report.decision.reason}"[:79] in _printed(report, 200, verbose=verbose)
-    assert f"fate: {fate}" in terminal_text(report, verbose=verbose).splitlines()
-    assert f"it {fate}. " in markdown(report)
-
-
-def test_the_first_of_the_evidence() -> None:
-    """One screen has the first sentence of the evidence where there is room, all of them come with -v."""
-    report = _usual()
-    assert f"Why      {report.verdict.why[0]}\n" in _printed(report)
-    assert "\nWhy " not in _printed(report, verbose=True)
-
-
-@pytest.mark.parametrize(
-    ("name", "has_room"),
-    [
-        ("recoverable-from-rank5-of8", False),
-        ("agent-killed-rank0-of4", False),
-        ("disk-rank5-of8", False),
-        ("terminate-rank0-of4", False),
-    ],
-)
-def test_what_is_long_is_one_screen_too(name: str, has_room: bool) -> None:
-    """Where much is to be said there is less of each list, and the root cause is still the first that failed."""
-    cascade = load(RECORDED / f"{name}.zip")
-    verdict = verdict_of(cascade, "evidence")
-    assert verdict is not None
-    text = _printed(report_of(cascade.job, verdict, decide(verdict), uri=f"{_URI}{'x' * 60}"))
-    assert len(text.splitlines()) <= 24
-    assert "Failed   X 1 root cause" in text
-    assert ("\nWhy " in text) is has_room
-
-
-def test_what_changed_since_the_attempt_before() -> None:
-    """With other attempts there is a line about each change, without them none."""
-    one = _usual()
-    own = summary_of(1, one.job, one.verdict, one.decision)
-    attempts = (replace(own, number=0), own)
-    report = report_of(one.job, one.verdict, one.decision, attempts=attempts)
-    assert "Attempts attempt 0 to 1: the same fault again" in _printed(report)
-    assert "Attempts" not in _printed(one)
 
 
 # --- everything -----------------------------------------------------------------------------------------------------
@@ -269,7 +232,25 @@ def test_tracebacks(exception: ExceptionInfo, lines: list[str]) -> None:
     assert "\n".join(lines) in _printed(_usual(exception=exception), verbose=True)
 
 
-def test_the_suspects_stacks() -> None:
+def test_restarts_that_were_recovered_from_are_counted() -> None:
+    """Terminal, pipe and Markdown list 20 of them with -v, the page 50, and all count the others."""
+    recovered = make_error(1, node="w-0", exception="OSError", message="full", round=0)
+    one = _usual()
+    report = report_of(replace(one.job, history=(recovered,) * 60), one.verdict, one.decision)
+    title, line = "Recovered from, by restarts within this attempt", "round 0: rank 1 on w-0: OSError: full"
+    for text, shown, more in (
+        (_printed(report, verbose=True), 20, 40),
+        (terminal_text(report, verbose=True), 20, 40),
+        (markdown(report), 20, 40),
+        (page(report), 50 + 20, 10),  # the page also contains the Markdown to copy
+    ):
+        assert text.count(line) == shown
+        assert f"and {more} more" in text
+    assert "recovered" not in terminal_text(report)
+    assert title not in _printed(one, verbose=True) + markdown(one)
+
+
+def test_stacks_of_suspects() -> None:
     """If no rank is named, -v shows the stacks of the suspects."""
     hung = {"exception": None, "signal": "SIGTERM", "sent_signals": (SentSignal("SIGTERM", "timeout"),)}
     job = make_job(make_error(0, pid=7, stack_dumps=(StackDump(7, 0, "in recv"),), **hung))
@@ -279,26 +260,6 @@ def test_the_suspects_stacks() -> None:
     report = report_of(job, verdict, decide(verdict))
     assert "Where it stood: rank 0\n  in recv\n" in _printed(report, verbose=True)
     assert "in recv" not in _printed(report)
-
-
-@pytest.mark.parametrize(("count", "more"), [(1, ()), (20, ()), (23, ("and 3 more",))])
-def test_restarts_that_were_recovered_from(count: int, more: tuple[str, ...]) -> None:
-    """What the job recovered from is told with -v, in a pipe and in Markdown, as much as a person reads."""
-    history = tuple(make_error(rank, round=0, node="w-0", exception="OSError", message="full") for rank in range(count))
-    one = _usual()
-    report = report_of(replace(one.job, history=history), one.verdict, one.decision)
-    title, first = "Recovered from, by restarts within this attempt", "round 0: rank 0 on w-0: OSError: full"
-    lines = _printed(report, verbose=True).splitlines()
-    assert lines[lines.index(title) + 1] == f"  {first}"
-    assert [line for line in lines if line == "  and 3 more"] == [f"  {line}" for line in more]
-    plain = terminal_text(report, verbose=True).splitlines()
-    assert f"recovered: {first}" in plain
-    assert sum(line.startswith("recovered: ") for line in plain) == min(count, 20) + len(more)
-    assert f"### {title}\n\n- round 0: rank 0 on w-0: OSError: full\n" in markdown(report)
-    assert [line for line in markdown(report).splitlines() if line == "- and 3 more"] == [f"- {line}" for line in more]
-    assert "recovered" not in terminal_text(report)
-    assert title not in _printed(one, verbose=True)
-    assert title not in markdown(one)
 
 
 def test_a_terminal_has_room_for_so_much() -> None:
@@ -396,29 +357,6 @@ def test_our_own_words_are_ascii() -> None:
     """Without texts of others there is nothing but ASCII, for terminals that have no more."""
     assert _printed(_usual(), verbose=True).isascii()
     assert terminal_text(_usual(), verbose=True).isascii()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (119, "119 s"),
-        (3600, "60 min"),
-        (7199, "120 min"),
-        (7200, "2 h"),
-        (10_800, "3 h"),
-        (172_799, "48 h"),
-        (172_800, "2 d"),
-        (260_000, "3 d"),
-    ],
-)
-def test_long_durations(seconds: int, text: str) -> None:
-    """From two of it a longer unit is taken, so that a clock that is days off is not told in minutes."""
-    assert duration(seconds * 10**9) == duration(-seconds * 10**9) == text
-
-
-def test_how_many_there_are() -> None:
-    """One of a thing is named as one."""
-    assert [counted(number, "document") for number in (0, 1, 2)] == ["0 documents", "1 document", "2 documents"]
 
 
 def test_encodable() -> None:
@@ -540,12 +478,6 @@ def test_bad_input_has_its_details(name: str) -> None:
     assert "Facts" in text
 
 
-def test_an_attempt_that_could_not_be_read_is_said() -> None:
-    """Between those that could be read stands the one that could not, with the reason."""
-    assert "attempt 0 to 1: attempt 1 could not be read: refused" in " ".join(_printed(_unreadable_attempt()).split())
-    assert "attempt: 1: could not be read: refused" in terminal_text(_unreadable_attempt()).splitlines()
-
-
 # --- plain lines ----------------------------------------------------------------------------------------------------
 
 
@@ -569,6 +501,11 @@ def test_plain_lines() -> None:
     ):
         assert line in lines, line
     assert any(line.startswith("retry: no, ") for line in lines)
+    assert {"pod: w-1 (group rank 1)", "ranks: w-1: s 2 stopped by its agent; X 3 root cause"} <= {
+        *terminal_text(_usual(), verbose=True).splitlines()
+    }
+    assert "documents: " not in terminal_text(replace(_usual(), uri=""))
+    assert "attempt: 1: could not be read: refused" in terminal_text(_unreadable_attempt()).splitlines()
 
 
 def test_every_reason_and_suspect_is_a_line() -> None:
@@ -615,33 +552,3 @@ def test_many_groups_in_plain_lines() -> None:
     assert re.fullmatch(r"group: and \d+ more", groups[-1])
     assert len(report.cascade.groups) > 1_000
     assert terminal_text(report, verbose=True).count("\ngroup: ") == len(report.cascade.groups)
-
-
-def test_ranks_by_node_in_plain_lines() -> None:
-    """With -v each node has a line, and each node's ranks have one."""
-    lines = terminal_text(_usual(), verbose=True).splitlines()
-    assert "pod: w-1 (group rank 1)" in lines
-    assert "ranks: w-1: s 2 stopped by its agent; X 3 root cause" in lines
-
-
-def test_a_report_without_a_uri_names_no_documents() -> None:
-    """Who made the report from memory is not sent to a place."""
-    report = replace(_usual(), uri="")
-    assert "documents: " not in terminal_text(report)
-    assert "firstfault show" not in _printed(report)
-
-
-# --- what all forms share -------------------------------------------------------------------------------------------
-
-
-def test_labels_of_a_time_line_stand_apart() -> None:
-    """The marks of the scale leave room for their labels, with a sign too, however long the cascade took."""
-    for last_ms in (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000):
-        others = [make_error(0, node="w-0", at_ms=-last_ms), make_error(1, node="w-0", at_ms=last_ms)]
-        report = _usual()
-        root = replace(report.verdict.root, timestamp_ns=make_error(3, at_ms=0).timestamp_ns)
-        job = make_job(root, *others)
-        drawn = timeline_of(cascade_of(job, replace(report.verdict, root=root), diagnose(job)))
-        assert drawn is not None
-        places = [tick.x for tick in drawn.ticks]
-        assert min(after - before for before, after in itertools.pairwise(places)) > 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -404,6 +405,16 @@ def test_a_histogram_counts_every_failure() -> None:
     assert all(bar.x >= root.x for bar in timeline.bars), "no victim is before the root cause"
 
 
+def test_labels_of_a_time_line_stand_apart() -> None:
+    """The marks of the scale leave room for their labels, however long the cascade took."""
+    for last_ms in (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000):
+        others = [make_error(0, at_ms=-last_ms), make_error(1, at_ms=last_ms)]
+        drawn = timeline_of(_report(make_job(make_error(3), *others)).cascade)
+        assert drawn is not None
+        places = [tick.x for tick in drawn.ticks]
+        assert min(after - before for before, after in itertools.pairwise(places)) > 50
+
+
 def test_one_time_has_no_time_line() -> None:
     """With one failure, or no failure with a time, no time line is drawn."""
     assert timeline_of(_cascade(make_job(make_error()))) is None
@@ -437,11 +448,16 @@ def test_ranks_as_text(ranks: tuple[int, ...], limit: int, text: str) -> None:
         (31_000_000, "31 ms"),
         (1_250_000_000, "1.2 s"),
         (42_000_000_000, "42 s"),
+        (119 * 10**9, "119 s"),
         (600_000_000_000, "10 min"),
+        (7199 * 10**9, "120 min"),
+        (7200 * 10**9, "2 h"),
+        (172_799 * 10**9, "48 h"),
+        (172_800 * 10**9, "2 d"),
     ],
 )
 def test_durations(nanoseconds: int, text: str) -> None:
-    """A time has two or three digits and one unit."""
+    """A time has two or three digits and one unit, a longer one from two of it."""
     assert duration(nanoseconds) == duration(-nanoseconds) == text
 
 

@@ -221,47 +221,6 @@ def _cascade() -> Verdict:
     )
 
 
-def test_the_message() -> None:
-    """The message has one fact per line, the exception, the evidence, the commands and the answer."""
-    assert _message(_cascade(), _NO, uri=_URI).splitlines() == [
-        "KeyError rank 3 w-1 no retry: bad sample",
-        "",
-        "root cause: KeyError, rank 3 on w-1: bad sample",
-        "retry: no, it is a bug",
-        "fault: failed (your code)",
-        "rank: 3 (local_rank 1)",
-        "pod: w-1",
-        "host: node-7",
-        "exit code: 1",
-        "time: 2023-11-14 22:13:20.000 UTC",
-        "code: train.py:7 in train",
-        "next: open the code that raised it: train.py:7 in train",
-        "unknown: whether this failure came first: confidence is medium, see the evidence",
-        "",
-        "in your code:",
-        "  train.py:7 in train: step(batch)",
-        "",
-        "message:",
-        "  bad sample",
-        "",
-        "job: execution f00; 2 pods",
-        "victims: 2",
-        "  rank 0: RuntimeError: Connection closed by peer",
-        "  rank 2: stopped by its agent (SIGTERM): rank 3 failed",
-        "pods reported: 2 of 2",
-        "category: user_code",
-        "confidence: medium (strategy earliest)",
-        "",
-        "why: rank 3 on w-1 failed first; the next, rank 0 on w-0, was recorded 31.0 ms later",
-        "",
-        "to copy:",
-        "kubectl logs w-1",
-        f"firstfault show {_URI}",
-        "",
-        "KeyError rank 3 w-1 no retry: bad sample",
-    ]
-
-
 @pytest.mark.parametrize(
     ("verdict", "decision", "fact"),
     [
@@ -269,6 +228,7 @@ def test_the_message() -> None:
         (_cascade(), _YES, "enforced by Flyte: no, this is advice"),
         (replace(_cascade(), settled=False), _NO, "unknown: what the other pods report: waiting for them timed out"),
         (_verdict(make_error()), _NO, "pods reported: 1 of an unknown number, incomplete"),
+        (replace(_cascade(), coverage=Coverage(None, 3)), _NO, "pods reported: 3 of an unknown number, incomplete"),
         (_verdict(make_error(at_ms=None)), _NO, "time: not recorded"),
         (_verdict(make_error(exception=None, signal="SIGKILL", exit_code=-9, pid=7)), _NO, "exit code: -9"),
         (
@@ -354,6 +314,12 @@ def _shown(**fields: Any) -> list[str]:
     return _message(verdict, _NO, uri=_URI).splitlines()
 
 
+def _facts(**fields: Any) -> list[str]:
+    """Return the facts of the report on that failure."""
+    failure = make_error(3, **{"pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields})
+    return [fact.line for fact in report_of(make_job(), _verdict(failure), _NO).facts]
+
+
 @pytest.mark.parametrize(
     ("resources", "fact"),
     [
@@ -370,8 +336,8 @@ def _shown(**fields: Any) -> list[str]:
     ],
 )
 def test_memory(resources: Resources, fact: str) -> None:
-    """The message has the known figures of the node's memory, in readable units."""
-    assert [line for line in _shown(resources=resources) if line.startswith("memory: ")] == [f"memory: {fact}"]
+    """The known figures of the node's memory are a fact, in readable units."""
+    assert [line for line in _facts(resources=resources) if line.startswith("memory: ")] == [f"memory: {fact}"]
 
 
 @pytest.mark.parametrize(
@@ -384,7 +350,7 @@ def test_memory(resources: Resources, fact: str) -> None:
 )
 def test_a_kill_is_explained_by_the_memory(oom_kill: int | None, said: str) -> None:
     """The explanation of SIGKILL follows the cgroup's oom_kill counter."""
-    assert f"signal: SIGKILL: {said}" in _shown(resources=Resources(oom_kill=oom_kill))
+    assert f"signal: SIGKILL: {said}" in _facts(resources=Resources(oom_kill=oom_kill))
 
 
 @pytest.mark.parametrize(
@@ -411,14 +377,14 @@ def test_a_kill_is_explained_by_the_memory(oom_kill: int | None, said: str) -> N
 )
 def test_evidence_in_one_line(fields: dict[str, Any], fact: str) -> None:
     """Failed threads, collectives, and the failure for which the rank was stopped have one line each."""
-    assert fact in _shown(**fields)
+    assert fact in _facts(**fields)
 
 
 def test_many_threads_and_groups_are_counted() -> None:
     """Five of each are shown and the others counted."""
     threads = tuple(ThreadFailure(f"t{number}", None, ExceptionInfo("OSError", "")) for number in range(10))
     groups = tuple(CollectiveProgress(f"g{number}", "send", 1, 1) for number in range(20))
-    lines = _shown(thread_failures=threads, collectives=groups)
+    lines = _facts(thread_failures=threads, collectives=groups)
     assert sum(line.startswith("thread: ") for line in lines) == 6
     assert sum(line.startswith("last collective: ") for line in lines) == 6
     assert {"thread: and 5 more", "last collective: and 15 more"} <= set(lines)
@@ -485,12 +451,6 @@ def test_a_verdict_without_a_root_can_be_shown() -> None:
     whole, bare = _cascade(), replace(_cascade(), root=None)
     assert first_line(bare, _NO) == first_line(whole, _NO)
     assert "rank: 3" not in _message(bare, _NO)
-
-
-def test_an_unknown_number_of_nodes() -> None:
-    """Coverage without a known number of nodes says so."""
-    verdict = replace(_cascade(), coverage=Coverage(None, 3))
-    assert "pods reported: 3 of an unknown number, incomplete" in _message(verdict, _NO).splitlines()
 
 
 def test_the_scope_undetermined_is_in_the_answer() -> None:
@@ -602,17 +562,6 @@ def test_one_document_without_rank_and_node() -> None:
     assert answers.where == "not known: its document names no rank and no node"
     assert answers.fault_owner is FaultOwner.UNKNOWN
     assert answers.steps[0].text.startswith("read the text below: ")
-
-
-def test_restarts_that_were_recovered_from_are_counted() -> None:
-    """Every form that lists them gives the number of the others; the page also contains the Markdown to copy."""
-    recovered = make_error(1, exception="OSError", message="the disk was slow", restart_count=0, round=0)
-    job = replace(make_job(make_error(3, round=1)), history=(recovered,) * 60)
-    report = scenes.report_on(job)
-    forms = ((page(report), 50 + 20, 10), (markdown(report), 20, 40), (terminal_text(report, verbose=True), 20, 40))
-    for text, shown, more in forms:
-        assert text.count("OSError: the disk was slow") == shown
-        assert f"and {more} more" in text
 
 
 def test_a_budget_that_is_used_up() -> None:

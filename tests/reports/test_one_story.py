@@ -19,6 +19,7 @@ from firstfault.render.plain import terminal_text
 from firstfault.report import flyte_message, markdown
 from firstfault.report.attempt_changes import AttemptSummary
 from firstfault.report.headline import first_line
+from firstfault.report.sections import sections_of
 from firstfault.report.words import FaultOwner, State
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job, make_presence
@@ -49,6 +50,24 @@ def _nobodys_fault(report: Report) -> None:
         assert [(name, owner) for owner in _OWNERS if owner in text] == []
     assert not re.search(r'class="[^"]*ff-owner-(code|infrastructure|either)', texts["page"])
     assert json.loads(texts["json"])["fault"] in {owner.value for owner in _NOBODYS}
+
+
+# --- one report, printed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", _SCENES)
+def test_printers_keep_words_and_order(name: str) -> None:
+    """Message, plain lines and Markdown have the facts in the report's order, each in the report's words."""
+    report = _SCENES[name]()
+    parts = sections_of(report)
+    facts = [fact.line for fact in (*parts.answers, *parts.details) if len(fact.line) < 200]
+    for form in ("terminal", "message"):
+        lines = iter(_FORMS[form](report).splitlines())
+        assert [fact for fact in facts if fact not in lines] == [], "each after the one before it"
+    text = _FORMS["markdown"](report)
+    titles = [f"### {part.title}\n" for part in (parts.stack, parts.message, parts.log, parts.evidence) if part.lines]
+    places = [text.index(title) for title in titles]
+    assert places == sorted(places)
 
 
 # --- whose fault ----------------------------------------------------------------------------------------------------

@@ -15,8 +15,6 @@ from firstfault.untrusted_json import parse_json
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["classify"]
-
 
 @click.command()
 @click.option(

@@ -11,8 +11,6 @@ from firstfault.cli._support import EXIT
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["help_"]
-
 
 def _commands(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem | str]:
     del parameter

@@ -16,8 +16,6 @@ from firstfault.text import one_line, printable
 if TYPE_CHECKING:
     from firstfault.failed_attempts import FailedAttempt, FaultGroup
 
-__all__ = ["ls"]
-
 _SCHEMA = "firstfault.ls/v1"
 _SINCE = re.compile(r"(?P<number>\d{1,6})(?P<unit>[mhdw])")
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}

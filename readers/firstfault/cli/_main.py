@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.metadata import EntryPoint
 
-__all__ = ["main"]
-
 COMMANDS_GROUP = "firstfault.commands"
 """Entry-point group for the commands of other distributions, such as our plugin."""
 

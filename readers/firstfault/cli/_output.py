@@ -16,8 +16,6 @@ from firstfault.errors import UsageError
 if TYPE_CHECKING:
     from firstfault.report import Report
 
-__all__ = ["check_file", "echo", "on_terminal", "show_report", "write_file"]
-
 
 def on_terminal() -> bool:
     """Whether stdout is a terminal, or FORCE_COLOR is set."""

@@ -6,8 +6,6 @@ from firstfault.cli._support import fail, missing_package
 from firstfault.errors import UsageError
 from firstfault.store._uri import protocol_of
 
-__all__ = ["resolved"]
-
 SCHEMES_GROUP = "firstfault.schemes"
 """Entry-point group: the scheme, and a function from a URI to the attempt's output prefix."""
 _STORAGES = {"file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https"}

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from firstfault.output_reader import MultiErrorFileOutputReader
     from firstfault.report import Report
 
-__all__ = ["print_attempt", "show"]
-
 _STDIN = _STDOUT = "-"
 _RUNS = Path(".firstfault", "runs")
 """Where `firstfault run` leaves its runs, unless it is told otherwise."""

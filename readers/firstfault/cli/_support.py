@@ -15,17 +15,6 @@ if TYPE_CHECKING:
 
     from click.shell_completion import CompletionItem
 
-__all__ = [
-    "EXIT",
-    "complete_files",
-    "complete_strategies",
-    "debug_option",
-    "debugging",
-    "fail",
-    "missing_package",
-    "uri_argument",
-]
-
 
 class EXIT(enum.IntEnum):
     """Exit codes; documented in docs/cli.md, other tools rely on them."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors
     from firstfault.output_reader import MultiErrorFileOutputReader
 
-__all__ = ["watch"]
-
 logger = logging.getLogger(__name__)
 
 _SEALING_S = 5.0

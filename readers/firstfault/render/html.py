@@ -26,7 +26,7 @@ from firstfault.report.headline import line_of, short_pod
 from firstfault.report.sections import log_lines, message_text, recovered_lines
 from firstfault.report.words import State, is_retried, ranks_text, short_names, shown_time
 from firstfault.strategies import who
-from firstfault.text import elide, printable, redact
+from firstfault.text import elide, printable
 
 if TYPE_CHECKING:
     import jinja2
@@ -114,8 +114,8 @@ def _environment() -> jinja2.Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Remove credentials, control characters and direction marks from a text; the template's own markup stays."""
-    return _safe(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    """Remove control characters and direction marks from a text; the template's own markup stays."""
+    return printable(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def _moment(timestamp_ns: int | None) -> str:
@@ -125,10 +125,6 @@ def _moment(timestamp_ns: int | None) -> str:
 def _sentence(text: str) -> str:
     """Return a text with a capital letter, unless it begins with an identifier like "node_lost"."""
     return text if "_" in text.partition(" ")[0] else text[:1].upper() + text[1:]
-
-
-def _safe(text: str) -> str:
-    return redact(printable(text))
 
 
 @lru_cache(maxsize=4)
@@ -258,8 +254,8 @@ class _View:
                 [
                     group.number,
                     states.index(group.state),
-                    _within(_safe(group.what), room),
-                    _within(_safe(group.line), room),
+                    _within(printable(group.what), room),
+                    _within(printable(group.line), room),
                     group.count,
                     ranks_text(group.ranks, _RANKS),
                     group.first.later if group.first is not None else "",
@@ -275,7 +271,7 @@ class _View:
                     item.group,
                     item.later,
                     # empty: the same as its group's
-                    "" if item.line == lines.get(item.group or 0) else _within(_safe(item.line), room),
+                    "" if item.line == lines.get(item.group or 0) else _within(printable(item.line), room),
                 ]
                 for item in cascade.ranks
             ],

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from firstfault.report import Report
     from firstfault.report.facts import Fact
+    from firstfault.report.sections import Sections
 
 _GROUPS = 20
 _STACK = 30
@@ -31,28 +32,16 @@ def terminal_text(report: Report, *, verbose: bool = False) -> str:
 def _lines(report: Report, *, verbose: bool) -> Iterator[str]:
     parts, answers = sections_of(report), report.answers
     yield from (report.first_line, "")
-    yield from _named("what", [answers.what])
-    yield from _named("where", [answers.where])
-    yield from _named("fate", [answers.fate])
+    for name, value in (("what", answers.what), ("where", answers.where), ("fate", answers.fate)):
+        yield from _named(name, [value])
     yield from _rows(itertools.chain(parts.answers, parts.details))
     yield from (f"next: {one_row(command)}" for command in parts.commands.lines)
     yield from (_row(line.replace(" ", ": ", 1)) for line in parts.attempts.lines)
     yield from _named("changed", parts.changes.lines if parts.attempts.lines else ())
-    failures = quoted_failures(report) if verbose else [report.verdict.root] if report.verdict.root is not None else []
-    for failure in failures:
-        stack = stack_lines(failure)
-        yield from _block(parts.stack.title, stack if verbose else few(stack, _STACK, "... {} more lines"))
-    if parts.message.lines:
-        yield from ("", MESSAGE_TITLE, indented(printable(parts.message.text)))
-    for failure in failures:
-        yield from _block(parts.log.title, log_lines(failure) if verbose else log_lines(failure)[-_LOG:])
+    yield from _quoted(report, parts, verbose=verbose)
     yield ""
-    groups = [f"{group.head()}: {group.said}" for group in report.cascade.groups]
-    yield from _named("group", groups if verbose else few(groups, _GROUPS))
-    if verbose:
-        yield from _named(report.engine.node, (node.line for node in report.cascade.nodes))
-        yield from _named("ranks", (f"{name}: {text}" for name, text in report.cascade.ranks_by_node().items()))
-        yield from _named("recovered", parts.recovered.lines)
+    yield from _ranks(report, verbose=verbose)
+    yield from _named("recovered", parts.recovered.lines if verbose else ())
     for sentence, names in report.verdict.reasons:
         yield from _named("why", [sentence])
         yield from _named("source", names if verbose else ())
@@ -60,6 +49,26 @@ def _lines(report: Report, *, verbose: bool) -> Iterator[str]:
     yield from (_row(f"raw {line}") for line in parts.raw.lines if verbose)
     if parts.documents.lines:
         yield from ("", *(f"documents: {one_row(line)}" for line in parts.documents.lines))
+
+
+def _quoted(report: Report, parts: Sections, *, verbose: bool) -> Iterator[str]:
+    root = report.verdict.root
+    failures = quoted_failures(report) if verbose else [root] if root is not None else []
+    for failure in failures:
+        stack = stack_lines(failure)
+        yield from _block(parts.stack.title, stack if verbose else few(stack, _STACK, "... {} more lines"))
+    if parts.message.lines:
+        yield from ("", MESSAGE_TITLE, indented(printable(parts.message.text)))
+    for failure in failures:
+        yield from _block(parts.log.title, log_lines(failure) if verbose else log_lines(failure)[-_LOG:])
+
+
+def _ranks(report: Report, *, verbose: bool) -> Iterator[str]:
+    groups = [f"{group.head()}: {group.said}" for group in report.cascade.groups]
+    yield from _named("group", groups if verbose else few(groups, _GROUPS))
+    if verbose:
+        yield from _named(report.engine.node, (node.line for node in report.cascade.nodes))
+        yield from _named("ranks", (f"{name}: {text}" for name, text in report.cascade.ranks_by_node().items()))
 
 
 def _named(name: str, values: Iterable[str]) -> Iterator[str]:

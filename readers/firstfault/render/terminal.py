@@ -41,15 +41,16 @@ _STEPS = (
     ("Unknown", 1),
     (_ROWS_OF_TEXT, 2),
     ("Attempts", 1),
-    (_ROWS_OF_TEXT, 1),
     ("commands", 2),
     ("Victims", 0),
+    (_ROWS_OF_TEXT, 1),
     ("Unknown", 0),
     ("commands", 0),
     ("Code", 0),
     ("Failed", 1),
 )
 """What is left out, one step after the other, until the report fits: what a person misses least comes first."""
+_COUNTED = "and {} more (-v)"
 _LOG_LINES = 3
 _RANKS = 40
 """Characters."""
@@ -104,10 +105,10 @@ def _print_screen(printer: Printer, report: Report, parts: Sections, limits: Map
     _print_next(printer, texts, parts.commands.lines[: limits["commands"]])
     if has_more:
         printer.beside(more)
-    printer.labelled("Unknown", _shortened(answers.unknown, limits["Unknown"]))
+    printer.labelled("Unknown", few(answers.unknown, limits["Unknown"], _COUNTED))
     job = _short_job(report)
     printer.labelled("Job", [job] if job and limits["Job"] else [])
-    printer.labelled("Attempts", _shortened(parts.changes.lines[::-1], limits["Attempts"])[::-1])
+    printer.labelled("Attempts", few(parts.changes.lines[::-1], limits["Attempts"], _COUNTED)[::-1])
     printer.gap()
     _print_code(printer, report, parts, limits["Code"])
     _print_groups(printer, report, limits["Failed"])
@@ -143,11 +144,6 @@ def _short_job(report: Report) -> str:
     nodes = f"{counted(job.ranks, 'rank')} on {counted(job.nodes, report.engine.node)}" if job.nodes else ""
     gpus = f"{job.gpus} {job.gpu_model}" if job.gpus else ""
     return ", ".join(filter(None, [job.task or job.execution, nodes, gpus, after]))
-
-
-def _shortened(sentences: Sequence[str], limit: int) -> list[str]:
-    """Return so many sentences and a count of the others, which takes the row of one."""
-    return list(sentences) if len(sentences) <= limit + 1 else few(sentences, limit, "and {} more (-v)")
 
 
 def _print_code(printer: Printer, report: Report, parts: Sections, limit: int) -> None:

@@ -83,18 +83,28 @@ class Answers:
     """Sentences, the most important first; empty if everything is known."""
 
 
-def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
-    job: JobErrors,
-    verdict: Verdict,
-    decision: Decision,
-    uri: str,
-    logs: Mapping[str, str],
-    attempts: Sequence[AttemptSummary],
-    number: int | None,
-    cascade: Cascade,
-    engine: EngineWords,
-) -> Answers:
-    """Return the answers. Arguments: those of `report_of`, this attempt's number, its cascade and its engine."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the answers are about."""
+
+    job: JobErrors
+    verdict: Verdict
+    decision: Decision
+    cascade: Cascade
+    engine: EngineWords
+    uri: str
+    """Of the attempt's documents; empty: not known."""
+    number: int | None
+    """The attempt's; None: not known."""
+    attempts: Sequence[AttemptSummary]
+    """By number."""
+    logs: Mapping[str, str]
+    """Local log files by node; they replace the engine's commands."""
+
+
+def answers_on(case: Case) -> Answers:
+    """Return the answers."""
+    job, verdict, engine = case.job, case.verdict, case.engine
     code, source = _code(job, verdict)
     return Answers(
         what=_what(verdict),
@@ -103,10 +113,10 @@ def answers_on(  # noqa: PLR0913, PLR0917 - what a report is made of
         where=_NOWHERE if _is_alone(job, verdict) else _where(job, verdict, engine),
         code=code,
         source=source,
-        fate=_fate(decision, number, attempts, engine),
-        fate_reason=decision.reason,
-        steps=tuple(_steps(job, verdict, code, uri, logs, engine)),
-        unknown=tuple(_unknown(job, verdict, cascade, engine)),
+        fate=_fate(case),
+        fate_reason=case.decision.reason,
+        steps=tuple(_steps(case, code)),
+        unknown=tuple(_unknown(case)),
     )
 
 
@@ -181,21 +191,20 @@ def _code_of(failure: WorkerError) -> tuple[str, str]:
 # --- retried or not ---------------------------------------------------------------------------------------------------
 
 
-def _fate(decision: Decision, number: int | None, attempts: Sequence[AttemptSummary], engine: EngineWords) -> str:
-    later = [attempt for attempt in attempts if number is not None and attempt.number > number]
+def _fate(case: Case) -> str:
+    later = [attempt for attempt in case.attempts if case.number is not None and attempt.number > case.number]
     if later:
         last = later[-1]
         ended = "failed too" if last.verdict is not None else last.note
         return f"was retried: attempt {last.number} {ended}"
-    return engine.fate(decision)
+    return case.engine.fate(case.decision)
 
 
 # --- what next --------------------------------------------------------------------------------------------------------
 
 
-def _steps(  # noqa: PLR0913, PLR0917 - what the answers are made of
-    job: JobErrors, verdict: Verdict, code: str, uri: str, logs: Mapping[str, str], engine: EngineWords
-) -> Iterator[Step]:
+def _steps(case: Case, code: str) -> Iterator[Step]:
+    job, verdict, engine = case.job, case.verdict, case.engine
     advice = _advice(job, verdict, code, engine)
     yield Step(f"{advice}{'' if advice.endswith(' at') else ':'} {code}" if code else advice)
     namespace = _namespace(job, verdict)
@@ -203,14 +212,14 @@ def _steps(  # noqa: PLR0913, PLR0917 - what the answers are made of
     if machine and (command := engine.machine_command(machine)):
         yield Step("its machine's events", command)
     for node in _nodes(job, verdict):
-        if node in logs:
-            yield Step(engine.log, f"less {shlex.quote(logs[node])}")
+        if node in case.logs:
+            yield Step(engine.log, f"less {shlex.quote(case.logs[node])}")
         elif log := engine.log_command(node, namespace):
             if verdict.category in _WITH_EVENTS:
                 yield Step(engine.events, engine.events_command(node, namespace))
             yield Step(engine.log, log)
-    if uri:
-        yield Step("more", f"firstfault show {shlex.quote(uri)}")
+    if case.uri:
+        yield Step("more", f"firstfault show {shlex.quote(case.uri)}")
 
 
 def _advice(job: JobErrors, verdict: Verdict, code: str, engine: EngineWords) -> str:
@@ -258,7 +267,8 @@ def _namespace(job: JobErrors, verdict: Verdict) -> str:
 # --- what is unknown --------------------------------------------------------------------------------------------------
 
 
-def _unknown(job: JobErrors, verdict: Verdict, cascade: Cascade, engine: EngineWords) -> Iterator[str]:
+def _unknown(case: Case) -> Iterator[str]:
+    job, verdict, cascade, engine = case.job, case.verdict, case.cascade, case.engine
     if verdict.scope is Scope.UNDETERMINED and len(job.failures) == 1:
         yield "where it failed: its document names no rank and no node"
     elif verdict.scope is Scope.UNDETERMINED:

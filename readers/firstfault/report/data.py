@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.layout.paths import attempt_of
-from firstfault.report.answers import answers_on, machine_of
+from firstfault.report.answers import Case, answers_on, machine_of
 from firstfault.report.attempt_changes import changes_between
 from firstfault.report.cascade import cascade_of
 from firstfault.report.counts import clocks_text, coverage_text, followers_text
@@ -93,11 +93,12 @@ def report_of(  # noqa: PLR0913 - keywords
     cascade = cascade_of(job, verdict, diagnosis)
     number, engine = _number(job, uri), engine_of(job, verdict)
     ordered = tuple(sorted(attempts, key=lambda attempt: attempt.number))
+    case = Case(job, verdict, decision, cascade, engine, uri, number, ordered, logs or {})
     return Report(
         job=job,
         verdict=verdict,
         decision=decision,
-        answers=answers_on(job, verdict, decision, uri, logs or {}, ordered, number, cascade, engine),
+        answers=answers_on(case),
         facts=tuple(facts_of(verdict, cascade, engine, machine_of(job, verdict))),
         raw=tuple(raw_facts(verdict)),
         identity=identity_of(job, verdict, cascade, uri),

@@ -23,17 +23,10 @@ def redacted(job: JobErrors, verdict: Verdict) -> tuple[JobErrors, Verdict]:
     """Return both with ``***`` in place of credentials; parts without one are the same objects."""
     failures = tuple(map(_clean, job.failures))
     roots = {id(before): after for before, after in zip(job.failures, failures, strict=True)}
-    verdict = redacted_verdict(verdict)
-    if verdict.root is not None:
-        verdict = replace(verdict, root=roots.get(id(verdict.root)) or _clean(verdict.root))
+    root = verdict.root and (roots.get(id(verdict.root)) or _clean(verdict.root))
+    verdict = replace(_clean(replace(verdict, root=None)), root=root, sources=verdict.sources)
     history = tuple(map(_clean, job.history))
     return replace(job, failures=failures, history=history, coverage=_clean(job.coverage)), verdict
-
-
-def redacted_verdict(verdict: Verdict) -> Verdict:
-    """Return a verdict without credentials; its root is unchanged."""
-    bare: Verdict = _clean(replace(verdict, root=None))
-    return replace(bare, root=verdict.root, sources=verdict.sources)
 
 
 def _clean(value: Any) -> Any:

@@ -185,9 +185,9 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def few(lines: Sequence[str], limit: int, more: str = "and {} more") -> list[str]:
-    """Return the first `limit` lines, and one that counts the others."""
+    """Return the first `limit` lines, and a count of the others; if it is one other, the line itself."""
     left = len(lines) - limit
-    return [*lines[:limit], more.format(left)] if left > 0 else list(lines)
+    return [*lines[:limit], more.format(left)] if left > 1 else list(lines)
 
 
 def is_retried(decision: Decision) -> bool:
