@@ -55,7 +55,6 @@ _FOLDERS = {
 _SLOW = (
     "benchmarks/test_benchmarks.py",
     "generated",
-    "inprocess/test_tree.py",
     "readers/test_help_and_completion.py",
     "readers/test_left_processes.py",
     "readers/test_recorder_process.py",
