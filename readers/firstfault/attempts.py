@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,7 +102,10 @@ def _log_folder(uri: str, reader_of: Callable[[str], MultiErrorFileOutputReader]
 
     folder = None if is_remote(uri) else Path(uri.removeprefix("file://"))
     readers = entry_points(group=LOG_FOLDERS_GROUP) if folder is not None else ()
-    snapshot = next(filter(None, (point.load()(folder) for point in readers)), None)
+    snapshot = None
+    for point in readers:
+        with suppress(ImportError):  # its folder was deleted
+            snapshot = snapshot or point.load()(folder)
     if snapshot is None:
         return None
     job = reader_of(uri).job_of(snapshot)

@@ -20,10 +20,9 @@ _LOST_S = 60.0
 RESTARTING = Path(__file__).parent / "jobs" / "restarting.py"
 
 
-def _run(server: S3, folder: Path, *, faulty_rounds: int, recoverable: bool) -> tuple[int, dict[str, Any]]:
+def _run(server: S3, folder: Path) -> tuple[int, dict[str, Any]]:
     arguments = [sys.executable, "-m", "firstfault", "run", str(RESTARTING), "train", "--store", server.uri("restarts")]
-    inputs = {"faulty_rounds": faulty_rounds, "recoverable": recoverable}
-    arguments += ["--inputs", json.dumps(inputs), "--json", "--retries", "0"]
+    arguments += ["--inputs", json.dumps({"faulty_rounds": 3}), "--json", "--retries", "0"]
     environment = {**os.environ, **server.environment()}
     done = subprocess.run(
         arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=150, check=False
@@ -35,7 +34,7 @@ def _run(server: S3, folder: Path, *, faulty_rounds: int, recoverable: bool) -> 
 @pytest.mark.jobs
 def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
     """Of three failed rounds, the last is judged and the others are history; the HTML report is written locally."""
-    code, result = _run(s3_environ, tmp_path, faulty_rounds=3, recoverable=True)
+    code, result = _run(s3_environ, tmp_path)
 
     (attempt,) = result["attempts"]
     assert code == 11
@@ -58,20 +57,3 @@ def test_restarts_used_up(s3_environ: S3, tmp_path: Path) -> None:
     assert report.parent.parent == tmp_path / ".firstfault" / "logs"
     assert (report.parent / "attempt-0").is_dir()
     assert "round 2 is bad" in report.read_text(encoding="utf-8")
-
-
-@pytest.mark.jobs
-def test_restarts_that_are_not_worth_it(s3_environ: S3, tmp_path: Path) -> None:
-    """An error of the code ends the attempt after one round; the decision says that restarts were left, and why."""
-    code, result = _run(s3_environ, tmp_path, faulty_rounds=3, recoverable=False)
-
-    (attempt,) = result["attempts"]
-    assert code == 10
-    assert attempt["verdict"]["ranks"] == [1]
-    assert attempt["decision"]["retry"] is False
-    assert "2 of 2 restarts (max_restarts) were not used" in attempt["decision"]["reason"]
-    job = MultiErrorFileOutputReader(attempt["errors"].removesuffix("/firstfault/errors")).job()
-    assert (job.round, job.history) == (0, ())
-    (record,) = job.restarts
-    assert (record.number, record.restart, record.rank, record.category) == (0, False, 1, "user_code")
-    assert {failure.place.restart_count for failure in job.failures} == {0}

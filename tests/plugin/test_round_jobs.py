@@ -73,9 +73,14 @@ def test_a_code_bug_ends_the_attempt(tmp_path: Path) -> None:
     assert ended.verdict["ranks"] == [1]
     assert "the bug" in ended.verdict["message"]
     ended.flyte_saw_the_verdict()
+    assert (ended.status, ended.attempt["decision"]["retry"]) == (10, False)
     assert "3 of 3 restarts (max_restarts) were not used" in ended.attempt["decision"]["reason"]
-    (record,) = ended.job.restarts
+    job = ended.job
+    assert (job.round, job.history) == (0, ())
+    assert {failure.place.restart_count for failure in job.failures} == {0}
+    (record,) = job.restarts
     assert (record.number, record.restart, record.rank, record.is_agreed) == (0, False, 1, True)
+    assert record.category == "user_code"
     assert {mark.name for mark in run.marks.glob("rank-*")} == {"rank-0-0.json", "rank-1-0.json"}
     assert run.left_over() == []
 

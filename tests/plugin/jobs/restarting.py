@@ -16,11 +16,11 @@ from flytekitplugins.firstfault import Elastic
 @task(
     task_config=Elastic(nnodes=1, nproc_per_node=2, start_method="fork", max_restarts=2, increase_shared_mem=False),
 )
-def train(faulty_rounds: int, recoverable: bool) -> int:
+def train(faulty_rounds: int) -> int:
     """Return the first round without a fault; in a faulty round rank 1 raises and rank 0 waits to be stopped."""
     number = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if number < faulty_rounds:
         if os.environ["RANK"] == "1":
-            raise (FlyteRecoverableException if recoverable else ValueError)(f"round {number} is bad")
+            raise FlyteRecoverableException(f"round {number} is bad")
         threading.Event().wait()
     return number

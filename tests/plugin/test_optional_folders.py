@@ -1,0 +1,96 @@
+"""Each optional folder can be deleted: the rest imports, passes tests of its own, and shows a recorded failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+ROOTS = {
+    "firstfault": "readers",
+    "firstfault_proto": "proto",
+    "firstfault_torch": "plugin",
+    "flytekitplugins.firstfault": "plugin/flytekitplugins",
+}
+"""Our packages, and the folder of each in a checkout."""
+OPTIONAL = {
+    "readers/firstfault/torchrun_logs": "readers/test_show_stdin.py",
+    "plugin/firstfault_torch/inprocess": "torch_agent/test_launch_options.py",
+    "plugin/firstfault_torch/notifiers": "torch_agent/test_turns.py",
+    "plugin/flytekitplugins/firstfault/flyteadmin": "plugin/test_outputs.py",
+    "plugin/flytekitplugins/firstfault/local": "plugin/test_config.py",
+}
+"""Each optional folder, and quick tests of what stands next to it."""
+NAME = "SIGKILL-rank0-of4"
+CHECK = """
+import importlib, json, sys
+import pytest
+from click.testing import CliRunner
+from firstfault.cli import EXIT
+from firstfault.cli._main import group
+from firstfault.errors import UsageError
+
+modules, tests, cascade, empty = json.loads(sys.argv[1])
+for name in modules:
+    try:
+        importlib.import_module(name)
+    except (ModuleNotFoundError, UsageError) as error:
+        # an extra, such as a storage's client, need not be installed
+        lacking = (error.__cause__ or error).name
+        assert not lacking.startswith(("firstfault", "flytekitplugins.firstfault")), (name, error)
+shown = CliRunner().invoke(group, ["show", cascade], standalone_mode=False)
+assert "SIGKILL" in shown.output, shown
+assert CliRunner().invoke(group, ["show", empty], standalone_mode=False).return_value is EXIT.NOTHING_FOUND
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", *tests]))
+"""
+
+
+def _copy(folder: Path) -> None:
+    """Copy our packages, the tests and a recorded cascade, laid out as in a checkout."""
+    for package, root in ROOTS.items():
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.origin is not None
+        shutil.copytree(Path(spec.origin).parent, folder / root / package.rpartition(".")[2])
+    shutil.copy(TESTS.parent / "pyproject.toml", folder)
+    shutil.copytree(TESTS, folder / "tests", ignore=shutil.ignore_patterns("recorded", "golden", "__pycache__"))
+    with zipfile.ZipFile(TESTS / "cascades" / "recorded" / f"{NAME}.zip") as recorded:
+        recorded.extractall(folder / "cascade")
+    (folder / "empty").mkdir()
+
+
+def _modules(folder: Path) -> list[str]:
+    files = [
+        file.relative_to(folder / root).with_suffix("")
+        for root in ("readers", "proto", "plugin")
+        for file in (folder / root).rglob("*.py")
+    ]
+    # kfpytorch replaces task types of the process, and __main__ runs the command
+    names = {".".join(file.parts).removesuffix(".__init__") for file in files}
+    return sorted(name for name in names if not name.endswith((".__main__", ".firstfault.kfpytorch")))
+
+
+@pytest.mark.parametrize("optional", OPTIONAL, ids=lambda path: path.rpartition("/")[2])
+def test_the_rest_works_without(optional: str, tmp_path: Path) -> None:
+    """Without one of the folders every module imports, `firstfault show` finds the cause, and other tests pass."""
+    _copy(tmp_path)
+    shutil.rmtree(tmp_path / optional)
+    told = json.dumps([_modules(tmp_path), [f"tests/{OPTIONAL[optional]}"], "cascade", "empty"])
+    roots = os.pathsep.join(str(tmp_path / root) for root in ("readers", "proto", "plugin"))
+    done = subprocess.run(
+        [sys.executable, "-c", CHECK, told],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": roots},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
