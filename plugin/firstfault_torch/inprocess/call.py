@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch.distributed as dist
 
 from firstfault_torch import watchdog
+from firstfault_torch.budgets import JOINING_S, OUTCOME_LOOK_S
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.abort import Connections, destroy_process_groups
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
 
     from firstfault_torch.inprocess.options import InProcessRestart
 
-_LOOK_S = 0.2
-"""Seconds between two looks for the outcome; the main thread can be interrupted by signals in between."""
-_JOINING_S = 5.0
 _TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"
 _LOST = "the store of the in-process restart is lost"
 _calls = itertools.count()
@@ -300,7 +298,7 @@ class CallWrapper:
         """Wait for the other ranks; return an error if they take too long. A reserve waits without a limit."""
         limit = self._options.seconds("completion_timeout") if self.state.mode is Mode.ACTIVE else float("inf")
         deadline = time.monotonic() + limit
-        while not monitor.known.wait(_LOOK_S):
+        while not monitor.known.wait(OUTCOME_LOOK_S):
             if time.monotonic() > deadline:
                 late = RestartError(f"the other ranks did not complete within {limit:g} s (completion_timeout)")
                 if iteration.interrupt(self._fault(FaultKind.EXCEPTION, late)) is Outcome.INTERRUPTED:
@@ -362,7 +360,7 @@ class CallWrapper:
         gone = iteration.await_all(dt.timedelta(seconds=options.seconds("barrier_timeout")))
         self._unrecovered += iteration.faults()
         faults = tuple(self._unrecovered)
-        if not monitor.join(_JOINING_S):
+        if not monitor.join(JOINING_S):
             raise InternalError("the thread that watches the iteration does not end")
         logger.warning(
             "in-process restart %d: %s; %d of %d ranks continue",

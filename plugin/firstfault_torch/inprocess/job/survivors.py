@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 
+from firstfault_torch.budgets import GIVING_UP_S, SURVIVORS_LOOK_S, SURVIVORS_POLL_S, SURVIVORS_STORE_S
 from firstfault_torch.compat.torch_agent import (
     BARRIER_MEMBERS,
     handed_over,
@@ -28,14 +29,8 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
 
-_STORE_S = 2.0
 _NO_WORKERS = "firstfault/inprocess/no-workers"
 """Counts the nodes of a round of which no worker continues."""
-_GIVING_UP_S = 2.0
-"""Longest wait for the other workers when one has given up."""
-_ENDING_S = 0.05
-_LOOK_S = 1.0
-"""Seconds between two looks of a node without workers for the others."""
 
 
 class Survivors:
@@ -69,7 +64,7 @@ class Survivors:
         self._lost = lost
         local = range(len(worker_processes(context)))
         continues = set(local) - lost
-        if gave_up and continues and self._is_within(_GIVING_UP_S):
+        if gave_up and continues and self._is_within(GIVING_UP_S):
             return RunResult(WorkerState.HEALTHY)
         if gave_up:
             self.forget_recovered(group)
@@ -95,11 +90,11 @@ class Survivors:
 
         The event for which they wait blocks for ever if a process died while it waited, so it has a limit.
         """
-        bounded(lambda: let_workers_end(context), _STORE_S, "telling the workers that they may end")
+        bounded(lambda: let_workers_end(context), SURVIVORS_STORE_S, "telling the workers that they may end")
         processes = worker_processes(context)
-        deadline = time.monotonic() + _GIVING_UP_S
+        deadline = time.monotonic() + GIVING_UP_S
         while any(processes[rank].exitcode is None for rank in continues):
-            time.sleep(_ENDING_S)
+            time.sleep(SURVIVORS_POLL_S)
             if had_lost and time.monotonic() > deadline:
                 return  # torch stops them when the agent ends
 
@@ -115,11 +110,11 @@ class Survivors:
             return None
         store: Any = group.store
         if self._others is None:
-            bounded(lambda: store.add(_NO_WORKERS, 1), _STORE_S, "counting the nodes that have no workers")
+            bounded(lambda: store.add(_NO_WORKERS, 1), SURVIVORS_STORE_S, "counting the nodes that have no workers")
             self._others = NonBlocking(
                 lambda: (int(store.add(_NO_WORKERS, 0)), int(store.add(BARRIER_MEMBERS, 0))), (0, 0)
             )
-        if time.monotonic() - self._looked < _LOOK_S:
+        if time.monotonic() - self._looked < SURVIVORS_LOOK_S:
             return RunResult(WorkerState.HEALTHY)
         self._looked = time.monotonic()
         without, finished = self._others()
@@ -142,9 +137,9 @@ class Survivors:
 
         A worker that is stopped before that says less.
         """
-        deadline = time.monotonic() + _GIVING_UP_S
+        deadline = time.monotonic() + GIVING_UP_S
         while len(self._ended()) < self._workers.number and time.monotonic() < deadline:
-            time.sleep(_ENDING_S)
+            time.sleep(SURVIVORS_POLL_S)
 
     def _ended(self) -> set[int]:
         """Return the local ranks of the workers that have ended without a result, or are about to."""
@@ -167,7 +162,7 @@ class Survivors:
         round_ = str(self._reporter.recording.round)
 
         def ask() -> set[int]:
-            store = TCPStore(*master_address(group), timeout=dt.timedelta(seconds=_STORE_S))
+            store = TCPStore(*master_address(group), timeout=dt.timedelta(seconds=SURVIVORS_STORE_S))
             return {ranks[rank] for rank in ranks if rank is not None and store.check([recovered_key(rank, round_)])}
 
-        return bounded(ask, _STORE_S, "asking from which faults the ranks had recovered") if ranks else set()
+        return bounded(ask, SURVIVORS_STORE_S, "asking from which faults the ranks had recovered") if ranks else set()

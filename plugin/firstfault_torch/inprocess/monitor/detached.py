@@ -14,13 +14,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from firstfault_torch.budgets import MONITOR_START_S
 from firstfault_torch.inprocess.exception import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_STARTING_S = 60.0
-"""Longest wait for such a process to start; a busy machine takes seconds."""
 
 
 def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str, logfile: str | None) -> int:
@@ -39,7 +37,7 @@ def start_detached(begin: Callable[[], None], run: Callable[[], None], name: str
             _run_detached(begin, run, its, logfile)
         its.close()
         os.waitpid(middle, 0)
-        ours.settimeout(_STARTING_S)
+        ours.settimeout(MONITOR_START_S)
         answer = _read_all(ours)
     if not answer.startswith(b"ok"):
         raise InternalError(f"{name} did not start: {answer.decode(errors='replace') or 'it does not answer'}")

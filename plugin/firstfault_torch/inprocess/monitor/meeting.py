@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from firstfault_torch.budgets import MEETING_END_S, MEETING_S, MONITOR_LINGER_S, OUTCOME_LOOK_S
 from firstfault_torch.guard import logger
 from firstfault_torch.inprocess.abort import open_sockets
 from firstfault_torch.inprocess.exception import InternalError, RestartError
@@ -25,10 +26,9 @@ if TYPE_CHECKING:
 
     from firstfault_torch.inprocess.options import InProcessRestart
 
-_TIMEOUT = dt.timedelta(seconds=300)
+_TIMEOUT = dt.timedelta(seconds=MEETING_S)
 """Of a store's operations, as torch has it."""
-_LOOK_S = 0.2
-_SHORT = dt.timedelta(seconds=5)
+_SHORT = dt.timedelta(seconds=MEETING_END_S)
 """Longest wait for a store that may be about to end."""
 _ENDED = "the store at {} is that of a job that has ended, or of another job"
 _LOST = (dist.DistNetworkError, dist.DistStoreError)
@@ -36,7 +36,6 @@ _LOST = (dist.DistNetworkError, dist.DistStoreError)
 
 OVER = "firstfault/inprocess/over"
 """Set in a store whose first rank has ended: no further call may begin there, so it is another job's."""
-_LINGER_S = 30.0
 _QUIET_LOOKS = 3
 """Looks without a connection after which the store's host ends."""
 _ESTABLISHED = "01"
@@ -92,7 +91,7 @@ class Meeting:
                     return
                 if time.monotonic() > deadline:
                     raise RestartError(_ENDED.format(self._name())) from error
-                time.sleep(_LOOK_S)
+                time.sleep(OUTCOME_LOOK_S)
             else:
                 return
 
@@ -125,7 +124,7 @@ class Meeting:
                 if error is not None:
                     raise error
                 raise RestartError(_ENDED.format(self._name()))
-            time.sleep(_LOOK_S)
+            time.sleep(OUTCOME_LOOK_S)
 
     def _name(self) -> str:
         return "{}:{}".format(*self._address)
@@ -170,7 +169,7 @@ class _Host:
 
     def stay(self) -> None:
         """Stay while the worker lives, and then while others are connected."""
-        while not self._process.has_died(_LINGER_S):
+        while not self._process.has_died(MONITOR_LINGER_S):
             pass
         self._server.set(OVER, "1")
         before: set[str] = set()
@@ -179,7 +178,7 @@ class _Host:
             now = _connections(self.port)
             quiet = 0 if now & before else quiet + 1  # ranks of the next job connect again and again, and leave
             before = now
-            time.sleep(_LOOK_S)
+            time.sleep(OUTCOME_LOOK_S)
 
 
 def _connections(port: int) -> set[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from firstfault_torch.budgets import MONITOR_LINGER_S, MONITOR_PATIENCE_S, MONITOR_STORE_S
 from firstfault_torch.inprocess.monitor.detached import Process, start_detached
 from firstfault_torch.inprocess.monitor.progress import Phase, Progress
 from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcome
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from firstfault_torch.inprocess.options import InProcessRestart
-
-_STORE_S = 5.0
-"""Longest wait for the store."""
-_PATIENCE_S = 20.0
-"""Longest wait for a slow store when the worker's death must be told."""
-_LINGER_S = 30.0
 
 
 @dataclass
@@ -116,7 +111,7 @@ class Watcher:
         if self._asking is not None and self._asking.is_alive():
             if not patient:
                 return False
-            self._asking.join(_PATIENCE_S)
+            self._asking.join(MONITOR_PATIENCE_S)
             if self._asking.is_alive():
                 self._connection = None  # it may wait for ever on that one
 
@@ -132,7 +127,7 @@ class Watcher:
 
         self._asking = threading.Thread(target=run, daemon=True)
         self._asking.start()
-        self._asking.join(_PATIENCE_S if patient else _STORE_S)
+        self._asking.join(MONITOR_PATIENCE_S if patient else MONITOR_STORE_S)
         return not failed.is_set()
 
     def _kill(self) -> None:
@@ -141,7 +136,7 @@ class Watcher:
             self._send(number)
         if not self._process.has_died(self.options.seconds("termination_grace_time")):
             self._send(signal.SIGKILL)
-            self._process.has_died(_LINGER_S)
+            self._process.has_died(MONITOR_LINGER_S)
 
     def _send(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from firstfault_torch.budgets import MONITOR_CLOSING_S
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.exception import RankShouldRestart
 from firstfault_torch.inprocess.store import Outcome
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from firstfault_torch.inprocess.monitor.progress import Progress
     from firstfault_torch.inprocess.store import Iteration
 
-_CLOSING_S = 1.0
 _FOREVER = dt.timedelta(days=30)
 """Longer than any iteration: each ends with an outcome, or with the store."""
 
@@ -129,7 +129,7 @@ class MonitorThread:
 
     def close(self) -> None:
         """Hold the connection no longer, if the thread has ended."""
-        if self.join(_CLOSING_S):
+        if self.join(MONITOR_CLOSING_S):
             self._iteration.close()
             self._abort = _nothing
 
