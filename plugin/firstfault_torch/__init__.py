@@ -12,8 +12,9 @@ from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
     from firstfault_torch.engine import Engine, ErrorName, PlainEngine, RecoverableError
-    from firstfault_torch.options import Options, Watchdog
+    from firstfault_torch.options import Options
     from firstfault_torch.run import NodeFailedError, launch
+    from firstfault_torch.watchdog import Watchdog
 
 __all__ = [
     "Engine",
@@ -30,8 +31,8 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "firstfault_torch.engine": ("Engine", "ErrorName", "PlainEngine", "RecoverableError"),
-        "firstfault_torch.options": ("Options", "Watchdog"),
-        "firstfault_torch.watchdog": (),
+        "firstfault_torch.options": ("Options",),
+        "firstfault_torch.watchdog": ("Watchdog",),
         "firstfault_torch.run": ("NodeFailedError", "launch"),
     },
 )

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault_torch.budgets import SETTLE_S, STOP_S, UPLOAD_DEADLINE_S
 
@@ -19,29 +17,8 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.local_workers import LocalWorkers
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.engine import Engine
+    from firstfault_torch.watchdog import Watchdog
     from firstfault_torch.worker.recording import WorkerMonitor
-
-
-@dataclass(frozen=True, slots=True)
-class Watchdog:
-    """Turns the watchdog on: workers may set deadlines (`firstfault_torch.watchdog`), and are killed if they miss one.
-
-    Raises:
-        firstfault.errors.UsageError: `heartbeat_timeout` is not a number of seconds above 0.
-    """
-
-    heartbeat_timeout: float | None = None
-    """Longest time between two calls of ``watchdog.ping()``, seconds. None: pings set no deadline."""
-
-    def __post_init__(self) -> None:
-        """Check the field."""
-        seconds = self.heartbeat_timeout
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if seconds is not None and not (is_number and 0 < seconds < math.inf):
-            raise UsageError(
-                f"Watchdog.heartbeat_timeout must be a number of seconds above 0, or None for no heartbeat, "
-                f"not {seconds!r}"
-            )
 
 
 class RestartsInProcess(Protocol):

@@ -26,7 +26,7 @@ from firstfault_torch.rounds.settlement import SettledDocument
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.notifiers import notify
 from firstfault_torch.verdict.previous import leave_verdict
-from firstfault_torch.verdict.seal import SealedVerdict, seal_verdict, sealed_elsewhere, torch_error_data
+from firstfault_torch.verdict.seal import seal_verdict, sealed_elsewhere, torch_error_data
 from firstfault_torch.verdict.turns import await_turn, turn_of
 from firstfault_torch.worker.recording import run_recorded
 
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.round_end import RoundEnd
     from firstfault_torch.engine import Engine
     from firstfault_torch.rounds.settlement import Reports
+    from firstfault_torch.verdict.sealed import SealedVerdict
 
 __all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
 

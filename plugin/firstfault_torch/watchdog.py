@@ -22,6 +22,7 @@ import select
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,28 @@ __all__ = ["expires", "pause", "ping"]
 _HEART = "heartbeat"
 _SPARED = 0.1
 """Share of the heartbeat's timeout, at most 1 s, within which a second ping sends nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watchdog:
+    """Turns the watchdog on: workers may set deadlines (`firstfault_torch.watchdog`), and are killed if they miss one.
+
+    Raises:
+        firstfault.errors.UsageError: `heartbeat_timeout` is not a number of seconds above 0.
+    """
+
+    heartbeat_timeout: float | None = None
+    """Longest time between two calls of ``watchdog.ping()``, seconds. None: pings set no deadline."""
+
+    def __post_init__(self) -> None:
+        """Check the field."""
+        seconds = self.heartbeat_timeout
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and 0 < seconds < math.inf):
+            raise UsageError(
+                f"Watchdog.heartbeat_timeout must be a number of seconds above 0, or None for no heartbeat, "
+                f"not {seconds!r}"
+            )
 
 
 class _Deadline(contextlib.ContextDecorator):

@@ -15,27 +15,6 @@ if TYPE_CHECKING:
 PACKAGES = ("firstfault_proto", "firstfault", "firstfault_torch", "flytekitplugins.firstfault")
 
 
-STILL_THERE = (
-    # the protocols of `engine` and `options` name types of the modules that need them
-    {
-        f"firstfault_torch.{name}"
-        for name in (
-            "agent.local_workers",
-            "agent.timers",
-            "engine",
-            "options",
-            "verdict.node_verdict",
-            "verdict.seal",
-            "worker.exception_document",
-            "worker.recording",
-        )
-    },
-    # a call reads its options, and they begin the call
-    {f"firstfault_torch.inprocess.{name}" for name in ("call", "meeting", "options", "recorded")},
-)
-"""Circles that are known; no other may come, and none may grow."""
-
-
 def _modules() -> dict[str, Path]:
     """Return the file of each module of the four packages."""
     found = {}
@@ -85,7 +64,7 @@ def test_no_circle() -> None:
     """In none of the four packages do modules import each other, imports for annotations included."""
     texts = {name: file.read_text() for name, file in _modules().items()}
     found = circles(imports_of(texts))
-    assert [group for group in found if not any(known.issuperset(group) for known in STILL_THERE)] == []
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import click
 import pytest
 
 from firstfault.cli import EXIT, main
-from firstfault.cli._main import group
+from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.errors import AccessDeniedError
 from firstfault.layout.keys import error_key_for
 from firstfault.model import Kind
@@ -608,7 +608,10 @@ def _theirs(count: int) -> int:
 
 
 def _offered(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_group: [_Point(load)])
+    def found(group: str) -> list[_Point]:
+        return [_Point(load)] if group == COMMANDS_GROUP else []
+
+    monkeypatch.setattr("importlib.metadata.entry_points", found)
 
 
 def test_another_distribution_adds_a_command(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.timers import TimerServer
     from firstfault_torch.context import Recording
     from firstfault_torch.node.timers import Timer
-    from firstfault_torch.options import Watchdog
+    from firstfault_torch.watchdog import Watchdog
 
 
 class LocalWorkers:

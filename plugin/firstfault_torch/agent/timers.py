@@ -28,7 +28,7 @@ from firstfault_torch.node.timers import (
     Timer,
     parse_line,
 )
-from firstfault_torch.options import Watchdog
+from firstfault_torch.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -17,7 +17,7 @@ from firstfault_torch.inprocess import (
 )
 from firstfault_torch.inprocess.call import CallWrapper, Interruption, Observer, current_call
 from firstfault_torch.inprocess.compose import Compose
-from firstfault_torch.inprocess.options import InProcessRestart
+from firstfault_torch.inprocess.job.restart import InProcessRestart
 from firstfault_torch.inprocess.state import FrozenState, Mode, State
 from firstfault_torch.inprocess.wrapper import Wrapper
 

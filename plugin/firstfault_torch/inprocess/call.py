@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from firstfault_torch.inprocess.options import InProcessRestart
+    from firstfault_torch.inprocess.options import InProcessOptions
 
 _TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"
 _LOST = "the store of the in-process restart is lost"
@@ -108,7 +108,7 @@ class CallWrapper:
         firstfault_torch.inprocess.exception.RestartError: the call cannot begin here.
     """
 
-    def __init__(self, options: InProcessRestart, observer: Observer | None = None) -> None:
+    def __init__(self, options: InProcessOptions, observer: Observer | None = None) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise RestartError("call the wrapped function in the main thread: only that can be interrupted")
         if _current:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,8 @@ from firstfault_torch.inprocess.initialize import Initialize
 from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, RankFilter, ShiftRanks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from firstfault_torch.agent.local_workers import LocalWorkers
-    from firstfault_torch.agent.reporter import Reporter
-    from firstfault_torch.engine import Engine
-    from firstfault_torch.inprocess.job.recorded import Restarted
-    from firstfault_torch.inprocess.job.survivors import Survivors
-    from firstfault_torch.worker.recording import WorkerMonitor
 
 _ORDER = (
     ("soft_timeout", "hard_timeout"),
@@ -46,7 +39,7 @@ def _assign_all() -> RankAssignment:
 
 
 @dataclass(frozen=True)
-class InProcessRestart:
+class InProcessOptions:
     """How the ranks of a function are started again in the same processes after a fault.
 
     Durations are ``timedelta`` or seconds.
@@ -128,33 +121,6 @@ class InProcessRestart:
         if self.monitor_process_logfile is not None and not Path(self.monitor_process_logfile).is_absolute():
             raise UsageError(f"monitor_process_logfile must be an absolute path, not {self.monitor_process_logfile!r}")
 
-    # --- for the agent and the workers (`firstfault_torch.options.RestartsInProcess`) -----------------------------
-
-    def run(self, engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
-        """Call ``function(*args)`` with restarts in a worker process; an exception is recorded and passes unchanged."""
-        from firstfault_torch.worker.recording import recorded  # noqa: PLC0415 - only firstfault's agent needs it
-
-        with recorded(engine) as monitor:
-            return self.call(partial(function, *args), monitor)
-
-    def call(self, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:
-        """Call a function with restarts in a worker that already records; see `call_with_restarts`."""
-        from firstfault_torch.inprocess.job.recorded import call_with_restarts  # noqa: PLC0415 - for the same reason
-
-        return call_with_restarts(self, function, monitor)
-
-    def by_last_rank(self, results: Mapping[int, Any]) -> dict[int, Any]:
-        """Return what the workers returned, by the rank that each had in the last iteration."""
-        from firstfault_torch.inprocess.job.recorded import by_last_rank  # noqa: PLC0415 - for the same reason
-
-        return by_last_rank(results)
-
-    def survivors(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> Survivors:
-        """Return what looks at the workers of a node in torch's place."""
-        from firstfault_torch.inprocess.job.survivors import Survivors  # noqa: PLC0415 - for the same reason
-
-        return Survivors(workers, rank_of, reporter)
-
     def seconds(self, name: str) -> float:
         """Return a duration in seconds; infinity if there is none."""
         value = getattr(self, name)
@@ -175,7 +141,7 @@ _KINDS: dict[str, type] = {
 
 
 def _durations() -> list[str]:
-    return [item.name for item in fields(InProcessRestart) if "timedelta" in str(item.type)]
+    return [item.name for item in fields(InProcessOptions) if "timedelta" in str(item.type)]
 
 
 def _seconds(value: dt.timedelta | float) -> float:

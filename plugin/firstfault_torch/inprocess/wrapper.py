@@ -8,7 +8,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from firstfault_torch.inprocess.call import CallWrapper, Observer
-from firstfault_torch.inprocess.options import InProcessRestart
+from firstfault_torch.inprocess.options import InProcessOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,14 +23,14 @@ class Wrapper:
     the call.
 
     Args:
-        options: the fields of `InProcessRestart`.
+        options: the fields of `InProcessOptions`.
 
     Raises:
         firstfault.errors.UsageError: an option is not valid.
     """
 
     def __init__(self, **options: Any) -> None:
-        self.options = InProcessRestart(**options)
+        self.options = InProcessOptions(**options)
 
     def __call__(self, function: Callable[..., Any], observer: Observer | None = None) -> Callable[..., Any]:
         """Return the function with restarts; the function itself if they are not enabled.

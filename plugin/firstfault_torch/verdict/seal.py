@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import BadDocumentError
@@ -15,37 +14,12 @@ from firstfault.wire.bundle import pack
 from firstfault.wire.documents import decode, encode_seal
 from firstfault.wire.verdict_json import decision_from_json, to_json, verdict_from_json
 from firstfault_torch.error_file import error_file_data
+from firstfault_torch.verdict.sealed import SealedVerdict
 
 if TYPE_CHECKING:
-    from firstfault.conclude import Conclusion
-    from firstfault.model import Decision, Verdict
-    from firstfault.report import Report
+    from firstfault.model import Verdict
     from firstfault_torch.context import Recording
     from firstfault_torch.verdict.node_verdict import NodeConclusion
-
-
-@dataclass(frozen=True, slots=True)
-class SealedVerdict:
-    """The verdict on a failed attempt, ready to be published."""
-
-    verdict: Verdict
-    """Without credentials."""
-    decision: Decision
-    seal: Seal
-    document: bytes
-    """The ``error.pb``."""
-    recording: Recording
-    """This node's."""
-    conclusion: Conclusion | None = None
-    """None: another node concluded."""
-    report: Report | None = None
-    """Without credentials; message and deck are rendered from it. None: another node concluded."""
-    for_all: bool = False
-    """All nodes settled on it: only the node that concluded publishes it."""
-    durable: bool = False
-    """Whether the ``error.pb`` is in the storage."""
-    bundle: bytes = b""
-    """Copies of what the verdict rests on, for later readers; empty: another node concluded."""
 
 
 def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdict:

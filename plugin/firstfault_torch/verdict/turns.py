@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict.sealed import SealedVerdict
 
 _SINGLE = 4
 """So many nodes have turns of their own."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from firstfault.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from firstfault_torch.options import Watchdog
+    from firstfault_torch.watchdog import Watchdog
     from flytekitplugins.firstfault.config import (
         CleanPodPolicy,
         Elastic,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from firstfault.model import Place, Receipt
     from firstfault_torch.context import Recording
     from firstfault_torch.options import Options
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict.sealed import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 

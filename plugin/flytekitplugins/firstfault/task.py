@@ -22,7 +22,8 @@ from google.protobuf.json_format import MessageToDict
 
 from firstfault.errors import UsageError
 from firstfault.model import Phase
-from firstfault_torch.options import Options, Watchdog  # noqa: F401 - the package's public names come from here
+from firstfault_torch.options import Options
+from firstfault_torch.watchdog import Watchdog  # noqa: F401 - the package's public names come from here
 from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
     RENDEZVOUS_BACKEND,
     STRATEGY_VARIABLE,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from flytekit.configuration import SerializationSettings
     from flytekit.core.context_manager import FlyteContext
 
-    from firstfault_torch.verdict.seal import SealedVerdict
+    from firstfault_torch.verdict.sealed import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 _TASK_TYPE = "pytorch"

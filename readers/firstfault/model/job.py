@@ -169,6 +169,11 @@ class JobErrors:
     restarts: tuple[RestartRecord, ...] = ()
     """What was decided after each failed round of the attempt, oldest first."""
 
+    @property
+    def places(self) -> list[Place]:
+        """Where the failures and the nodes were."""
+        return [failure.place for failure in self.failures] + [entry.place for entry in self.roster]
+
     def unopened_like(self, fingerprint: str) -> tuple[int, ...]:
         """Return the ranks with this fault and no opened document, ascending."""
         opened = {failure.rank for failure in self.failures}

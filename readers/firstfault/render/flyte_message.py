@@ -16,7 +16,7 @@ from firstfault.text import elide, one_line, printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from firstfault.report import Report
+    from firstfault.report.data import Report
     from firstfault.report.facts import Fact
     from firstfault.report.sections import Section, Sections
 

@@ -12,7 +12,6 @@ from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import TIME_LIMIT, Origin, Scope, Subject
-from firstfault.report.facts import places_of
 from firstfault.report.headline import fault_of
 from firstfault.report.words import (
     UNDETERMINED_ADVICE,
@@ -253,15 +252,13 @@ def machine_of(job: JobErrors, verdict: Verdict) -> str:
     """Return the machine of the verdict's node, from its process or from any entry of that node; empty: not known."""
     if verdict.root is not None and verdict.root.place.machine:
         return verdict.root.place.machine
-    return next(
-        (place.machine for place in reversed(places_of(job)) if place.node == verdict.node and place.machine), ""
-    )
+    return next((place.machine for place in reversed(job.places) if place.node == verdict.node and place.machine), "")
 
 
 def _namespace(job: JobErrors, verdict: Verdict) -> str:
     """Return the namespace of any of the job's pods: they share it."""
     roots = [verdict.root.place] if verdict.root is not None else []
-    return next((place.namespace for place in [*roots, *places_of(job)] if place.namespace), "")
+    return next((place.namespace for place in [*roots, *job.places] if place.namespace), "")
 
 
 # --- what is unknown --------------------------------------------------------------------------------------------------

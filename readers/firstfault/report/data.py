@@ -12,7 +12,7 @@ from firstfault.report.attempt_changes import changes_between
 from firstfault.report.cascade import cascade_of
 from firstfault.report.counts import clocks_text, coverage_text, followers_text
 from firstfault.report.engine_words import FLYTE, EngineWords, engine_of
-from firstfault.report.facts import facts_of, identity_of, places_of, raw_facts
+from firstfault.report.facts import facts_of, identity_of, raw_facts
 from firstfault.report.headline import first_line
 from firstfault.report.redaction import redacted
 
@@ -136,4 +136,4 @@ def _number(job: JobErrors, uri: str) -> int | None:
     found = attempt_of(uri) if uri else None
     if found is not None:
         return found[1]
-    return max((place.attempt for place in places_of(job) if place.incarnation), default=None)
+    return max((place.attempt for place in job.places if place.incarnation), default=None)

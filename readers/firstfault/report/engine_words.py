@@ -6,8 +6,6 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.report.facts import places_of
-
 if TYPE_CHECKING:
     from firstfault.model import Decision, JobErrors, Verdict
 
@@ -78,7 +76,7 @@ _ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN}
 
 def engine_of(job: JobErrors, verdict: Verdict) -> EngineWords:
     """Return the engine that the documents name; `FLYTE` if none does, `PLAIN` for a name that is not known."""
-    places = places_of(job)
+    places = job.places
     if verdict.root is not None:
         places.append(verdict.root.place)
     return _ENGINES.get(next((place.engine for place in places if place.engine), ""), PLAIN)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
         ExpiredDeadline,
         FileSystem,
         JobErrors,
-        Place,
         SystemState,
         ThreadFailure,
         Verdict,
@@ -259,14 +258,9 @@ def _memory(root: WorkerError) -> Iterator[str]:
 # --- what ran ---------------------------------------------------------------------------------------------------
 
 
-def places_of(job: JobErrors) -> list[Place]:
-    """Return where the failures and the nodes of a job were."""
-    return [failure.place for failure in job.failures] + [entry.place for entry in job.roster]
-
-
 def identity_of(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) -> JobIdentity:
     """Return what ran, as far as the documents and the output prefix tell."""
-    places = places_of(job)
+    places = job.places
     times = [failure.timestamp_ns for failure in job.failures if failure.timestamp_ns is not None]
     ended_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
     # a clock that was not set yet, or a damaged entry, is no start

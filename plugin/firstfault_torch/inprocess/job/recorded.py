@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import Place
     from firstfault_torch.inprocess.call import Interruption
-    from firstfault_torch.inprocess.options import InProcessRestart
+    from firstfault_torch.inprocess.options import InProcessOptions
     from firstfault_torch.inprocess.store import Fault
     from firstfault_torch.worker.recording import WorkerMonitor
 
@@ -41,7 +41,7 @@ class Restarted(NamedTuple):
     """Its rank in the last iteration; None for a reserve, which returns nothing."""
 
 
-def call_with_restarts(options: InProcessRestart, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:
+def call_with_restarts(options: InProcessOptions, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:
     """Call the function until all ranks have completed.
 
     Raises:

@@ -24,7 +24,7 @@ from firstfault_torch.inprocess.store import AGENT_STORE, TCPStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from firstfault_torch.inprocess.options import InProcessRestart
+    from firstfault_torch.inprocess.options import InProcessOptions
 
 _TIMEOUT = dt.timedelta(seconds=MEETING_S)
 """Of a store's operations, as torch has it."""
@@ -57,7 +57,7 @@ class Meeting:
             there longer than `barrier_timeout`.
     """
 
-    def __init__(self, options: InProcessRestart, rank: int, prefix: str) -> None:
+    def __init__(self, options: InProcessOptions, rank: int, prefix: str) -> None:
         self._began = f"{prefix}/began/{rank}"
         self._seconds = options.seconds("barrier_timeout")
         self._is_users = options.store_factory is not None

@@ -23,7 +23,7 @@ from firstfault_torch.inprocess.store import Fault, FaultKind, Iteration, Outcom
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from firstfault_torch.inprocess.options import InProcessRestart
+    from firstfault_torch.inprocess.options import InProcessOptions
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Watcher:
     """Of the call in the store."""
     connect: Callable[[], Any]
     """Makes a connection to the store, in the monitor process."""
-    options: InProcessRestart
+    options: InProcessOptions
 
     def __post_init__(self) -> None:
         self.worker = os.getpid()
