@@ -100,7 +100,7 @@ def test_a_file_of_ones_own_comes_first(tmp_path: Path) -> None:
         (('types = ["ShardError"]', 'types = "ShardError"'), 11, "'types' must be a list"),
         (('role = "primary"', 'role = "first"'), 11, "role 'first' must be one of primary, secondary, ambiguous"),
         (('category = "storage"', 'category = "stuff"'), 11, "category 'stuff' is none"),
-        (("shard (?P", "shard ((?P"), 11, "'pattern' is no regular expression"),
+        (("shard (?P", "shard ((?P"), 11, "'pattern' is not a regular expression"),
         (("?P<rank>", "?P<shard>"), 11, "group 'shard' must be one of"),
         (("is locked", "is lost"), 11, "the pattern of 'store' is not found in its own example"),
         (('"have you tried"', '".*"'), 3, "'pattern' is found in an empty text"),

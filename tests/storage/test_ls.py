@@ -359,7 +359,7 @@ def test_nothing_to_list(tmp_path: Path) -> None:
     for arguments, code, said in (
         ((str(tmp_path / "empty"),), 3, "there is no attempt below"),
         ((str(tmp_path / "good"),), 0, "none of the 1 attempts below"),
-        ((str(tmp_path), "--since", "soon"), 2, "'soon' is no duration; write 30m, 12h, 7d or 2w"),
+        ((str(tmp_path), "--since", "soon"), 2, "'soon' is not a duration; write 30m, 12h, 7d or 2w"),
     ):
         ran = _ls(*arguments)
         (line,) = ran.stderr.splitlines()

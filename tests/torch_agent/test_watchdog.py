@@ -358,7 +358,7 @@ def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> 
         fifo.write(timer_line(Timer(1, "1", "step", time.monotonic(), 0.1)))
         fifo.flush()
         end = time.monotonic() + LIMIT_S
-        while "it is no worker of this node" not in caplog.text:
+        while "it is not a worker of this node" not in caplog.text:
             assert time.monotonic() < end
             time.sleep(0.01)
     assert caplog.text.count("invalid line") == 4

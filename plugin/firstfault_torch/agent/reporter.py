@@ -276,7 +276,7 @@ class Reporter:
     def _kept_by_torch(self, death: Death) -> KeptException | None:
         """Return the exception that ended a worker, as torch kept it.
 
-        What torch kept of a process that a signal ended was handled: the process went on.
+        What torch kept of a process that a signal ended was handled: the process continued.
         """
         if death.signal:
             return None

@@ -212,7 +212,7 @@ class TimerServer:
             if not timer.kills:
                 logger.warning("process %d exceeded %r; it asked not to be killed", timer.pid, timer.scope)
             elif worker is None:
-                logger.warning("process %d exceeded %r; it is no worker of this node", timer.pid, timer.scope)
+                logger.warning("process %d exceeded %r; it is not a worker of this node", timer.pid, timer.scope)
             else:
                 expired.setdefault(worker, timer)
         gone = {timer.pid for timer in due if timer.kills}

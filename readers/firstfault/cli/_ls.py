@@ -30,7 +30,7 @@ def _since(context: click.Context, parameter: click.Parameter, value: str | None
         return None
     match = _SINCE.fullmatch(value)
     if match is None:
-        raise click.BadParameter(f"{value!r} is no duration; write 30m, 12h, 7d or 2w")
+        raise click.BadParameter(f"{value!r} is not a duration; write 30m, 12h, 7d or 2w")
     return time.time_ns() - int(match["number"]) * _SECONDS[match["unit"]] * _NANO
 
 

@@ -188,7 +188,7 @@ def _stdin() -> bytes:
     from firstfault.wire.documents import MAX_DOCUMENT_BYTES  # noqa: PLC0415 - as above
 
     if sys.stdin is None or sys.stdin.isatty():
-        raise click.UsageError("stdin is no document; pipe one into it: firstfault show - < error.pb")
+        raise click.UsageError("stdin is not a document; pipe one into it: firstfault show - < error.pb")
     data = sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1)
     if not data:
         raise BadDocumentError("stdin is empty; did the command before the pipe fail?")

@@ -47,7 +47,7 @@ _NEXT_LOOKS = 5
     help="Shortest pause between two listings; longer where listing is slow.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop after this long.")
-@click.option("--follow", is_flag=True, help="Go on with the task's next attempts until the task has ended.")
+@click.option("--follow", is_flag=True, help="Continue with the task's next attempts until the task has ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON objects (firstfault.verdict/v1), one a line.")
 @debug_option
 def watch(  # noqa: PLR0913, PLR0917 - click's options

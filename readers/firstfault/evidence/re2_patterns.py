@@ -111,7 +111,7 @@ def _why_refused(source: str, error: Exception) -> str:
     reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(error)
     mark = next((mark for mark in _NOT_IN_RE2 if mark in source), None)
     if mark is None:
-        return f"is no regular expression that RE2 accepts: {reason}"
+        return f"is not a regular expression that RE2 accepts: {reason}"
     return (
         f"has {_NOT_IN_RE2[mark]} ({mark}), which RE2 does not support; "
         "give the pattern of what must not be found in the key 'unless'"

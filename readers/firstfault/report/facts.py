@@ -263,7 +263,7 @@ def identity_of(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) ->
     places = job.places
     times = [failure.timestamp_ns for failure in job.failures if failure.timestamp_ns is not None]
     ended_ns = verdict.timestamp_ns if verdict.timestamp_ns is not None else max(times, default=None)
-    # a clock that was not set yet, or a damaged entry, is no start
+    # a clock that was not set yet, or a damaged entry, is not a start
     longest = _LONGEST_NS if ended_ns is None else min(ended_ns, _LONGEST_NS)
     started = [start for place in places if _FIRST_NS < (start := place.incarnation * _MS) <= longest]
     started_ns = min(started, default=None)

@@ -71,7 +71,7 @@ def work(faults: list[str]) -> int:
 def if_asked(verdict: Verdict, context: RetryContext) -> Vote:
     """Retry after any failure if the soak wants many attempts in one engine."""
     del verdict, context
-    return Vote(retry="SOAK_RETRY" in os.environ, reason="the soak goes on", origin=Origin.USER)
+    return Vote(retry="SOAK_RETRY" in os.environ, reason="the soak continues", origin=Origin.USER)
 
 
 OPTIONS = {"increase_shared_mem": False, "settle_seconds": 5, "retry_policy": default_policy() | if_asked}
