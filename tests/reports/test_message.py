@@ -14,6 +14,7 @@ from firstfault.model import (
     CollectiveProgress,
     Coverage,
     Decision,
+    DocumentRef,
     ExceptionInfo,
     FrameInfo,
     Kind,
@@ -36,6 +37,8 @@ from firstfault.report.words import FaultOwner, State
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
+from firstfault.wire.documents import decode, encode
+from firstfault_proto.v1 import errors_pb2
 from tests.cascades.replay import RECORDED, load
 from tests.reports import scenes
 
@@ -462,22 +465,20 @@ def test_the_scope_undetermined_is_in_the_answer() -> None:
 
 
 def test_no_form_tells_a_credential() -> None:
-    """The text of a stock file is not redacted when it is written: all forms remove credentials."""
+    """What was read has no credential any more, so no form has one: a stock file loses them when it is read."""
     secret = "AKIAIOSFODNN7EXAMPLE"  # noqa: S105 - the example of AWS's own documentation
-    stock = make_error(
-        None,
-        node="w-0",
-        writer=Writer.STOCK,
-        exception=None,
-        message=f"{'x' * 140} denied for https://user:{secret}@hub/",
-    )
-    other = make_error(3, at_ms=4, exception="OSError", message=f"https://user:{secret}@hub/", log_tail=f"key {secret}")
-    job = make_job(stock, other)
-    verdict = run_strategy(get_strategy("earliest"), job)
-    report = report_of(job, verdict, _NO, uri=_URI)
-    for text in (flyte_message(report), markdown(report), page(report), terminal_text(report)):
-        assert "w-0" in text
-        assert secret not in text
+    text = f"https://user:{secret}@hub/"
+    stock = errors_pb2.WorkerErrorDocument()
+    stock.error.code, stock.error.message, stock.error.worker = "USER", f"{'x' * 140} denied for {text}", "w-0"
+    own = make_error(3, at_ms=4, exception="OSError", message=text, log_tail=f"key {secret}")
+    files = {"error.pb": stock.SerializeToString(), "own.pb": encode(own)}
+    read = [decode(data, DocumentRef(name)) for name, data in files.items()]
+    job = make_job(*(failure for failure in read if isinstance(failure, WorkerError)))
+    assert len(job.failures) == len(files)
+    report = report_of(job, run_strategy(get_strategy("earliest"), job), _NO, uri=_URI)
+    for form in (flyte_message(report), markdown(report), page(report), terminal_text(report)):
+        assert "w-0" in form
+        assert secret not in form
 
 
 # --- victims, suspects and other failures ---------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from firstfault.report.counts import clocks_text, coverage_text, followers_text
 from firstfault.report.engine_words import FLYTE, EngineWords, engine_of
 from firstfault.report.facts import facts_of, identity_of, raw_facts
 from firstfault.report.headline import first_line
-from firstfault.report.redaction import redacted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,7 +87,6 @@ def report_of(  # noqa: PLR0913 - keywords
         diagnosis: of the job, from its `Conclusion`; None: it is computed.
     """
     diagnosis = diagnosis or diagnose(job)
-    job, verdict = redacted(job, verdict)
     clocks = diagnosis.clocks
     cascade = cascade_of(job, verdict, diagnosis)
     number, engine = _number(job, uri), engine_of(job, verdict)

@@ -27,7 +27,7 @@ from firstfault.strategies._verdict import (
     who,
     with_category,
 )
-from firstfault.text import one_line, redact
+from firstfault.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -302,7 +302,7 @@ def _alike(job: JobErrors) -> str:
         return ""
     which = f"all {len(ranks)} ranks" if len(ranks) == world else f"{len(ranks)} ranks"
     found = message_of(first)
-    return f"{which}: {found.what}: {redact(found.text)}".rstrip(": ")
+    return f"{which}: {found.what}: {found.text}".rstrip(": ")
 
 
 def _expired(job: JobErrors) -> str:
@@ -312,4 +312,4 @@ def _expired(job: JobErrors) -> str:
         return "no rank shows a fault of its own"
     ranks = sorted({failure.rank for failure in expired if failure.rank is not None})
     which = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
-    return f"{redact(expired[0].expired.text)} on {which}, in a collective; no rank stands out"
+    return f"{expired[0].expired.text} on {which}, in a collective; no rank stands out"

@@ -11,7 +11,7 @@ from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import TIME_LIMIT, Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
 from firstfault.model.signal_meanings import explain_end
-from firstfault.text import one_line, redact, sentence_of
+from firstfault.text import one_line, sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -184,8 +184,7 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     if root.code == TIME_LIMIT:
         what = "time limit"
     headline = f"{what}, {subject}" + (f": {text}" if text and text != what else "")
-    # redacted before it is cut: a credential without its end is not recognised
-    return one_line(redact(headline), _HEADLINE)
+    return one_line(headline, _HEADLINE)
 
 
 def _sentence(root: WorkerError) -> str:
@@ -251,7 +250,7 @@ def _line(failure: WorkerError) -> str:
         sent = failure.sent_signals[0]
         return one_line(f"stopped by its agent ({sent.signal}): {sent.reason}")
     said = message_of(failure)
-    text = one_line(redact(said.text or (failure.message if failure.exception is None else "")), 120)
+    text = one_line(said.text or (failure.message if failure.exception is None else ""), 120)
     return one_line(f"{said.what}: {text}" if text else said.what)
 
 
