@@ -470,6 +470,7 @@ def test_no_form_tells_a_credential() -> None:
     text = f"https://user:{secret}@hub/"
     stock = errors_pb2.WorkerErrorDocument()
     stock.error.code, stock.error.message, stock.error.worker = "USER", f"{'x' * 140} denied for {text}", "w-0"
+    stock.error.timestamp.FromSeconds(1)  # before the other
     own = make_error(3, at_ms=4, exception="OSError", message=text, log_tail=f"key {secret}")
     files = {"error.pb": stock.SerializeToString(), "own.pb": encode(own)}
     read = [decode(data, DocumentRef(name)) for name, data in files.items()]
