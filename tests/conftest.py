@@ -82,7 +82,7 @@ _SLOW = (
 )
 """Files whose tests start processes or servers and wait for them: `make quick` leaves them out."""
 _PRESENT = [*itertools.takewhile(lambda layer: importlib.util.find_spec(_LAYERS[layer]), _LAYERS)]
-_ONLY = os.environ.get("FIRSTFAULT_LAYER", "")
+_ONLY = os.environ.get("TESTS_LAYER", "")
 """The layer whose tests run; empty: all."""
 
 

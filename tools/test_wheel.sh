@@ -31,7 +31,7 @@ for layer in core:core torch:torch flyte:wheel; do
   python=$root/build/${layer#*:}-venv/bin/python
   printf '\n== tests of the layer %s\n' "${layer%:*}"
   ended=0
-  FIRSTFAULT_LAYER=${layer%:*} "$python" -m pytest -o "cache_dir=$work/cache" "${parallel[@]}" "$@" \
+  TESTS_LAYER=${layer%:*} "$python" -m pytest -o "cache_dir=$work/cache" "${parallel[@]}" "$@" \
     2>"$work/stderr" || ended=$?
   tail -n 100 "$work/stderr" >&2  # of a process that crashed: its stacks
   if [ "$ended" -ne "$nothing_chosen" ] && { [ "$status" -eq "$nothing_chosen" ] || [ "$ended" -ne 0 ]; }; then

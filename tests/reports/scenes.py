@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from firstfault.model import (
@@ -321,62 +322,79 @@ def _deadlock() -> Report:
 
 _MEMORY = Resources(1, int(15.9 * _GIB), 16 * _GIB, int(15.2 * _GIB), START_NS)
 
-SCOPE_SCENES: dict[str, Callable[[], Report]] = {
-    "rank": _of_text("ValueError", "batch 17 has 3 columns, expected 4"),
-    "ranks": _same_everywhere,
-    "node": _lost_node,
-    "external": _terminated,
-    "undetermined": _deadlock,
-}
+
+def _kept(makers: dict[str, Callable[[], Report]]) -> dict[str, Callable[[], Report]]:
+    """Let each scene be made once: a report does not change, and some take seconds."""
+    return {name: cache(make) for name, make in makers.items()}
+
+
+SCOPE_SCENES: dict[str, Callable[[], Report]] = _kept(
+    {
+        "rank": _of_text("ValueError", "batch 17 has 3 columns, expected 4"),
+        "ranks": _same_everywhere,
+        "node": _lost_node,
+        "external": _terminated,
+        "undetermined": _deadlock,
+    }
+)
 """A report for each scope."""
 
-CATEGORY_SCENES: dict[str, Callable[[], Report]] = {
-    "recoverable": _of_text(
-        "flytekit.exceptions.user.FlyteRecoverableException",
-        "no answer from the data server for shard 3",
-        recoverable=True,
-        category="recoverable",
-    ),
-    "user_code": _of_text("ValueError", "batch 17 has 3 columns, expected 4"),
-    "input": _of_text("TypeError", "train() got an unexpected keyword argument 'epochs'", category="input"),
-    "config": _of_text("ValueError", "tensor parallel size 3 does not divide 32 heads", category="config"),
-    "data": _of_text("ValueError", "record 55 of shard 3 is no JSON", category="data"),
-    "numerics": _of_text("FloatingPointError", "loss is nan at step 1200", category="numerics"),
-    "checkpoint": _of_text(
-        "RuntimeError",
-        "Error(s) in loading state_dict for Net: size mismatch for head.weight",
-        category="checkpoint",
-    ),
-    "cuda_oom": _of_text(
-        "torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79 GiB"
-    ),
-    "gpu_kernel": _of_text("torch.AcceleratorError", "CUDA error: an illegal memory access was encountered"),
-    "gpu_hardware": _of_text("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered"),
-    "host_oom": _death("SIGKILL", -9, resources=_MEMORY),
-    "disk_full": _of_text("OSError", "[Errno 28] No space left on device: '/tmp/cache'"),
-    "storage": _of_text(
-        "botocore.exceptions.ClientError", "An error occurred (SlowDown) when calling the GetObject", category="storage"
-    ),
-    "network": _of_text("socket.gaierror", "[Errno -3] Temporary failure in name resolution", category="network"),
-    "external_service": _of_text(
-        "requests.HTTPError", "503 Server Error for url: https://hub/", category="external_service"
-    ),
-    "auth": _of_text("PermissionError", "401 Unauthorized: the token has expired", category="auth"),
-    "collective": _of_text("RuntimeError", "the ranks disagree about the shape of a tensor", category="collective"),
-    "rendezvous": _agent("rendezvous", "timed out waiting for 2 nodes to join", "RendezvousTimeoutError"),
-    "hang": _hang,
-    "signal": _death("SIGSEGV", -11),
-    "exit": _death("", 3, category="exit"),
-    "stopped": lambda: report_on(job_of(stopped(0, 0, "another worker of this node had failed")), strategy="earliest"),
-    "preemption": _terminated,
-    "node_lost": _lost_node,
-    "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
-    "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),
-    "unknown": lambda: report_on(
-        job_of(process(3, 0, None, category="unknown", code="USER:Unknown", message="nothing was said", exit_code=1)),
-        strategy="earliest",
-    ),
-}
+CATEGORY_SCENES: dict[str, Callable[[], Report]] = _kept(
+    {
+        "recoverable": _of_text(
+            "flytekit.exceptions.user.FlyteRecoverableException",
+            "no answer from the data server for shard 3",
+            recoverable=True,
+            category="recoverable",
+        ),
+        "user_code": _of_text("ValueError", "batch 17 has 3 columns, expected 4"),
+        "input": _of_text("TypeError", "train() got an unexpected keyword argument 'epochs'", category="input"),
+        "config": _of_text("ValueError", "tensor parallel size 3 does not divide 32 heads", category="config"),
+        "data": _of_text("ValueError", "record 55 of shard 3 is no JSON", category="data"),
+        "numerics": _of_text("FloatingPointError", "loss is nan at step 1200", category="numerics"),
+        "checkpoint": _of_text(
+            "RuntimeError",
+            "Error(s) in loading state_dict for Net: size mismatch for head.weight",
+            category="checkpoint",
+        ),
+        "cuda_oom": _of_text(
+            "torch.OutOfMemoryError",
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79 GiB",
+        ),
+        "gpu_kernel": _of_text("torch.AcceleratorError", "CUDA error: an illegal memory access was encountered"),
+        "gpu_hardware": _of_text("torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered"),
+        "host_oom": _death("SIGKILL", -9, resources=_MEMORY),
+        "disk_full": _of_text("OSError", "[Errno 28] No space left on device: '/tmp/cache'"),
+        "storage": _of_text(
+            "botocore.exceptions.ClientError",
+            "An error occurred (SlowDown) when calling the GetObject",
+            category="storage",
+        ),
+        "network": _of_text("socket.gaierror", "[Errno -3] Temporary failure in name resolution", category="network"),
+        "external_service": _of_text(
+            "requests.HTTPError", "503 Server Error for url: https://hub/", category="external_service"
+        ),
+        "auth": _of_text("PermissionError", "401 Unauthorized: the token has expired", category="auth"),
+        "collective": _of_text("RuntimeError", "the ranks disagree about the shape of a tensor", category="collective"),
+        "rendezvous": _agent("rendezvous", "timed out waiting for 2 nodes to join", "RendezvousTimeoutError"),
+        "hang": _hang,
+        "signal": _death("SIGSEGV", -11),
+        "exit": _death("", 3, category="exit"),
+        "stopped": lambda: report_on(
+            job_of(stopped(0, 0, "another worker of this node had failed")), strategy="earliest"
+        ),
+        "preemption": _terminated,
+        "node_lost": _lost_node,
+        "platform": _agent("platform", "the store does not answer", "DistNetworkError"),
+        "infrastructure": _agent("infrastructure", "the spool cannot be written", "OSError"),
+        "unknown": lambda: report_on(
+            job_of(
+                process(3, 0, None, category="unknown", code="USER:Unknown", message="nothing was said", exit_code=1)
+            ),
+            strategy="earliest",
+        ),
+    }
+)
 """A report for each category."""
 
 
@@ -474,15 +492,17 @@ def ten_thousand_ranks() -> Report:
     return report_on(make_job(*failures, roster=tuple(roster)))
 
 
-HARD_SCENES: dict[str, Callable[[], Report]] = {
-    "nothing-but-a-node": _nothing_but_a_node,
-    "ten-thousand-messages": _ten_thousand_messages,
-    "one-long-line": _one_long_line,
-    "long-names": _long_names,
-    "no-times": _no_times,
-    "three-attempts": _three_attempts,
-    "all-terminated": _all_terminated,
-    "hostile": _hostile,
-    "ten-thousand-ranks": ten_thousand_ranks,
-}
+HARD_SCENES: dict[str, Callable[[], Report]] = _kept(
+    {
+        "nothing-but-a-node": _nothing_but_a_node,
+        "ten-thousand-messages": _ten_thousand_messages,
+        "one-long-line": _one_long_line,
+        "long-names": _long_names,
+        "no-times": _no_times,
+        "three-attempts": _three_attempts,
+        "all-terminated": _all_terminated,
+        "hostile": _hostile,
+        "ten-thousand-ranks": ten_thousand_ranks,
+    }
+)
 """Reports that are hard to show, by name."""

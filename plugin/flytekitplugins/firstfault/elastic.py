@@ -7,7 +7,6 @@ import os
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
 import flytekit
 import torch
 from flytekit.core.context_manager import FlyteContextManager
@@ -26,6 +25,7 @@ from firstfault_torch.launch_options import DEFAULT_SIGNALS, logs_specs, numa_op
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
 from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, parse_nnodes
 from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, run_forked, run_spawned
+from flytekitplugins.firstfault.pickling import pickled
 from flytekitplugins.firstfault.verdict_errors import ElasticTaskError, verdict_error
 
 if TYPE_CHECKING:
@@ -175,12 +175,12 @@ def _entrypoint(
     except NotImplementedError:
         destination = source = None  # no checkpoints in this execution
     payload = SpawnPayload(
-        function=cloudpickle.dumps(function),
+        function=pickled(function),
         raw_output_prefix=context.raw_output_prefix,
         checkpoint_dest=destination,
         checkpoint_src=source,
         keeps_decks=keeps_decks,
-        restart=cloudpickle.dumps(restart) if restart is not None else b"",
+        restart=pickled(restart) if restart is not None else b"",
     )
     return run_spawned, (payload,)
 

@@ -86,11 +86,16 @@ class Printer:
         if self.fits(command):
             self.beside(command)
             return
-        rows = [""]
+        from rich.cells import cell_len  # noqa: PLC0415 - what prints without rich imports this module, too
+
+        rows, used = [""], 0
         for character in self._clean(one_row(command)):
-            if self._cells(rows[-1] + character).cell_len >= self.width:
+            cells = cell_len(character)
+            if used + cells >= self.width:
                 rows.append("")
+                used = 0
             rows[-1] += character
+            used += cells
         self.rows += map(self._text, "\\\n".join(rows).split("\n"))
 
     def _rows(self, head: str, hang: str, text: str, style: str = "", *, head_style: str = "") -> None:
