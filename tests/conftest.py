@@ -30,7 +30,10 @@ _OUTER_VARIABLES = ("AWS_", "FLYTE_", "_F_", "COLUMNS", "LINES")
 os.environ["RES_OPTIONS"] = "attempts:0"
 # a forked process must not collect what an earlier test left as garbage: the end of one of torch's stores crashes it
 os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
-_HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_HANDLERS = {
+    number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+}
+_MASK = signal.pthread_sigmask(signal.SIG_BLOCK, ())
 _ROOT = Path(__file__).resolve().parents[1]
 _SOURCE_ROOTS = {"firstfault": "readers", "firstfault_proto": "proto", "firstfault_torch": "plugin"}
 """The folder of each package in the repository; the wheel's tests run in a folder without them."""
@@ -183,12 +186,12 @@ def _environment_restored(_no_outer_settings: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _signal_handlers_restored() -> Iterator[None]:
-    """Undo what a test, or torch's agent in it, does to signal handlers: a pool of processes needs its SIGTERM."""
-    before = {number: signal.getsignal(number) for number in _HANDLED}
+    """Undo what tests, fixtures and torch's agent do to signals: children inherit what is ignored or blocked."""
     yield
-    for number, handler in before.items():
+    for number, handler in _HANDLERS.items():
         if handler is not None:
             signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASK)
 
 
 def _restore(environment: dict[str, str]) -> None:

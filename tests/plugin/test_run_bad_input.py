@@ -17,7 +17,7 @@ import pytest
 
 from firstfault.cli import EXIT, main
 from firstfault.errors import UsageError
-from flytekitplugins.firstfault.local import command
+from flytekitplugins.firstfault.local import command, pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -300,3 +300,19 @@ def test_signals_that_are_ignored_stay_ignored(before: signal.Handlers, monkeypa
         assert signal.getsignal(signal.SIGHUP) == before
     finally:
         signal.signal(signal.SIGHUP, outer)
+
+
+def test_a_signal_while_pods_are_ended_counts_later() -> None:
+    """SIGTERM while `firstfault run` ends the pods of an attempt interrupts it afterwards, so no retry begins."""
+    steps = []
+
+    def run() -> None:
+        with pods._deferred(pods.STOP_SIGNALS):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+            steps.append("pods have ended")
+        steps.append("the next attempt")
+
+    with command._interruptible(), pytest.raises(KeyboardInterrupt):
+        run()
+    assert steps == ["pods have ended"]

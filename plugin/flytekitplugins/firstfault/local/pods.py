@@ -8,16 +8,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
-from firstfault_torch.guard import undisturbed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 _GRACE_S = 5.0
 _POLL_S = 0.02
@@ -92,10 +92,29 @@ def start_pod(  # noqa: PLR0913 - keywords
 def end_all(pods: Iterable[Pod], grace_seconds: float = _GRACE_S) -> None:
     """End every process of every pod by SIGTERM, and by SIGKILL after the grace period; return when all have ended.
 
-    A second Ctrl-C or SIGTERM does not interrupt this.
+    Ctrl-C or SIGTERM does not interrupt this: it counts when all have ended.
     """
-    with undisturbed(STOP_SIGNALS):
+    with _deferred(STOP_SIGNALS):
         _end_all(pods, grace_seconds)
+
+
+@contextlib.contextmanager
+def _deferred(numbers: Collection[signal.Signals]) -> Iterator[None]:
+    """Let the signals that have a handler arrive only after the block; other threads than the main one defer none."""
+    arrived: list[int] = []
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = {number: handler for number, handler in before.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
+        handled = {}
+    for number in handled:
+        signal.signal(number, lambda number, _frame: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handled.items():
+            signal.signal(number, handler)
+    if arrived:
+        signal.raise_signal(arrived[0])
 
 
 def _end_all(pods: Iterable[Pod], grace_seconds: float) -> None:
