@@ -167,7 +167,7 @@ AFTER_PUBLISHING = (
 CONCLUDES_FOR_ALL = (*UNTIL_STOPPED, TERMINATED_SETTLE_S, *UNTIL_PUBLISHED, *AFTER_PUBLISHING)
 """All waits of a terminated node that concludes for all, from SIGTERM to its exit."""
 CONCLUDES_ALONE = (*UNTIL_STOPPED, TERMINATED_SETTLE_S, TERMINATED_VERDICT_S, TERMINATED_PUBLISHED_S, *UNTIL_PUBLISHED)
-"""All waits of a terminated node that waits in vain for another one's verdict, from SIGTERM until its own is out."""
+"""All waits of a terminated node that gets no verdict from another one, from SIGTERM until it has published its own."""
 
 
 def table() -> str:
