@@ -42,11 +42,11 @@ from firstfault.wire.documents import decode, decode_presence, encode, encode_pr
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-HANG_S = 30.0
+HANG_S = 60.0
 """Longest wait for an expected event."""
 SHORT_S = 0.5
 """A deadline that a test lets pass."""
-TOLERANCE_S = 2.0
+TOLERANCE_S = 20.0
 """Tolerance on a deadline on a busy machine."""
 ERRORS = "firstfault/errors"
 ROSTER = "firstfault/roster"
@@ -116,7 +116,7 @@ def start(short: str) -> Iterator[Callable[..., RecorderProcess]]:
     started: list[RecorderProcess] = []
 
     def run(uri: str, **options: object) -> RecorderProcess:
-        process = start_recorder(uri, **{"deadline_seconds": 5.0, "parent": short, **options})  # type: ignore[arg-type]
+        process = start_recorder(uri, **{"deadline_seconds": HANG_S, "parent": short, **options})  # type: ignore[arg-type]
         started.append(process)
         return process
 
@@ -285,9 +285,9 @@ def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out,
     file = spooled(process)
     Recorder(process.folder).resources(HANG_S)  # it is up
     began = time.monotonic()
-    receipt = Recorder(process.folder).put(Target(f"{ERRORS}/a.pb", rank=1), file, 4.0)
-    assert 4.0 <= time.monotonic() - began < 4.0 + TOLERANCE_S
-    assert receipt == Receipt("a.pb", durable=False, error="the storage did not answer within 4.0 s", rank=1)
+    receipt = Recorder(process.folder).put(Target(f"{ERRORS}/a.pb", rank=1), file, 6.0)
+    assert 6.0 <= time.monotonic() - began < 6.0 + TOLERANCE_S
+    assert receipt == Receipt("a.pb", durable=False, error="the storage did not answer within 6.0 s", rank=1)
     assert (out.files(), receipt_of(process.folder)) == ({}, None)
     gate.open()
     until("a receipt", lambda: receipt_of(process.folder) is not None)
@@ -302,7 +302,7 @@ def test_a_recorder_that_is_frozen(start: Callable[..., RecorderProcess], out: O
     began = time.monotonic()
     with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.5 s"):
         Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), spooled(process), 1.0)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < SHORT_S + TOLERANCE_S
     with pytest.raises(RecorderUnavailableError, match=r"did not answer within 0\.1 s"):
         Recorder(process.folder).resources(0.2)
     os.kill(process.pid, signal.SIGCONT)
@@ -486,7 +486,7 @@ def test_an_end_does_not_wait_for_ever(
     process = start(gate.uri(out), environment=gate.environment())
     recorder = Recorder(process.folder)
     recorder.resources(HANG_S)  # it listens
-    recorder.put(Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S / 10)
+    recorder.put(Target(f"{ERRORS}/a.pb"), spooled(process), 6.0)
     until("the upload at the gate", lambda: gate.waiting() == 1)
     process.end(1.0)
     assert not process.alive()

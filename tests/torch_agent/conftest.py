@@ -1,5 +1,25 @@
-"""Fixtures of `tests.prefix`, for the tests of this folder."""
+"""Fixtures of the agent's tests."""
 
+import pytest
+
+from firstfault_torch.node import document_writer, node_setup
+from firstfault_torch.worker import introspection, system_state
 from tests.prefix import prefix
 
 __all__ = ["prefix"]
+
+PATIENT_S = 60.0
+"""For a fraction of a second a busy machine may run no thread at all."""
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give what a worker asks its machine for more time than a worker gives; a test of a limit sets its own."""
+    for module, limit in [
+        (document_writer, "RECEIPT_S"),
+        (introspection, "FLIGHT_RECORDER_S"),
+        (introspection, "GPU_S"),
+        (node_setup, "READING_SETUP_S"),
+        (system_state, "FILE_SYSTEMS_S"),
+    ]:
+        monkeypatch.setattr(module, limit, PATIENT_S)

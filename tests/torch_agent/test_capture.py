@@ -5,8 +5,6 @@ from __future__ import annotations
 import builtins
 import json
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,6 @@ import firstfault_torch
 from firstfault.exceptions.first_cause import all_links
 from firstfault.exceptions.tracebacks import format_exception
 from firstfault_torch.capture import before_exit, capture, qualified_name, safe_text
-from firstfault_torch.guard import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,28 +95,9 @@ def test_text(error: BaseException, text: str) -> None:
 
 
 def test_a_huge_text_is_cut() -> None:
-    """A message of 10 MB is cut to its beginning, quickly."""
-    began = time.monotonic()
+    """A message of 10 MB is cut to its beginning."""
     message = _captured(ValueError("x" * MEGABYTES_10)).message
     assert len(message) == 64 * 1024
-    assert time.monotonic() - began < 1
-
-
-def test_a_blocking_text_is_bounded() -> None:
-    """A __str__ that never returns is given up at its time limit."""
-    release = threading.Event()
-
-    class BlockingError(Exception):
-        def __str__(self) -> str:
-            release.wait(30)
-            return "late"
-
-    began = time.monotonic()
-    captured = bounded(lambda: capture(BlockingError()), 0.2, "reading an exception")
-    took = time.monotonic() - began
-    release.set()
-    assert captured is None
-    assert 0.2 <= took < 2
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

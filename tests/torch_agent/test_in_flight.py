@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
-SLOW_S = 0.05
 LONG_S = 30.0
 NO_GROUP = dist.GroupMember.NON_GROUP_MEMBER
 """Torch's function takes this for a group of other ranks and does nothing."""
@@ -66,18 +64,26 @@ def _raise(error: BaseException) -> None:
 
 def _left(call: Callable[[], None]) -> tuple[BaseException, Moment]:
     """Return the exception that leaves `call`, and the moment just before it was raised."""
+    _cleaned.clear()
     before = Moment.now()
     with pytest.raises(Exception) as caught:  # noqa: PT011 - any
         call()
     return caught.value, before
 
 
+_cleaned: list[Moment] = []
+
+
+def _clean_up() -> None:
+    _cleaned.append(Moment.now())
+
+
 def _is_early(error: BaseException, before: Moment) -> bool:
-    """Whether the moment is that of the raise, and not after the slow clean-up."""
+    """Whether the moment is that of the raise, and not after the clean-up."""
     moment = moment_of(error)
     assert moment.monotonic_ns >= before.monotonic_ns
     assert moment.wall_ns >= before.wall_ns
-    return moment.monotonic_ns - before.monotonic_ns < SLOW_S * 1e9
+    return moment.monotonic_ns <= _cleaned[0].monotonic_ns
 
 
 def _finally() -> None:
@@ -85,7 +91,7 @@ def _finally() -> None:
         raise ValueError("bad batch")
     finally:
         dist.destroy_process_group(NO_GROUP)
-        time.sleep(SLOW_S)
+        _clean_up()
 
 
 def _twice() -> None:
@@ -93,7 +99,7 @@ def _twice() -> None:
         _finally()
     finally:
         dist.destroy_process_group(NO_GROUP)
-        time.sleep(SLOW_S)
+        _clean_up()
 
 
 def _from_it() -> None:
@@ -101,7 +107,7 @@ def _from_it() -> None:
         _raise(ValueError("bad batch"))
     except ValueError as error:
         dist.destroy_process_group(NO_GROUP)
-        time.sleep(SLOW_S)
+        _clean_up()
         raise RuntimeError("training failed") from error
 
 
@@ -109,7 +115,7 @@ def _from_one_from_it() -> None:
     try:
         _from_it()
     except RuntimeError as error:
-        time.sleep(SLOW_S)
+        _clean_up()
         raise OSError("the job failed") from error
 
 
@@ -118,7 +124,7 @@ def _handled_before() -> None:
         _raise(ConnectionError("the first try"))
     except ConnectionError:
         dist.destroy_process_group(NO_GROUP)
-        time.sleep(SLOW_S)
+        _clean_up()
         _raise(ValueError("the second try, another failure"))
 
 
@@ -126,7 +132,7 @@ def _without_a_group() -> None:
     try:
         raise ValueError("bad batch")
     finally:
-        time.sleep(SLOW_S)
+        _clean_up()
 
 
 @pytest.mark.parametrize(

@@ -231,11 +231,12 @@ def test_both_recorders_are_read(
 
 def test_a_recorder_that_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dump that waits for a stuck driver is given up."""
+    monkeypatch.setattr(process_state, "FLIGHT_RECORDER_S", 0.1)
     released = threading.Event()
     monkeypatch.setattr("torch._C._distributed_c10d._dump_fr_trace_json", released.wait, raising=False)
     began = time.monotonic()
     assert collective_progress() == ()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     released.set()
 
 
@@ -323,8 +324,9 @@ def test_a_gpu_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     _has_gpu(monkeypatch, Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure")))
     assert gpu_uuid() == ""
     hangs = threading.Event()
-    _has_gpu(monkeypatch, lambda _: hangs.wait(30))
+    monkeypatch.setattr(process_state, "GPU_S", 0.1)
+    _has_gpu(monkeypatch, lambda _: hangs.wait(60))
     began = time.monotonic()
     assert gpu_uuid() == ""
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     hangs.set()

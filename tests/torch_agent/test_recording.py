@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 
     from tests.prefix import Prefix
 
-TOLERANCE_S = 1.0
-"""How much longer than its deadline a recording may take on a busy machine."""
+TOLERANCE_S = 30.0
+"""How much longer than its deadline a recording may take on a busy machine; what hangs, hangs for longer."""
+LONG_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -56,9 +57,13 @@ def _nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Wait for the threads that a deadline left running, so that they do not end in another test."""
     monkeypatch.setattr(worker, "PARENT_DEATH_S", 0.0)
     yield
+    _await_uploads()
+
+
+def _await_uploads() -> None:
     for thread in threading.enumerate():
         if thread.name == "firstfault-record":
-            thread.join(30)
+            thread.join(LONG_S)
 
 
 @pytest.fixture
@@ -77,7 +82,7 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Return a URI of a storage that takes a request and never answers."""
     release = threading.Event()
-    monkeypatch.setattr(recorder, "put_file", lambda *_: release.wait(60))
+    monkeypatch.setattr(recorder, "put_file", lambda *_: release.wait(2 * LONG_S))
     yield "s3://bucket/attempt"
     release.set()
 
@@ -94,7 +99,7 @@ def blocked(prefix: Prefix) -> str:
 def as_worker(prefix: Prefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """Make this process look like rank 1 of a node; return its error.json's path."""
 
-    def become(uri: str = prefix.uri, deadline_seconds: float = 5.0) -> Path:
+    def become(uri: str = prefix.uri, deadline_seconds: float = LONG_S) -> Path:
         recording = recording_at(uri, deadline_seconds, node="worker-0", round=2, incarnation=7)
         error_file = tmp_path / "1" / "error.json"
         error_file.parent.mkdir(exist_ok=True)
@@ -144,13 +149,13 @@ def test_a_document_is_durable(prefix: Prefix, tmp_path: Path) -> None:
     """The document lies in the errors folder and in the spool, and the receipt tells how long it took."""
     failure = _failure()
     spool = Spool(tmp_path / "spool")
-    receipt = record_error(failure, prefix.recording(), spool, 5)
+    receipt = record_error(failure, prefix.recording(), spool, LONG_S)
     (found,) = prefix.failures()
     (spooled,) = spool.documents()
     assert receipt.durable
     assert receipt.error == ""
     assert receipt.rank == 1
-    assert 0 < (receipt.fault_to_durable_ns or 0) < 5_000_000_000
+    assert 0 < (receipt.fault_to_durable_ns or 0) < LONG_S * 1e9
     assert found.message == failure.message
     assert (prefix.errors / receipt.name).read_bytes() == spooled.path.read_bytes()
     assert (spooled.name, spooled.receipt) == (receipt.name, receipt)
@@ -161,7 +166,7 @@ def test_a_document_is_durable(prefix: Prefix, tmp_path: Path) -> None:
 
 def test_without_a_spool(prefix: Prefix) -> None:
     """Without a spool a document is uploaded directly."""
-    assert record_error(_failure(), prefix.recording(), None, 5).durable
+    assert record_error(_failure(), prefix.recording(), None, LONG_S).durable
     assert len(prefix.failures()) == 1
 
 
@@ -198,7 +203,7 @@ def test_a_storage_library_that_raises_anything(
         raise LookupError("no default credentials")
 
     monkeypatch.setattr(recorder, "put_file", refuse)
-    receipt = record_error(_failure(), prefix.recording(), None, 5)
+    receipt = record_error(_failure(), prefix.recording(), None, LONG_S)
     assert receipt.error == "LookupError: no default credentials"
     assert len(caplog.records) == 1
 
@@ -206,13 +211,14 @@ def test_a_storage_library_that_raises_anything(
 def test_one_deadline_for_all(hanging: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the node's disk hangs as well as the storage, the wait is one deadline, not one for each."""
     release = threading.Event()
-    monkeypatch.setattr(Spool, "add", lambda *_, **__: release.wait(60))
-    monkeypatch.setattr(Spool, "add_receipt", lambda *_: release.wait(60))
+    monkeypatch.setattr(Spool, "add", lambda *_, **__: release.wait(2 * LONG_S))
+    monkeypatch.setattr(recorder, "RECEIPT_S", 0.1)
+    monkeypatch.setattr(Spool, "add_receipt", lambda *_: release.wait(2 * LONG_S))
     began = time.monotonic()
     receipt = record_error(_failure(), recording_at(hanging), Spool(tmp_path), 1)
     took = time.monotonic() - began
     release.set()
-    assert not receipt.durable
+    assert receipt.error == "the storage did not answer within 0.0 s", "the disk has taken all the time"
     assert 1 <= took < 1 + TOLERANCE_S
 
 
@@ -231,19 +237,19 @@ def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
         assert folder.is_dir()
         if not alive:
             end_node_recorder(recording)
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + LONG_S
             while folder.exists():
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         spool = spool_of(recording, 1, None)
-        receipt = record_error(failure, recording, spool, 5)
-        assert put_on_node(*as_entry(entry), recording, 5)
+        receipt = record_error(failure, recording, spool, LONG_S)
+        assert put_on_node(*as_entry(entry), recording, LONG_S)
         assert (spool is not None) is folder.is_dir() is alive
         if spool is not None:
             (spooled,) = spool.documents()
             assert spooled.is_durable
     assert receipt.durable
-    assert (receipt.rank, receipt.fault_to_durable_ns) == (1, pytest.approx(2.5e9, abs=2.5e9))
+    assert (receipt.rank, receipt.fault_to_durable_ns) == (1, pytest.approx(0, abs=LONG_S * 1e9))
     assert [found.message for found in prefix.failures()] == [failure.message]
     assert [found.phase for found in prefix.roster()] == [Phase.JOINED]
     assert not Path(recording.node_folder).exists()
@@ -252,7 +258,7 @@ def test_through_the_recorder(alive: bool, prefix: Prefix) -> None:
 def test_a_document_that_is_held_back(prefix: Prefix, tmp_path: Path) -> None:
     """A held document is only in the spool, and its receipt is not durable."""
     spool = Spool(tmp_path)
-    receipt = record_error(_failure(), prefix.recording(), spool, 5, held=True)
+    receipt = record_error(_failure(), prefix.recording(), spool, LONG_S, held=True)
     assert (receipt.durable, receipt.rank) == (False, 1)
     assert "held back" in receipt.error
     assert prefix.failures() == []
@@ -611,7 +617,7 @@ def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> N
 
     class BlockingError(Exception):
         def __str__(self) -> str:
-            release.wait(60)
+            release.wait(2 * LONG_S)
             return "late"
 
     as_worker(deadline_seconds=2.0)
@@ -619,6 +625,7 @@ def test_a_text_that_blocks(prefix: Prefix, as_worker: Callable[..., Path]) -> N
     _leaving(BlockingError())
     took = time.monotonic() - began
     release.set()
+    _await_uploads()
     _, exception = _recorded(prefix)
     assert exception.type.endswith("BlockingError")
     assert exception.message == "<no text: reading the exception took too long>"
@@ -652,7 +659,7 @@ def test_no_thread_can_be_started(prefix: Prefix) -> None:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         # at the same time: each of them loads torch
         running = [subprocess.Popen(command, env=environment, **pipes) for environment in environments]
-        ended = [process.communicate(timeout=60) for process in running]
+        ended = [process.communicate(timeout=LONG_S) for process in running]
     assert [stdout for stdout, _ in ended] == ["can't start new thread\n"] * 2
     assert all(stderr.rstrip().endswith("ValueError: the fault") for _, stderr in ended)
     assert ["the system allows no further thread" in stderr for _, stderr in ended] == [False, True]

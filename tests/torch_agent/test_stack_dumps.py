@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 # Python 3.12 and later warn of a fork beside threads
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
-LONG_S = 30.0
+LONG_S = 60.0
 SHORT_S = 0.5
+SOON_S = 30.0
+"""Longest wait of a busy machine; what waits in vain waits for `LONG_S`."""
 ROUND = 2
 SIGNAL = signal.SIGRTMIN + 12
 
@@ -167,7 +169,7 @@ def test_an_answer_is_not_waited_for_long(
     process = start(in_c_with_the_lock)
     began = time.monotonic()
     assert ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: process.pid}, LONG_S)
-    assert time.monotonic() - began < SHORT_S
+    assert time.monotonic() - began < SOON_S
 
 
 def test_a_process_that_offers_nothing(
@@ -178,7 +180,7 @@ def test_a_process_that_offers_nothing(
     began = time.monotonic()
     assert ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: silent.pid}, LONG_S) == {}
     assert ask_for_stacks(NodeFiles(tmp_path), ROUND + 1, {1: other.pid}, LONG_S) == {}
-    assert time.monotonic() - began < SHORT_S, "no process is waited for"
+    assert time.monotonic() - began < SOON_S, "no process is waited for"
     silent.join(0.2)
     assert silent.is_alive()
     os.kill(silent.pid or 0, signal.SIGRTMIN + 12)
@@ -241,7 +243,7 @@ def test_a_process_that_has_ended(start: Callable[..., multiprocessing.process.B
     """A process that is gone is left out; the others are not."""
     gone, there = start(in_a_kill), start(in_python, local_rank=1)
     gone.join(LONG_S)
-    assert set(ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: gone.pid, 1: there.pid}, SHORT_S)) == {1}
+    assert set(ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: gone.pid, 1: there.pid}, LONG_S)) == {1}
 
 
 def test_a_process_that_cannot_answer(
@@ -250,9 +252,10 @@ def test_a_process_that_cannot_answer(
     """A suspended process is given up at the time limit; the others' stacks are returned."""
     frozen, there = start(in_python), start(in_python, local_rank=1)
     os.kill(frozen.pid or 0, signal.SIGSTOP)
+    _ask_until(tmp_path, {1: there.pid}, "in_python")
     began = time.monotonic()
     stacks = ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: frozen.pid, 1: there.pid}, SHORT_S)
-    assert SHORT_S <= time.monotonic() - began < 2 * SHORT_S
+    assert SHORT_S <= time.monotonic() - began < SOON_S
     assert set(stacks) == {1}
 
 

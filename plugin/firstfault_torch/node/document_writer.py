@@ -244,8 +244,9 @@ def _by_this_process(target: Target, data: bytes, recording: Recording, deadline
     seconds = _left(deadline)
     receipt = bounded(upload, seconds, "uploading an error document")
     late = f"the storage did not answer within {seconds:.1f} s"
+    began = asked.is_set() or not seconds  # without any time a thread may not have begun
     return receipt or target.failed(
-        failures[0] if failures else late if asked.is_set() else "the system allows no further thread"
+        failures[0] if failures else late if began else "the system allows no further thread"
     )
 
 
