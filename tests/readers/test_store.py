@@ -22,8 +22,8 @@ from firstfault.errors import (
     UsageError,
 )
 from firstfault.layout.paths import Layout, is_error_file, is_stock_error_file
-from firstfault.store import FsspecStore, _open, is_remote, join, open_store, split_name
-from firstfault.store._shared import storage_options
+from firstfault.store import CLIENT_VARIABLE, FsspecStore, is_remote, join, open_store, split_name
+from firstfault.store._settings import storage_options
 from firstfault.sync import run_sync
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def test_a_storage_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, uri: s
         raise ImportError(f"install a package to access {protocol}")
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", missing)
-    monkeypatch.setattr(_open, "_has_obstore", lambda: False)
+    monkeypatch.setenv(CLIENT_VARIABLE, "fsspec")
     with pytest.raises(UsageError, match=reason):
         _in(uri, lambda store: store.list())
 

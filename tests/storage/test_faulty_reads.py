@@ -9,8 +9,7 @@ import pytest
 from firstfault.cli import main
 from firstfault.errors import StoreError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.store import _obstore_settings, _shared
-from firstfault.store._open import CLIENT_VARIABLE
+from firstfault.store import CLIENT_VARIABLE, _settings
 from firstfault.testing import make_error
 from tests.faulty_proxy import FAULTS, faulty_proxy_before
 
@@ -53,9 +52,8 @@ def attempt(proxy: FaultyProxy, write: Callable[..., list[str]]) -> tuple[str, s
 @pytest.fixture(autouse=True)
 def _impatient(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let the clients wait a moment only; end all faults after the test."""
-    for module in (_shared, _obstore_settings):
-        monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 1.0)
-        monkeypatch.setattr(module, "READ_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(_settings, "CONNECT_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(_settings, "READ_TIMEOUT_S", 0.6)
     yield
     proxy.plan()
     proxy.accept()

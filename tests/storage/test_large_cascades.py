@@ -12,7 +12,7 @@ from firstfault.layout.paths import ERRORS
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading import attempt as reading
 from firstfault.reading.listing import list_everything
-from firstfault.store._open import CLIENT_VARIABLE
+from firstfault.store import CLIENT_VARIABLE
 from tests.benchmarks.cascade import Cascade, put_all
 from tests.faulty_proxy import Fault
 

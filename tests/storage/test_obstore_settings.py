@@ -13,9 +13,8 @@ import pytest
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
-from firstfault.store import FsspecStore, ObstoreStore, open_store
-from firstfault.store._obstore_settings import client_for
-from firstfault.store._open import CLIENT_VARIABLE
+from firstfault.store import CLIENT_VARIABLE, FsspecStore, ObstoreStore, open_store
+from firstfault.store._settings import client_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

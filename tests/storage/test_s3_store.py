@@ -14,8 +14,7 @@ import pytest
 
 from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
 from firstfault.layout.paths import ERRORS
-from firstfault.store import Store, open_store
-from firstfault.store._open import CLIENT_VARIABLE
+from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.sync import run_sync
 from firstfault.testing import StoreTests
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from firstfault.cli._support import fail, missing_package
 from firstfault.errors import UsageError
-from firstfault.store._uri import protocol_of
+from firstfault.store import protocol_of
 
 SCHEMES_GROUP = "firstfault.schemes"
 """Entry-point group: the scheme, and a function from a URI to the attempt's output prefix."""

@@ -6,7 +6,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 
-from firstfault.store._uri import join, split_name
+from firstfault.store._base import join, split_name
 
 ERRORS = "firstfault/errors"
 """Folder of error documents, below the output prefix.

@@ -6,18 +6,33 @@ slow to import and one is enough.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib.util
+import os
+import re
+from typing import TYPE_CHECKING, Any
 
+from firstfault.errors import UsageError
 from firstfault.lazy import lazy_names
-from firstfault.store._api import ObjectInfo, Page, ReadableStore, Store
-from firstfault.store._open import open_store
-from firstfault.store._uri import is_remote, join, split_name
+from firstfault.store._base import (
+    ATTEMPTS,
+    ObjectInfo,
+    Page,
+    ReadableStore,
+    Store,
+    is_remote,
+    join,
+    protocol_of,
+    split_name,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from firstfault.store._fsspec import FsspecStore
     from firstfault.store._obstore import ObstoreStore
 
 __all__ = [
+    "CLIENT_VARIABLE",
     "FsspecStore",
     "ObjectInfo",
     "ObstoreStore",
@@ -27,10 +42,54 @@ __all__ = [
     "is_remote",
     "join",
     "open_store",
+    "protocol_of",
     "split_name",
 ]
+
+CLIENT_VARIABLE = "FIRSTFAULT_STORAGE_CLIENT"
+"""Environment variable that names the client: ``fsspec`` or ``obstore``."""
+_OF_OBSTORE = {"s3", "s3a", "gs", "gcs", "az"}
+_ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?):(?!//[^/])", re.IGNORECASE)
 
 __getattr__, _ = lazy_names(
     __name__,
     {"firstfault.store._fsspec": ("FsspecStore",), "firstfault.store._obstore": ("ObstoreStore",)},
 )
+
+
+def open_store(
+    uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS, may_fork: bool = False
+) -> Store:
+    """Return the store for the folder `uri` (a path or any fsspec URI), for use with ``async with``. Sends no request.
+
+    obstore reads s3://, gs:// and az:// if it is installed and supports all settings; fsspec reads the rest. Both
+    give the same answers; obstore is faster.
+
+    Args:
+        uri: the folder.
+        options: fsspec's storage options, for either client; they override the environment.
+        attempts: how often to send a request that the storage does not answer.
+        may_fork: True if this process may fork and use a store in the child. It excludes obstore: after a request in
+            the parent, a request in the child hangs.
+
+    Raises:
+        UsageError: the scheme is unknown, its package is not installed, or a setting is invalid.
+    """
+    slashes = _ONE_SLASH.match(uri)
+    if slashes is not None:
+        raise UsageError(
+            f"{uri!r} is not a storage URI: two slashes follow the scheme, as in {slashes[1]}://bucket/key"
+        )
+    wanted = os.environ.get(CLIENT_VARIABLE, "").lower()
+    if wanted not in {"", "fsspec", "obstore"}:
+        raise UsageError(f"{CLIENT_VARIABLE} must be fsspec or obstore, not {wanted!r}")
+    may_be_obstore = wanted != "fsspec" and not may_fork and protocol_of(uri) in _OF_OBSTORE
+    if may_be_obstore and importlib.util.find_spec("obstore") is not None:
+        from firstfault.store._obstore import obstore_for  # noqa: PLC0415 - one of the two is enough
+
+        store = obstore_for(uri, options, attempts)
+        if store is not None:
+            return store
+    from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - as above
+
+    return FsspecStore(uri, options, attempts=attempts)

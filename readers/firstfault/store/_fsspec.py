@@ -21,21 +21,22 @@ from firstfault.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from firstfault.store import _shared
-from firstfault.store._api import ObjectInfo, Page
-from firstfault.store._shared import (
+from firstfault.store import _settings
+from firstfault.store._base import (
     ATTEMPTS,
+    NANO,
     PAGE,
     PART,
+    ObjectInfo,
+    Page,
+    StoreOfClient,
     by_name,
+    join,
     nanoseconds,
-    no_credentials,
     only_page,
-    other_region,
     retried,
-    storage_options,
 )
-from firstfault.store._uri import join, protocol_of
+from firstfault.store._settings import no_credentials, other_region, storage_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -49,29 +50,22 @@ _WRITE_TIMEOUT_S = 20.0
 """Longest attempt to write a document, seconds; as long as a read may take."""
 _FIRST_ANSWER_S = 8.0
 """Longest wait for a storage's first answer, seconds: Google's and Azure's clients try for up to a minute."""
-_NANO = 1_000_000_000
 
 
-class FsspecStore:
+class FsspecStore(StoreOfClient):
     """A folder of objects over fsspec.
 
     Each store makes its own filesystem instance: the one that fsspec shares with flytekit caches listings and belongs
     to another event loop. Asynchronous filesystems are awaited; the others run in a thread.
     """
 
+    ordered = frozenset({"s3", "s3a"})  # elsewhere fsspec fetches all pages anyway
+
     def __init__(self, uri: str, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS) -> None:
-        self._uri = uri.rstrip("/") or uri
-        self._protocol = protocol_of(uri)
-        self._options = options
-        self._attempts = attempts
+        super().__init__(uri, options, attempts)
         self._fs: Any = None
         self._root = ""
         self._answered = False
-
-    @property
-    def uri(self) -> str:
-        """The folder, without a trailing slash."""
-        return self._uri
 
     async def __aenter__(self) -> Self:
         options: dict[str, Any] = {**storage_options(self._protocol, self._options), "skip_instance_cache": True}
@@ -92,7 +86,7 @@ class FsspecStore:
             if "credentials" in str(error):  # adlfs without an account
                 raise AccessDeniedError(f"cannot open {self._uri}: {no_credentials(self._protocol)}") from error
             raise UsageError(f"cannot open {self._uri}: {_line(error)}") from error
-        if self._protocol in {"s3", "s3a"}:
+        if self._protocol in self.ordered:
             self._fs.retries = 1  # s3fs's retries inside ours would multiply the timeouts
         elif self._protocol in {"gs", "gcs"}:
             # as for s3fs: gcsfs waits half a minute between its six tries, and prints the traceback of the last one
@@ -116,18 +110,13 @@ class FsspecStore:
             await session.close()
         self._fs = None
 
-    @property
-    def pages_in_order(self) -> bool:
-        """True for S3, but not for directory buckets, which are unsorted; elsewhere fsspec fetches all pages anyway."""
-        return self._protocol in {"s3", "s3a"} and not self._bucket().endswith("--x-s3")
-
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder`, by name; empty if it does not exist."""
         return by_name([item async for page in self.pages(folder) for item in page])
 
     async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
         """See `Store.pages`."""
-        if self._protocol not in {"s3", "s3a"}:
+        if self._protocol not in self.ordered:
             yield await self._entries("ls", folder)
             return
         token = ""
@@ -254,7 +243,7 @@ class FsspecStore:
     @staticmethod
     async def _bounded(call: Callable[[], Awaitable[T]]) -> T:
         """Bound one request as obstore does; botocore's own limit begins again with each byte that comes."""
-        return await asyncio.wait_for(call(), _shared.CONNECT_TIMEOUT_S + _shared.READ_TIMEOUT_S)
+        return await asyncio.wait_for(call(), _settings.CONNECT_TIMEOUT_S + _settings.READ_TIMEOUT_S)
 
     def _typed(self, error: Exception, verb: str, full: str) -> Exception:
         """Return the `StoreError` for an error of fsspec, botocore or aiohttp; any other error as it is."""
@@ -282,9 +271,6 @@ class FsspecStore:
         if isinstance(error, OSError) or type(error).__module__.split(".")[0] in _LIBRARIES:
             return StoreError(f"{where}: {name}: {_line(error)}")
         return error
-
-    def _bucket(self) -> str:
-        return self._uri.split("://", 1)[-1].partition("/")[0]
 
     def _path(self, relative: str) -> str:
         return join(self._root, relative) if relative else self._root
@@ -376,5 +362,5 @@ def _modified(entry: Mapping[str, Any]) -> int | None:
         if isinstance(value, dt.datetime):
             return nanoseconds(value)
         if isinstance(value, int | float):
-            return int(value * _NANO)
+            return int(value * NANO)
     return None

@@ -10,6 +10,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import obstore
+
 from firstfault.errors import (
     AccessDeniedError,
     ObjectNotFoundError,
@@ -17,19 +19,19 @@ from firstfault.errors import (
     StoreError,
     StoreUnavailableError,
 )
-from firstfault.store._api import ObjectInfo, Page
-from firstfault.store._obstore_settings import NoCredentialsError, client_for
-from firstfault.store._shared import (
+from firstfault.store._base import (
     ATTEMPTS,
     PAGE,
+    ObjectInfo,
+    Page,
+    StoreOfClient,
     by_name,
+    join,
     nanoseconds,
-    no_credentials,
     only_page,
-    other_region,
     retried,
 )
-from firstfault.store._uri import join, protocol_of
+from firstfault.store._settings import NoCredentialsError, client_for, no_credentials, other_region
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -73,7 +75,7 @@ def obstore_for(uri: str, options: Mapping[str, Any] | None, attempts: int) -> O
     return ObstoreStore(uri, client, options, attempts=attempts) if client is not None else None
 
 
-class ObstoreStore:
+class ObstoreStore(StoreOfClient):
     """A folder of objects over obstore.
 
     Args:
@@ -83,29 +85,16 @@ class ObstoreStore:
         attempts: how often to send a request that the storage does not answer.
     """
 
+    ordered = frozenset({"s3", "s3a", "gs", "gcs"})  # Azure cannot start behind a name
+
     def __init__(
         self, uri: str, client: Any, options: Mapping[str, Any] | None = None, *, attempts: int = ATTEMPTS
     ) -> None:
-        self._uri = uri.rstrip("/") or uri
+        super().__init__(uri, options, attempts)
         self._client = client
-        self._options = options
-        self._attempts = attempts
-        self._protocol = protocol_of(uri)
-        _, _, path = self._uri.split("://", 1)[1].partition("/")
-        self._root = path
+        self._root = self._uri.split("://", 1)[1].partition("/")[2]
         self._open = False
         self._fallback: FsspecStore | None = None
-
-    @property
-    def uri(self) -> str:
-        """The folder, without a trailing slash."""
-        return self._uri
-
-    @property
-    def pages_in_order(self) -> bool:
-        """True for S3 and GCS; S3's directory buckets are not sorted, and Azure cannot start behind a name."""
-        bucket = self._uri.split("://", 1)[1].partition("/")[0]
-        return self._protocol in {"s3", "s3a", "gs", "gcs"} and not bucket.endswith("--x-s3")
 
     async def __aenter__(self) -> Self:
         self._open = True
@@ -120,8 +109,6 @@ class ObstoreStore:
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder`, by name; empty if it does not exist."""
-        import obstore  # noqa: PLC0415 - loaded by now
-
         root = self._path(folder)
 
         async def call() -> Sequence[ObjectInfo]:
@@ -155,7 +142,6 @@ class ObstoreStore:
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
         """Return an object's bytes; see `Store.get`. A limit needs no extra request here."""
-        import obstore  # noqa: PLC0415 - loaded by now
 
         async def call() -> bytes:
             found = await obstore.get_async(self._client, self._path(path))
@@ -168,7 +154,6 @@ class ObstoreStore:
 
     async def put(self, path: str, data: bytes) -> None:
         """Write an object atomically."""
-        import obstore  # noqa: PLC0415 - as above
 
         async def call() -> None:
             await obstore.put_async(self._client, self._path(path), data, use_multipart=False)
@@ -177,7 +162,6 @@ class ObstoreStore:
 
     async def exists(self, path: str) -> bool:
         """Whether the object exists."""
-        import obstore  # noqa: PLC0415 - as above
 
         async def call() -> bool:
             await obstore.head_async(self._client, self._path(path))
@@ -199,8 +183,6 @@ class ObstoreStore:
 
     async def _first_objects(self, folder: str, after: str, limit: int | None) -> Page:
         """Return the objects in or below a folder behind the name `after`, at most `limit`; all of them if None."""
-        import obstore  # noqa: PLC0415 - loaded by now
-
         root = self._path(folder)
         offset = f"{root}/{after}" if root else after
         stream = obstore.list(self._client, root or None, offset=offset if after else None, chunk_size=_CHUNK)
@@ -228,14 +210,12 @@ class ObstoreStore:
             try:
                 return await retried(call, lambda error: self._typed(error, verb, path), self._attempts)
             except _RedirectError:
-                self._fallback = await self._fsspec()
+                from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - rarely needed
+
+                # botocore follows S3's redirect to the bucket's region; obstore does not
+                self._fallback = FsspecStore(self._uri, self._options, attempts=self._attempts)
+                await self._fallback.__aenter__()
         return await instead(self._fallback)
-
-    async def _fsspec(self) -> FsspecStore:
-        """Return an open store over botocore, which follows S3's redirect to the bucket's region; obstore does not."""
-        from firstfault.store._fsspec import FsspecStore  # noqa: PLC0415 - rarely needed
-
-        return await FsspecStore(self._uri, self._options, attempts=self._attempts).__aenter__()
 
     def _typed(self, error: Exception, verb: str, path: str) -> Exception:
         """Return the `StoreError` for an error of obstore, by its text; any other error as it is."""
@@ -243,7 +223,7 @@ class ObstoreStore:
             return error
         where, text = f"cannot {verb} {self._named(path)}", str(error)
         if isinstance(error, NoCredentialsError) or NoCredentialsError.__name__ in text or _has_no_cloud(text):
-            return AccessDeniedError(f"{where}: {no_credentials(protocol_of(self._uri))}")
+            return AccessDeniedError(f"{where}: {no_credentials(self._protocol)}")
         if not type(error).__module__.startswith("obstore") and not isinstance(error, OSError | ValueError):
             return error
         status, code = _first(_STATUS, text), _first(_CODE, text)

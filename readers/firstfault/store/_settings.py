@@ -1,4 +1,4 @@
-"""obstore's settings, from the same sources as fsspec's."""
+"""Credentials and endpoints of both clients: the caller's, else flytekit's variables, else what each client finds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,83 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstfault.store._shared import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, storage_options
-from firstfault.store._uri import protocol_of
+from firstfault.errors import UsageError
+from firstfault.store._base import protocol_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 20
+_GOOGLE = "set GOOGLE_APPLICATION_CREDENTIALS to a key file, or run 'gcloud auth application-default login'"
+_MICROSOFT = (
+    "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY "
+    "(or FLYTE_AZURE_STORAGE_ACCOUNT_NAME and FLYTE_AZURE_STORAGE_ACCOUNT_KEY)"
+)
+_WHAT_TO_SET = {"gs": _GOOGLE, "gcs": _GOOGLE, "az": _MICROSOFT, "abfs": _MICROSOFT, "abfss": _MICROSOFT}
+_AMAZON = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or FLYTE_AWS_ACCESS_KEY_ID and FLYTE_AWS_SECRET_ACCESS_KEY)"
+
+_AZURE = {
+    "account_name": "FLYTE_AZURE_STORAGE_ACCOUNT_NAME",
+    "account_key": "FLYTE_AZURE_STORAGE_ACCOUNT_KEY",
+    "client_id": "FLYTE_AZURE_CLIENT_ID",
+    "client_secret": "FLYTE_AZURE_CLIENT_SECRET",
+    "tenant_id": "FLYTE_AZURE_TENANT_ID",
+}
+_AWS = {"key": "FLYTE_AWS_ACCESS_KEY_ID", "secret": "FLYTE_AWS_SECRET_ACCESS_KEY"}
+_OPTIONS = {"s3": _AWS, "s3a": _AWS, "az": _AZURE, "abfs": _AZURE, "abfss": _AZURE}
+"""Options of fsspec, and flytekit's variables, by scheme."""
+
+
+def no_credentials(protocol: str) -> str:
+    """Return the advice for a client that finds no credentials."""
+    return f"no credentials; {_WHAT_TO_SET.get(protocol, _AMAZON)}"
+
+
+def other_region(region: str) -> str:
+    """Return the advice for a bucket in another region than the client's."""
+    where = f"the bucket is in the region {region}" if region else "the bucket is in another region"
+    return f"{where}; set AWS_DEFAULT_REGION={region or '<its region>'}"
+
+
+def storage_options(protocol: str, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fsspec storage options for `protocol`.
+
+    They are flytekit's variables ``FLYTE_AWS_*`` and ``FLYTE_AZURE_*``; `given` overrides them. The client itself
+    finds what is not set there (for S3: ``AWS_*``, profiles, instance roles).
+
+    Raises:
+        UsageError: the endpoint is not a URL.
+    """
+    names = _OPTIONS.get(protocol, {})
+    options: dict[str, Any] = {option: os.environ[name] for option, name in names.items() if os.environ.get(name)}
+    if protocol in {"s3", "s3a"}:
+        options |= _s3_options()
+    return {**options, **(given or {})}
+
+
+def _s3_options() -> dict[str, Any]:
+    options: dict[str, Any] = {
+        # else s3fs sends a HEAD before every GET
+        "max_concurrency": 1,
+        "config_kwargs": {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "read_timeout": READ_TIMEOUT_S,
+            "max_pool_connections": 64,
+            # the store retries; botocore's retries would multiply the timeouts
+            "retries": {"total_max_attempts": 1},
+        },
+    }
+    endpoints = ("FLYTE_AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+    endpoint = next(filter(None, map(os.environ.get, endpoints)), None)
+    if endpoint:
+        if "://" not in endpoint:
+            raise UsageError(f"the S3 endpoint must be a URL such as https://host:port, not {endpoint!r}")
+        options["endpoint_url"] = endpoint
+    return options
+
+
+# --- obstore's settings, from the same sources as fsspec's ------------------------------------------------------------
 
 _CREDENTIALS_LAST = dt.timedelta(minutes=10)
 """How long obstore uses credentials of botocore, which renews those that expire, before it asks again."""
@@ -23,13 +95,6 @@ _S3_OPTIONS = {"key", "secret", "token", "anon", "endpoint_url", "client_kwargs"
 _S3_CLIENT_OPTIONS = {"endpoint_url", "region_name"}
 _GCS_OPTIONS = {"token", "project", "endpoint_url"}
 _GCS_CREDENTIALS = {"service_account", "authorized_user"}
-_AZURE_OPTIONS = {
-    "account_name": "account_name",
-    "account_key": "account_key",
-    "client_id": "client_id",
-    "client_secret": "client_secret",
-    "tenant_id": "tenant_id",
-}
 _NATIVE_VARIABLES = (
     ("AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_ROLE_ARN"),
     ("AWS_CONTAINER_CREDENTIALS_FULL_URI",),
@@ -48,7 +113,6 @@ def client_for(uri: str, given: Mapping[str, Any] | None) -> Any:
     Raises:
         firstfault.errors.UsageError: a setting is invalid.
     """
-    protocol = protocol_of(uri)
     place = uri.rstrip("/").split("://", 1)[-1]
     bucket, _, path = place.partition("/")
     segments = path.split("/") if path else []
@@ -61,7 +125,7 @@ def client_for(uri: str, given: Mapping[str, Any] | None) -> Any:
         "gcs": _gcs,
         "az": _azure,
     }
-    maker = makers.get(protocol)
+    maker = makers.get(protocol_of(uri))
     return maker(bucket, given) if maker is not None else None
 
 
@@ -110,7 +174,8 @@ def _region(endpoint: str) -> str:
     named = os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION")
     if named or endpoint:
         return named or _REGION
-    session = _botocore_session() if _has_profile() else None
+    files = (os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"), "~/.aws/credentials")
+    session = _botocore_session() if any(Path(name).expanduser().is_file() for name in files) else None
     return str(session.get_config_variable("region") or _REGION) if session is not None else _REGION
 
 
@@ -160,11 +225,6 @@ def _botocore_session() -> Any:
     return botocore.session.get_session()
 
 
-def _has_profile() -> bool:
-    files = (os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"), "~/.aws/credentials")
-    return any(Path(name).expanduser().is_file() for name in files)
-
-
 # --- Google Cloud Storage -------------------------------------------------------------------------------------------
 
 
@@ -202,12 +262,12 @@ def _is_known(file: str | None) -> bool:
 
 
 def _azure(container: str, given: Mapping[str, Any] | None) -> Any:
-    if not set(given or {}) <= set(_AZURE_OPTIONS):
+    if not set(given or {}) <= set(_AZURE):
         return None
     options = storage_options("az", given)
     if os.environ.get("AZURE_STORAGE_CONNECTION_STRING"):
         return None  # adlfs reads it, obstore does not
-    config = {name: options[option] for option, name in _AZURE_OPTIONS.items() if options.get(option)}
+    config = {option: options[option] for option in _AZURE if options.get(option)}
     if not (config.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
         return None
     from obstore.store import AzureStore  # noqa: PLC0415 - only where it is used

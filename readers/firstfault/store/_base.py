@@ -1,0 +1,224 @@
+"""What both clients share: the protocol of a store, URIs, retries, and the order of a listing."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+
+from firstfault.errors import StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object of a listing."""
+
+    name: str
+    """Relative to the folder that was listed, without a slash."""
+    size: int
+    """Bytes."""
+    last_modified_ns: int | None = None
+    """Nanoseconds since the Unix epoch by the storage's clock, often whole seconds; None if it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a listing."""
+
+    objects: tuple[ObjectInfo, ...]
+    """In the storage's order. Names are relative to the folder; those of subfolders contain slashes."""
+    more: bool
+    """Whether more objects may follow."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the objects are sorted by name."""
+        names = [item.name for item in self.objects]
+        return all(one < other for one, other in itertools.pairwise(names))
+
+
+class ReadableStore(Protocol):
+    """A folder of objects to read. All errors are `firstfault.errors.StoreError`; transient ones have been retried."""
+
+    @property
+    def uri(self) -> str:
+        """The folder, without a trailing slash."""
+        ...
+
+    @property
+    def pages_in_order(self) -> bool:
+        """Whether `page` returns the first objects by name in one request.
+
+        If False, or not known, a reader lists everything instead.
+        """
+        ...
+
+    async def list(self, folder: str = "") -> list[ObjectInfo]:
+        """Return the objects directly in `folder` (relative), by name; empty if it does not exist. Never cached."""
+        ...
+
+    def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        """Yield the objects of `list` page by page, in the storage's order, holding one page in memory.
+
+        A page that could not be read is requested again. No object is yielded twice.
+        """
+        ...
+
+    async def page(self, folder: str = "", *, after: str = "") -> Page:
+        """Return the objects in or below `folder` whose names sort after `after`.
+
+        If `pages_in_order`, at most 1,000, with one request; else all of them.
+
+        Args:
+            folder: relative.
+            after: a name relative to `folder`; it need not exist.
+        """
+        ...
+
+    async def get(self, path: str, *, limit: int | None = None) -> bytes:
+        """Return an object's bytes.
+
+        Raises:
+            ObjectNotFoundError: the object does not exist.
+            ObjectTooLargeError: it has more than `limit` bytes. A limit may cost a request; leave it out if a listing
+                has given the size.
+        """
+        ...
+
+
+class Store(ReadableStore, Protocol):
+    """A folder of objects to read and to write."""
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write an object atomically: a reader sees all of it or none of it."""
+        ...
+
+    async def exists(self, path: str) -> bool:
+        """Whether the object exists."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class StoreOfClient:
+    """The parts that are the same for both clients.
+
+    Args:
+        uri: the folder.
+        options: fsspec's storage options.
+        attempts: how often to send a request that the storage does not answer.
+    """
+
+    ordered: ClassVar[frozenset[str]]
+    """Schemes of storages that list by name, and whose pages the client can request one by one."""
+
+    def __init__(self, uri: str, options: Mapping[str, Any] | None, attempts: int) -> None:
+        self._uri = uri.rstrip("/") or uri
+        self._protocol = protocol_of(uri)
+        self._options = options
+        self._attempts = attempts
+
+    @property
+    def uri(self) -> str:
+        """The folder, without a trailing slash."""
+        return self._uri
+
+    @property
+    def pages_in_order(self) -> bool:
+        """See `ReadableStore.pages_in_order`; S3's directory buckets are not sorted."""
+        bucket = self._uri.split("://", 1)[-1].partition("/")[0]
+        return self._protocol in self.ordered and not bucket.endswith("--x-s3")
+
+
+# --- URIs -------------------------------------------------------------------------------------------------------------
+
+
+def protocol_of(uri: str) -> str:
+    """Return the scheme of `uri`; ``file`` for a plain path."""
+    return uri.split("://", 1)[0].lower() if "://" in uri else "file"
+
+
+def is_remote(uri: str) -> bool:
+    """Whether `uri` is not on this machine."""
+    return protocol_of(uri) not in {"file", "local", "memory"}
+
+
+def join(folder: str, *parts: str) -> str:
+    """Append `parts` to a folder, with one slash between each."""
+    return "/".join([folder.rstrip("/"), *(part.strip("/") for part in parts if part.strip("/"))])
+
+
+def split_name(uri: str) -> tuple[str, str]:
+    """Return (folder, name) of ``folder/name``; the folder keeps its scheme and is ``.`` for a bare name."""
+    folder, slash, name = uri.rstrip("/").rpartition("/")
+    return folder or slash or ".", name
+
+
+# --- retries of requests that the storage did not answer --------------------------------------------------------------
+
+ATTEMPTS = 4
+_TIMEOUT_S = 15.0
+"""No retry after this time, seconds."""
+
+
+async def retried(call: Callable[[], Awaitable[T]], typed: Callable[[Exception], Exception], attempts: int) -> T:
+    """Return the result of `call`; call it again, after a pause, while the storage is unavailable.
+
+    Args:
+        call: sends one request.
+        typed: returns our error for one of the client's, any other error as it is.
+        attempts: how often to call at most.
+
+    Raises:
+        firstfault.errors.StoreError: the last error, converted by `typed`.
+    """
+    import stamina  # noqa: PLC0415 - slow, and only needed for a request
+
+    async for attempt in stamina.retry_context(
+        on=StoreUnavailableError, attempts=attempts, timeout=_TIMEOUT_S, wait_initial=0.1, wait_max=2.0
+    ):
+        with attempt:
+            try:
+                return await call()
+            except Exception as error:
+                raise typed(error) from error
+    raise AssertionError  # stamina either returns or raises
+
+
+# --- listings ---------------------------------------------------------------------------------------------------------
+
+PAGE = 1000
+"""The most objects in one LIST answer of S3 and GCS."""
+PART = ".part"
+"""Suffix of a file that is being written to a local folder; listings leave it out."""
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+NANO = 1_000_000_000
+
+
+def by_name(objects: Iterable[ObjectInfo]) -> list[ObjectInfo]:
+    """Return the objects in the order of their names."""
+    return sorted(objects, key=lambda item: item.name)
+
+
+def only_page(objects: Iterable[ObjectInfo], after: str) -> Page:
+    """Return all objects of a complete listing behind the name `after` as one page: another would list them again."""
+    return Page(tuple(by_name(item for item in objects if item.name > after)), more=False)
+
+
+def nanoseconds(moment: dt.datetime) -> int:
+    """Return nanoseconds since the Unix epoch; a moment without a time zone is in UTC."""
+    since = (moment if moment.tzinfo else moment.replace(tzinfo=dt.timezone.utc)) - _EPOCH
+    return (since.days * 86_400 + since.seconds) * NANO + since.microseconds * 1000
