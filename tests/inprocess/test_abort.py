@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from firstfault_torch.inprocess import abort
-from firstfault_torch.inprocess.abort import AbortTorchDistributed
+from firstfault_torch.inprocess import hooks
+from firstfault_torch.inprocess.hooks import AbortTorchDistributed
 from firstfault_torch.inprocess.state import State
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 def test_every_communicator_is_aborted(groups: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     """One that raises, or that hangs, keeps no other from being aborted; groups without a GPU are left alone."""
-    monkeypatch.setattr(abort, "NCCL_ABORT_S", 0.3)
+    monkeypatch.setattr(hooks, "NCCL_ABORT_S", 0.3)
     release = threading.Event()
 
     def fail() -> None:

@@ -7,10 +7,14 @@ import warnings
 
 import pytest
 
-from firstfault_torch.inprocess.compose import Compose
-from firstfault_torch.inprocess.finalize import Finalize
-from firstfault_torch.inprocess.health_check import CudaHealthCheck, FaultCounter, HealthCheck
-from firstfault_torch.inprocess.initialize import RetryController
+from firstfault_torch.inprocess.hooks import (
+    Compose,
+    CudaHealthCheck,
+    FaultCounter,
+    Finalize,
+    HealthCheck,
+    RetryController,
+)
 from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, RankFilter, ShiftRanks
 from firstfault_torch.inprocess.state import State
 

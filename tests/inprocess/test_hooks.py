@@ -13,9 +13,16 @@ import torch
 
 from firstfault_torch.inprocess.exception import RestartAbort, RestartError
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
-from firstfault_torch.inprocess.finalize import Finalize, ThreadedFinalize
-from firstfault_torch.inprocess.health_check import CudaHealthCheck, FaultCounter, FaultCounterExceeded, HealthCheck
-from firstfault_torch.inprocess.initialize import Initialize, RetryController
+from firstfault_torch.inprocess.hooks import (
+    CudaHealthCheck,
+    FaultCounter,
+    FaultCounterExceeded,
+    Finalize,
+    HealthCheck,
+    Initialize,
+    RetryController,
+    ThreadedFinalize,
+)
 from firstfault_torch.inprocess.state import FrozenState, Mode
 
 if TYPE_CHECKING:

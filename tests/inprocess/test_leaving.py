@@ -9,16 +9,15 @@ import pytest
 import torch.distributed as dist
 
 from firstfault_torch import inprocess
-from firstfault_torch.inprocess import call as call_module
+from firstfault_torch.inprocess import wrap as call_module
 from firstfault_torch.inprocess.exception import RankLost
-from firstfault_torch.inprocess.monitor.process import Watcher
-from firstfault_torch.inprocess.monitor.progress import Phase, Progress
+from firstfault_torch.inprocess.monitor_process import Phase, Progress, Watcher
 from firstfault_torch.inprocess.store import Iteration, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from firstfault_torch.inprocess.call import CallWrapper
+    from firstfault_torch.inprocess.wrap import CallWrapper
 
 OPTIONS = inprocess.InProcessRestart(last_call_wait=0.01)
 

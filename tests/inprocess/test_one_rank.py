@@ -14,8 +14,8 @@ import pytest
 
 from firstfault_torch import Watchdog, inprocess, watchdog
 from firstfault_torch.agent.timers import TimerServer
-from firstfault_torch.inprocess.abort import open_sockets
-from firstfault_torch.inprocess.call import CallWrapper
+from firstfault_torch.inprocess.meeting import open_sockets
+from firstfault_torch.inprocess.wrap import CallWrapper
 from tests.inprocess.training import run
 
 pytestmark = pytest.mark.jobs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch.inprocess.compose import Compose
+from firstfault_torch.inprocess.hooks import Compose
 from firstfault_torch.inprocess.rank_assignment import (
     ActivateAllRanks,
     ActiveWorldSizeDivisibleBy,

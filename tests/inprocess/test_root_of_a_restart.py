@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from firstfault_torch.inprocess.job.recorded import root_of
-from firstfault_torch.inprocess.monitor.position import Position, position_of
-from firstfault_torch.inprocess.store import Fault, FaultKind
+from firstfault_torch.inprocess.job import root_of
+from firstfault_torch.inprocess.monitor_thread import position_of
+from firstfault_torch.inprocess.store import Fault, FaultKind, Position
 
 _STALL = FaultKind.SOFT_TIMEOUT
 

@@ -5,21 +5,14 @@ The names are those of NVIDIA's ``nvidia_resiliency_ext.inprocess`` where the th
 
 from __future__ import annotations
 
-from firstfault_torch.inprocess import (
-    abort,
-    exception,
-    finalize,
-    health_check,
-    initialize,
-    rank_assignment,
-    state,
-    store,
-)
-from firstfault_torch.inprocess.call import CallWrapper, Interruption, Observer, current_call
-from firstfault_torch.inprocess.compose import Compose
-from firstfault_torch.inprocess.job.restart import InProcessRestart
+from firstfault_torch.inprocess import exception, hooks, rank_assignment, state, store
+from firstfault_torch.inprocess.hooks import Compose
+from firstfault_torch.inprocess.job import InProcessRestart
 from firstfault_torch.inprocess.state import FrozenState, Mode, State
-from firstfault_torch.inprocess.wrapper import Wrapper
+from firstfault_torch.inprocess.wrap import CallWrapper, Interruption, Observer, Wrapper, current_call
+
+abort = finalize = health_check = initialize = hooks
+"""NVRx's modules of hooks, such as ``inprocess.initialize.RetryController``."""
 
 __all__ = [
     "CallWrapper",

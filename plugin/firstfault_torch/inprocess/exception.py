@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from firstfault_torch.guard import caught
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -57,8 +59,6 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 def one_line(error: BaseException) -> str:
     """Return the type and the first line of `error`, shortened; its text is the user's code, and may raise."""
-    try:
-        text = str(error).partition("\n")[0]
-    except Exception:  # noqa: BLE001 - the user's code
-        text = "<no text>"
+    text = caught(lambda: str(error).partition("\n")[0])[0]
+    text = "<no text>" if text is None else text
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:_LENGTH]

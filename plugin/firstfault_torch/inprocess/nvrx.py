@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import UsageError
 from firstfault_torch.guard import guarded
-from firstfault_torch.inprocess.call import Interruption
 from firstfault_torch.inprocess.exception import one_line
-from firstfault_torch.inprocess.job.recorded import RecordedFaults, root_of
+from firstfault_torch.inprocess.job import RecordedFaults, root_of
 from firstfault_torch.inprocess.store import GONE, Fault, FaultKind
+from firstfault_torch.inprocess.wrap import Interruption
 from firstfault_torch.worker.recording import current_monitor
 
 try:

@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import UsageError
-from firstfault_torch.inprocess.abort import Abort, AbortTorchDistributed
-from firstfault_torch.inprocess.compose import Compose
-from firstfault_torch.inprocess.finalize import Finalize
-from firstfault_torch.inprocess.health_check import HealthCheck
-from firstfault_torch.inprocess.initialize import Initialize
+from firstfault_torch.inprocess.hooks import Abort, AbortTorchDistributed, Compose, Finalize, HealthCheck, Initialize
 from firstfault_torch.inprocess.rank_assignment import ActivateAllRanks, RankAssignment, RankFilter, ShiftRanks
 
 if TYPE_CHECKING:

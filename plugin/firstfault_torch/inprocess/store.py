@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from firstfault_torch.budgets import OUTCOME_LOOK_S
 from firstfault_torch.context import ROUND_VARIABLE
+from firstfault_torch.guard import caught
 from firstfault_torch.inprocess.exception import RestartError
-from firstfault_torch.inprocess.monitor.position import Position
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -147,6 +147,27 @@ class Fault:
         """Return a fault from its line."""
         content = json.loads(line)
         return cls(**{**content, "kind": FaultKind(content["kind"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a rank's main thread stands when a hang is interrupted: it tells the one that hangs from its peers."""
+
+    text: str
+    """The innermost line of the user's code, and what it calls."""
+    waits: bool
+    """Whether it is inside a collective, and so may wait for another rank."""
+    begun: int | None = None
+    """Collectives that this rank has begun in this iteration; None: torch does not tell."""
+
+    def encode(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, line: str) -> Position:
+        """Return a position from its line."""
+        return cls(**json.loads(line))
 
 
 class Iteration:
@@ -286,21 +307,19 @@ class Iteration:
             torch.distributed.DistNetworkError: the store is gone.
         """
         ended = threading.Event()
-        errors: list[Exception] = []
+        errors: list[BaseException | None] = []
 
         def wait() -> None:
-            try:
-                self._store.wait(keys, timeout)
-            except Exception as error:  # noqa: BLE001 - raised below
-                errors.append(error)
+            errors.append(caught(lambda: self._store.wait(keys, timeout), Exception)[1])
             ended.set()
 
         threading.Thread(target=wait, name="firstfault-barrier", daemon=True).start()
         while not ended.wait(OUTCOME_LOOK_S):
             pass
-        if errors and (isinstance(errors[0], dist.DistNetworkError) or not isinstance(errors[0], dist.DistStoreError)):
-            raise errors[0]
-        return not errors
+        error = errors[0]
+        if isinstance(error, dist.DistNetworkError) or not isinstance(error, dist.DistStoreError | None):
+            raise error
+        return error is None
 
     # --- monitor processes --------------------------------------------------------------------------------------
 

@@ -11,13 +11,12 @@ import torch
 import torch.distributed as dist
 from flytekit import task
 
-from firstfault_torch.inprocess import InProcessRestart, current_call
-from firstfault_torch.inprocess.initialize import RetryController
+from firstfault_torch.inprocess import InProcessRestart, current_call, initialize
 from flytekitplugins.firstfault import Elastic
 
 FAULT_STEP = 5
 RESTART = InProcessRestart(
-    initialize=RetryController(max_iterations=3, min_world_size=3),
+    initialize=initialize.RetryController(max_iterations=3, min_world_size=3),
     soft_timeout=10.0,
     hard_timeout=20.0,
     monitor_process_interval=0.2,

@@ -64,9 +64,11 @@ class Survivors:
         self._lost = lost
         local = range(len(worker_processes(context)))
         continues = set(local) - lost
-        if gave_up and continues and self._is_within(GIVING_UP_S):
-            return RunResult(WorkerState.HEALTHY)
         if gave_up:
+            now = time.monotonic()
+            self._gave_up = self._gave_up or now
+            if continues and now - self._gave_up < GIVING_UP_S:
+                return RunResult(WorkerState.HEALTHY)
             self.forget_recovered(group)
             return None
         if not continues:
@@ -74,8 +76,10 @@ class Survivors:
         values = handed_over(context, continues)
         if not continues <= values.keys():
             return RunResult(WorkerState.HEALTHY)
-        if lost and not self._have_recovered(group):
-            return None  # a rank was lost after all had completed, and its result with it
+        if lost:
+            recovered = self._recovered(group)
+            if recovered is not None and not lost <= recovered:
+                return None  # a rank was lost after all had completed, and its result with it
         self._let_end(context, continues, had_lost=bool(lost))
         return self._succeeded(local, values, continues)
 
@@ -126,12 +130,6 @@ class Survivors:
 
     # --- giving up ----------------------------------------------------------------------------------------------
 
-    def _is_within(self, seconds: float) -> bool:
-        """Whether the first worker gave up less than so many seconds ago."""
-        now = time.monotonic()
-        self._gave_up = self._gave_up or now
-        return now - self._gave_up < seconds
-
     def await_end(self) -> None:
         """Wait a while for all workers to give up, because those of another node have: all do so at the same time.
 
@@ -146,11 +144,6 @@ class Survivors:
         return set(self._workers.reported()) | {death.local_rank for death in self._workers.deaths()}
 
     # --- what they recovered from -------------------------------------------------------------------------------
-
-    def _have_recovered(self, group: WorkerGroup) -> bool:
-        """Whether the others have continued without each of the workers that are lost; True if nothing tells."""
-        found = self._recovered(group)
-        return found is None or self._lost <= found
 
     def forget_recovered(self, group: WorkerGroup) -> None:
         """Leave out the deaths of workers without which the others had continued before they gave up."""

@@ -6,8 +6,8 @@ import contextlib
 import datetime as dt
 import os
 import socket
+import threading
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from firstfault_torch.budgets import MEETING_END_S, MEETING_S, MONITOR_LINGER_S, OUTCOME_LOOK_S
-from firstfault_torch.guard import logger
-from firstfault_torch.inprocess.abort import open_sockets
+from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.exception import InternalError, RestartError
-from firstfault_torch.inprocess.monitor.detached import Process, start_detached
+from firstfault_torch.inprocess.monitor_process import Process, start_detached
 from firstfault_torch.inprocess.store import AGENT_STORE, TCPStore
 
 if TYPE_CHECKING:
@@ -30,15 +29,15 @@ _TIMEOUT = dt.timedelta(seconds=MEETING_S)
 """Of a store's operations, as torch has it."""
 _SHORT = dt.timedelta(seconds=MEETING_END_S)
 """Longest wait for a store that may be about to end."""
-_ENDED = "the store at {} is that of a job that has ended, or of another job"
+_ENDED = "the store at {}:{} is that of a job that has ended, or of another job"
 _LOST = (dist.DistNetworkError, dist.DistStoreError)
-
-
-OVER = "firstfault/inprocess/over"
+_OVER = "firstfault/inprocess/over"
 """Set in a store whose first rank has ended: no further call may begin there, so it is another job's."""
 _QUIET_LOOKS = 3
 """Looks without a connection after which the store's host ends."""
 _ESTABLISHED = "01"
+_hosted: set[tuple[str, int]] = set()
+"""Addresses of the stores that processes started by this one host."""
 
 
 class Meeting:
@@ -76,23 +75,27 @@ class Meeting:
         self._open = partial(TCPStore, host, port, **given)
         self.connect = partial(self._open, timeout=self._timeout)
         is_agents = os.environ.get(AGENT_STORE) == "True" and "port" not in options.store_kwargs
-        if rank == 0 and not is_agents:
+        if rank == 0 and not is_agents and self._address not in _hosted:
             self._host()
 
     def _host(self) -> None:
-        """Host the store, if need be when that of an earlier job is gone; leave it to another that is there."""
+        """Start the store's host, if need be when that of an earlier job is gone; leave it to another that is there."""
+        host = _Host(partial(self.connect, is_master=True), self._address[1])
         deadline = time.monotonic() + self._seconds
         while True:
             try:
-                host_store(partial(self.connect, is_master=True), self._address)
+                start_detached(
+                    host.begin, host.stay, f"the process that hosts the store at port {self._address[1]}", None
+                )
             except InternalError as error:
                 if self._is_other_there():
                     logger.info("%s; using the store that is there", error)
                     return
                 if time.monotonic() > deadline:
-                    raise RestartError(_ENDED.format(self._name())) from error
+                    raise RestartError(_ENDED.format(*self._address)) from error
                 time.sleep(OUTCOME_LOOK_S)
             else:
+                _hosted.add(self._address)
                 return
 
     def _is_other_there(self) -> bool:
@@ -100,7 +103,7 @@ class Meeting:
         try:
             socket.create_connection(self._address, timeout=1).close()  # torch would try again for seconds
             store = self._open(timeout=_SHORT)
-            return not store.check([OVER]) and not store.check([self._began])
+            return not store.check([_OVER]) and not store.check([self._began])
         except (OSError, *_LOST):
             return False  # it has ended in between
 
@@ -113,87 +116,106 @@ class Meeting:
             left = dt.timedelta(seconds=max(deadline - time.monotonic(), _SHORT.total_seconds()))
             try:
                 store = self._open(timeout=min(left, self._timeout))
-                if not store.check([OVER]) and store.add(self._began, 1) == 1:
+                if not store.check([_OVER]) and store.add(self._began, 1) == 1:
                     store.set_timeout(self._timeout)
                     return store
                 del store
-                error: Exception | None = None
+                error: Exception = RestartError(_ENDED.format(*self._address))
             except _LOST as lost:
                 error = lost  # it has ended in between, or is not there yet
             if time.monotonic() > deadline:
-                if error is not None:
-                    raise error
-                raise RestartError(_ENDED.format(self._name()))
+                raise error
             time.sleep(OUTCOME_LOOK_S)
 
-    def _name(self) -> str:
-        return "{}:{}".format(*self._address)
 
-
-# --- the process that hosts a store ---------------------------------------------------------------------------------
-
-_hosts: set[tuple[str, int]] = set()
-"""Addresses of the stores that processes started by this one host."""
-
-
-def host_store(create: Callable[[], Any], address: tuple[str, int]) -> None:
-    """Host a store in a process of its own, which outlives this one as long as anything is connected to the store.
-
-    Args:
-        create: makes the store, in that process.
-        address: host and port; a store that this process has started there is used again.
-
-    Raises:
-        firstfault_torch.inprocess.exception.InternalError: it does not start, for example because the port is taken.
-    """
-    if address not in _hosts:
-        host = _Host(os.getpid(), create, address[1])
-        start_detached(host.begin, host.stay, f"the process that hosts the store at port {address[1]}", None)
-        _hosts.add(address)
-
-
-@dataclass
 class _Host:
-    """What runs in the process that hosts a store."""
+    """A process that hosts a store, and outlives the one that started it as long as anything is connected to it."""
 
-    worker: int
-    create: Callable[[], Any]
-    port: int
+    def __init__(self, create: Callable[[], Any], port: int) -> None:
+        self._worker = os.getpid()
+        self._create = create
+        self._port = port
 
     def begin(self) -> None:
         """Host the store."""
-        self._process = Process(self.worker)
+        self._process = Process(self._worker)
         # torch's store resolves the address of each client in the thread that serves all others
         os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
-        self._server = self.create()
+        self._server = self._create()
 
     def stay(self) -> None:
         """Stay while the worker lives, and then while others are connected."""
         while not self._process.has_died(MONITOR_LINGER_S):
             pass
-        self._server.set(OVER, "1")
+        self._server.set(_OVER, "1")
         before: set[str] = set()
         quiet = 0
         while quiet < _QUIET_LOOKS:
-            now = _connections(self.port)
+            now = self._connections()
             quiet = 0 if now & before else quiet + 1  # ranks of the next job connect again and again, and leave
             before = now
             time.sleep(OUTCOME_LOOK_S)
 
+    def _connections(self) -> set[str]:
+        """Return the ports of other processes' connections to the store; torch's store connects to itself."""
+        wanted = f"{self._port:04X}"
+        served: set[str] = set()
+        own: set[str] = set()
+        inodes = {str(inode) for _, inode in open_sockets()}
+        for table in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError):
+                for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+                    _, local, remote, state, _, _, _, _, _, inode, *_ = line.split()
+                    here, there = local.rpartition(":")[2], remote.rpartition(":")[2]
+                    if state == _ESTABLISHED and here == wanted:
+                        served.add(there)
+                    elif there == wanted and inode in inodes:
+                        own.add(here)
+        return served - own
 
-def _connections(port: int) -> set[str]:
-    """Return the ports of other processes' connections to a port of this one; torch's store connects to itself."""
-    wanted = f"{port:04X}"
-    served: set[str] = set()
-    own: set[str] = set()
-    inodes = {str(inode) for _, inode in open_sockets()}
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                _, local, remote, state, _, _, _, _, _, inode, *_ = line.split()
-                here, there = local.rpartition(":")[2], remote.rpartition(":")[2]
-                if state == _ESTABLISHED and here == wanted:
-                    served.add(there)
-                elif there == wanted and inode in inodes:
-                    own.add(here)
-    return served - own
+
+class Connections:
+    """Connections to a store, each with the socket that torch does not show, so that a wait on it can be ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sockets: list[tuple[int, int]] = []
+
+    def open(self, connect: Callable[[], Any], port: int | None) -> Any:
+        """Return what `connect` returns, and remember the sockets that it opened.
+
+        Args:
+            connect: makes the connection.
+            port: of the store; sockets of other threads lead elsewhere. None: not known.
+        """
+        with self._lock:
+            before = open_sockets()
+            connection = connect()
+            for item in open_sockets() - before:
+                with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(item[0])) as opened:
+                    if port is None or opened.getpeername()[1] == port:
+                        self._sockets.append(item)
+        return connection
+
+    def shut_down(self) -> None:
+        """End all connections: whatever waits on one of them raises."""
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        open_now = open_sockets()
+        for number, inode in sockets:
+            if (number, inode) in open_now:
+                with guarded("ending a wait for the store"), socket.socket(fileno=os.dup(number)) as connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def open_sockets() -> set[tuple[int, int]]:
+    """Return file descriptor and inode of each socket of this process."""
+    found = set()
+    for file in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(file.readlink())
+        except OSError:
+            continue  # closed since, or the listing's own
+        if target.startswith("socket:["):
+            found.add((int(file.name), int(target[8:-1])))
+    return found

@@ -1,14 +1,20 @@
-"""One call of a wrapped function: called again in the same process after each fault, until all ranks have completed."""
+"""The decorator that adds in-process restarts to a function, and one call of the function.
+
+A call calls the function again in the same process after each fault, until all ranks have completed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import functools
 import gc
+import inspect
 import itertools
 import os
 import threading
 import time
+import typing
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -19,8 +25,7 @@ import torch.distributed as dist
 from firstfault_torch import watchdog
 from firstfault_torch.budgets import JOINING_S, OUTCOME_LOOK_S
 from firstfault_torch.compat.torch_worker import serve_env_rendezvous
-from firstfault_torch.guard import guarded, logger
-from firstfault_torch.inprocess.abort import Connections, destroy_process_groups
+from firstfault_torch.guard import caught, guarded, logger
 from firstfault_torch.inprocess.exception import (
     HealthCheckError,
     InternalError,
@@ -31,11 +36,11 @@ from firstfault_torch.inprocess.exception import (
     causes,
     one_line,
 )
-from firstfault_torch.inprocess.monitor.meeting import Meeting
-from firstfault_torch.inprocess.monitor.position import position_of
-from firstfault_torch.inprocess.monitor.process import Watcher
-from firstfault_torch.inprocess.monitor.progress import Phase, Progress, Stamping
-from firstfault_torch.inprocess.monitor.thread import MonitorThread
+from firstfault_torch.inprocess.hooks import destroy_process_groups
+from firstfault_torch.inprocess.meeting import Connections, Meeting
+from firstfault_torch.inprocess.monitor_process import Phase, Progress, Watcher
+from firstfault_torch.inprocess.monitor_thread import MonitorThread, Stamping, position_of
+from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.rank_assignment import RankAssignmentCtx, RankDiscarded
 from firstfault_torch.inprocess.state import Mode, State
 from firstfault_torch.inprocess.store import (
@@ -52,8 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
     from typing_extensions import Self
-
-    from firstfault_torch.inprocess.options import InProcessOptions
 
 _TAKEN_FOR_LOST = "rank {} was taken for lost, and the others continue without it"
 _LOST = "the store of the in-process restart is lost"
@@ -122,6 +125,7 @@ class CallWrapper:
                 "call the wrapped function before init_process_group: it is called inside, once for each iteration"
             )
         self._options = options
+        self._barrier_timeout = dt.timedelta(seconds=options.seconds("barrier_timeout"))
         self._observer = observer
         self._process = os.getpid()
         self._environment = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
@@ -150,7 +154,9 @@ class CallWrapper:
             self._watching = meeting.connect()
             opening.callback(serve_env_rendezvous(self._meet))
             opening.callback(self._restore_environment)
-            self._await_all_ranks()
+            self._iteration = beginning = Iteration(self._store, self._prefix, -1, self.state.world_size)
+            beginning.arrive()
+            beginning.await_all(self._barrier_timeout)
             self._stack = opening.pop_all()
 
     def __enter__(self) -> Self:
@@ -306,14 +312,6 @@ class CallWrapper:
                 deadline = float("inf")  # they have, just now
         return None
 
-    def _finalize(self) -> None:
-        if self._options.finalize is None:
-            return
-        try:
-            self._options.finalize(self.state)
-        except (dist.DistNetworkError, dist.DistStoreError) as error:
-            raise RuntimeError(f"`finalize` failed: {one_line(error)}") from error  # it is not this call's own store
-
     # --- after a fault ------------------------------------------------------------------------------------------
 
     def _recover(self, monitor: MonitorThread, iteration: Iteration, error: BaseException | None) -> Interruption:
@@ -333,9 +331,9 @@ class CallWrapper:
         self._last_error = own = _own(error, is_interrupted=monitor.known.is_set())
         learned = self._progress.interrupted or time.monotonic()
         self._progress.phase = Phase.ENDING
+        leaves = isinstance(own, HealthCheckError) or not isinstance(own, Exception | None)
         if error is not None and not monitor.aborted.is_set() and (own is not None or not monitor.known.is_set()):
             # first: the others abort meanwhile
-            leaves = own is not None and (not isinstance(own, Exception) or isinstance(own, HealthCheckError))
             self._has_said_that_it_leaves = leaves
             iteration.interrupt(self._fault(FaultKind.LEFT if leaves else FaultKind.EXCEPTION, error))
             if self._observer is not None and isinstance(own, Exception):
@@ -344,20 +342,23 @@ class CallWrapper:
         monitor.aborted.wait(options.seconds("hard_timeout"))
         if monitor.outcome is Outcome.LOST:
             raise RestartAbort(f"{_LOST}: the process that hosted it is gone") from own
-        if own is not None and not isinstance(own, Exception):
-            raise own
-        if isinstance(own, HealthCheckError):
+        if own is not None and leaves:
             raise own
         self._connections.shut_down()
         destroy_process_groups(options.seconds("soft_timeout"))
         self.state = replace(state, fn_exception=own)
-        self._finalize()
+        if options.finalize is not None:
+            try:
+                options.finalize(self.state)
+            except (dist.DistNetworkError, dist.DistStoreError) as store_error:
+                # it is not this call's own store
+                raise RuntimeError(f"`finalize` failed: {one_line(store_error)}") from store_error
         self._check_health()
         if (state.rank or 0) in iteration.gone():
             raise RankLost(_TAKEN_FOR_LOST.format(state.initial_rank)) from own  # another one has arrived for it
         iteration.arrive()
         self._progress.phase = Phase.ARRIVED
-        gone = iteration.await_all(dt.timedelta(seconds=options.seconds("barrier_timeout")))
+        gone = iteration.await_all(self._barrier_timeout)
         self._unrecovered += iteration.faults()
         faults = tuple(self._unrecovered)
         if not monitor.join(JOINING_S):
@@ -401,8 +402,7 @@ class CallWrapper:
     def _assign(self, gone: Collection[int]) -> None:
         """Give this rank its place among those that continue."""
         iteration: Any = self._iteration
-        timeout = dt.timedelta(seconds=self._options.seconds("barrier_timeout"))
-        exchange: Any = SimpleNamespace(exchange=partial(iteration.exchange, timeout=timeout))
+        exchange: Any = SimpleNamespace(exchange=partial(iteration.exchange, timeout=self._barrier_timeout))
         context = self._options.rank_assignment(RankAssignmentCtx(self.state, exchange, set(gone)))
         self.state = context.state
         if self._options.rank_filter is not None:
@@ -448,16 +448,6 @@ class CallWrapper:
         if timeout is not None:
             connection.set_timeout(timeout)
         return iteration.over(connection).process_group_store(), state.active_rank or 0, state.active_world_size or 1
-
-    def _await_all_ranks(self) -> None:
-        """Wait until all ranks have begun.
-
-        Raises:
-            BarrierTimeout: some have not.
-        """
-        self._iteration = beginning = Iteration(self._store, self._prefix, -1, self.state.world_size)
-        beginning.arrive()
-        beginning.await_all(dt.timedelta(seconds=self._options.seconds("barrier_timeout")))
 
     def _restore_environment(self) -> None:
         for name, value in self._environment.items():
@@ -505,3 +495,54 @@ def _own(error: BaseException | None, *, is_interrupted: bool) -> BaseException 
             return error
         return None if is_interrupted else others
     return None if is_interrupted and any(isinstance(one, RankShouldRestart) for one in causes(error)) else error
+
+
+class Wrapper:
+    """Calls a function again in the same processes after a fault on any rank, without the ranks that are gone.
+
+    On a fault all ranks abort their collectives, agree on who continues, get new ranks and a new world size, and call
+    the function again, until all have completed or a limit is met. Decorate the function that calls
+    ``init_process_group``; all ranks call it in their main thread. A parameter annotated with `CallWrapper` receives
+    the call.
+
+    Args:
+        options: the fields of `InProcessOptions`.
+
+    Raises:
+        firstfault.errors.UsageError: an option is not valid.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = InProcessOptions(**options)
+
+    def __call__(self, function: Callable[..., Any], observer: Observer | None = None) -> Callable[..., Any]:
+        """Return the function with restarts; the function itself if they are not enabled.
+
+        Args:
+            function: it may be called again, but not within a call, nor after a rank was lost.
+            observer: learns of this rank's faults.
+        """
+        if not self.options.enabled:
+            return function
+        names = _parameters_for_the_call(function)
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with CallWrapper(self.options, observer) as call:
+                bound = inspect.signature(function).bind_partial(*args, **kwargs)
+                bound.arguments.update(dict.fromkeys(names, call))
+                return call(function, bound.args, bound.kwargs)
+
+        return wrapped
+
+
+def _parameters_for_the_call(function: Callable[..., Any]) -> list[str]:
+    """Return the names of the parameters that are annotated with `CallWrapper`, or with that or None."""
+    annotations = getattr(function, "__annotations__", {})
+    if any(isinstance(annotation, str) for annotation in annotations.values()):
+        hints, _ = caught(lambda: typing.get_type_hints(function), Exception)
+        if hints is None:  # the annotations name what is not there
+            return [name for name, annotation in annotations.items() if "CallWrapper" in annotation]
+        annotations = hints
+    found = [name for name, kind in annotations.items() if kind is CallWrapper or CallWrapper in typing.get_args(kind)]
+    return [name for name in found if name != "return"]

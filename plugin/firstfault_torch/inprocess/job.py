@@ -1,18 +1,20 @@
-"""Calls the task function with in-process restarts, and records the faults from which the ranks continue."""
+"""Restarts under firstfault's agent: a task's option, and the record of the faults from which the ranks continue."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from firstfault.layout.paths import ROSTER, restart_record_name
 from firstfault.model import RestartKind, RestartRecord
 from firstfault.wire.restart_json import restart_to_json
-from firstfault_torch.guard import bounded
-from firstfault_torch.inprocess.call import CallWrapper
+from firstfault_torch.guard import bounded, caught
 from firstfault_torch.inprocess.exception import InternalError, RestartAbort, RestartError
+from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import BarrierTimeout, FaultKind
+from firstfault_torch.inprocess.wrap import CallWrapper
 from firstfault_torch.node.document_writer import put_on_node
 from firstfault_torch.worker.introspection import collective_progress
 
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from firstfault.model import Place
-    from firstfault_torch.inprocess.call import Interruption
-    from firstfault_torch.inprocess.options import InProcessOptions
+    from firstfault_torch.agent.local_workers import LocalWorkers
+    from firstfault_torch.agent.reporter import Reporter
+    from firstfault_torch.engine import Engine
     from firstfault_torch.inprocess.store import Fault
+    from firstfault_torch.inprocess.survivors import Survivors
+    from firstfault_torch.inprocess.wrap import Interruption
     from firstfault_torch.worker.recording import WorkerMonitor
 
 _ENDED = frozenset({FaultKind.TERMINATED, FaultKind.HARD_TIMEOUT, FaultKind.UNRESPONSIVE})
@@ -41,36 +46,59 @@ class Restarted(NamedTuple):
     """Its rank in the last iteration; None for a reserve, which returns nothing."""
 
 
-def call_with_restarts(options: InProcessOptions, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:
-    """Call the function until all ranks have completed.
+@dataclass(frozen=True)
+class InProcessRestart(InProcessOptions):
+    """How the ranks of a function are started again in the same processes after a fault.
+
+    It implements `firstfault_torch.options.RestartsInProcess`. Durations are ``timedelta`` or seconds.
 
     Raises:
-        BaseException: what the function raised last, if the ranks do not continue; a RestartAbort or RestartError on a
-            rank whose function raised nothing of itself.
+        firstfault.errors.UsageError: an option has a value that is not valid, or two are in the wrong order.
     """
-    try:
-        with CallWrapper(options, RecordedFaults(monitor)) as call:
-            value = call(function, (), {})
-            return Restarted(value, call.state.active_rank)
-    except RestartAbort as abort:
-        error: BaseException = abort
-        if isinstance(abort.__cause__, Exception) and not isinstance(abort.__cause__, RestartError):
-            error = abort.__cause__  # the user's own, which tells more
-    except RestartError as restart:
-        monitor.others_continue = type(restart) is not RestartError and not isinstance(restart, _FOR_ALL)
-        error = restart
-    except BaseException as own:  # noqa: BLE001 - it is raised below
-        monitor.others_continue = True
-        error = own
-    # outside of the handlers: they would become its context
-    raise error
 
+    def run(self, engine: Engine, function: Callable[..., Any], *args: Any) -> Any:
+        """Call ``function(*args)`` with restarts in a worker process; an exception is recorded and passes unchanged."""
+        from firstfault_torch.worker.recording import recorded  # noqa: PLC0415 - only firstfault's agent needs it
 
-def by_last_rank(results: Mapping[int, Restarted | None]) -> dict[int, Any]:
-    """Return what workers returned, by the rank that each had in the last iteration."""
-    found = {item.rank: item.value for item in results.values() if item is not None and item.rank is not None}
-    # none: each of them called sys.exit(0)
-    return found or dict.fromkeys(results)
+        with recorded(engine) as monitor:
+            return self.call(partial(function, *args), monitor)
+
+    def call(self, function: Callable[[], Any], monitor: WorkerMonitor) -> Restarted:
+        """Call a function with restarts in a worker that already records, until all ranks have completed.
+
+        Raises:
+            BaseException: what the function raised last, if the ranks do not continue; a RestartAbort or RestartError
+                on a rank whose function raised nothing of itself.
+        """
+
+        def called() -> Restarted:
+            with CallWrapper(self, RecordedFaults(monitor)) as call:
+                return Restarted(call(function, (), {}), call.state.active_rank)
+
+        result, error = caught(called)
+        if error is None:
+            return cast("Restarted", result)
+        if isinstance(error, RestartAbort):
+            cause = error.__cause__
+            if isinstance(cause, Exception) and not isinstance(cause, RestartError):
+                raise cause  # the user's own, which tells more
+        elif isinstance(error, RestartError):
+            monitor.others_continue = type(error) is not RestartError and not isinstance(error, _FOR_ALL)
+        else:
+            monitor.others_continue = True
+        raise error
+
+    def by_last_rank(self, results: Mapping[int, Restarted | None]) -> dict[int, Any]:
+        """Return what the workers returned, by the rank that each had in the last iteration."""
+        found = {item.rank: item.value for item in results.values() if item is not None and item.rank is not None}
+        # none: each of them called sys.exit(0)
+        return found or dict.fromkeys(results)
+
+    def survivors(self, workers: LocalWorkers, rank_of: Callable[[int], int | None], reporter: Reporter) -> Survivors:
+        """Return what looks at the workers of a node in torch's place."""
+        from firstfault_torch.inprocess.survivors import Survivors  # noqa: PLC0415 - only the agent needs it
+
+        return Survivors(workers, rank_of, reporter)
 
 
 class RecordedFaults:

@@ -1,11 +1,17 @@
-"""A thread of each rank that learns when the iteration ends, and then gets the main thread out of the function."""
+"""The threads of each rank beside its main thread: one notes its progress, one gets it out of the function.
+
+The latter learns when the iteration ends. What it says of the main thread's position tells the rank that hangs.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import datetime as dt
+import sys
+import sysconfig
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -13,17 +19,29 @@ import torch.distributed as dist
 from firstfault_torch.budgets import MONITOR_CLOSING_S
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.inprocess.exception import RankShouldRestart
-from firstfault_torch.inprocess.store import Outcome
+from firstfault_torch.inprocess.store import Outcome, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
-    from firstfault_torch.inprocess.monitor.progress import Progress
+    from firstfault_torch.inprocess.monitor_process import Progress
     from firstfault_torch.inprocess.store import Iteration
 
 _FOREVER = dt.timedelta(days=30)
 """Longer than any iteration: each ends with an outcome, or with the store."""
+_COLLECTIVES = "torch.distributed"
+_INSTALLED = ("/site-packages/", "/dist-packages/", sysconfig.get_path("stdlib"), "<frozen")
+_LENGTH = 200
+_kept: list[object] = []
+"""Memory into which a call that Python has not made yet may still write; a few dozen bytes each."""
+_SEMAPHORE_SIZE = 64
+"""Bytes, at least those of a ``sem_t``: 32 on 64-bit Linux."""
 
+_libc = ctypes.CDLL(None)
+_add_pending_call = ctypes.pythonapi.Py_AddPendingCall
+_add_pending_call.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+_add_pending_call.restype = ctypes.c_int
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _set_exception.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _set_exception.restype = ctypes.c_int
@@ -131,8 +149,68 @@ class MonitorThread:
         """Hold the connection no longer, if the thread has ended."""
         if self.join(MONITOR_CLOSING_S):
             self._iteration.close()
-            self._abort = _nothing
+            self._abort = lambda: None
 
 
-def _nothing() -> None:
-    pass
+class Stamping:
+    """A thread that finds out, now and then, whether the main thread executes Python code.
+
+    It asks Python to make a call of C in the main thread, between two instructions of the program: ``sem_post``, which
+    returns 0 as Python wants it. A main thread that is inside one call of C, such as a collective or a sleep, makes
+    none.
+
+    Args:
+        progress: where it writes that it did.
+        interval: seconds.
+    """
+
+    def __init__(self, progress: Progress, interval: float) -> None:
+        self._progress = progress
+        self._interval = interval
+        self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_SIZE)
+        _kept.append(self._semaphore)
+        _libc.sem_init(self._semaphore, 0, 0)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="firstfault-progress", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        is_asked = False
+        while not self._ended.wait(self._interval):
+            if is_asked and _libc.sem_trywait(self._semaphore) == 0:
+                self._progress.automatic = time.monotonic()
+                is_asked = False
+            if not is_asked:
+                is_asked = _add_pending_call(_libc.sem_post, self._semaphore) == 0
+
+    def end(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        self._thread.join()
+
+
+def position_of(thread: int, begun: int | None = None) -> Position | None:
+    """Return where a thread of this process stands; None if it has ended.
+
+    Args:
+        thread: its identifier.
+        begun: collectives that this rank has begun.
+    """
+    frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
+    if frame is None:
+        return None
+    waits, called, innermost = False, "", frame
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        waits = waits or module == _COLLECTIVES or module.startswith(_COLLECTIVES + ".")
+        if not any(part in frame.f_code.co_filename for part in _INSTALLED):
+            return Position(_line(frame, called), waits, begun)
+        called = f"{module}.{frame.f_code.co_name}"
+        frame = frame.f_back
+    return Position(_line(innermost, ""), waits, begun)
+
+
+def _line(frame: Any, called: str) -> str:
+    code = frame.f_code
+    text = f"{Path(code.co_filename).name}:{frame.f_lineno} in {code.co_name}"
+    return (f"{text}, which calls {called}" if called else text)[:_LENGTH]

@@ -1,0 +1,429 @@
+"""What runs on a rank at each step of a restart: the kinds of hooks, those that firstfault has, and chains of them.
+
+NVRx has a module for each kind: `abort`, `finalize`, `health_check` and `initialize` are names of this one.
+"""
+
+from __future__ import annotations
+
+import abc
+import datetime as dt
+import inspect
+import threading
+import time
+import types
+import warnings
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from firstfault_torch.budgets import NCCL_ABORT_S
+from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
+from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups
+from firstfault_torch.guard import begun, bounded, caught, guarded
+from firstfault_torch.inprocess.exception import RestartAbort, RestartError
+from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import TypeAlias
+
+    from firstfault_torch.inprocess.state import State
+
+    _Anything: TypeAlias = Any
+    """A chain has the type of its parts, so type checkers must accept it wherever they accept a part."""
+else:
+    _Anything = object
+
+T = TypeVar("T")
+_CAN_HAVE_SUBCLASSES = 1 << 10
+"""CPython's Py_TPFLAGS_BASETYPE, a bit of a class's ``__flags__``."""
+
+
+class Hook(abc.ABC):
+    """Called on a rank at one step of a restart. `Compose` chains several of one kind."""
+
+    @abc.abstractmethod
+    def __call__(self, state: State) -> State:
+        """Do the step; return `state`, for the next hook of a chain.
+
+        Args:
+            state: of this rank; `fn_exception` is what the function raised.
+
+        Raises:
+            Exception: what that means depends on the kind of hook.
+        """
+
+
+class Compose(_Anything):
+    """Calls its parts from the last to the first: ``Compose(a, b, c)(x)`` is ``a(b(c(x)))``.
+
+    Each part gets what the part before it returned; a tuple is passed as several arguments. A part that returns None
+    although it got an argument causes a `UserWarning`: it probably forgot to return its argument. Parts that take no
+    arguments can be chained too.
+
+    A chain is an instance of the nearest class that all its parts share. So a chain of health checks is a health check.
+    A chain within a chain counts as its parts.
+
+    Args:
+        instances: the parts, at least one. The last is called first.
+
+    Raises:
+        ValueError: there are no parts.
+        TypeError: a part cannot be called.
+    """
+
+    instances: tuple[Callable[..., Any], ...]
+
+    def __new__(cls, *instances: Callable[..., Any]) -> Compose:  # noqa: D102, PYI034 - see the class
+        if not instances:
+            raise ValueError("Compose needs at least one part")
+        for instance in instances:
+            if not callable(instance):
+                raise TypeError(f"Compose cannot call {instance!r}")
+        parts: list[Callable[..., Any]] = []
+        for instance in instances:
+            parts.extend(instance.instances if isinstance(instance, Compose) else [instance])
+        ancestor = _common_ancestor([type(part) for part in parts])
+        bases = (cls,) if issubclass(cls, ancestor) else (cls, ancestor)
+        # the new class needs a plain __new__: this one would call itself
+        members = {"__new__": object.__new__, "__module__": __name__, "__doc__": cls.__doc__}
+        chain_class = types.new_class(
+            f"Composed{ancestor.__name__}", bases, exec_body=lambda body: body.update(members)
+        )
+        chain: Compose = chain_class()
+        chain.instances = tuple(parts)
+        return chain
+
+    def __init__(self, *instances: Callable[..., Any]) -> None:
+        """Do nothing; without this method Python would call the shared class's."""
+
+    def __reduce__(self) -> tuple[type[Compose], tuple[Callable[..., Any], ...]]:
+        """Return how to make it again in another process, which lacks the class of this chain."""
+        return Compose, self.instances
+
+    def __call__(self, *args: Any) -> Any:
+        """Call all parts.
+
+        Args:
+            args: the arguments of the last part.
+
+        Returns:
+            What the first part returned.
+        """
+        result: Any = None
+        for part in reversed(self.instances):
+            result = part(*args)
+            has_argument = bool(args) and not (len(args) == 1 and args[0] is None)
+            if result is None and has_argument:
+                warnings.warn(
+                    f"{part!r} got an argument and returned None; a part must return its argument", stacklevel=2
+                )
+            args = result if isinstance(result, tuple) else (result,)
+            if result is None:
+                # some built-in functions have no signature, which is a ValueError
+                signature, _ = caught(lambda part=part: inspect.signature(part), ValueError)  # type: ignore[misc]
+                args = args if signature is None or signature.parameters else ()
+        return result
+
+
+def _common_ancestor(classes: Sequence[type]) -> type:
+    """Return the first class in the first one's resolution order that all have, and from which a chain can inherit.
+
+    That excludes the class of functions, which can have no subclasses, and the class of classes.
+    """
+    shared = set(classes[0].__mro__).intersection(*(part.__mro__ for part in classes[1:]))
+    return next(
+        part
+        for part in classes[0].__mro__
+        if part in shared and part.__flags__ & _CAN_HAVE_SUBCLASSES and not issubclass(part, type)
+    )
+
+
+# --- before each iteration --------------------------------------------------------------------------------------------
+
+
+class Initialize(Hook):
+    """Runs on each rank at the start of each iteration, the first one included.
+
+    If it raises an `Exception`, all ranks restart. If it raises another `BaseException`, such as `RestartAbort`, the
+    wrapped call ends.
+    """
+
+
+class RetryController(Initialize):
+    """Gives up when the iterations are used up or too few ranks are left.
+
+    Args:
+        max_iterations: how often the function may be called, the first call included; None for no limit.
+        min_world_size: fewest ranks that must be left, active or not.
+        min_active_world_size: fewest ranks that must be active.
+
+    Raises:
+        ValueError: `max_iterations` is below 1, or another limit is below 0.
+    """
+
+    def __init__(
+        self, max_iterations: int | None = None, min_world_size: int = 1, min_active_world_size: int = 1
+    ) -> None:
+        if max_iterations is not None and max_iterations < 1:
+            raise ValueError(f"max_iterations is {max_iterations}; it must be at least 1, or None for no limit")
+        for name, limit in (("min_world_size", min_world_size), ("min_active_world_size", min_active_world_size)):
+            if limit < 0:
+                raise ValueError(f"{name} is {limit}; it must be at least 0")
+        self.max_iterations = max_iterations
+        self.min_world_size = min_world_size
+        self.min_active_world_size = min_active_world_size
+
+    def __call__(self, state: State) -> State:
+        """Return `state` if the function may be called again.
+
+        Raises:
+            RestartAbort: it may not; the message names each limit that was met, with its numbers.
+        """
+        reasons = []
+        if self.max_iterations is not None and state.iteration >= self.max_iterations:
+            plural = "iteration was" if state.iteration == 1 else "iterations were"
+            reasons.append(f"{state.iteration} of at most {self.max_iterations} {plural} used (max_iterations)")
+        if state.world_size < self.min_world_size:
+            reasons.append(_too_few(state.world_size, "left", self.min_world_size, "min_world_size"))
+        active = state.active_world_size
+        if active is not None and active < self.min_active_world_size:
+            reasons.append(_too_few(active, "active", self.min_active_world_size, "min_active_world_size"))
+        if reasons:
+            raise RestartAbort("no further restart: " + "; ".join(reasons))
+        return state
+
+
+def _too_few(number: int, state: str, needed: int, limit: str) -> str:
+    ranks = "rank is" if number == 1 else "ranks are"
+    return f"only {number} {ranks} {state}, at least {needed} {'is' if needed == 1 else 'are'} needed ({limit})"
+
+
+# --- when an iteration is interrupted ---------------------------------------------------------------------------------
+
+
+class Abort(Hook):
+    """What a thread of every rank does when the iteration is interrupted, while the main thread may be blocked."""
+
+
+class AbortTorchDistributed(Abort):
+    """Makes the collectives of all process groups fail.
+
+    NCCL's communicators are aborted. gloo has no call for that, so its connections to other ranks are shut down, never
+    the socket on which it listens.
+    """
+
+    def __call__(self, state: State) -> State:
+        """Abort; the main thread destroys the groups when it has left the function."""
+        if dist.is_available() and dist.is_initialized():
+            aborted = [begun(abort, "aborting NCCL's communicators") for abort in backends_that_abort()]
+            with guarded("shutting down gloo's connections"):
+                shut_down_gloo_connections()
+            deadline = time.monotonic() + NCCL_ABORT_S
+            for event in aborted:
+                event.wait(max(deadline - time.monotonic(), 0))
+        return state
+
+
+def destroy_process_groups(seconds: float) -> None:
+    """Destroy all process groups.
+
+    Raises:
+        firstfault_torch.inprocess.exception.TimeoutError: that took longer than `seconds`.
+    """
+    if not dist.is_available():
+        return
+    if dist.is_initialized():
+        bounded(dist.destroy_process_group, seconds, "destroying the process groups")
+        if dist.is_initialized():
+            raise RestartTimeoutError(f"the process groups could not be destroyed within {seconds:g} s (soft_timeout)")
+    with guarded("forgetting process groups"):
+        forget_process_groups()
+
+
+# --- when the function has ended --------------------------------------------------------------------------------------
+
+
+class Finalize(Hook):
+    """Cleans up after a fault, so that the function can be called again: global variables, pending asynchronous work.
+
+    It runs on each rank after the process groups were aborted. If it raises, this rank leaves the job.
+    """
+
+
+class ThreadedFinalize(Finalize):
+    """Calls a function in a thread, with a time limit.
+
+    If the process uses CUDA, the thread has the same current device as the thread that starts it.
+
+    Args:
+        timeout: the longest wait for the function.
+        fn: the function. What it returns is not used.
+        args: its positional arguments.
+        kwargs: its keyword arguments; None for none.
+
+    Raises:
+        ValueError: the timeout is not positive.
+    """
+
+    def __init__(
+        self,
+        timeout: dt.timedelta,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] | None = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        check_timeout(timeout)
+        self.timeout = timeout
+        self.fn = fn
+        self.args = tuple(args or ())
+        self.kwargs = dict(kwargs or {})
+
+    def __call__(self, state: State) -> State:
+        """Call the function and wait for its end.
+
+        Raises:
+            TimeoutError: the one of in-process restart: it did not end in time. Its thread is left running.
+            BaseException: whatever the function raised.
+        """
+        device = current_cuda_device()
+
+        def call() -> None:
+            if device is not None:
+                torch.cuda.set_device(device)
+            self.fn(*self.args, **self.kwargs)
+
+        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        call_in_thread(call, self.timeout, f"firstfault-finalize-{state.rank}", lambda: f"the finalize function {name}")
+        return state
+
+
+def call_in_thread(call: Callable[[], T], timeout: dt.timedelta, name: str, doing: Callable[[], str]) -> T:
+    """Return what `call` returns, or raise what it raises; it runs in a daemon thread with this name.
+
+    Raises:
+        TimeoutError: the one of in-process restart: it did not end in time, and is left running. The message has what
+            `doing` returns then, such as "the cleanup".
+    """
+    outcomes: list[tuple[T | None, BaseException | None]] = []
+    # not join(): after a signal handler raised in it, Python takes the thread for dead
+    done = threading.Event()
+
+    def run() -> None:
+        outcomes.append(caught(call))
+        done.set()
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    if not done.wait(timeout.total_seconds()):
+        raise RestartTimeoutError(f"{doing()} did not end within {timeout.total_seconds():g} s")
+    result, error = outcomes[0]
+    if error is not None:
+        raise error
+    return cast("T", result)
+
+
+def check_timeout(timeout: dt.timedelta) -> None:
+    """Raise a ValueError if a time limit is not positive."""
+    if timeout.total_seconds() <= 0:
+        raise ValueError(f"timeout is {timeout.total_seconds():g} s; it must be more than 0 s")
+
+
+def current_cuda_device() -> int | None:
+    """Return the current CUDA device of this thread; None if this process has not used CUDA."""
+    is_used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.current_device() if is_used else None
+
+
+# --- whether this rank may continue -----------------------------------------------------------------------------------
+
+
+class HealthCheck(Hook):
+    """Checks that this rank can call the function again. It must not communicate: other ranks may be gone.
+
+    It runs after the `Finalize` hooks. If it raises, this rank leaves the job, and the others continue without it.
+    """
+
+
+class CudaHealthCheck(HealthCheck):
+    """Checks that the CUDA devices of this process still answer: waits for all their pending work.
+
+    A process that has not used CUDA passes.
+
+    Args:
+        timeout: the longest wait for all devices together. Kernels that were launched before the fault must end within
+            this time.
+
+    Raises:
+        ValueError: the timeout is not positive.
+    """
+
+    def __init__(self, timeout: dt.timedelta = dt.timedelta(seconds=30)) -> None:
+        check_timeout(timeout)
+        self.timeout = timeout
+
+    def __call__(self, state: State) -> State:
+        """Synchronize each device.
+
+        Raises:
+            TimeoutError: the one of in-process restart: a device did not answer in time.
+            RuntimeError: torch's error: a kernel failed, and the CUDA context is unusable.
+        """
+        current = current_cuda_device()
+        if current is None:
+            return state
+        waiting_for = current
+
+        def synchronize() -> None:
+            nonlocal waiting_for
+            # this is bounded, too: the allocator's lock may be held by a thread that a device blocks. To synchronize
+            # a device without memory would create a context on it, which takes memory from the process that uses it
+            used = [device for device in range(torch.cuda.device_count()) if torch.cuda.memory_reserved(device) > 0]
+            for device in used or [current]:
+                waiting_for = device
+                torch.cuda.synchronize(device)
+
+        call_in_thread(
+            synchronize, self.timeout, "firstfault-cuda-check", lambda: f"synchronizing CUDA device {waiting_for}"
+        )
+        return state
+
+
+class FaultCounterExceeded(RestartError):  # noqa: N818 - the name is part of the shared vocabulary
+    """This rank raised more often than `FaultCounter` allows."""
+
+
+class FaultCounter(HealthCheck):
+    """Counts how often the function raised on this rank, and fails if that is too often.
+
+    Iterations that ended because of another rank do not count.
+
+    Args:
+        max_rank_faults: most faults of this rank; None for no limit.
+
+    Raises:
+        ValueError: `max_rank_faults` is negative.
+    """
+
+    def __init__(self, max_rank_faults: int | None = None) -> None:
+        if max_rank_faults is not None and max_rank_faults < 0:
+            raise ValueError(f"max_rank_faults is {max_rank_faults}; it must be at least 0, or None for no limit")
+        self.max_rank_faults = max_rank_faults
+        self.faults_count = 0
+
+    def __call__(self, state: State) -> State:
+        """Count the fault of this iteration, if this rank had one.
+
+        Raises:
+            FaultCounterExceeded: there were too many; the message has both numbers.
+        """
+        if state.fn_exception is None:
+            return state
+        self.faults_count += 1
+        if self.max_rank_faults is not None and self.faults_count > self.max_rank_faults:
+            times = "once" if self.faults_count == 1 else f"{self.faults_count} times"
+            faults = "fault is" if self.max_rank_faults == 1 else "faults are"
+            raise FaultCounterExceeded(
+                f"rank {state.rank} raised {times}, at most {self.max_rank_faults} {faults} allowed (max_rank_faults)"
+            )
+        return state
