@@ -15,7 +15,7 @@ from firstfault.layout.paths import OUTPUTS, attempt_of
 from firstfault.model import Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import snapshot_of_document
-from firstfault.report.attempt_changes import AttemptSummary, summary_of
+from firstfault.report.data import AttemptSummary, summary_of
 from firstfault.report.words import counted
 from firstfault.store import is_remote, join, open_store
 from firstfault.sync import gathered, run_sync

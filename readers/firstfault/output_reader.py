@@ -15,7 +15,7 @@ from firstfault.reading.attempt import Patience, Request, follow, look, read_job
 from firstfault.reading.copies import StoreWithCopies
 from firstfault.reading.selection import Wish
 from firstfault.render.flyte_message import flyte_message
-from firstfault.report.data import report_of
+from firstfault.report.data import report_of, with_attempts
 from firstfault.store import join, open_store
 from firstfault.strategies import get_strategy, reads_of
 from firstfault.sync import run_sync
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import Decision, RestartRecord
     from firstfault.report import Report
-    from firstfault.report.attempt_changes import AttemptSummary
+    from firstfault.report.data import AttemptSummary
     from firstfault.retry import RetryContext, RetryPolicy
     from firstfault.strategies import AggregationStrategy
 
@@ -182,15 +182,15 @@ class MultiErrorFileOutputReader:
         logs: Mapping[str, str] | None = None,
     ) -> Report:
         """Return the report on a conclusion of this reader; see `firstfault.report.report_of`."""
-        return report_of(
+        report = report_of(
             conclusion.job,
             conclusion.verdict,
             conclusion.decision,
             uri=self._uri,
-            attempts=attempts,
             logs=logs,
             diagnosis=conclusion.diagnosis,
         )
+        return with_attempts(report, attempts)
 
     def verdict(self) -> Verdict | None:
         """Return the verdict; None if there is no error."""

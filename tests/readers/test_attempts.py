@@ -14,14 +14,14 @@ from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.layout.paths import attempt_of
 from firstfault.model import JobErrors, Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.report.attempt_changes import changes_between
+from firstfault.report.data import changes_between
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from firstfault.report.attempt_changes import AttemptSummary
+    from firstfault.report.data import AttemptSummary
 
 
 def _fails(folder: Path, number: int, rank: int = 3) -> None:

@@ -29,7 +29,7 @@ from firstfault.render.plain import terminal_text
 from firstfault.render.printer import encodable
 from firstfault.render.terminal import print_report
 from firstfault.report import markdown, report_of
-from firstfault.report.attempt_changes import AttemptSummary, summary_of
+from firstfault.report.data import AttemptSummary, summary_of, with_attempts
 from firstfault.report.headline import first_line
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
@@ -56,7 +56,7 @@ _FRAMES = (
 def _report(*failures: WorkerError, attempts: Iterable[AttemptSummary] = (), **snapshot: Any) -> Report:
     job = make_job(*failures, **snapshot)
     verdict = run_strategy(get_strategy("evidence"), job)
-    return report_of(job, verdict, decide(verdict), uri=_URI, attempts=tuple(attempts))
+    return with_attempts(report_of(job, verdict, decide(verdict), uri=_URI), tuple(attempts))
 
 
 def _usual(**root: Any) -> Report:
@@ -142,7 +142,7 @@ def test_what_there_is_room_for() -> None:
     assert "more groups" not in _printed(many, verbose=True)
     assert f"Why      {one.verdict.why[0]}\n" in _printed(one)
     own = summary_of(1, one.job, one.verdict, one.decision)
-    again = report_of(one.job, one.verdict, one.decision, attempts=(replace(own, number=0), own))
+    again = with_attempts(one, (replace(own, number=0), own))
     assert "Attempts attempt 0 to 1: the same fault again" in _printed(again)
     assert "Attempts" not in _printed(one)
     assert "firstfault show" not in _printed(replace(one, uri=""))
@@ -168,7 +168,8 @@ def test_verbose_shows_everything() -> None:
     attempts = (AttemptSummary(0, note="could not be read: refused", seconds=3.25), replace(own, seconds=19.4))
     coverage = replace(report.verdict.coverage, notes=("a file of another kind",))
     verdict = replace(report.verdict, coverage=coverage)
-    text = _printed(report_of(report.job, verdict, report.decision, uri=_URI, attempts=attempts), verbose=True)
+    report_ = report_of(report.job, verdict, report.decision, uri=_URI)
+    text = _printed(with_attempts(report_, attempts), verbose=True)
     for line in (
         "  attempt 0: could not be read: refused, 3.2 s",
         "  attempt 1: KeyError, rank 3 on w-1: 'labels', no retry, 19.4 s",
@@ -416,7 +417,7 @@ def _unreadable_attempt() -> Report:
     one = _usual()
     own = summary_of(2, one.job, one.verdict, one.decision)
     attempts = (replace(own, number=0), AttemptSummary(1, note="could not be read: refused"), own)
-    return report_of(one.job, one.verdict, one.decision, attempts=attempts)
+    return with_attempts(one, attempts)
 
 
 def _words(number: int) -> str:

@@ -34,7 +34,7 @@ from firstfault.model import (
 )
 from firstfault.model.failure import TERMINATED
 from firstfault.report import Report, report_of
-from firstfault.report.attempt_changes import AttemptSummary, summary_of
+from firstfault.report.data import AttemptSummary, summary_of, with_attempts
 from firstfault.testing import START_NS
 
 __all__ = ["KINDS_OF_ROOT", "filled", "report_full_of"]
@@ -153,4 +153,4 @@ def report_full_of(text: str, root: str = "raised", scope: Scope = Scope.RANK) -
     own = summary_of(1, job, verdict, decision)
     attempts = (AttemptSummary(0, note=text), own, AttemptSummary(2, note=text))
     uri = "s3://bucket/metadata/f00/n0/data/1"
-    return report_of(job, verdict, decision, uri=uri, attempts=attempts, diagnosis=diagnose(job))
+    return with_attempts(report_of(job, verdict, decision, uri=uri, diagnosis=diagnose(job)), attempts)

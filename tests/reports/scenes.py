@@ -26,7 +26,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.report import Report, report_of
-from firstfault.report.attempt_changes import AttemptSummary, summary_of
+from firstfault.report.data import AttemptSummary, summary_of, with_attempts
 from firstfault.retry import RetryContext, decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import START_NS, make_error, make_job, make_presence
@@ -206,7 +206,7 @@ def report_on(
 ) -> Report:
     """Return the report on an attempt, by the default strategy and policy."""
     verdict = verdict or run_strategy(get_strategy(strategy), job)
-    return report_of(job, verdict, decide(verdict, None, context), uri=uri, attempts=attempts)
+    return with_attempts(report_of(job, verdict, decide(verdict, None, context), uri=uri), attempts)
 
 
 def _cascade(root: WorkerError) -> JobErrors:

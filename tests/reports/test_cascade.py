@@ -15,15 +15,14 @@ from firstfault.model.signal_meanings import explain_signal
 from firstfault.render.node_map import node_map
 from firstfault.render.timeline import timeline_of
 from firstfault.report import flyte_message, report_of
-from firstfault.report.attempt_changes import AttemptSummary, changes_between, summary_of
-from firstfault.report.cascade import cascade_of
-from firstfault.report.events import Event
+from firstfault.report.cascade import Event, cascade_of
+from firstfault.report.data import AttemptSummary, changes_between, summary_of
 from firstfault.report.words import State, duration, ranks_text, short_names
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
 from tests.all_forms import FORMS
-from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, URI, report_on
+from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, report_on
 
 if TYPE_CHECKING:
     from firstfault.model import JobErrors, Verdict
@@ -191,6 +190,14 @@ def test_ranks_that_were_not_opened_belong_to_their_group() -> None:
     assert (group.count, group.opened, len(group.ranks)) == (92, 2, 92)
     assert [(other.count, other.opened) for other in cascade.groups if other.what == "not opened"] == [(2, 0)]
     assert (cascade.count(State.VICTIM), cascade.count(State.UNCLEAR)) == (92, 2)
+
+
+def test_a_root_cause_whose_documents_were_not_all_opened_is_one_group() -> None:
+    """Ranks of the root cause whose documents were not opened are counted once, in its group."""
+    job = make_job(*(make_error(rank, node="w-0", world_size=10) for rank in range(4)))
+    unopened = Unopened(job.failures[0].fingerprint, 6, tuple(range(4, 10)))
+    groups = _cascade(replace(job, unopened=(unopened,))).groups
+    assert [(group.ranks, group.opened) for group in groups] == [(tuple(range(10)), 4)]
 
 
 # --- times ------------------------------------------------------------------------------------------------------------
@@ -589,7 +596,7 @@ def test_attempts_stand_in_order() -> None:
     """The report sorts attempts by number."""
     job = make_job(make_error())
     verdict = _verdict(job)
-    report = report_of(job, verdict, decide(verdict), uri=URI, attempts=(_attempt(2), _attempt(0), _attempt(1)))
+    report = report_on(job, verdict=verdict, attempts=(_attempt(2), _attempt(0), _attempt(1)))
     assert [attempt.number for attempt in report.attempts] == [0, 1, 2]
     assert verdict.scope is Scope.RANK
 

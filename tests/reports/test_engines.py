@@ -9,8 +9,7 @@ import pytest
 from firstfault.model import Decision, Kind, Origin, Subject, Writer
 from firstfault.render.plain import terminal_text
 from firstfault.report import Report, flyte_message, markdown, report_of
-from firstfault.report.engine_words import FLYTE, PLAIN, engine_of
-from firstfault.report.words import CATEGORY_ADVICE, advice_on
+from firstfault.report.words import CATEGORY_WORDS, FLYTE, PLAIN, engine_of, words_on
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job, make_presence
@@ -77,11 +76,12 @@ def test_a_log_file_needs_no_engine(engine: str) -> None:
     assert _commands(_report(engine, logs={"w-1": "logs/w-1.log"})) == ["less logs/w-1.log"]
 
 
-@pytest.mark.parametrize("category", CATEGORY_ADVICE)
+@pytest.mark.parametrize("category", CATEGORY_WORDS)
 def test_the_advice(category: str) -> None:
     """Advice without Kubernetes names no pod."""
-    assert "pod" not in advice_on(category, PLAIN)
-    assert not {"{", "}"} & set(advice_on(category, PLAIN) + advice_on(category, FLYTE))
+    (_, plain), (_, flyte) = words_on(category, PLAIN), words_on(category, FLYTE)
+    assert "pod" not in plain
+    assert not {"{", "}"} & set(plain + flyte)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from firstfault.model import CATEGORIES, Scope
 from firstfault.report import flyte_message, markdown
-from firstfault.report.words import CATEGORY_ADVICE, State
+from firstfault.report.words import CATEGORY_WORDS, State
 from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def test_rules_of_the_message(scene: Callable[[], Report]) -> None:
 
 def test_every_category_has_advice() -> None:
     """Each category of the closed list has advice, and no other has."""
-    assert set(CATEGORY_ADVICE) == set(CATEGORIES)
+    assert set(CATEGORY_WORDS) == set(CATEGORIES)
 
 
 def test_marks_tell_states_apart() -> None:

@@ -17,7 +17,7 @@ from firstfault.render.html import page
 from firstfault.render.json_report import json_report
 from firstfault.render.plain import terminal_text
 from firstfault.report import flyte_message, markdown
-from firstfault.report.attempt_changes import AttemptSummary
+from firstfault.report.data import AttemptSummary
 from firstfault.report.headline import first_line
 from firstfault.report.sections import sections_of
 from firstfault.report.words import FaultOwner, State

@@ -11,8 +11,7 @@ import pytest
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault.render.html import page
 from firstfault.render.traceback_view import folded_traceback
-from firstfault.report.attempt_changes import AttemptSummary
-from firstfault.report.data import with_attempts
+from firstfault.report.data import AttemptSummary, with_attempts
 from firstfault.report.facts import JobIdentity
 from firstfault.testing import make_error, make_job
 from tests.reports.pages import page_of, report_of_scene

@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
     from firstfault.model import DocumentRef, WorkerError
     from firstfault.render.traceback_view import FoldedException
-    from firstfault.report.attempt_changes import AttemptSummary
-    from firstfault.report.cascade import NodeState, RankState
-    from firstfault.report.data import Report
-    from firstfault.report.groups import Group
+    from firstfault.report.cascade import Group, NodeState, RankState
+    from firstfault.report.data import AttemptSummary, Report
 
 PAGE_SIZE = 100
 """Ranks on one page of the grid."""

@@ -12,8 +12,8 @@ from firstfault.text import elide, printable
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from firstfault.report.cascade import Group
     from firstfault.report.data import Report
-    from firstfault.report.groups import Group
     from firstfault.report.sections import Section
 
 _DETAILS = {"clocks", "confidence"}

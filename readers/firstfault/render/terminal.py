@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
     from firstfault.report import Report
-    from firstfault.report.groups import Group
+    from firstfault.report.cascade import Group
     from firstfault.report.sections import Sections
 
 _ROWS = 23

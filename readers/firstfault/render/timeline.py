@@ -13,8 +13,7 @@ from firstfault.report.words import State, duration, ranks_text, short_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from firstfault.report.cascade import Cascade
-    from firstfault.report.events import Event
+    from firstfault.report.cascade import Cascade, Event
 
 _MS = 1_000_000
 _EACH = 14

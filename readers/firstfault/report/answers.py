@@ -11,28 +11,17 @@ from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.exceptions.tracebacks import place_of
-from firstfault.model import TIME_LIMIT, Origin, Scope, Subject
+from firstfault.model import CATEGORIES, TIME_LIMIT, Origin, Scope, Subject
 from firstfault.report.headline import fault_of
-from firstfault.report.words import (
-    UNDETERMINED_ADVICE,
-    FaultOwner,
-    State,
-    about_category,
-    advice_on,
-    counted,
-    fault_owner_of,
-    few,
-    ranks_text,
-)
+from firstfault.report.words import FaultOwner, State, counted, few, ranks_text, words_on
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from firstfault.model import Decision, JobErrors, Verdict, WorkerError
-    from firstfault.report.attempt_changes import AttemptSummary
     from firstfault.report.cascade import Cascade
-    from firstfault.report.engine_words import EngineWords
+    from firstfault.report.words import EngineWords
 
 _FEW = 5
 _LINE = 200
@@ -47,6 +36,7 @@ _OF_MACHINES = {"signal", "gpu_hardware", "host_oom", "node_lost"}
 """Categories whose cause may be the machine."""
 _WITH_EVENTS = {"node_lost", "preemption", "host_oom", "infrastructure"}
 """Categories whose cause the platform's events show better than the log."""
+_UNDETERMINED_ADVICE = "compare the stacks and the last log lines of all ranks"
 _FROM_OUTSIDE = {"SIGKILL", "SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"}
 
 
@@ -84,35 +74,38 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the answers are about."""
+    """What a report is about."""
 
     job: JobErrors
     verdict: Verdict
     decision: Decision
     cascade: Cascade
     engine: EngineWords
+    """The words for what ran the job."""
     uri: str
     """Of the attempt's documents; empty: not known."""
-    number: int | None
-    """The attempt's; None: not known."""
-    attempts: Sequence[AttemptSummary]
-    """By number."""
     logs: Mapping[str, str]
     """Local log files by node; they replace the engine's commands."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is only one document, and it names no rank and no node: it is known what failed, not where."""
+        return self.verdict.scope is Scope.UNDETERMINED and len(self.job.failures) == 1 and self.verdict.node is None
 
 
 def answers_on(case: Case) -> Answers:
     """Return the answers."""
-    job, verdict, engine = case.job, case.verdict, case.engine
+    job, verdict = case.job, case.verdict
     code, source = _code(job, verdict)
+    meaning = CATEGORIES.get(verdict.category)
     return Answers(
         what=_what(verdict),
-        fault_owner=_fault_owner(job, verdict),
-        category=about_category(verdict.category),
-        where=_NOWHERE if _is_alone(job, verdict) else _where(job, verdict, engine),
+        fault_owner=_fault_owner(case),
+        category=f"{verdict.category}: {meaning}" if meaning else verdict.category,
+        where=_NOWHERE if case.is_alone else _where(job, verdict, case.engine),
         code=code,
         source=source,
-        fate=_fate(case),
+        fate=case.engine.fate(case.decision),
         fate_reason=case.decision.reason,
         steps=tuple(_steps(case, code)),
         unknown=tuple(_unknown(case)),
@@ -123,14 +116,15 @@ def _is_at_its_time_limit(verdict: Verdict) -> bool:
     return verdict.root is not None and verdict.root.code == TIME_LIMIT
 
 
-def _fault_owner(job: JobErrors, verdict: Verdict) -> FaultOwner:
+def _fault_owner(case: Case) -> FaultOwner:
+    verdict = case.verdict
     # a person may have aborted a job whose nodes were all terminated
-    if verdict.scope is Scope.UNDETERMINED or (verdict.category == "preemption" and _terminated(job).are_all):
+    if verdict.scope is Scope.UNDETERMINED or (verdict.category == "preemption" and _terminated(case.job).are_all):
         return FaultOwner.UNKNOWN
     root = verdict.root
     if root is not None and root.recoverable and root.origin is not Origin.SYSTEM:
         return FaultOwner.TRANSIENT
-    return fault_owner_of(verdict.category)
+    return words_on(verdict.category, case.engine)[0]
 
 
 # --- what and where ---------------------------------------------------------------------------------------------------
@@ -144,11 +138,6 @@ def _what(verdict: Verdict) -> str:
     if verdict.category == "hang" and len(verdict.ranks) == 1 and text.startswith("it was"):
         text = text.replace("it was", f"rank {verdict.ranks[0]} was", 1)
     return f"{name}: {text}" if text else name
-
-
-def _is_alone(job: JobErrors, verdict: Verdict) -> bool:
-    """Whether there is only one document, and it names no rank and no node: what failed is known, but not where."""
-    return verdict.scope is Scope.UNDETERMINED and len(job.failures) == 1 and verdict.node is None
 
 
 def _where(job: JobErrors, verdict: Verdict, engine: EngineWords) -> str:
@@ -187,65 +176,50 @@ def _code_of(failure: WorkerError) -> tuple[str, str]:
     return (place_of(frames[-1]), frames[-1].code) if frames else (where_it_stood(failure).frame, "")
 
 
-# --- retried or not ---------------------------------------------------------------------------------------------------
-
-
-def _fate(case: Case) -> str:
-    later = [attempt for attempt in case.attempts if case.number is not None and attempt.number > case.number]
-    if later:
-        last = later[-1]
-        ended = "failed too" if last.verdict is not None else last.note
-        return f"was retried: attempt {last.number} {ended}"
-    return case.engine.fate(case.decision)
-
-
 # --- what next --------------------------------------------------------------------------------------------------------
 
 
 def _steps(case: Case, code: str) -> Iterator[Step]:
     job, verdict, engine = case.job, case.verdict, case.engine
-    advice = _advice(job, verdict, code, engine)
+    advice = _advice(case, code)
     yield Step(f"{advice}{'' if advice.endswith(' at') else ':'} {code}" if code else advice)
-    namespace = _namespace(job, verdict)
+    # the pods of a job share their namespace
+    places = [*([verdict.root.place] if verdict.root is not None else []), *job.places]
+    namespace = next((place.namespace for place in places if place.namespace), "")
     machine = machine_of(job, verdict) if verdict.category in _OF_MACHINES else ""
-    if machine and (command := engine.machine_command(machine)):
+    if command := engine.kubectl("describe node {}", machine):
         yield Step("its machine's events", command)
-    for node in _nodes(job, verdict):
+    # the root cause's node, else the suspects', else those that failed
+    named = [verdict.node] if verdict.node else [suspect.node for suspect in verdict.suspects]
+    nodes = dict.fromkeys(named or [failure.node for failure in job.failures])
+    for node in [node for node in nodes if node][:_LOGS]:
         if node in case.logs:
             yield Step(engine.log, f"less {shlex.quote(case.logs[node])}")
-        elif log := engine.log_command(node, namespace):
+        elif log := engine.kubectl("logs {}", node, namespace):
             if verdict.category in _WITH_EVENTS:
-                yield Step(engine.events, engine.events_command(node, namespace))
+                events = "get events --field-selector involvedObject.name={}"
+                yield Step(engine.events, engine.kubectl(events, node, namespace))
             yield Step(engine.log, log)
     if case.uri:
         yield Step("more", f"firstfault show {shlex.quote(case.uri)}")
 
 
-def _advice(job: JobErrors, verdict: Verdict, code: str, engine: EngineWords) -> str:
-    root = verdict.root
+def _advice(case: Case, code: str) -> str:
+    verdict, root = case.verdict, case.verdict.root
+    _, advice = words_on(verdict.category, case.engine)
     if _is_at_its_time_limit(verdict):
         return "raise the time limit, or continue from a checkpoint"
-    if _is_alone(job, verdict):
-        return f"read the text below: {advice_on(verdict.category, engine)}"
-    if verdict.scope is Scope.UNDETERMINED and code:
-        return f"{UNDETERMINED_ADVICE}; all were at"
+    if case.is_alone:
+        return f"read the text below: {advice}"
     if verdict.scope is Scope.UNDETERMINED:
-        return UNDETERMINED_ADVICE
+        return f"{_UNDETERMINED_ADVICE}; all were at" if code else _UNDETERMINED_ADVICE
     if root is not None and where_it_stood(root).returned:
         return "find out why it made fewer steps than the others, such as fewer batches or an early return"
     if verdict.category == "hang" and not code:
         return "it did not answer: look at its node, its GPU and the storage that it reads from"
     if root is not None and root.signal == "SIGKILL" and verdict.category == "signal":
         return "see what kills processes on its node: the node's events and the kernel's log"
-    return advice_on(verdict.category, engine)
-
-
-def _nodes(job: JobErrors, verdict: Verdict) -> list[str]:
-    """Return the nodes to look at: the root cause's, else the suspects', else those that failed; a few."""
-    if verdict.node:
-        return [verdict.node]
-    named = [suspect.node for suspect in verdict.suspects] or [failure.node for failure in job.failures]
-    return [node for node in dict.fromkeys(named) if node][:_LOGS]
+    return advice
 
 
 def machine_of(job: JobErrors, verdict: Verdict) -> str:
@@ -255,18 +229,12 @@ def machine_of(job: JobErrors, verdict: Verdict) -> str:
     return next((place.machine for place in reversed(job.places) if place.node == verdict.node and place.machine), "")
 
 
-def _namespace(job: JobErrors, verdict: Verdict) -> str:
-    """Return the namespace of any of the job's pods: they share it."""
-    roots = [verdict.root.place] if verdict.root is not None else []
-    return next((place.namespace for place in [*roots, *job.places] if place.namespace), "")
-
-
 # --- what is unknown --------------------------------------------------------------------------------------------------
 
 
 def _unknown(case: Case) -> Iterator[str]:
-    job, verdict, cascade, engine = case.job, case.verdict, case.cascade, case.engine
-    if verdict.scope is Scope.UNDETERMINED and len(job.failures) == 1:
+    verdict, cascade, engine = case.verdict, case.cascade, case.engine
+    if verdict.scope is Scope.UNDETERMINED and len(case.job.failures) == 1:
         yield "where it failed: its document names no rank and no node"
     elif verdict.scope is Scope.UNDETERMINED:
         yield "which rank failed first: none stands out from the others"
@@ -277,10 +245,11 @@ def _unknown(case: Case) -> Iterator[str]:
     if not verdict.settled:
         yield f"what the other {engine.nodes} report: waiting for them timed out"
     yield from _unknown_of_nodes(verdict, engine)
-    missing = [item.rank for item in cascade.ranks if item.state is State.UNREPORTED]
-    if missing:
-        yield f"what happened to {_ranks_named(missing)}: no report"
-    yield from _unknown_of_root(job, verdict, engine)
+    if missing := [item.rank for item in cascade.ranks if item.state is State.UNREPORTED]:
+        ranks = f"{'rank' if len(missing) == 1 else 'ranks'} {ranks_text(missing, _RANKS)}"
+        yield f"what happened to {ranks}: no report"
+    if verdict.scope is not Scope.UNDETERMINED:
+        yield from _unknown_of_root(case)
     unclear = {event.failure.node for event in cascade.events if event.bounds is None and event.at_ns is not None}
     if unclear:
         yield f"the order of failures on {counted(len(unclear), engine.node)}: clocks could not be compared"
@@ -298,27 +267,23 @@ def _unknown_of_nodes(verdict: Verdict, engine: EngineWords) -> Iterator[str]:
         yield f"what happened on {missing} of {coverage.expected} {engine.nodes}: no report"
 
 
-def _ranks_named(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {ranks_text(list(ranks), _RANKS)}"
-
-
-def _unknown_of_root(job: JobErrors, verdict: Verdict, engine: EngineWords) -> Iterator[str]:
+def _unknown_of_root(case: Case) -> Iterator[str]:
     """Yield what is not known about this kind of fault, even if the root cause is certain."""
-    if verdict.scope is Scope.UNDETERMINED:
-        return
-    if verdict.category == "hang" and (verdict.root is None or verdict.root.expired is None):
+    verdict, root, engine = case.verdict, case.verdict.root, case.engine
+    if verdict.category == "hang" and (root is None or root.expired is None):
         yield "when the hang began: no process recorded it"
     elif verdict.timestamp_ns is None:
         yield "when the root cause happened: no time was recorded"
     is_of_a_node = verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node
-    if is_of_a_node and engine.has_kubectl and not machine_of(job, verdict):  # without pods a node is a machine
+    # without pods a node is a machine
+    if is_of_a_node and engine.has_kubectl and not machine_of(case.job, verdict):
         yield f"on which machine {verdict.node} ran: its {engine.node} has no NODE_NAME"
     if verdict.category == "node_lost":
         yield "why the node or its agent is gone: it left no report"
     if verdict.category == "preemption" and not _is_at_its_time_limit(verdict):
-        yield _why_terminated(job, engine)
-    if verdict.root is not None:
-        yield from _unknown_of_exit(verdict.root)
+        yield _why_terminated(case.job, engine)
+    if root is not None:
+        yield from _unknown_of_exit(root)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The state of every rank and node of an attempt, with its failures in time and in groups."""
+"""The cascade: every failure with its time, groups of identical ones, and the state of every rank and node."""
 
 from __future__ import annotations
 
@@ -7,24 +7,110 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import FailureClass
+from firstfault.evidence.clocks import Interval
+from firstfault.evidence.failure_message import message_of
 from firstfault.model import Phase, Scope, Subject
 from firstfault.model.roster import unreported_nodes
-from firstfault.report.events import event_of, event_order, origin_of
-from firstfault.report.groups import groups_of, with_unreported
-from firstfault.report.headline import line_of
-from firstfault.report.words import State, ranks_text
+from firstfault.report.headline import headline_parts, line_of
+from firstfault.report.words import State, duration, ranks_text
+from firstfault.text import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from firstfault.evidence.classification import ClassifiedFailure
+    from firstfault.evidence.clocks import Clocks
     from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.model import JobErrors, NodePresence, Verdict, WorkerError
-    from firstfault.report.events import Event
-    from firstfault.report.groups import Group
+    from firstfault.model import JobErrors, NodePresence, Suspect, Verdict, WorkerError
 
 _LARGEST_WORLD = 100_000
 """A document with a larger world size is damaged."""
+_TENTH = 10
+_NOT_OPENED = "its documents were listed but not opened"
+_STATES = {FailureClass.CONSEQUENCE: State.VICTIM, FailureClass.UNCLEAR: State.UNCLEAR}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One failure of the judged round, and when it happened after the root cause."""
+
+    failure: WorkerError
+    state: State
+    at_ns: int | None
+    """Nanoseconds after the origin, the best estimate; negative: before. None: not known."""
+    bounds: Interval | None
+    """Bounds of that time; None: the clocks could not be compared."""
+    is_origin: bool = False
+    """Times are counted from it."""
+    from_root: bool = True
+    """As `Cascade.from_root`."""
+
+    @property
+    def key(self) -> tuple[str, State]:
+        """Its group: its fault and its state. A fault without a fingerprint has a group of its own."""
+        return (self.failure.fingerprint or f"#{id(self.failure)}", self.state)
+
+    @property
+    def brief(self) -> str:
+        """How much later, for a drawing: "+42 ms", "+0.2 s to +1.2 s"; "~ +42 ms" if clocks were not compared."""
+        if self.at_ns is None:
+            return ""
+        if self.bounds is None:
+            return f"~ {_signed(self.at_ns)}"
+        if (self.bounds.high - self.bounds.low) * _TENTH <= abs(self.at_ns) or self.bounds.low == self.bounds.high:
+            return _signed(self.at_ns)
+        return f"{_signed(self.bounds.low)} to {_signed(self.bounds.high)}"
+
+    @property
+    def later(self) -> str:
+        """How much later, in words; empty if not known, and for the origin."""
+        if self.at_ns is None or self.is_origin:
+            return ""
+        text = f"{_moved(self.at_ns)} by its own node's clock" if self.bounds is None else later_text(self.bounds)
+        return text if self.from_root else f"{text}, counted from the first failure"
+
+    @property
+    def until(self) -> str:
+        """The latest possible time, for a drawing."""
+        return self.brief if self.bounds is None else _signed(self.bounds.high)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it is known to be before or after the origin."""
+        return self.bounds is None or self.is_origin or self.bounds.low >= 0 or self.bounds.high <= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Failures of one fault and one state."""
+
+    state: State
+    what: str
+    """The failure in one or two words."""
+    line: str
+    """What happened to the first of them, in a line."""
+    ranks: tuple[int, ...]
+    """Ascending; with ranks whose documents were not opened."""
+    nodes: tuple[str, ...]
+    count: int
+    """Processes, agents and files; more than `ranks` if some have no rank."""
+    opened: int = 0
+    """How many of them have a document that was read."""
+    first: Event | None = None
+    """The earliest; None if none was opened."""
+    number: int = 0
+    """Counted from 1."""
+
+    @property
+    def said(self) -> str:
+        """What happened to the first of them, or the failure's name if nothing more is known."""
+        return self.line or self.what
+
+    def head(self, limit: int = 0) -> str:
+        """Return its mark, size, state and ranks: "s 2 stopped by its agent, ranks 1-2"; `limit`: as `ranks_text`."""
+        ranks = f"rank{'s' if len(self.ranks) > 1 else ''} {ranks_text(self.ranks, limit)}" if self.ranks else ""
+        parts = [f"{self.state.mark} {self.count} {self.state.value}", ranks or "".join(self.nodes[:1])]
+        return ", ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,50 +186,115 @@ def cascade_of(job: JobErrors, verdict: Verdict, diagnosis: Diagnosis) -> Cascad
         verdict: on it.
         diagnosis: of the job; in the order of its failures.
     """
-    clocks = diagnosis.clocks
-    states = [
-        _state(failure, judged, verdict) for failure, judged in zip(job.failures, diagnosis.classified, strict=True)
-    ]
-    origin = origin_of(job, verdict)
+    origin = _origin_of(job, verdict)
     from_root = origin is not None and origin is verdict.root
-    events = [
-        replace(event_of(failure, state, origin, clocks), is_origin=failure is origin, from_root=from_root)
-        for failure, state in zip(job.failures, states, strict=True)
-    ]
-    events.sort(key=event_order)
-    groups = groups_of(job, verdict, events)
-    ungrouped: dict[State, list[int]] = defaultdict(list)
+    events = []
+    for failure, judged in zip(job.failures, diagnosis.classified, strict=True):
+        at_ns, bounds = _time_of(failure, origin, diagnosis.clocks)
+        events.append(Event(failure, _state(failure, judged, verdict), at_ns, bounds, failure is origin, from_root))
+    events.sort(key=_order)
+    groups = _groups_of(job, verdict, events)
+    grouped = {rank for group in groups for rank in group.ranks}
+    missing: dict[State, list[int]] = defaultdict(list)
     for item in _ranks(job, verdict, events, groups):
-        if item.group is None:
-            ungrouped[item.state].append(item.rank)
-    numbered = with_unreported(groups, ungrouped, verdict)
+        if item.rank not in grouped:
+            missing[item.state].append(item.rank)
+    groups += _groups_without_documents(
+        missing, verdict, is_root_shown=any(group.state is State.ROOT for group in groups)
+    )
+    groups.sort(key=lambda group: (group.state is not State.ROOT, -group.count, group.ranks[:1], group.what))
+    numbered = tuple(replace(group, number=number) for number, group in enumerate(groups, 1))
     return Cascade(tuple(events), numbered, _ranks(job, verdict, events, numbered), _nodes(job, verdict), from_root)
 
 
-# --- states ---------------------------------------------------------------------------------------------------------
+# --- times ------------------------------------------------------------------------------------------------------------
 
-_STATES = {FailureClass.CONSEQUENCE: State.VICTIM, FailureClass.UNCLEAR: State.UNCLEAR}
+
+def _origin_of(job: JobErrors, verdict: Verdict) -> WorkerError | None:
+    """Return the failure from which times are counted: the root cause, if its time is known.
+
+    For a rank that hung only the time of its stop is known, so times are counted from the first failure instead; the
+    end of a deadline is a time.
+    """
+    root = verdict.root
+    is_timed = root is not None and root.timestamp_ns is not None
+    began = verdict.category != "hang" or (root is not None and root.expired is not None)
+    if root is not None and is_timed and not root.stopped_by_agent and began:
+        return root
+    timed = [failure for failure in job.failures if failure.timestamp_ns is not None and failure is not root]
+    return timed[0] if timed else root
+
+
+def _time_of(failure: WorkerError, origin: WorkerError | None, clocks: Clocks) -> tuple[int | None, Interval | None]:
+    """Return how much later than the origin a failure was, in nanoseconds, and the bounds of that time."""
+    if origin is None:
+        return None, None
+    apart = Interval(0, 0) if failure is origin else clocks.later(origin, failure)
+    if apart is not None:
+        # an agent notices an exit late, but knows when it stopped a process
+        early = 0 if failure.stopped_by_agent else clocks.noticed_after_ns(failure)
+        late = 0 if failure is origin or origin.stopped_by_agent else clocks.noticed_after_ns(origin)
+        return (apart.low + apart.high) // 2, Interval(apart.low - early, apart.high + late)
+    if failure.timestamp_ns is None or origin.timestamp_ns is None:
+        return None, None
+    return failure.timestamp_ns - origin.timestamp_ns, None
+
+
+def _order(event: Event) -> tuple[object, ...]:
+    """Return the sort key of events: the root cause first, then by time."""
+    failure = event.failure
+    return (
+        event.state is not State.ROOT,
+        event.at_ns is None,
+        event.at_ns or 0,
+        failure.timestamp_ns or 0,
+        failure.rank if failure.rank is not None else 1 << 62,
+        failure.node,
+        failure.message,
+    )
+
+
+def later_text(bounds: Interval) -> str:
+    """Return bounds of a time difference, nanoseconds, in words."""
+    low, high = bounds.low, bounds.high
+    if (high - low) * _TENTH <= abs(low + high) // 2:
+        return _moved((low + high) // 2)
+    if low >= 0:
+        return f"{duration(low)} to {duration(high)} later"
+    if high <= 0:
+        return f"{duration(high)} to {duration(low)} earlier"
+    return f"between {duration(low)} earlier and {duration(high)} later"
+
+
+def _signed(nanoseconds: int) -> str:
+    return "0" if nanoseconds == 0 else f"{'+' if nanoseconds > 0 else '-'}{duration(nanoseconds)}"
+
+
+def _moved(nanoseconds: int) -> str:
+    if nanoseconds == 0:
+        return "at the same time"
+    return f"{duration(nanoseconds)} {'later' if nanoseconds > 0 else 'earlier'}"
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
 
 
 def _state(failure: WorkerError, judged: ClassifiedFailure, verdict: Verdict) -> State:
     """Return the state that the verdict gives a failure, else the one of its class."""
     failure_class = judged.failure_class
-    if verdict.scope is not Scope.UNDETERMINED and (failure is verdict.root or _is_of_the_root(failure, verdict)):
+    is_sure = verdict.scope is not Scope.UNDETERMINED
+    if is_sure and (failure is verdict.root or _is_of_the_root(failure, verdict)):
         return State.ROOT
-    if any(_is_suspect(failure, suspect.rank, suspect.node) for suspect in verdict.suspects):
+    if any(_is_suspect(failure, suspect) for suspect in verdict.suspects):
         return State.SUSPECT
     if failure.stopped_by_agent:
         return State.STOPPED if failure_class is FailureClass.CONSEQUENCE else State.UNCLEAR
-    if judged.waited and verdict.category == "hang" and verdict.scope is not Scope.UNDETERMINED:
+    if judged.waited and verdict.category == "hang" and is_sure:
         return State.VICTIM  # of the rank that it waited for
-    if (
-        failure_class is FailureClass.UNCLEAR
-        and verdict.scope is not Scope.UNDETERMINED
-        and verdict.confidence == "high"
-    ):
+    if failure_class is FailureClass.UNCLEAR and is_sure and verdict.confidence == "high":
         return State.VICTIM  # cause or victim by itself, but the verdict is certain
     # a fault of its own makes it a suspect if the strategy names suspects, of which it lists only a few
-    own = State.SUSPECT if verdict.suspects and verdict.scope is not Scope.UNDETERMINED else State.UNCLEAR
+    own = State.SUSPECT if verdict.suspects and is_sure else State.UNCLEAR
     return _STATES.get(failure_class, own)
 
 
@@ -159,18 +310,80 @@ def _is_of_the_root(failure: WorkerError, verdict: Verdict) -> bool:
     return failure.subject is Subject.AGENT and failure.node == verdict.node
 
 
-def _is_suspect(failure: WorkerError, rank: int | None, node: str | None) -> bool:
-    if rank is None:
-        return failure.subject is Subject.AGENT and failure.node == node
-    return failure.rank == rank and (not node or failure.node == node)
+def _is_suspect(failure: WorkerError, suspect: Suspect) -> bool:
+    if suspect.rank is None:
+        return failure.subject is Subject.AGENT and failure.node == suspect.node
+    return failure.rank == suspect.rank and (not suspect.node or failure.node == suspect.node)
 
 
-# --- ranks and nodes ------------------------------------------------------------------------------------------------
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def _groups_of(job: JobErrors, verdict: Verdict, events: Sequence[Event]) -> list[Group]:
+    """Return the groups of the events, and of documents that were not opened; neither sorted nor numbered."""
+    found: dict[tuple[str, State], list[Event]] = defaultdict(list)
+    states: dict[str, set[State]] = defaultdict(set)
+    for event in events:
+        found[event.key].append(event)
+        states[event.key[0]].add(event.state)
+    opened = {failure.rank for failure in job.failures}
+    ranks: dict[str, set[int]] = defaultdict(set)
+    counts: dict[str, int] = defaultdict(int)  # documents without a rank
+    for unopened in job.unopened:
+        ranks[unopened.fingerprint] |= set(unopened.ranks) - opened
+        counts[unopened.fingerprint] += unopened.count if not unopened.ranks else 0
+    groups = []
+    for (fault, _), of_one in found.items():
+        alike: set[int] = set()
+        if len(states[fault]) == 1:  # unopened ranks have the state of their fault, if all its opened ranks have one
+            alike, _ = ranks.pop(fault, alike), counts.pop(fault, 0)
+        groups.append(_group(of_one, alike, verdict))
+    for fault, count in counts.items():
+        of_fault = tuple(sorted(ranks[fault]))
+        if of_fault or count:
+            groups.append(Group(State.UNCLEAR, "not opened", _NOT_OPENED, of_fault, (), max(count, len(of_fault))))
+    return groups
+
+
+def _group(events: Sequence[Event], unopened: set[int], verdict: Verdict) -> Group:
+    first = events[0]
+    ranks = {event.failure.rank for event in events if event.failure.rank is not None} | unopened
+    what, line = printable(message_of(first.failure).what), line_of(first.failure)
+    if first.state is State.ROOT and first.failure.stopped_by_agent:
+        # the reason for stopping it is not its fault
+        what, line = headline_parts(verdict)
+    elif first.state is State.STOPPED and len({line_of(event.failure) for event in events}) > 1:
+        line = f"{first.failure.sent_signals[0].signal}, sent by their agents after the failure"
+    nodes = tuple(sorted({event.failure.node for event in events if event.failure.node}))
+    count = len(events) + len(unopened)
+    return Group(first.state, what, line, tuple(sorted(ranks)), nodes, count, opened=len(events), first=first)
+
+
+def _groups_without_documents(
+    ranks: Mapping[State, list[int]], verdict: Verdict, *, is_root_shown: bool
+) -> Iterator[Group]:
+    """Yield the groups of a root cause, of suspects and of silent ranks without a document; `ranks` are by state."""
+    if verdict.scope in {Scope.NODE, Scope.EXTERNAL} and verdict.node and not is_root_shown:
+        yield Group(State.ROOT, *headline_parts(verdict), (), (verdict.node,), 1)
+    for state in (State.ROOT, State.SUSPECT, State.UNREPORTED):
+        texts = headline_parts(verdict) if state is State.ROOT else ("no report", "its error document is missing")
+        if missing := ranks.get(state):
+            yield Group(state, *texts, tuple(missing), (), len(missing))
+
+
+# --- ranks and nodes --------------------------------------------------------------------------------------------------
 
 
 def _ranks(job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Sequence[Group]) -> tuple[RankState, ...]:
-    places = _places(job.roster)
-    known = _known_ranks(verdict, groups, places)
+    """Return every rank that a document, the roster, the verdict or a group names, or that the world size implies."""
+    places = {  # node and local rank
+        rank: (entry.place.node, index) for entry in job.roster for index, rank in enumerate(sorted(entry.ranks))
+    }
+    known: dict[int, RankState] = {}
+    for rank, state, line, node, number in _named_ranks(verdict, groups):
+        before = known[rank].node if rank in known else ""
+        where, local = places.get(rank, (node or before, None))
+        known[rank] = RankState(rank, state, where, local, number, line=line)
     numbers = {group.first.key: group.number for group in groups if group.first is not None}
     for event in reversed(events):  # if two nodes claim one rank, the first event is kept
         failure = event.failure
@@ -191,33 +404,23 @@ def _ranks(job: JobErrors, verdict: Verdict, events: Sequence[Event], groups: Se
         state = State.FINISHED if rank in finished else State.UNREPORTED
         # their group is made of exactly these ranks
         number = next((group.number for group in groups if group.state is state and not group.opened), None)
-        known[rank] = RankState(rank, state, *places.get(rank, ("", None)), group=number)
+        where, local = places.get(rank, ("", None))
+        known[rank] = RankState(rank, state, where, local, number)
     return tuple(known[rank] for rank in sorted(known))
 
 
-def _known_ranks(
-    verdict: Verdict, groups: Sequence[Group], places: dict[int, tuple[str, int | None]]
-) -> dict[int, RankState]:
-    """Return the ranks that the verdict or a group names; without documents there are no others."""
+def _named_ranks(verdict: Verdict, groups: Sequence[Group]) -> Iterator[tuple[int, State, str, str, int | None]]:
+    """Yield the ranks that the verdict or a group names: state, line, node, group. Without documents these are all."""
     is_sure = verdict.scope is not Scope.UNDETERMINED
-    said = [(rank, State.VICTIM if is_sure else State.UNCLEAR, line, "") for rank, line in verdict.victims.by_rank]
-    said += [(rank, State.ROOT, verdict.headline, verdict.node or "") for rank in verdict.ranks if is_sure]
-    said += [
-        (item.rank, State.SUSPECT, item.why, item.node or "") for item in verdict.suspects if item.rank is not None
-    ]
-    known = {
-        rank: RankState(rank, state, *places.get(rank, (node, None)), line=line) for rank, state, line, node in said
-    }
+    for rank, line in verdict.victims.by_rank:
+        yield rank, State.VICTIM if is_sure else State.UNCLEAR, line, "", None
+    for rank in verdict.ranks if is_sure else ():
+        yield rank, State.ROOT, verdict.headline, verdict.node or "", None
+    for item in verdict.suspects:
+        if item.rank is not None:
+            yield item.rank, State.SUSPECT, item.why, item.node or "", None
     for group in groups:
-        for rank in group.ranks:
-            where = places.get(rank, (known[rank].node if rank in known else "", None))
-            known[rank] = RankState(rank, group.state, *where, group=group.number or None, line=group.line)
-    return known
-
-
-def _places(roster: Iterable[NodePresence]) -> dict[int, tuple[str, int | None]]:
-    """Return the node and the local rank of every rank in the roster."""
-    return {rank: (entry.place.node, index) for entry in roster for index, rank in enumerate(sorted(entry.ranks))}
+        yield from ((rank, group.state, group.line, "", group.number or None) for rank in group.ranks)
 
 
 def world_size(job: JobErrors) -> int:
@@ -247,10 +450,9 @@ def _nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
     found = []
     for (name, group_rank), own in ranks.items():
         said = entries.get((name, group_rank), [])
-        state, note = (
-            _state_of_node(said),
-            next((item.first_failure_reason for item in said if item.first_failure_reason), ""),
-        )
+        phases = {entry.phase for entry in said} - {Phase.JOINED}
+        state = State.FINISHED if phases == {Phase.SUCCEEDED} else None
+        note = next((entry.first_failure_reason for entry in said if entry.first_failure_reason), "")
         if (name or f"group rank {group_rank}") in unreported:
             state, note = State.UNREPORTED, "it had started and sent no report"
         if name and name in suspects:
@@ -259,9 +461,3 @@ def _nodes(job: JobErrors, verdict: Verdict) -> tuple[NodeState, ...]:
             state = State.ROOT
         found.append(NodeState(name, state, group_rank, tuple(sorted(own)), note))
     return tuple(sorted(found, key=lambda node: (node.group_rank is None, node.group_rank or 0, node.name)))
-
-
-def _state_of_node(entries: Sequence[NodePresence]) -> State | None:
-    """Return FINISHED if the node succeeded, else None: its ranks' states say more."""
-    said = [entry.phase for entry in entries if entry.phase is not Phase.JOINED]
-    return State.FINISHED if said and all(phase is Phase.SUCCEEDED for phase in said) else None

@@ -1,4 +1,4 @@
-"""Facts about the root cause and about the job, by name: what a report lists below its answers."""
+"""Facts about the root cause, the job and the whole cascade: what a report lists below its answers."""
 
 from __future__ import annotations
 
@@ -6,30 +6,22 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from firstfault.evidence.clocks import Interval
 from firstfault.layout.paths import execution_of
-from firstfault.model import NodeSetup
+from firstfault.model import NodeSetup, Scope, Subject
 from firstfault.model.signal_meanings import explain_signal
-from firstfault.report.cascade import world_size
-from firstfault.report.words import counted, duration, few, shown_time, size
+from firstfault.report.cascade import later_text, world_size
+from firstfault.report.words import State, counted, duration, few, shown_time, size
 from firstfault.text import one_line
 from firstfault.wire.verdict_json import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from firstfault.model import (
-        CausedBy,
-        CollectiveProgress,
-        ExpiredDeadline,
-        FileSystem,
-        JobErrors,
-        SystemState,
-        ThreadFailure,
-        Verdict,
-        WorkerError,
-    )
+    from firstfault.evidence.clocks import Clocks
+    from firstfault.model import JobErrors, Verdict, WorkerError
     from firstfault.report.cascade import Cascade
-    from firstfault.report.engine_words import EngineWords
+    from firstfault.report.words import EngineWords
 
 _COUNTS = {"RLIMIT_NOFILE", "RLIMIT_NPROC"}
 """Limits that are not sizes."""
@@ -106,92 +98,43 @@ class JobIdentity:
             f"commit {self.commit[:7]}" if self.commit else "",
             ", ".join(filter(None, [start, after])),
             " on ".join(filter(None, size)),
-            self._shown_gpus(),
+            ": ".join(filter(None, [counted(self.gpus, "GPU") if self.gpus and self.all_gpus else "", self.gpu_model])),
             ", ".join(f"{name} {version}" for name, version in self.versions),
         )
         return tuple(filter(None, parts))
-
-    def _shown_gpus(self) -> str:
-        number = counted(self.gpus, "GPU") if self.gpus and self.all_gpus else ""
-        return ": ".join(filter(None, [number, self.gpu_model]))
 
 
 def facts_of(verdict: Verdict, cascade: Cascade, engine: EngineWords, machine: str) -> Iterator[Fact]:
     """Yield the facts about the root cause: its place, its end, its time, and what the machine counted."""
     root = verdict.root
-    at = verdict.timestamp_ns
-    time = Fact("time", shown_time(at) if at is not None else _no_time(verdict, cascade))
+    when = "not recorded"
+    if verdict.timestamp_ns is not None:
+        when = shown_time(verdict.timestamp_ns)
+    elif any(event.failure.timestamp_ns is not None for event in cascade.events):
+        when = "not known: no process recorded when it began" if verdict.category == "hang" else "not known"
     if root is None:
-        if verdict.node:
-            yield Fact(engine.node, verdict.node)
-        if machine:
-            yield Fact("machine", machine)
-        yield time
+        found = ((engine.node, verdict.node), ("machine", machine), ("time", when))
+        yield from (Fact(name, value) for name, value in found if value)
         return
     yield from _place_facts(root, engine)
     yield from _end_facts(root)
-    yield time
+    yield Fact("time", when)
     if root.place.restart_count:
         yield Fact("restarts before", str(root.place.restart_count))
     if root.expired is not None:
-        yield Fact("deadline", _deadline(root.expired))
-    if root.caused_by is not None:
-        yield Fact("stopped after a failure of", _cause(root.caused_by))
-    yield from (Fact("thread", text) for text in few(list(map(_thread, root.thread_failures)), _FEW))
-    counted_there = {
-        "memory": _memory(root),
-        "disk": map(_space, root.system.full or root.system.file_systems),
-        "limits": _limits(root.system),
-    }
-    yield from (Fact(name, text) for name, texts in counted_there.items() if (text := ", ".join(texts)))
-    yield from (Fact("last collective", text) for text in few(list(map(_collective, root.collectives)), _FEW))
-
-
-def _space(found: FileSystem) -> str:
-    """Return "0 B of 100.0 GiB free at /data"."""
-    if found.total_inodes and not found.free_inodes:
-        return f"no inode free at {found.path}"
-    return f"{size(found.free_bytes)} of {size(found.total_bytes)} free at {found.path}"
-
-
-def _limits(system: SystemState) -> Iterator[str]:
-    """Yield the limits of a process: "RLIMIT_AS 4.0 GiB", "17 of 1024 files open"."""
-    for name, limit in system.limits:
-        if name == "RLIMIT_NOFILE" and system.open_files is not None:
-            yield f"{system.open_files} of {limit} files open"
-        else:
-            yield f"{name} {limit if name in _COUNTS else size(limit)}"
-
-
-def raw_facts(verdict: Verdict) -> Iterator[Fact]:
-    """Yield what few people need: process ids, exact times, digests."""
-    root = verdict.root
-    if verdict.timestamp_ns is not None:
-        yield Fact("time", format_timestamp(verdict.timestamp_ns) or "")
-    if root is not None:
-        found = (
-            ("pid", str(root.place.pid or "")),
-            ("address", root.place.ip),
-            ("boot id", root.boot_id),
-            ("round", str(root.place.round)),
-        )
-        yield from (Fact(name, value) for name, value in found if value)
-    named = (("fingerprint", verdict.fingerprint), ("rule", verdict.rule))
-    yield from (Fact(name, value) for name, value in named if value)
-    yield Fact("documents", str(verdict.document_count))
-
-
-def _no_time(verdict: Verdict, cascade: Cascade) -> str:
-    """Return why the root cause has no time."""
-    if not any(event.failure.timestamp_ns is not None for event in cascade.events):
-        return "not recorded"
-    return "not known: no process recorded when it began" if verdict.category == "hang" else "not known"
+        since = "last ping" if root.expired.heartbeat else "begun"
+        at = f"; {since} at {root.expired.since}" if root.expired.since else ""
+        yield Fact("deadline", f"{root.expired.text}{at}")
+    if (cause := root.caused_by) is not None:
+        rank = f"rank {cause.rank}" if cause.rank is not None else ""
+        yield Fact("stopped after a failure of", " on ".join(filter(None, [rank, cause.node])) or "another node")
+    yield from _counted_facts(root)
 
 
 def _place_facts(root: WorkerError, engine: EngineWords) -> Iterator[Fact]:
     place = root.place
     if place.rank is not None:
-        yield Fact("rank", _with(str(place.rank), "local_rank", place.local_rank))
+        yield Fact("rank", f"{place.rank}{'' if place.local_rank is None else f' (local_rank {place.local_rank})'}")
     if root.node:
         yield Fact(engine.node, root.node)
     if place.machine and place.machine != root.node:
@@ -215,31 +158,36 @@ def _end_facts(root: WorkerError) -> Iterator[Fact]:
         yield Fact("signal", f"{root.signal}: {explained}" if explained else root.signal)
 
 
-def _with(text: str, name: str, value: int | None) -> str:
-    return text if value is None else f"{text} ({name} {value})"
-
-
-def _deadline(expired: ExpiredDeadline) -> str:
-    since = "last ping" if expired.heartbeat else "begun"
-    return f"{expired.text}; {since} at {expired.since}" if expired.since else expired.text
-
-
-def _cause(cause: CausedBy) -> str:
-    if cause.rank is None:
-        return cause.node or "another node"
-    return f"rank {cause.rank} on {cause.node}" if cause.node else f"rank {cause.rank}"
-
-
-def _thread(failure: ThreadFailure) -> str:
-    exception = failure.exception
-    text = one_line(exception.message)
-    return f"{failure.thread} ended by {exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
-
-
-def _collective(progress: CollectiveProgress) -> str:
-    number = f"{progress.last_operation} #{progress.enqueued}".lstrip()
-    completed = f", {progress.completed} completed" if progress.completed is not None else ""
-    return f"{number}{completed} (group {progress.group})"
+def _counted_facts(root: WorkerError) -> Iterator[Fact]:
+    """Yield what was counted where the root cause was: dead threads, memory, disk, limits, collectives."""
+    threads = []
+    for failure in root.thread_failures:
+        text = one_line(failure.exception.message)
+        threads.append(
+            f"{failure.thread} ended by {failure.exception.type.rsplit('.', 1)[-1]}" + (f": {text}" if text else "")
+        )
+    yield from (Fact("thread", text) for text in few(threads, _FEW))
+    disks = [
+        f"no inode free at {disk.path}"
+        if disk.total_inodes and not disk.free_inodes
+        else f"{size(disk.free_bytes)} of {size(disk.total_bytes)} free at {disk.path}"
+        for disk in root.system.full or root.system.file_systems
+    ]
+    limits = [
+        f"{root.system.open_files} of {limit} files open"
+        if name == "RLIMIT_NOFILE" and root.system.open_files is not None
+        else f"{name} {limit if name in _COUNTS else size(limit)}"
+        for name, limit in root.system.limits
+    ]
+    for name, texts in (("memory", list(_memory(root))), ("disk", disks), ("limits", limits)):
+        if texts:
+            yield Fact(name, ", ".join(texts))
+    collectives = []
+    for progress in root.collectives:
+        number = f"{progress.last_operation} #{progress.enqueued}".lstrip()
+        completed = f", {progress.completed} completed" if progress.completed is not None else ""
+        collectives.append(f"{number}{completed} (group {progress.group})")
+    yield from (Fact("last collective", text) for text in few(collectives, _FEW))
 
 
 def _memory(root: WorkerError) -> Iterator[str]:
@@ -255,7 +203,17 @@ def _memory(root: WorkerError) -> Iterator[str]:
         yield f"{counted(found.oom_kill, 'OOM kill')} counted" if found.oom_kill else "no OOM kill counted"
 
 
-# --- what ran ---------------------------------------------------------------------------------------------------
+def raw_facts(verdict: Verdict) -> Iterator[Fact]:
+    """Yield what few people need: process ids, exact times, digests."""
+    found = [("time", format_timestamp(verdict.timestamp_ns))]
+    if (root := verdict.root) is not None:
+        found += [("pid", str(root.place.pid or "")), ("address", root.place.ip)]
+        found += [("boot id", root.boot_id), ("round", str(root.place.round))]
+    found += [("fingerprint", verdict.fingerprint), ("rule", verdict.rule), ("documents", str(verdict.document_count))]
+    yield from (Fact(name, value) for name, value in found if value)
+
+
+# --- what ran ---------------------------------------------------------------------------------------------------------
 
 
 def identity_of(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) -> JobIdentity:
@@ -286,3 +244,88 @@ def identity_of(job: JobErrors, verdict: Verdict, cascade: Cascade, uri: str) ->
         source_url=first.source_url,
         source_root=first.source_root,
     )
+
+
+# --- the whole cascade ------------------------------------------------------------------------------------------------
+
+
+def followers_text(verdict: Verdict, cascade: Cascade, clocks: Clocks) -> str:
+    """Return who failed after the root cause and how much later; empty if no rank is certainly a victim."""
+    if verdict.scope is Scope.UNDETERMINED:
+        return ""
+    if not cascade.events:
+        return str(verdict.victims.count or "")
+    stopped, victims = cascade.count(State.STOPPED), cascade.count(State.VICTIM)
+    after = [event for event in cascade.events if event.state in {State.VICTIM, State.STOPPED}]
+    agents = sum(event.failure.subject is Subject.AGENT for event in after)
+    waited = verdict.category == "hang" and (verdict.root is None or verdict.root.expired is None)
+    what = "timed out waiting" if waited else "lost a peer"
+    parts = [f"{victims} {what}"] if victims else []
+    parts += [f"{stopped} stopped by {'its agent' if stopped == 1 else 'their agents'}"] if stopped else []
+    parts += [f"{counted(agents, 'agent')} failed after it"] if agents else []
+    text = ", ".join(parts)
+    timed = [event for event in after if event.at_ns is not None]
+    if not timed or not parts:
+        return text
+    first, *others = timed
+    bounds = [event.bounds for event in timed if event.bounds is not None]
+    name = f"rank {first.failure.rank}" if first.failure.rank is not None else first.failure.node
+    on = f" on {first.failure.node}" if first.failure.rank is not None and first.failure.node else ""
+    if len(bounds) < len(timed):  # the clocks were not compared: the order is a guess
+        said = f"; the first {first.later}" if first.later else ""
+        return f"{text}{said}" + (f"; the last {others[-1].later}" if others else "")
+    # the bounds of the first and the last failure are known even if their order is not
+    start = Interval(min(item.low for item in bounds), min(item.high for item in bounds))
+    end = Interval(max(item.low for item in bounds), max(item.high for item in bounds))
+    is_first = all(clocks.before(first.failure, other.failure) for other in others)
+    who = f" was {name}{on}," if is_first else ""
+    if not cascade.from_root:
+        text = f"{text}; the first was {name}{on}" if is_first else text
+        return f"{text}; the last {later_text(end)} than the first" if end.low > 0 else text
+    text = f"{text}; the first{who} {later_text(start)}"
+    return f"{text}; the last {later_text(end)}" if others else text
+
+
+def clocks_text(cascade: Cascade, clocks: Clocks) -> str:
+    """Return how exactly times of different processes can be compared; empty if there is only one."""
+    if len(cascade.events) < 2:  # noqa: PLR2004 - a pair
+        return ""
+    untimed = [event for event in cascade.events if event.at_ns is None]
+    unknown = {event.failure.node for event in cascade.events if event.at_ns is not None and event.bounds is None}
+    if unknown:  # the unknown clock may be the one that all are compared with
+        timed = {event.failure.node for event in cascade.events if event.at_ns is not None}
+        unknown = {node for node in timed if not clocks.offset(node).is_known} or unknown
+    widths = [event.bounds.high - event.bounds.low for event in cascade.events if event.bounds is not None]
+    said = []
+    if untimed:
+        said.append(f"{len(untimed)} of {len(cascade.events)} have no recorded time")
+    if unknown:
+        whose = ", ".join(sorted(unknown)) if len(unknown) <= _FEW and "" not in unknown else f"{len(unknown)} nodes"
+        clock = "clock" if len(unknown) == 1 else "clocks"
+        said.append(f"the {clock} of {whose} could not be checked")
+    if max(widths, default=0) > _MS:
+        said.append(f"times are known to within {duration(max(widths))}")
+    elif not said:
+        said.append("all processes use one clock")
+    return "; ".join(said)
+
+
+def coverage_text(verdict: Verdict, cascade: Cascade) -> str:
+    """Return how many nodes reported; with what is missing, a comma follows the numbers."""
+    coverage = verdict.coverage
+    expected = coverage.expected if coverage.expected is not None else "an unknown number"
+    text = f"{coverage.reported} of {expected}"
+    if coverage.expected is not None and coverage.reported > coverage.expected:
+        text = f"{coverage.reported}, more than the {coverage.expected} that were expected"
+    parts = [] if coverage.complete else ["incomplete"]
+    silent = sum(node.state is State.UNREPORTED for node in cascade.nodes)
+    if silent and coverage.expected is not None and coverage.reported + silent > coverage.expected:
+        parts.append(f"{silent} more joined and sent no report")
+    missing = cascade.count(State.UNREPORTED)
+    if missing and coverage.expected is not None and coverage.reported >= coverage.expected:
+        parts.append(f"{counted(missing, 'rank')} sent no report")
+    if coverage.unreadable:
+        parts.append(f"{counted(coverage.unreadable, 'document')} could not be read")
+    if not verdict.settled:
+        parts.append("waiting for the others timed out")
+    return ", ".join([text, *parts])

@@ -24,19 +24,16 @@ _LOST = "the agent died and "
 
 def headline_parts(verdict: Verdict) -> tuple[str, str]:
     """Return a verdict's headline in two parts: the fault in one or two words, and a sentence about it."""
-    root, headline = verdict.root, _whole_headline(verdict)
+    root, headline = verdict.root, verdict.headline
+    begin, cut, _ = headline.rpartition("...")
+    whole = one_line(verdict.message, _LONG)
+    if cut and headline.endswith("...") and whole.startswith(begin):
+        headline = whole  # before it was cut
     what = message_of(root).what if root is not None else ""
     if what and headline.startswith(f"{what},"):
         return what, headline[len(what) :].partition(": ")[2]
     name, _, text = headline.partition(": ")
     return name.split(",", 1)[0], text
-
-
-def _whole_headline(verdict: Verdict) -> str:
-    """Return the headline before it was cut, if the message begins with it."""
-    begin, cut, _ = verdict.headline.rpartition("...")
-    whole = one_line(verdict.message, _LONG)
-    return whole if cut and verdict.headline.endswith("...") and whole.startswith(begin) else verdict.headline
 
 
 def fault_of(verdict: Verdict) -> tuple[str, str]:
@@ -46,7 +43,7 @@ def fault_of(verdict: Verdict) -> tuple[str, str]:
     if root is None or verdict.scope is Scope.UNDETERMINED:
         return name, text
     if verdict.category == "host_oom" and root.signal == "SIGKILL":
-        return "OOM-killed", memory_text(root.resources)
+        return "OOM-killed", _memory_text(root.resources)
     if verdict.category == "node_lost" and text.startswith(_LOST):
         return "agent lost", f"it {text.removeprefix(_LOST)}"
     said = message_of(root)
@@ -70,7 +67,7 @@ def line_of(failure: WorkerError) -> str:
     return one_line(tail if found else failure.message, _LINE) or failure.code
 
 
-def memory_text(found: Resources) -> str:
+def _memory_text(found: Resources) -> str:
     """Return what the kernel's OOM killer was after: "15.9 of 16.0 GiB"."""
     peak, limit = found.memory_peak_bytes or found.memory_used_bytes, found.memory_limit_bytes
     if peak is None or limit is None:
@@ -81,7 +78,7 @@ def memory_text(found: Resources) -> str:
     return text if peak >= _NEAR_THE_LIMIT * limit else f"its machine had no memory left; it used {text}"
 
 
-# --- the first line -----------------------------------------------------------------------------------------------
+# --- the first line -------------------------------------------------------------------------------------------------
 
 _ANSWER = 51
 """Characters. A list in Flyte's console shows 100, after ``[10/10] currentAttempt done. Last Error: SYSTEM::``."""
@@ -134,7 +131,9 @@ def first_line(verdict: Verdict, decision: Decision) -> str:
     name, text = fault_of(verdict)
     what = one_line(_spaced(_what(verdict, name)), _ANSWER - len(subject) - min(len(node), _NODE_TAIL) - len(fate) - 3)
     answer = " ".join(part for part in (what if what != subject else "", subject) if part)
-    node = _fit_node(node, _ANSWER - len(answer) - len(fate) - 2)
+    room = _ANSWER - len(answer) - len(fate) - 2
+    if len(node) > room:  # the end is kept, because pods' names differ there
+        node = ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less would not identify it
     answer = " ".join(part for part in (answer, node, fate) if part)
     detail = one_line(_spaced(_detail(verdict, name, text)), max(_LENGTH - len(answer) - 2, 0))
     return f"{answer}: {detail}" if detail else answer
@@ -184,13 +183,6 @@ def _detail(verdict: Verdict, name: str, text: str) -> str:
     if root.signal == "SIGKILL":
         text = text.removeprefix("killed, ")
     return text.removeprefix("terminated ").strip("()") if verdict.category == "preemption" else text
-
-
-def _fit_node(node: str, room: int) -> str:
-    """Return a node's name in at most `room` characters: the end is kept, because pods' names differ there."""
-    if len(node) <= room:
-        return node
-    return ".." + node[-(room - 2) :] if room > 4 else ""  # noqa: PLR2004 - less would not identify it
 
 
 def _spaced(text: str) -> str:

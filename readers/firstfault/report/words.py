@@ -1,19 +1,19 @@
-"""The words that all forms of a report share: states of ranks, whose fault, what to do next, numbers and units."""
+"""The words that all forms of a report share: states, whose fault, what to do next, the engine's, numbers and units."""
 
 from __future__ import annotations
 
 import enum
 import itertools
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.model import CATEGORIES
 from firstfault.wire.verdict_json import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from firstfault.model import Decision
-    from firstfault.report.engine_words import EngineWords
+    from firstfault.model import Decision, JobErrors, Verdict
 
 
 class State(str, enum.Enum):
@@ -38,15 +38,7 @@ class State(str, enum.Enum):
         return self.name.lower()
 
 
-_MARKS = {
-    State.ROOT: "X",
-    State.SUSPECT: "!",
-    State.VICTIM: "v",
-    State.STOPPED: "s",
-    State.UNCLEAR: "~",
-    State.UNREPORTED: "?",
-    State.FINISHED: "+",
-}
+_MARKS = dict(zip(State, "X!vs~?+", strict=True))
 
 
 class FaultOwner(str, enum.Enum):
@@ -55,95 +47,118 @@ class FaultOwner(str, enum.Enum):
     CODE = "failed (your code)"
     INFRASTRUCTURE = "crashed (infrastructure)"
     EITHER = "your code or infrastructure"
+    """Memory, disk, native code, waiting and a lost pod depend on the code and on what the platform gives it."""
     TRANSIENT = "recoverable, as your code raised it"
     UNKNOWN = "not known whose fault"
 
 
-_CODE = {
-    "user_code",
-    "input",
-    "config",
-    "data",
-    "numerics",
-    "checkpoint",
-    "cuda_oom",
-    "gpu_kernel",
-    "auth",
-    "exit",
+_CODE, _INFRASTRUCTURE, _EITHER = FaultOwner.CODE, FaultOwner.INFRASTRUCTURE, FaultOwner.EITHER
+
+CATEGORY_WORDS: dict[str, tuple[FaultOwner, str]] = {
+    "recoverable": (FaultOwner.TRANSIENT, "see what the code waited for when it asked for another attempt"),
+    "user_code": (_CODE, "open the code that raised it"),
+    "input": (_CODE, "check the task's inputs and its configuration"),
+    "config": (_CODE, "check the configuration: no worker can run with it"),
+    "data": (_CODE, "look at the sample that was being read"),
+    "numerics": (_CODE, "look at the loss and the gradients of the last steps"),
+    "checkpoint": (_CODE, "check that the checkpoint is complete and fits the model"),
+    "cuda_oom": (_CODE, "use a smaller batch, or find what else uses the GPU's memory"),
+    "gpu_kernel": (_CODE, "run again with CUDA_LAUNCH_BLOCKING=1 to see which kernel it was"),
+    "gpu_hardware": (
+        _INFRASTRUCTURE,
+        "look for Xid lines in the node's kernel log, and drain the node until its GPU is checked",
+    ),
+    "host_oom": (_EITHER, "lower the batch size or the number of data loader workers, or raise the memory limit"),
+    "disk_full": (_EITHER, "see what fills the disk: checkpoints, caches, /dev/shm"),
+    "storage": (_INFRASTRUCTURE, "check whether the storage was available at that time"),
+    "network": (_INFRASTRUCTURE, "check the network between the nodes, and the name service"),
+    "external_service": (_INFRASTRUCTURE, "check whether the service was available at that time"),
+    "auth": (_CODE, "renew or mount the credentials"),
+    "collective": (FaultOwner.UNKNOWN, "look at the peer that it names, which is more often the root cause"),
+    "rendezvous": (_INFRASTRUCTURE, "check that all {nodes} started in time and can reach the first one"),
+    "hang": (_EITHER, "read the stack, which shows where the rank hangs"),
+    "signal": (_EITHER, "read the last lines of {log}; a core dump and the kernel's log say more"),
+    "exit": (_CODE, "read the last lines of {log}: something called exit"),
+    "stopped": (FaultOwner.UNKNOWN, "find the failure for which its agent stopped it"),
+    "preemption": (_INFRASTRUCTURE, "see in {events} why it was terminated; continue from a checkpoint"),
+    "node_lost": (_EITHER, "see in {events} why it is gone: eviction, out of memory, a reboot of the machine"),
+    "platform": (_INFRASTRUCTURE, "read the agent's log; the error is torch elastic's or firstfault's own"),
+    "infrastructure": (_INFRASTRUCTURE, "read {events} and {log}"),
+    "unknown": (FaultOwner.UNKNOWN, "read {log}"),
 }
-_INFRASTRUCTURE = {
-    "gpu_hardware",
-    "storage",
-    "network",
-    "external_service",
-    "rendezvous",
-    "preemption",
-    "platform",
-    "infrastructure",
-}
-_EITHER = {"host_oom", "disk_full", "signal", "hang", "node_lost"}
-"""Memory, disk, native code and waiting depend on the code and on what the platform gives it. So does a lost pod."""
-
-CATEGORY_ADVICE: dict[str, str] = {
-    "recoverable": "see what the code waited for when it asked for another attempt",
-    "user_code": "open the code that raised it",
-    "input": "check the task's inputs and its configuration",
-    "config": "check the configuration: no worker can run with it",
-    "data": "look at the sample that was being read",
-    "numerics": "look at the loss and the gradients of the last steps",
-    "checkpoint": "check that the checkpoint is complete and fits the model",
-    "cuda_oom": "use a smaller batch, or find what else uses the GPU's memory",
-    "gpu_kernel": "run again with CUDA_LAUNCH_BLOCKING=1 to see which kernel it was",
-    "gpu_hardware": "look for Xid lines in the node's kernel log, and drain the node until its GPU is checked",
-    "host_oom": "lower the batch size or the number of data loader workers, or raise the memory limit",
-    "disk_full": "see what fills the disk: checkpoints, caches, /dev/shm",
-    "storage": "check whether the storage was available at that time",
-    "network": "check the network between the nodes, and the name service",
-    "external_service": "check whether the service was available at that time",
-    "auth": "renew or mount the credentials",
-    "collective": "look at the peer that it names, which is more often the root cause",
-    "rendezvous": "check that all {nodes} started in time and can reach the first one",
-    "hang": "read the stack, which shows where the rank hangs",
-    "signal": "read the last lines of {log}; a core dump and the kernel's log say more",
-    "exit": "read the last lines of {log}: something called exit",
-    "stopped": "find the failure for which its agent stopped it",
-    "preemption": "see in {events} why it was terminated; continue from a checkpoint",
-    "node_lost": "see in {events} why it is gone: eviction, out of memory, a reboot of the machine",
-    "platform": "read the agent's log; the error is torch elastic's or firstfault's own",
-    "infrastructure": "read {events} and {log}",
-    "unknown": "read {log}",
-}
-"""What to do first about a root cause, by category; `{log}`, `{events}` and `{nodes}` are the engine's words."""
-
-UNDETERMINED_ADVICE = "compare the stacks and the last log lines of all ranks"
-
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_UNIT = 1024
-_US, _MS, _S = 1_000, 1_000_000, 1_000_000_000
-_MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
+"""Whose fault a root cause is, and what to do first, by category; `{log}` and the like are the engine's words."""
 
 
-def fault_owner_of(category: str) -> FaultOwner:
-    """Return whose fault a root cause of this category is."""
-    if category == "recoverable":
-        return FaultOwner.TRANSIENT
-    whose = {FaultOwner.CODE: _CODE, FaultOwner.INFRASTRUCTURE: _INFRASTRUCTURE, FaultOwner.EITHER: _EITHER}
-    return next((owner for owner, categories in whose.items() if category in categories), FaultOwner.UNKNOWN)
+def words_on(category: str, engine: EngineWords) -> tuple[FaultOwner, str]:
+    """Return whose fault a root cause is, and what to do first; an unknown category gets the words of "unknown"."""
+    owner, advice = CATEGORY_WORDS.get(category, CATEGORY_WORDS["unknown"])
+    return owner, advice.format(log=engine.log, events=engine.events, nodes=engine.nodes)
 
 
-def about_category(category: str) -> str:
-    """Return a category with its meaning: "user_code: an exception of ..."."""
-    meaning = CATEGORIES.get(category)
-    return f"{category}: {meaning}" if meaning else category
+# --- the engine -----------------------------------------------------------------------------------------------------
+
+_POD = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+"""A name that Kubernetes accepts, and that needs no quotes in a shell."""
+_NO_RETRIES = "nothing retries this job by itself"
 
 
-def advice_on(category: str, engine: EngineWords) -> str:
-    """Return what to do first about a root cause of a category; an unknown one gets the advice for "unknown"."""
-    advice = CATEGORY_ADVICE.get(category, CATEGORY_ADVICE["unknown"])
-    return advice.format(log=engine.log, events=engine.events, nodes=engine.nodes)
+@dataclass(frozen=True, slots=True)
+class EngineWords:
+    """What a report says about one kind of engine, which ran the job."""
+
+    log: str
+    """What to call the log of the root cause's node."""
+    events: str
+    """What to call the place where the platform says why a node is gone."""
+    node: str
+    """What a node of it is: "pod"."""
+    enforcer: str = ""
+    """The part that carries out decisions; empty: there is none."""
+    has_kubectl: bool = False
+
+    @property
+    def nodes(self) -> str:
+        """What its nodes are, plural."""
+        return f"{self.node}s"
+
+    def enforced(self, decision: Decision) -> tuple[str, str]:
+        """Return a label and a value: whether the decision will be carried out."""
+        if not self.enforcer:
+            return "enforced", f"no, {_NO_RETRIES}"
+        return f"enforced by {self.enforcer}", "yes" if decision.enforced else "no, this is advice"
+
+    def fate(self, decision: Decision) -> str:
+        """Return what will happen to the job, after "it"."""
+        if self.enforcer and decision.is_spent:
+            return "will not be retried: no retries are left"
+        if self.enforcer and decision.enforced:
+            return "will be retried" if decision.retry else "will not be retried"
+        advice = "should be" if decision.retry else "should not be"
+        why = f"{self.enforcer} decides by itself, this is advice" if self.enforcer else _NO_RETRIES
+        return f"{advice} retried; {why}"
+
+    def kubectl(self, command: str, name: str, namespace: str = "") -> str:
+        """Return a shell command with the name in place of `{}`; empty if the cluster has no such name."""
+        if not self.has_kubectl or not _POD.fullmatch(name):
+            return ""
+        return f"kubectl {command.format(name)}" + (f" -n {namespace}" if _POD.fullmatch(namespace) else "")
 
 
-def ranks_text(ranks: tuple[int, ...] | list[int], limit: int = 0) -> str:
+FLYTE = EngineWords("its pod's log", "its pod's events", "pod", enforcer="Flyte", has_kubectl=True)
+PLAIN = EngineWords("its node's log", "its node's system log", "node")
+_ENGINES = {"": FLYTE, "flyte": FLYTE, "plain": PLAIN}
+
+
+def engine_of(job: JobErrors, verdict: Verdict) -> EngineWords:
+    """Return the engine that the documents name; `FLYTE` if none does, `PLAIN` for a name that is not known."""
+    places = [*job.places, *([verdict.root.place] if verdict.root is not None else [])]
+    return _ENGINES.get(next((place.engine for place in places if place.engine), ""), PLAIN)
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+def ranks_text(ranks: Sequence[int], limit: int = 0) -> str:
     """Return ranks as ranges: "0-2, 5, 8-63".
 
     Args:
@@ -170,17 +185,15 @@ def ranks_text(ranks: tuple[int, ...] | list[int], limit: int = 0) -> str:
 def short_names(names: Iterable[str]) -> dict[str, str]:
     """Return short names without the parts that all share: "worker-2" for "job-worker-2.cluster.local"."""
     known = [name for name in dict.fromkeys(names) if name]
-    domains = [name.split(".")[1:] for name in known]
-    if len(known) > 1 and all(domain == domains[0] for domain in domains):  # a domain that all hosts share
-        parts = [name.split(".", 1)[0].split("-") for name in known]
+    if len(known) <= 1:
+        return {name: name for name in known}
+    if len({name.partition(".")[2] for name in known}) == 1:  # a domain that all hosts share
+        parts = [name.partition(".")[0].split("-") for name in known]
     else:
         parts = [name.split("-") for name in known]
-    shared = 0
-    if len(known) > 1:
-        alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
-        shared = sum(1 for _ in alike)
-        # the part that tells them apart is often a number, which says nothing alone
-        shared = max(min(shared, *(len(part) - 2 for part in parts)), 0)
+    alike = itertools.takewhile(lambda column: len(set(column)) == 1, zip(*parts, strict=False))
+    # the part that tells them apart is often a number, which says nothing alone
+    shared = max(min(sum(1 for _ in alike), *(len(part) - 2 for part in parts)), 0)
     return {name: "-".join(part[shared:]) for name, part in zip(known, parts, strict=True)}
 
 
@@ -195,6 +208,24 @@ def is_retried(decision: Decision) -> bool:
     return decision.retry and not decision.is_spent
 
 
+# --- numbers --------------------------------------------------------------------------------------------------------
+
+_US, _MS, _S = 1_000, 1_000_000, 1_000_000_000
+_MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
+_DURATIONS = (
+    (2 * _DAY, _DAY, 0, "d"),
+    (2 * _HOUR, _HOUR, 0, "h"),
+    (2 * _MINUTE, _MINUTE, 0, "min"),
+    (10 * _S, _S, 0, "s"),
+    (_S, _S, 1, "s"),
+    (10 * _MS, _MS, 0, "ms"),
+    (_MS, _MS, 1, "ms"),
+    (0, _US, 0, "us"),
+)
+"""From how many nanoseconds on a time is shown in which unit, with how many decimals."""
+_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
 def counted(count: int, noun: str) -> str:
     """Return "1 document", "3 documents"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -202,19 +233,9 @@ def counted(count: int, noun: str) -> str:
 
 def duration(nanoseconds: int) -> str:
     """Return "32 ms", "1.2 s", "4 min", "3 h", "5 d"."""
-    size_ns = abs(nanoseconds)
-    for unit, name in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
-        if size_ns >= 2 * unit:
-            return f"{size_ns / unit:.0f} {name}"
-    if size_ns >= 10 * _S:
-        return f"{size_ns / _S:.0f} s"
-    if size_ns >= _S:
-        return f"{size_ns / _S:.1f} s"
-    if size_ns >= 10 * _MS:
-        return f"{size_ns / _MS:.0f} ms"
-    if size_ns >= _MS:
-        return f"{size_ns / _MS:.1f} ms"
-    return f"{size_ns / _US:.0f} us"
+    long = abs(nanoseconds)
+    _, unit, decimals, name = next(row for row in _DURATIONS if long >= row[0])
+    return f"{long / unit:.{decimals}f} {name}"
 
 
 def shown_time(nanoseconds: int) -> str:
@@ -226,7 +247,7 @@ def shown_time(nanoseconds: int) -> str:
 def size(number: float) -> str:
     """Return bytes in binary units: "15.9 GiB"."""
     power = 0
-    while number >= _UNIT and power < len(_UNITS) - 1:
-        number /= _UNIT
+    while number >= 1024 and power < len(_SIZES) - 1:  # noqa: PLR2004 - binary units
+        number /= 1024
         power += 1
-    return f"{number:.{min(power, 1)}f} {_UNITS[power]}"
+    return f"{number:.{min(power, 1)}f} {_SIZES[power]}"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import JobErrors, NodePresence, Place
     from firstfault.report import Report
-    from firstfault.report.attempt_changes import AttemptSummary
+    from firstfault.report.data import AttemptSummary
     from firstfault_torch.context import Recording
     from firstfault_torch.verdict.sealed import SealedVerdict
 

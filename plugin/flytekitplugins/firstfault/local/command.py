@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from firstfault.report import Report
-    from firstfault.report.attempt_changes import AttemptSummary
+    from firstfault.report.data import AttemptSummary
     from flytekitplugins.firstfault.local.runner import Attempt, Running, RunResult
 
 for _package in ("flytekit", "torch", "cloudpickle"):
@@ -171,24 +171,25 @@ def _progress() -> Iterator[tuple[_Tell, _Look]]:
 
 def _report(result: RunResult, attempt: Attempt) -> Report | None:
     """Return the report on an attempt, with all attempts side by side; None if the attempt has no error document."""
-    from firstfault.report import report_of  # noqa: PLC0415 - as above
+    from firstfault.report.data import report_of, with_attempts  # noqa: PLC0415 - as above
     from flytekitplugins.firstfault.local.runner import shown  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion
     if conclusion is None:
         return None
-    return report_of(
+    report = report_of(
         conclusion.job,
         conclusion.verdict,
         conclusion.decision,
         uri=shown(attempt.prefix),
         logs={log.stem: shown(log) for log in attempt.logs},
-        attempts=[_summary(other) for other in result.attempts],
+        diagnosis=conclusion.diagnosis,
     )
+    return with_attempts(report, [_summary(other) for other in result.attempts])
 
 
 def _summary(attempt: Attempt) -> AttemptSummary:
-    from firstfault.report.attempt_changes import AttemptSummary, summary_of  # noqa: PLC0415 - as above
+    from firstfault.report.data import AttemptSummary, summary_of  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion
     if conclusion is None:
