@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+import os
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from firstfault.errors import FirstFaultError
-from firstfault.layout.keys import ErrorKey
-from firstfault.layout.paths import ERRORS, attempt_of, execution_of, join_name
+from firstfault.errors import FirstFaultError, StoreError
+from firstfault.layout.keys import ErrorKey, RosterKey
+from firstfault.layout.paths import ERRORS, OUTPUTS, ROSTER, attempt_of, execution_of, is_stock_error_file, join_name
 from firstfault.model import Seal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
-from firstfault.reading.assemble import Snapshot, Unreadable
-from firstfault.reading.attempts_below import attempts_below
-from firstfault.reading.fetch import read_document
+from firstfault.reading.fetch import read_document, sorted_out
 from firstfault.report.headline import first_line, short_pod
 from firstfault.store import join, open_store
-from firstfault.sync import gathered, run_sync
+from firstfault.sync import attempted, gathered, run_sync
 from firstfault.text import one_line
 from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from firstfault.model import Decision, Verdict
-    from firstfault.reading.attempts_below import FoundAttempt
-    from firstfault.store import ReadableStore, Store
+    from firstfault.store import ObjectInfo, Page, ReadableStore, Store
 
 _AT_ONCE = 32
 """Attempts that are read at the same time."""
@@ -35,6 +33,30 @@ _ERROR_FILES = 16
 """Flyte's own error files of one attempt that are opened, at most."""
 _LINE = 160
 _HOUR_NS = 3600 * 10**9
+_CUTS = "048cgkosw"
+"""Characters at which the rest of a listing is split: names of executions are hexadecimal, or letters and digits."""
+
+
+@dataclass
+class FoundAttempt:
+    """What the names below one output prefix tell."""
+
+    path: str
+    """Of the output prefix, relative to the listed folder."""
+    error_files: list[ObjectInfo] = field(default_factory=list)
+    """Flyte's own, with their paths relative to the listed folder."""
+    documents: list[str] = field(default_factory=list)
+    """Names of error documents; of a large attempt only some."""
+    has_outputs: bool = False
+    started_ns: int | None = None
+    """When the first agent started; None: no name tells it."""
+    changed_ns: int | None = None
+    """When an error was last stored; None: the storage does not tell it."""
+
+    @property
+    def may_have_failed(self) -> bool:
+        """Whether it has an error file, a document (of a round that recovered, perhaps), or a start without outputs."""
+        return bool(self.error_files or self.documents) or (self.started_ns is not None and not self.has_outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +133,12 @@ def grouped(attempts: Iterable[FailedAttempt], by: str) -> list[FaultGroup]:
     for attempt in attempts:
         if not attempt.note:
             members.setdefault(getattr(attempt, by), []).append(attempt)
-    groups = [_group(key, alike) for key, alike in members.items()]
+    groups = []
+    for key, alike in members.items():
+        hours = [attempt.rank_hours for attempt in alike if attempt.rank_hours is not None]
+        executions = {attempt.execution for attempt in alike}
+        groups.append(FaultGroup(key, len(alike), len(executions), sum(hours) if hours else None, alike[0]))
     return sorted(groups, key=lambda group: (-(group.rank_hours or 0), -group.attempts, group.key))
-
-
-def _group(key: str, alike: Sequence[FailedAttempt]) -> FaultGroup:
-    hours = [attempt.rank_hours for attempt in alike if attempt.rank_hours is not None]
-    executions = {attempt.execution for attempt in alike}
-    return FaultGroup(key, len(alike), len(executions), sum(hours) if hours else None, alike[0])
 
 
 async def _failed_attempts(uri: str, since_ns: int | None, with_machines: bool) -> tuple[list[FailedAttempt], int]:
@@ -154,11 +174,8 @@ class _Reader:
     async def read(self, found: FoundAttempt) -> FailedAttempt | None:
         """Return an attempt; None if it did not fail. Its note has the reason why it could not be read."""
         uri = join(self._store.uri, found.path)
-        try:
-            return await self._read(uri, found)
-        except Exception as error:  # noqa: BLE001 - one attempt must not hide the others
-            why = str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"
-            return FailedAttempt(uri, found.changed_ns, note=one_line(why, _LINE))
+        failed, why = await attempted(self._read(uri, found))
+        return FailedAttempt(uri, found.changed_ns, note=one_line(why, _LINE)) if why else failed
 
     async def _read(self, uri: str, found: FoundAttempt) -> FailedAttempt | None:
         files = sorted(found.error_files, key=lambda item: item.name)[:_ERROR_FILES]
@@ -174,12 +191,7 @@ class _Reader:
             async with self._whole:
                 job = await reader.job_async()
         else:
-            job = reader.job_of(
-                Snapshot(
-                    documents=tuple(item for item in stock if isinstance(item, WorkerError)),
-                    unreadable=tuple(item for item in stock if isinstance(item, Unreadable)),
-                )
-            )
+            job = reader.job_of(sorted_out(stock))
         conclusion = reader.conclude_from(job)
         if conclusion is None:
             return None
@@ -187,8 +199,7 @@ class _Reader:
             raise FirstFaultError(next(iter(job.coverage.notes), "its documents are not readable"))
         verdict = conclusion.verdict
         summary = _summary(uri, found, verdict, conclusion.decision, first_line(verdict, conclusion.decision))
-        place = verdict.root.place if verdict.root is not None else None
-        return replace(summary, machine=(place.machine or place.host) if place is not None else "")
+        return replace(summary, machine=_machine(verdict.root))
 
     async def _with_machine(self, summary: FailedAttempt, found: FoundAttempt, verdict: Verdict) -> FailedAttempt:
         """Return a summary with the machine that the root cause's document names."""
@@ -196,8 +207,11 @@ class _Reader:
         if not name:
             return summary
         read = await read_document(self._store, join_name(found.path, f"{ERRORS}/{name}"), None)
-        place = read.place if isinstance(read, WorkerError) else None
-        return replace(summary, machine=(place.machine or place.host) if place is not None else "")
+        return replace(summary, machine=_machine(read))
+
+
+def _machine(failure: object) -> str:
+    return (failure.place.machine or failure.place.host) if isinstance(failure, WorkerError) else ""
 
 
 def _summary(uri: str, found: FoundAttempt, verdict: Verdict, decision: Decision, line: str) -> FailedAttempt:
@@ -224,3 +238,90 @@ def _document_of(verdict: Verdict, names: Iterable[str]) -> str:
     exact = [name for name, key in keys if key is not None and key.timestamp_ns == verdict.timestamp_ns]
     of_rank = [name for name, key in keys if key is not None and key.rank is not None and key.rank in verdict.ranks]
     return next((name for name in exact if name in of_rank), next(iter([*of_rank, *exact]), ""))
+
+
+# --- the names below a folder -----------------------------------------------------------------------------------------
+
+
+async def attempts_below(store: ReadableStore) -> list[FoundAttempt]:
+    """Return the attempts below a store's root, by path, with or without failures.
+
+    Lists page by page, and skips what is left of a large attempt's documents. From the second page on, the rest is
+    split and its parts are listed at the same time. A store that does not page in order is listed once.
+
+    Raises:
+        StoreError: the storage could not be listed, or not in the order of names.
+    """
+    found: dict[str, FoundAttempt] = {}
+
+    async def list_page(start: str, end: str | None = None) -> Page:
+        page = await store.page(after=start)
+        if not page.in_order:
+            raise StoreError(
+                f"{store.uri} is not listed in the order of names; name one attempt and use firstfault show"
+            )
+        for item in page.objects:
+            if end is None or item.name <= end:
+                _add(found, item)
+        return page
+
+    async def list_part(start: str, end: str | None) -> None:
+        while True:
+            page = await list_page(start, end)
+            if not page.more or (end is not None and page.objects and page.objects[-1].name >= end):
+                return
+            start = _next(page, found)
+
+    first = await list_page("")
+    if first.more:
+        start = _next(first, found)
+        # the rest is split where the names of the first page differ, and one character before
+        common = os.path.commonprefix([first.objects[0].name, first.objects[-1].name])  # noqa: RUF071
+        cuts = sorted({f"{head}{character}" for head in {common, common[:-1]} for character in _CUTS})
+        cuts = [name for name in cuts if name > start]
+        await gathered(*(list_part(*part) for part in zip([start, *cuts], [*cuts, None], strict=True)))
+    return [found[path] for path in sorted(found)]
+
+
+def _next(page: Page, found: dict[str, FoundAttempt]) -> str:
+    """Return the name behind which to continue."""
+    last = page.objects[-1].name
+    for folder in (ERRORS, ROSTER):
+        path, inside = _split(last, folder)
+        # the names of a round's first nodes tell when they started
+        if inside and (folder == ERRORS or found[path].started_ns is not None):
+            return f"{path}/{folder}0".lstrip("/")  # 0 sorts behind the slash
+    return last
+
+
+def _split(name: str, folder: str) -> tuple[str, str]:
+    """Return the output prefix of a file in one of our folders and the file's name there; else empty names."""
+    path, between, rest = f"/{name}".partition(f"/{folder}/")
+    return (path.lstrip("/"), rest) if between else ("", "")
+
+
+def _add(found: dict[str, FoundAttempt], item: ObjectInfo) -> None:
+    is_error = True
+    path, name = _split(item.name, ERRORS)
+    if not name:
+        is_error = False
+        path, name = _split(item.name, ROSTER)
+    if name:
+        attempt = found.setdefault(path, FoundAttempt(path))
+        key = ErrorKey.parse(name) if is_error else RosterKey.parse(name)
+        if key is not None and key.incarnation:
+            started = key.incarnation * 1_000_000
+            attempt.started_ns = min(attempt.started_ns or started, started)
+        if is_error:
+            attempt.documents.append(name)
+    else:
+        path, _, name = item.name.rpartition("/")
+        is_error = is_stock_error_file(name)
+        if not is_error and name != OUTPUTS:
+            return
+        attempt = found.setdefault(path, FoundAttempt(path))
+        attempt.has_outputs |= name == OUTPUTS
+        if is_error:
+            attempt.error_files.append(item)
+    if is_error and item.last_modified_ns is not None:
+        attempt.changed_ns = max(attempt.changed_ns or 0, item.last_modified_ns)

@@ -12,7 +12,7 @@ from firstfault.layout.paths import DECK, OUTPUTS, Layout
 from firstfault.model import JobErrors, NodePresence, Origin, Seal, Verdict, Writer
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job
-from firstfault.reading.copies import StoreWithCopies
+from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.selection import Wish
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report.data import report_of, with_attempts

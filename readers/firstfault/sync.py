@@ -1,10 +1,12 @@
-"""Runs async code in sync callers."""
+"""Runs async code: in sync callers, many calls at once, and calls that may raise anything."""
 
 from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from firstfault.errors import FirstFaultError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
@@ -44,3 +46,14 @@ async def gathered(*calls: Awaitable[T]) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
+
+
+async def attempted(call: Awaitable[T]) -> tuple[T | None, str]:
+    """Return what a call returns, and why it failed, else an empty text.
+
+    Storage clients and users' strategies raise errors of any type; the library catches every exception here alone.
+    """
+    try:
+        return await call, ""
+    except Exception as error:  # noqa: BLE001 - see above
+        return None, str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"

@@ -367,7 +367,7 @@ def _refuse_listing(monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
     async def refused(self: FsspecStore, folder: str = "") -> list:
         raise error
 
-    monkeypatch.setattr(FsspecStore, "list", refused)
+    monkeypatch.setattr(FsspecStore, "_entries", refused)
 
 
 _ANSWERS: dict[str, Any] = {

@@ -16,7 +16,7 @@ from firstfault.errors import BadDocumentError, ObjectNotFoundError
 from firstfault.layout.keys import error_key_for, roster_key_for
 from firstfault.layout.paths import Layout, bundle_name, is_bundle
 from firstfault.model import Phase
-from firstfault.reading.copies import StoreWithCopies
+from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Listing, begin, list_everything
 from firstfault.store import ObjectInfo, Page
 from firstfault.store._fsspec import FsspecStore

@@ -8,9 +8,9 @@ import pytest
 from flyteidl.core.errors_pb2 import ContainerError
 from flyteidl.core.execution_pb2 import ExecutionError as FlyteExecutionError
 
+from firstfault.failed_attempts import FoundAttempt, attempts_below
 from firstfault.model import Origin, Scope
 from firstfault.output_reader import ExecutionError
-from firstfault.reading.attempts_below import FoundAttempt, attempts_below
 from firstfault.store import open_store
 from firstfault.sync import run_sync
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES

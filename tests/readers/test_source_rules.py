@@ -19,14 +19,12 @@ DOORS = {
 """Packages that remove secrets: when a document is written, and when foreign text is read. Both call `text.clean`."""
 GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
-    "firstfault.recorder.uploads": "`attempted`: storage clients raise anything, and the recorder must clean up",
+    "firstfault.sync": "`attempted`: storage clients and strategies raise anything",
     "firstfault_torch.agent.launch": "every error of torch's agent becomes the end of a round",
     "firstfault.cli._main": "the exit code of an error of firstfault's own",
 }
 """Where any exception is caught and does not leave."""
 ELSEWHERE = {
-    "firstfault.failed_attempts",
-    "firstfault.reading.selection",
     "firstfault_torch.agent.agent",
     "firstfault_torch.inprocess",
     "flytekitplugins.firstfault.flyteadmin",

@@ -1,6 +1,7 @@
 """Merges documents into `JobErrors`: selects the judged round, merges documents of one process, counts missing nodes.
 
-Pure functions; docs/reading.md has the rules, as a case table.
+Pure functions; docs/reading.md has the rules, as a case table, and the reasons. Where a roster exists, it decides on
+the round: any process that may write to the attempt can write a document of a later round.
 """
 
 from __future__ import annotations
@@ -19,19 +20,18 @@ from firstfault.model import (
     NodePresence,
     Phase,
     Resources,
+    RestartKind,
     Seal,
     Subject,
     WorkerError,
     Writer,
 )
 from firstfault.model.roster import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
-from firstfault.reading.rounds import round_of
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
     from firstfault.model import ExceptionInfo, Place, RestartRecord, Unopened
-    from firstfault.reading.rounds import JudgedRound
 
 _MAX_NAMED = 5
 _DIGEST_BITS = 128
@@ -84,13 +84,14 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
         settled: whether every node had reported when the reader stopped waiting.
     """
     withdrawn = _withdrawn(snapshot)
-    snapshot = _without(snapshot, withdrawn)
+    snapshot = replace(
+        snapshot,
+        documents=tuple(document for document in snapshot.documents if withdrawn.isdisjoint(_names(document))),
+        unreadable=tuple(item for item in snapshot.unreadable if item.name not in withdrawn),
+    )
     judged = round_of(snapshot.roster, snapshot.documents, snapshot.restarts)
-    current: list[WorkerError] = []
-    history: list[WorkerError] = []
-    for document in snapshot.documents:
-        target = current if judged.has(document) else history
-        target.append(document)
+    current = [document for document in snapshot.documents if judged.has(document)]
+    history = [document for document in snapshot.documents if not judged.has(document)]
     roster = tuple(
         sorted(
             of_newest_incarnations(
@@ -106,6 +107,10 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
             ),
         )
     )
+    without_receipts = [
+        replace(entry, receipts=tuple(receipt for receipt in entry.receipts if receipt.name not in withdrawn))
+        for entry in roster
+    ]
     unreadable = sorted(
         (item for item in snapshot.unreadable if item.round is None or item.round >= judged.number),
         key=lambda item: (item.name, item.reason),
@@ -117,9 +122,7 @@ def assemble(snapshot: Snapshot, *, expected_nodes: int | None = None, settled: 
         history=_in_order(_with_logs(_merged(history), logs)),
         roster=roster,
         seals=tuple(sorted(snapshot.seals, key=lambda seal: seal.order)),
-        coverage=_coverage(
-            snapshot, judged, failures, _without_receipts(roster, withdrawn), unreadable, expected_nodes
-        ),
+        coverage=_coverage(snapshot, judged, failures, without_receipts, unreadable, expected_nodes),
         round=judged.number,
         attempt=max((failure.place.attempt for failure in failures), default=0),
         settled=settled,
@@ -149,6 +152,88 @@ def name_hash(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[: _DIGEST_BITS // 8], "big")
 
 
+# --- the judged round -------------------------------------------------------------------------------------------------
+
+
+def judged_round(entries: Collection[int], documents: Iterable[int], restarts: Iterable[RestartRecord]) -> int:
+    """Return the last round with a roster entry; without a roster, the last with a document.
+
+    If a record reports a restart, a document of that round is enough.
+
+    Args:
+        entries: the rounds of the roster's entries.
+        documents: the rounds of the documents.
+        restarts: the records of the attempt's restarts.
+    """
+    if not entries:
+        return max(documents, default=0)
+    begun = {record.number + 1 for record in restarts if record.restart and record.kind is RestartKind.ROUND}
+    return max(*entries, *(number for number in documents if number in begun), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRound:
+    """The judged round, and which documents belong to it."""
+
+    number: int
+    last_entry: int | None
+    """The last round with a roster entry; None: there is no roster."""
+    newest: dict[NodeKey, int]
+    """The newest incarnation of each node in this round, from its entries; without any, from the documents."""
+    has_entries: bool
+    """Whether the round has a roster entry."""
+
+    def has(self, document: WorkerError) -> bool:
+        """Whether a document is judged; it is history if its node or the job has restarted since."""
+        place = document.place
+        if document.writer is Writer.STOCK or place.round > self.number:
+            return True  # Flyte's own files have no round; a later one cannot be history
+        if place.round != self.number:
+            return False
+        return not place.incarnation or place.incarnation >= self._newest_of(place, default=0)
+
+    def unconfirmed(self, document: WorkerError) -> str:
+        """Return what no roster entry confirms: a later round, or a newer incarnation of the node; else empty."""
+        place = document.place
+        if document.writer is Writer.STOCK:
+            return ""
+        if self.last_entry is not None and place.round > self.last_entry:
+            return f"round {place.round}, which no roster entry confirms"
+        if not self.has_entries or place.round != self.number:
+            return ""
+        is_newer = place.incarnation > self._newest_of(place, default=place.incarnation)
+        return "a later start of its pod than its roster entries do" if is_newer else ""
+
+    def _newest_of(self, place: Place, default: int) -> int:
+        if place.group_rank is None:
+            return max((number for (node, _), number in self.newest.items() if node == place.node), default=default)
+        # an entry that could not be read has no node's name
+        keys = (node_key(place), ("", place.group_rank))
+        return max((self.newest[key] for key in keys if key in self.newest), default=default)
+
+
+def round_of(
+    roster: Sequence[NodePresence], documents: Iterable[WorkerError], restarts: Iterable[RestartRecord]
+) -> JudgedRound:
+    """Return the judged round of an attempt.
+
+    Args:
+        roster: its entries.
+        documents: its documents.
+        restarts: the records of its restarts.
+    """
+    entries = {entry.place.round for entry in roster}
+    # a name alone does not count: an unreadable document must not make the readable ones history
+    ours = [document.place for document in documents if document.writer is not Writer.STOCK]
+    number = judged_round(entries, (place.round for place in ours), restarts)
+    newest: dict[NodeKey, int] = defaultdict(int)
+    for place in [entry.place for entry in roster] if number in entries else ours:
+        if place.round == number:
+            key = node_key(place)
+            newest[key] = max(newest[key], place.incarnation)
+    return JudgedRound(number, max(entries, default=None), dict(newest), number in entries)
+
+
 # --- withdrawn documents --------------------------------------------------------------------------------------------
 
 
@@ -161,47 +246,25 @@ def _withdrawn(snapshot: Snapshot) -> frozenset[str]:
     for document in snapshot.documents:
         for name in _names(document):
             read[name].add(_incarnation(document.place))
+
+    def is_of(entry: Place, name: str) -> bool:
+        """Whether a document is of an entry's node, round and incarnation; one that was not read, by its name."""
+        if name in read:
+            return read[name] == {_incarnation(entry)}
+        key = ErrorKey.parse(name)
+        return key is None or is_of_entry(key, entry)
+
     names = {
         receipt.name
         for entry in snapshot.roster
         for receipt in entry.receipts
-        if receipt.withdrawn and _may_withdraw(entry.place, receipt.name, read)
+        if receipt.withdrawn and is_of(entry.place, receipt.name)
     }
     finished = {_incarnation(entry.place) for entry in snapshot.roster if entry.phase is Phase.SUCCEEDED}
     for document in snapshot.documents:
         if document.in_flight and _incarnation(document.place) in finished:
             names |= _names(document)
     return frozenset(names)
-
-
-def _may_withdraw(entry: Place, name: str, read: Mapping[str, set[tuple[object, ...]]]) -> bool:
-    """Whether a document is of the node, the round and the incarnation of a roster entry.
-
-    A document that was not read is judged by its name. firstfault gives every document a key as its name.
-    """
-    if name in read:
-        return read[name] == {_incarnation(entry)}
-    key = ErrorKey.parse(name)
-    return key is None or is_of_entry(key, entry)
-
-
-def _without(snapshot: Snapshot, withdrawn: frozenset[str]) -> Snapshot:
-    """Return the snapshot without withdrawn documents, readable or not."""
-    return replace(
-        snapshot,
-        documents=tuple(document for document in snapshot.documents if withdrawn.isdisjoint(_names(document))),
-        unreadable=tuple(item for item in snapshot.unreadable if item.name not in withdrawn),
-    )
-
-
-def _without_receipts(roster: Iterable[NodePresence], withdrawn: frozenset[str]) -> list[NodePresence]:
-    """Return the roster without the receipts of withdrawn documents."""
-    if not withdrawn:
-        return list(roster)
-    return [
-        replace(entry, receipts=tuple(receipt for receipt in entry.receipts if receipt.name not in withdrawn))
-        for entry in roster
-    ]
 
 
 def _incarnation(place: Place) -> tuple[object, ...]:
@@ -223,22 +286,15 @@ def _merged(documents: Sequence[WorkerError]) -> list[WorkerError]:
 
 
 def _identity(document: WorkerError) -> tuple[object, ...]:
+    place = document.place
     if document.writer is Writer.STOCK:
         return ("file", document.documents[0].name if document.documents else id(document))
     if document.subject is Subject.AGENT:
-        place = document.place
         return ("agent", document.node, place.group_rank, place.round, place.incarnation)
+    # a launcher's own files have no pid
+    process = (place.pid or place.local_rank) if document.rank is None else None
     # with the node: two nodes may claim the same rank
-    place = document.place
-    return (
-        "worker",
-        document.node,
-        place.round,
-        place.incarnation,
-        document.rank,
-        # a launcher's own files have no pid
-        (place.pid or place.local_rank) if document.rank is None else None,
-    )
+    return ("worker", document.node, place.round, place.incarnation, document.rank, process)
 
 
 def _merge(group: Sequence[WorkerError]) -> WorkerError:
@@ -248,11 +304,14 @@ def _merge(group: Sequence[WorkerError]) -> WorkerError:
         return only if only.fingerprint else replace(only, fingerprint=fingerprint_of(only))
     ordered = sorted(group, key=lambda item: (_AUTHORITY[item.writer], item.in_flight, _time_order(item)))
     own = _own_documents(ordered)
-    merged = _about_first_exception(own)
+    # the last document about the first exception has the most frames
+    raised = [(document, document.exception) for document in own if document.exception is not None]
+    about_it = [document for document, exception in raised if _holds(exception, raised[0][1])]
+    merged = (about_it or own)[-1]
     earliest = min(own, key=_time_order)
     merged = replace(merged, **{name: getattr(earliest, name) for name in _CLOCK})
     for other in ordered:
-        added = _added_fields(merged, other)
+        added: dict[str, Any] = {name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING}
         merged = replace(merged, **added) if added else merged
     return replace(
         merged,
@@ -286,13 +345,6 @@ def _same_process(one: WorkerError, other: WorkerError) -> bool:
     return len(pids) == 1 or 0 in pids
 
 
-def _about_first_exception(documents: Sequence[WorkerError]) -> WorkerError:
-    """Return the last document about the first exception: it has the most frames."""
-    raised = [(document, document.exception) for document in documents if document.exception is not None]
-    about_it = [document for document, exception in raised if _holds(exception, raised[0][1])]
-    return (about_it or documents)[-1]
-
-
 def _holds(later: ExceptionInfo, earlier: ExceptionInfo) -> bool:
     """Whether `later` is the same exception, or was raised from it.
 
@@ -300,10 +352,6 @@ def _holds(later: ExceptionInfo, earlier: ExceptionInfo) -> bool:
     """
     causes = itertools.takewhile(lambda found: found.relation == "cause", later.causes)
     return any((found.type, found.message) == (earlier.type, earlier.message) for found in (later, *causes))
-
-
-def _added_fields(merged: WorkerError, other: WorkerError) -> dict[str, Any]:
-    return {name: getattr(other, name) for name in _FILLED if getattr(merged, name) in _NOTHING}
 
 
 def _logs(roster: Iterable[NodePresence]) -> dict[tuple[object, ...], str]:
@@ -390,14 +438,12 @@ def _coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
     # without a roster (a copied folder) and for Flyte's own files, a document means that its node is done
     finished = done | {key for key, failure in reporters.items() if not roster or failure.writer is Writer.STOCK}
     silent = sorted(joined - reported, key=node_order)
-    notes = [*snapshot.notes, *_unreadable_notes(unreadable), *_foreign_notes(snapshot.foreign)]
     lost = _receipt_notes(snapshot, roster)
-    notes += _first_few(lost, "more documents were lost")
-    unconfirmed = _unconfirmed_notes(judged, failures)
-    notes += _first_few(unconfirmed, "more failures that no roster entry confirms")
-    notes += _silent_nodes_notes(silent)
-    notes += _unopened_notes(snapshot, failures)
-    notes += _newer_notes(snapshot)
+    unconfirmed = [
+        f"the document of {_who(failure.rank)} on {failure.node or 'a node without a name'} names {said}"
+        for failure in failures
+        if (said := judged.unconfirmed(failure))
+    ]
     return Coverage(
         expected=expected,
         reported=len(reported),
@@ -409,7 +455,7 @@ def _coverage(  # noqa: PLR0913, PLR0917 - the parts of a job
         and not unconfirmed
         and not joined - finished
         and not snapshot.notes,
-        notes=tuple(notes),
+        notes=tuple(_notes(snapshot, failures, unreadable, lost, unconfirmed, silent)),
     )
 
 
@@ -425,21 +471,43 @@ def _reporter(failure: WorkerError, joined: dict[str, NodeKey]) -> NodeKey | Non
     return (node or (failure.documents[0].name if failure.documents else ""), place.group_rank)
 
 
-def _unreadable_notes(unreadable: Sequence[Unreadable]) -> list[str]:
-    shown = [f"not readable: {_with_name(item)}" for item in unreadable[:_MAX_NAMED]]
-    more = len(unreadable) - _MAX_NAMED
-    return [*shown, f"{more} more documents are not readable"] if more > 0 else shown
+def _notes(  # noqa: PLR0913, PLR0917 - the parts of a coverage
+    snapshot: Snapshot,
+    failures: Sequence[WorkerError],
+    unreadable: Sequence[Unreadable],
+    lost: Sequence[str],
+    unconfirmed: Sequence[str],
+    silent: Sequence[NodeKey],
+) -> Iterator[str]:
+    yield from snapshot.notes
+    reasons = (
+        item.reason if item.reason.startswith(item.name) else f"{item.name}: {item.reason}" for item in unreadable
+    )
+    yield from _first_few([f"not readable: {reason}" for reason in reasons], "more documents are not readable")
+    if snapshot.foreign:
+        names = ", ".join(snapshot.foreign[:_MAX_NAMED])
+        yield f"{len(snapshot.foreign)} files in the errors folder are not error documents and were ignored: {names}"
+    yield from _first_few(lost, "more documents were lost")
+    yield from _first_few(unconfirmed, "more failures that no roster entry confirms")
+    if silent:
+        names = ", ".join(node_label(key) for key in silent[:_MAX_NAMED])
+        yield f"took part but sent no report: {names}{' and others' if len(silent) > _MAX_NAMED else ''}"
+    left = sum(group.count for group in snapshot.unopened)
+    opened = sum(len(failure.documents) for failure in failures)
+    if left:
+        yield f"{opened} of {opened + left} documents were opened; the others are alike by their names"
+    if snapshot.unopened_history:
+        yield f"{snapshot.unopened_history} documents of earlier rounds were not opened"
+    files: list[WorkerError | Seal | NodePresence] = [*snapshot.documents, *snapshot.seals, *snapshot.roster]
+    newer = sum(item.newer for item in files)
+    if newer:  # what they share with this version is read, so nothing is missing
+        how = "this version leaves out what it does not know; the version of the pods reads all"
+        yield f"a newer version of firstfault wrote {newer} of the files; {how}"
 
 
-def _with_name(item: Unreadable) -> str:
-    return item.reason if item.reason.startswith(item.name) else f"{item.name}: {item.reason}"
-
-
-def _foreign_notes(foreign: Sequence[str]) -> list[str]:
-    if not foreign:
-        return []
-    names = ", ".join(foreign[:_MAX_NAMED])
-    return [f"{len(foreign)} files in the errors folder are not error documents and were ignored: {names}"]
+def _first_few(notes: Sequence[str], rest: str) -> list[str]:
+    more = len(notes) - _MAX_NAMED
+    return [*notes[:_MAX_NAMED], *([f"{more} {rest}"] if more > 0 else [])]
 
 
 def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[str]:
@@ -451,56 +519,16 @@ def _receipt_notes(snapshot: Snapshot, roster: Sequence[NodePresence]) -> list[s
     notes = []
     for entry in roster:
         for receipt in entry.receipts:
-            who = f"rank {receipt.rank}" if receipt.rank is not None else "the agent"
             where = entry.place.node or entry.place.host
             if receipt.name in stored:
                 continue  # the recorder may have uploaded it after its agent's deadline
             if not receipt.durable:
-                notes.append(f"the document of {who} on {where} was not uploaded: {receipt.error or 'no reason given'}")
+                why = receipt.error or "no reason given"
+                notes.append(f"the document of {_who(receipt.rank)} on {where} was not uploaded: {why}")
             elif receipt.name not in present and receipt.name not in snapshot.listed:
                 notes.append(f"{where} reported the upload of {receipt.name}, but the document is missing")
     return notes
 
 
-def _unconfirmed_notes(judged: JudgedRound, failures: Iterable[WorkerError]) -> list[str]:
-    """Return a note on each failure that only its own document places into the judged round or incarnation."""
-    notes = []
-    for failure in filter(judged.is_unconfirmed, failures):
-        who = f"rank {failure.rank}" if failure.rank is not None else "the agent"
-        where = failure.node or "a node without a name"
-        said = "a later start of its pod than its roster entries do"
-        if judged.is_of_unknown_round(failure):
-            said = f"round {failure.place.round}, which no roster entry confirms"
-        notes.append(f"the document of {who} on {where} names {said}")
-    return notes
-
-
-def _unopened_notes(snapshot: Snapshot, failures: Sequence[WorkerError]) -> list[str]:
-    left = sum(group.count for group in snapshot.unopened)
-    opened = sum(len(failure.documents) for failure in failures)
-    notes = []
-    if left:
-        notes.append(f"{opened} of {opened + left} documents were opened; the others are alike by their names")
-    if snapshot.unopened_history:
-        notes.append(f"{snapshot.unopened_history} documents of earlier rounds were not opened")
-    return notes
-
-
-def _newer_notes(snapshot: Snapshot) -> list[str]:
-    """Return the note about files of a newer version; what they share with this one is read, so nothing is missing."""
-    files: list[WorkerError | Seal | NodePresence] = [*snapshot.documents, *snapshot.seals, *snapshot.roster]
-    newer = sum(item.newer for item in files)
-    how = "this version leaves out what it does not know; the version of the pods reads all"
-    return [f"a newer version of firstfault wrote {newer} of the files; {how}"] if newer else []
-
-
-def _silent_nodes_notes(silent: Sequence[NodeKey]) -> list[str]:
-    if not silent:
-        return []
-    names = ", ".join(node_label(key) for key in silent[:_MAX_NAMED])
-    return [f"took part but sent no report: {names}{' and others' if len(silent) > _MAX_NAMED else ''}"]
-
-
-def _first_few(notes: list[str], rest: str) -> list[str]:
-    more = len(notes) - _MAX_NAMED
-    return [*notes[:_MAX_NAMED], f"{more} {rest}"] if more > 0 else notes
+def _who(rank: int | None) -> str:
+    return f"rank {rank}" if rank is not None else "the agent"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.errors import StoreUnavailableError
@@ -18,7 +18,7 @@ from firstfault.layout.keys import ErrorKey, RosterKey, is_of_entry
 from firstfault.layout.paths import is_error_file, join_name
 from firstfault.model import Phase, Reads, Seal, WorkerError
 from firstfault.model.roster import nodes_done
-from firstfault.reading.assemble import Snapshot, assemble
+from firstfault.reading.assemble import Snapshot, assemble, judged_round
 from firstfault.reading.fetch import (
     Room,
     copies_of,
@@ -31,7 +31,6 @@ from firstfault.reading.fetch import (
     sorted_out,
 )
 from firstfault.reading.listing import Listing, begin, list_everything
-from firstfault.reading.rounds import judged_round
 from firstfault.reading.selection import (
     MORE,
     NO_FAULT,
@@ -44,22 +43,20 @@ from firstfault.reading.selection import (
     first_rows,
     incarnations_of_round,
     newest_incarnations,
-    ranks_named,
     roster_entries_to_open,
     some_of_each_fault,
     unopened_by_fault,
 )
-from firstfault.sync import gathered
+from firstfault.sync import attempted, gathered
 
 if TYPE_CHECKING:
     import threading
     from array import array
-    from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
     from firstfault.layout.paths import Layout
     from firstfault.model import JobErrors, NodePresence, RestartRecord
     from firstfault.reading.assemble import Unreadable
-    from firstfault.reading.listing import KeyTable
     from firstfault.store import ObjectInfo, ReadableStore
 
 logger = logging.getLogger(__name__)
@@ -267,19 +264,6 @@ async def _first(store: ReadableStore, layout: Layout) -> tuple[Snapshot | None,
     return sorted_out(documents, notes=(said,), unopened=unopened_by_fault(table, current, opened)), listing
 
 
-@dataclass
-class _Opened:
-    """The opened documents of a table, by row."""
-
-    rows: dict[int, WorkerError | Seal | Unreadable] = field(default_factory=dict)
-
-    def lies(self, table: KeyTable) -> bool:
-        """Whether a document contradicts its name."""
-        return any(
-            isinstance(found, WorkerError) and not agrees(table.key(row), found) for row, found in self.rows.items()
-        )
-
-
 # --- all documents, or several of each fault ------------------------------------------------------------------------
 
 
@@ -303,7 +287,8 @@ class _Look:
         self._bad_roster: list[Unreadable] = []
         self._copies = copies
         self._room = Room()
-        self._opened = _Opened()
+        self._opened: dict[int, WorkerError | Seal | Unreadable] = {}
+        """By row of the table."""
         self._judged: tuple[int, JobErrors] | None = None
         """What was assembled last, with the number of documents that were open then."""
         self._rest: list[WorkerError | Seal | Unreadable] = []
@@ -348,7 +333,7 @@ class _Look:
         self._roster.update(read)
 
     async def _open(self, rows: Iterable[int]) -> None:
-        new = [row for row in rows if row not in self._opened.rows]
+        new = [row for row in rows if row not in self._opened]
         folder = self._layout.errors or ""
 
         async def read(row: int) -> WorkerError | Seal | Unreadable:
@@ -357,7 +342,7 @@ class _Look:
                 return no_room(item)
             return await read_document(self._store, join_name(folder, item.name), item, self._copies)
 
-        self._opened.rows.update(zip(new, await each(read, new), strict=True))
+        self._opened.update(zip(new, await each(read, new), strict=True))
 
     async def _read_groups(self, wish: Wish) -> bool:
         """Open some documents of each fault, then those of named ranks; return whether all names were right."""
@@ -382,16 +367,23 @@ class _Look:
             wanted += table.rows_unconfirmed(self._rows, max(key.round for key in keys), newest)[:MORE]
         await self._open(self._history[:OF_HISTORY])
         for _ in range(STEPS):
-            wanted = [row for row in {*wanted, *table.of_processes(wanted, self._rows)} if row not in self._opened.rows]
+            wanted = [row for row in {*wanted, *table.of_processes(wanted, self._rows)} if row not in self._opened]
             if not wanted:
                 return True
             await self._open(sorted(wanted, key=table.moment))
-            if self._opened.lies(table):
+            read = [(row, found) for row, found in self._opened.items() if isinstance(found, WorkerError)]
+            if not all(agrees(table.key(row), found) for row, found in read):
                 return False
-            named = ranks_named(wish, self._job())
-            left = [row for row in self._rows if row not in self._opened.rows]
-            wanted = [*[row for row in left if table.rank(row) in named][:MORE], *self._unclear(groups)]
+            named, why = await attempted(self._named(wish))
+            if named is None:  # a user's strategy that fails must not end the reading
+                logger.warning("the strategy failed to name the documents that it wants (%s)", why)
+            left = [row for row in self._rows if row not in self._opened]
+            wanted = [*[row for row in left if table.rank(row) in (named or ())][:MORE], *self._unclear(groups)]
         return True
+
+    async def _named(self, wish: Wish) -> set[int]:
+        """Return the ranks that the strategy wants to read about."""
+        return set(wish.named(self._job()))
 
     def _of_finished(self, keys: Iterable[RosterKey]) -> list[int]:
         """Return the rows of nodes that succeeded: their exceptions in flight were handled."""
@@ -402,38 +394,37 @@ class _Look:
         """Return more rows of faults of which no opened document is readable, or only some processes were stopped."""
         found = []
         for rows in groups.values():
-            read = [self._opened.rows[row] for row in rows if row in self._opened.rows]
+            read = [self._opened[row] for row in rows if row in self._opened]
             failures = [item for item in read if isinstance(item, WorkerError)]
             if read and len({bool(item.sent_signals) for item in failures}) != 1:
-                found += [row for row in rows if row not in self._opened.rows][:OF_EACH_FAULT]
+                found += [row for row in rows if row not in self._opened][:OF_EACH_FAULT]
         return found
 
     def _job(self) -> JobErrors:
         """Return all that was read; the same object if nothing was opened since the last call."""
-        opened = len(self._opened.rows)
+        opened = len(self._opened)
         if self._judged is None or self._judged[0] != opened:
             self._judged = (opened, self._request.job_of(self._snapshot()))
         return self._judged[1]
 
     def _snapshot(self) -> Snapshot:
         found = sorted_out(
-            [*self._opened.rows.values(), *self._rest],
+            [*self._opened.values(), *self._rest],
             notes=tuple(f"roster entry not readable: {item.name}: {item.reason}" for item in self._bad_roster),
-            unopened=unopened_by_fault(self._table, self._rows, self._opened.rows),
+            unopened=unopened_by_fault(self._table, self._rows, self._opened),
         )
         return replace(
             found,
             roster=tuple(self._roster.values()),
             foreign=tuple(self._listing.foreign),
-            unopened_history=sum(row not in self._opened.rows for row in self._history),
+            unopened_history=sum(row not in self._opened for row in self._history),
             listed=self._table,
-            stored=frozenset(self._stored_late()),
+            # the storage has these although their receipts report no upload
+            stored=frozenset(
+                receipt.name
+                for entry in self._roster.values()
+                for receipt in entry.receipts
+                if not receipt.durable and self._table.is_stored(receipt.name)
+            ),
             restarts=self._restarts,
         )
-
-    def _stored_late(self) -> Iterator[str]:
-        """Yield the names of documents that the storage has although their receipts report no upload."""
-        for entry in self._roster.values():
-            for receipt in entry.receipts:
-                if not receipt.durable and self._table.is_stored(receipt.name):
-                    yield receipt.name

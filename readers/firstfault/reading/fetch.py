@@ -1,4 +1,4 @@
-"""Opens files of an attempt: error documents, roster entries, records of restarts, and bundles of copies."""
+"""Opens files of an attempt: documents, roster entries, records of restarts, and copies of all of them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from firstfault.layout.keys import RosterKey, roster_key_for
 from firstfault.layout.paths import bundle_name, bundle_path, join_name
 from firstfault.model import DocumentRef, NodePresence, Place, Seal, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
-from firstfault.store import join
+from firstfault.store import ObjectInfo, Page, join
 from firstfault.sync import gathered
 from firstfault.wire.bundle import unpack
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence
 from firstfault.wire.restart_json import MAX_RESTART_BYTES, restart_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from firstfault.layout.paths import Layout
     from firstfault.model import RestartKind, RestartRecord, Unopened
     from firstfault.reading.listing import Listing
-    from firstfault.store import ObjectInfo, ReadableStore
+    from firstfault.store import ReadableStore
 
 logger = logging.getLogger(__name__)
 
@@ -262,6 +262,88 @@ def _copy(copies: dict[str, bytes], path: str, item: ObjectInfo | None) -> bytes
     """
     data = copies.pop(bundle_path(path), None) if copies and item is not None else None
     return data if data is not None and item is not None and len(data) == item.size else None
+
+
+class StoreWithCopies:
+    """Lists what a store has and the copies that it lacks; reads copies first.
+
+    Args:
+        store: opened and closed by the caller; None: the copies are all there is.
+        copies: by path, relative to the store's root.
+        uri: of the store's root.
+    """
+
+    def __init__(self, store: ReadableStore | None, copies: Mapping[str, bytes], uri: str) -> None:
+        self._store = store
+        self._copies = copies
+        self._uri = uri
+        self.read: dict[str, bytes] = {}
+        """What was read, by path."""
+
+    @property
+    def uri(self) -> str:
+        """The folder, without a trailing slash."""
+        return self._uri
+
+    @property
+    def pages_in_order(self) -> bool:
+        """Whether `page` returns the first objects by name in one request."""
+        return self._store is None or self._store.pages_in_order
+
+    async def list(self, folder: str = "") -> list[ObjectInfo]:
+        """Return the objects directly in `folder`, by name."""
+        return sorted([item async for page in self.pages(folder) for item in page], key=_by_name)
+
+    async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
+        """Yield the objects of `list` page by page; the copies that the store lacks come last."""
+        copies = {item.name: item for item in self._below(folder) if "/" not in item.name}
+        if self._store is not None:
+            async for page in self._store.pages(folder):
+                for item in page:
+                    copies.pop(item.name, None)
+                yield page
+        if copies:
+            yield sorted(copies.values(), key=_by_name)
+
+    async def page(self, folder: str = "", *, after: str = "") -> Page:
+        """Return at most 1,000 objects of the store whose names sort after `after`, and the copies between them."""
+        found = await self._store.page(folder, after=after) if self._store is not None else Page((), more=False)
+        if not found.in_order:
+            return found
+        last = found.objects[-1].name if found.more and found.objects else None
+        listed = {item.name for item in found.objects}
+        lacking = [
+            item
+            for item in self._below(folder)
+            if item.name > after and (last is None or item.name < last) and item.name not in listed
+        ]
+        return Page(tuple(sorted([*found.objects, *lacking], key=_by_name)), found.more) if lacking else found
+
+    async def get(self, path: str, *, limit: int | None = None) -> bytes:
+        """Return an object's bytes; its copy's, if there is one.
+
+        Raises:
+            ObjectNotFoundError: the object does not exist.
+        """
+        data = self._copies.get(path)
+        if data is None and self._store is None:
+            raise ObjectNotFoundError(f"there is no copy of {join(self._uri, path)}")
+        if data is None and self._store is not None:
+            data = await self._store.get(path, limit=limit)
+        self.read[path] = data or b""
+        return data or b""
+
+    def _below(self, folder: str) -> Sequence[ObjectInfo]:
+        beginning = f"{folder}/" if folder else ""
+        return [
+            ObjectInfo(path.removeprefix(beginning), len(data))
+            for path, data in self._copies.items()
+            if path.startswith(beginning)
+        ]
+
+
+def _by_name(item: ObjectInfo) -> str:
+    return item.name
 
 
 # --- many at once -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ opened, then those of the ranks that were named.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from firstfault.model import JobErrors
     from firstfault.reading.listing import KeyTable, Listing
     from firstfault.store import ObjectInfo
-
-logger = logging.getLogger(__name__)
 
 SMALL = 128
 """As many documents are all opened, and as many roster entries."""
@@ -139,25 +136,16 @@ def agrees(key: ErrorKey, error: WorkerError) -> bool:
 
 def roster_entries_to_open(items: Sequence[ObjectInfo]) -> list[ObjectInfo]:
     """Return the entries of the last round, of a node that has said how it ended that one alone; and foreign ones."""
+
+    def life(key: RosterKey) -> tuple[int, int | None, int]:
+        return (key.round, key.group_rank, key.incarnation)
+
     keys = {item.name: RosterKey.parse(item.name) for item in items}
     last = max((key.round for key in keys.values() if key is not None), default=0)
-    ended = {_life(key) for key in keys.values() if key is not None and key.phase is not Phase.JOINED}
+    ended = {life(key) for key in keys.values() if key is not None and key.phase is not Phase.JOINED}
     return [
         item
         for item in items
         if (key := keys[item.name]) is None
-        or (key.round == last and (key.phase is not Phase.JOINED or _life(key) not in ended))
+        or (key.round == last and (key.phase is not Phase.JOINED or life(key) not in ended))
     ]
-
-
-def _life(key: RosterKey) -> tuple[int, int | None, int]:
-    return (key.round, key.group_rank, key.incarnation)
-
-
-def ranks_named(wish: Wish, job: JobErrors) -> set[int]:
-    """Return the ranks that a strategy wants to read about; a user's strategy that fails must not end the reading."""
-    try:
-        return set(wish.named(job))
-    except Exception as error:  # noqa: BLE001 - as above
-        logger.warning("the strategy failed to name the documents that it wants (%s: %s)", type(error).__name__, error)
-        return set()

@@ -21,7 +21,8 @@ from firstfault.recorder.client import RECEIVED, Target
 from firstfault.recorder.late_stderr import pass_on_late
 from firstfault.recorder.memory import MemoryWatch
 from firstfault.recorder.spool import Spool
-from firstfault.recorder.uploads import Uploads, attempted, log_line
+from firstfault.recorder.uploads import Uploads, log_line
+from firstfault.sync import attempted
 from firstfault.untrusted_json import parse_json
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from firstfault.errors import FirstFaultError
 from firstfault.recorder.budgets import SLOW_UPLOAD_S
+from firstfault.sync import attempted, run_sync
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -120,17 +120,6 @@ class Uploads:
         return receipt
 
 
-async def attempted(call: Awaitable[T]) -> tuple[T | None, str]:
-    """Return what a call returns, and why it failed, else an empty text: storage clients raise errors of any type.
-
-    The recorder catches every exception here and nowhere else.
-    """
-    try:
-        return await call, ""
-    except Exception as error:  # noqa: BLE001 - see above
-        return None, str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}"
-
-
 async def _first_durable(running: asyncio.Task[Receipt], upload: Coroutine[None, None, Receipt]) -> Receipt:
     """Run an upload beside one that is slow; return the first durable receipt, else the last one."""
     pending = {running, asyncio.create_task(upload)}
@@ -153,7 +142,6 @@ def log_line(text: str) -> None:
 def _load(output_prefix: str) -> None:
     """Open the store once, which imports its client."""
     from firstfault.store import open_store  # noqa: PLC0415
-    from firstfault.sync import run_sync  # noqa: PLC0415 - slow: only after the recorder listens
 
     async def look() -> None:
         async with open_store(output_prefix):
