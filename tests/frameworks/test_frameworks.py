@@ -24,7 +24,6 @@ RAISED = {"raise": ("user_code", "KeyError, rank 1")}
 HUNG = {"hang": ("hang", "hang, rank 1")}
 LEFT = {"exit": ("exit", "SystemExit, rank 1"), "leave": ("exit", "SystemExit, rank 1")}
 HANDLED = {"handled": ("user_code", "KeyError, rank 1")}
-WRAPPED = {"raise": ("user_code", "StepError, rank 1")}
 KILLED = {"kill": ("signal", "SIGKILL, rank 1")}
 INTERRUPTED = {"interrupt": ("signal", "KeyboardInterrupt, rank 1")}
 TERMINATED = {"terminate": ("signal", "SignalException, rank 1")}
@@ -41,8 +40,8 @@ SPREAD = {"checkpoint": ("disk_full", "CheckpointException, rank 1"), "checkpoin
 EXPECTED = {
     "plain": HUNG | LEFT | HANDLED | INTERRUPTED | TERMINATED | LOADER | ENDS,
     "exits": RAISED | HUNG,
-    "exits_later": HUNG | {"raise": ("exit", "SystemExit, rank 1")},
-    "wraps": WRAPPED | HUNG,
+    "exits_later": RAISED | HUNG,
+    "wraps": RAISED | HUNG,
     "tidies_up": RAISED | HUNG,
     "hydra": RAISED | HUNG | LEFT | INTERRUPTED,
     # its handler of SIGTERM calls a collective that the others do not

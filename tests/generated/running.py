@@ -178,7 +178,13 @@ def _end_sessions(sessions: Iterable[int]) -> None:
 
 
 def judged(plan: Plan, folder: Path, *, is_stuck: bool = False) -> Outcome:
-    """Return how firstfault judges the documents of a program that has run."""
+    """Return how firstfault judges the documents of a program that has run.
+
+    A rank that was stopped before it met its fault is not guilty.
+    """
+    met = {rank: skew for rank, skew in zip(plan.guilty, plan.skew, strict=True) if (folder / f"met-{rank}").exists()}
+    if met:
+        plan = replace(plan, guilty=tuple(met), skew=tuple(met.values()))
     expected = f"ranks {list(plan.guilty)}: {plan.fault}" if plan.what is not None else "no failure"
     if is_stuck:
         return Outcome("stuck", expected=expected)
