@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.layout.keys import error_key_for
-from firstfault.model.roster import pods_live
+from firstfault.model.job import pods_live
 from firstfault.wire.documents import encode
 from firstfault_torch.context import Recording
 from firstfault_torch.engine import PlainEngine

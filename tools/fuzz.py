@@ -20,7 +20,7 @@ import atheris
 
 with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["firstfault"]):
     from firstfault.errors import BadDocumentError
-    from firstfault.evidence.text_classification import classify
+    from firstfault.evidence.texts import classify
     from firstfault.layout.keys import ErrorKey, RosterKey, error_key_for, roster_key_for
     from firstfault.model import DocumentRef, Phase, SentSignal
     from firstfault.output_reader import MultiErrorFileOutputReader

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from firstfault.errors import FirstFaultError
 from firstfault.evidence.diagnosis import Diagnosis, diagnose
 from firstfault.model import Phase, Place, WorkerError
-from firstfault.model.roster import pods_live
+from firstfault.model.job import pods_live
 from firstfault.retry import RetryContext, decide
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
 from firstfault.wire.verdict_json import decision_from_json, verdict_from_json

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.evidence import Role, classify
 from firstfault.model import ExceptionInfo, Scope, SentSignal, Subject, Writer
-from firstfault.strategies.evidence import evidence
+from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
 if TYPE_CHECKING:

@@ -23,12 +23,11 @@ from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.failed_attempts import FailedAttempt, FaultGroup
 from firstfault.layout import keys
 from firstfault.model import CATEGORIES, Kind, Origin
-from firstfault.model.signal_meanings import SIGNALS
+from firstfault.model.failure import SIGNALS
 from firstfault.render.json_report import json_report
 from firstfault.report import verdict_to_dict
 from firstfault.report.words import State
-from firstfault.strategies import get_strategy, run_strategy, unregister_strategy
-from firstfault.strategies._registry import _BUILT_IN, ENTRY_POINT_GROUP
+from firstfault.strategies import _BUILT_IN, ENTRY_POINT_GROUP, get_strategy, run_strategy, unregister_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
 from firstfault.wire.verdict_json import decision_to_dict

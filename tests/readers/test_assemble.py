@@ -29,7 +29,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.roster import nodes_done, pods_live
+from firstfault.model.job import nodes_done, pods_live
 from firstfault.reading.assemble import Snapshot, Unreadable, assemble, digest_of
 from firstfault.testing import START_NS, make_error, make_presence
 

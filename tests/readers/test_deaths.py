@@ -6,7 +6,7 @@ import pytest
 
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.model import CausedBy, SentSignal, StackDump, Writer
-from firstfault.strategies.evidence import evidence
+from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
 TIMED_OUT = (

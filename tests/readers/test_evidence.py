@@ -29,7 +29,7 @@ from firstfault.model import (
     Writer,
 )
 from firstfault.strategies.earliest import clock_warnings
-from firstfault.strategies.evidence import evidence
+from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 from tests.readers.scenes import (
     BOOT,

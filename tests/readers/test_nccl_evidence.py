@@ -23,7 +23,7 @@ from firstfault.model import (
     StackDump,
     Writer,
 )
-from firstfault.strategies.evidence import evidence
+from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job, make_presence
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from firstfault.model import Writer
 from firstfault.report import report_of
 from firstfault.report.headline import first_line
 from firstfault.retry import decide
-from firstfault.strategies.evidence import evidence
+from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from firstfault.evidence.progress import merged, progress_by_group, progress_in_text
+from firstfault.evidence.hangs import progress_by_group, progress_in_text
 from firstfault.model import (
     Collective,
     CollectiveProgress,
@@ -16,7 +16,7 @@ from firstfault.model import (
     SentSignal,
     Writer,
 )
-from firstfault.strategies.evidence import evidence
+from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
 
 AT_ONCE_S = 0.5
@@ -80,11 +80,8 @@ def test_a_group_without_a_name_is_the_only_one() -> None:
     silent = make_error(0, exception=None, log_tail=TORCH_2_1)
     spoken = make_error(1, collectives=(CollectiveProgress("world (0)", "nccl:all_reduce", 30, 30),))
     recorded, printed = progress_by_group([silent, spoken])
-    assert merged(recorded, printed).keys() == {"world (0)"}
-    assert {rank: progress.enqueued for rank, progress in merged(recorded, printed)["world (0)"].items()} == {
-        0: 31,
-        1: 30,
-    }
+    assert recorded.keys() == printed.keys() == {"world (0)"}
+    assert (printed["world (0)"][0].enqueued, recorded["world (0)"][1].enqueued) == (31, 30)
     more = replace(spoken, collectives=(*spoken.collectives, CollectiveProgress("tensor (1)", "", 4, 4)))
     recorded, printed = progress_by_group([silent, more])
     assert printed.keys() == {""}

@@ -12,8 +12,7 @@ import pytest
 from firstfault.errors import SignatureError
 from firstfault.evidence import Role, built_in_signatures, classify, load_signatures
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.evidence.re2_patterns import Pattern
-from firstfault.evidence.signatures import parse_signatures
+from firstfault.evidence.signatures import Pattern, parse_signatures
 from firstfault.testing import make_error, make_job
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault import strategies as registry
 from firstfault.errors import StrategyError, UnknownStrategyError, UsageError
 from firstfault.model import JobErrors, Verdict
 from firstfault.strategies import (
@@ -19,7 +20,6 @@ from firstfault.strategies import (
     undetermined,
     unregister_strategy,
 )
-from firstfault.strategies import _registry as registry
 from firstfault.testing import make_error, make_job
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def test_an_installed_strategy_is_found(installed: Callable[..., None]) -> None:
 
 def test_a_built_in_beats_an_installed_strategy(installed: Callable[..., None]) -> None:
     """An installed distribution cannot replace a built-in strategy."""
-    installed(earliest="firstfault.strategies.evidence:evidence")
+    installed(earliest="firstfault.strategies.rules:evidence")
     assert get_strategy("earliest") is not get_strategy("evidence")
 
 

@@ -11,7 +11,7 @@ import pytest
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
 from firstfault.model import Phase, Scope, SentSignal, Subject, Suspect, Unopened, Victims, Writer
-from firstfault.model.signal_meanings import explain_signal
+from firstfault.model.failure import explain_signal
 from firstfault.render.node_map import node_map
 from firstfault.render.timeline import timeline_of
 from firstfault.report import flyte_message, report_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from firstfault.model.roster import pods_live
+from firstfault.model.job import pods_live
 from firstfault_torch.budgets import NOW_S, PUBLISH_S, TERMINATED_PUBLISH_S
 from firstfault_torch.context import Identity, host_name
 from firstfault_torch.engine import ErrorName

@@ -214,7 +214,7 @@ class _Progress:
 
     def show(self, job: JobErrors) -> None:
         """Print what has changed."""
-        from firstfault.model.roster import nodes_done  # noqa: PLC0415 - as above
+        from firstfault.model.job import nodes_done  # noqa: PLC0415 - as above
 
         conclusion = self.reader.conclude_from(job)
         self.runs_again = conclusion is None and not nodes_done(job.roster, job.coverage.expected)

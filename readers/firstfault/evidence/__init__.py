@@ -7,7 +7,7 @@ here reads storage. Imports `exceptions`, `layout` and `model`.
 from __future__ import annotations
 
 from firstfault.evidence.signatures import Role, Signatures, built_in_signatures, load_signatures
-from firstfault.evidence.text_classification import Classification, Pointer, classify
+from firstfault.evidence.texts import Classification, Pointer, classify
 
 __all__ = [
     "Classification",

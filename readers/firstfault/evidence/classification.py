@@ -10,20 +10,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
-from firstfault.evidence.text_classification import Classification, Pointer, classify, with_numbers_of
+from firstfault.evidence.texts import Classification, Pointer, classify, with_numbers_of
 from firstfault.exceptions.death_text import has_native_text, last_line, text_of_death
 from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper
 from firstfault.exceptions.printed_exception import exception_of, last_printed
 from firstfault.exceptions.remote_traceback import short_name
 from firstfault.exceptions.stack_position import Stood, where_it_stood
 from firstfault.model import ExceptionInfo, Subject, Writer
-from firstfault.model.signal_meanings import CRASHES, STOPS, ended_by, signal_of_exit_code
+from firstfault.model.failure import CRASHES, STOPS, ended_by, signal_of_exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from firstfault.exceptions.first_cause import Causes
-    from firstfault.model import ExpiredDeadline, JobErrors, SystemState, WorkerError
+    from firstfault.model import ExpiredDeadline, JobErrors, WorkerError
 
 _GENERAL = {"program", "missing-file", ""}
 """Signatures that an exception has if no specific one fits."""
@@ -133,7 +132,11 @@ def _classify(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         sent = failure.sent_signals[0]
         # SIGKILL comes from the agent too, if the process does not end
         if failure.signal in CRASHES | {"SIGABRT"} and failure.signal != sent.signal:
-            return _of_crash_while_stopped(failure)
+            ended = _of_exit(failure, set())
+            if ended.signature:  # its last words tell why
+                return replace(ended, why=f"{ended.why}, while its agent stopped it")
+            why = f"crashed ({failure.signal}) while its agent stopped it"
+            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
         log = _classified(failure.log_tail, "", ()) if failure.log_tail else None
         signature = log.signature if log is not None and log.signature in _OF_WATCHDOGS else ""
         # a rank without a collective outstanding did not wait, though another rank's timeout reached it
@@ -201,64 +204,52 @@ def _of_exception(failure: WorkerError, exception: ExceptionInfo, gone: set[str]
     while exception.type == "SystemExit" and exception.causes:
         # an exit that the program made of an exception is what that exception is
         exception = replace(exception.causes[0], causes=exception.causes[1:])
-    ended = _of_signal_or_exit(failure, exception, gone)
-    if ended is not None:
-        return ended
-    return _of_raised(failure, exception)
+    name = short_name(exception)
+    is_answer = name in _ANSWERS
+    if failure.sent_signals:  # the program may have wrapped it
+        is_answer = is_answer or any(short_name(link) in _ANSWERS for link in all_links(exception))
+    if is_answer and (failure.node in gone or failure.sent_signals):
+        return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
+    if is_answer:
+        why = "was ended by a signal that its agent did not send"
+        return ClassifiedFailure(failure, FailureClass.OWN_EXIT, why, "signal")
+    return _of_call_of_exit(failure) if name == "SystemExit" else _of_raised(failure, exception)
 
 
 def _of_raised(failure: WorkerError, exception: ExceptionInfo) -> ClassifiedFailure:
     """Classify an exception that a process raised, or printed before it ended."""
     found = _chain(exception)
     in_flight = failure.in_flight and bool(failure.sent_signals)
-    if found.signature == _SPREAD and failure.rank in _ranks_of(exception):
-        said = _link(first_cause(exception))  # of the rank's own traceback, which is in the text
-        category = _precise(said) if said.role is Role.PRIMARY else ""
-        why = "failed in a checkpoint, and all ranks raise its error"
-        return ClassifiedFailure(
-            failure, FailureClass.OWN_FAULT, why, category or found.category, specific=True, in_flight=in_flight
-        )
+    if found.signature == _SPREAD:
+        matches = filter(None, (_CHECKPOINT.search(link.message) for link in all_links(exception)))
+        if failure.rank in {int(rank) for match in matches for rank in match["ranks"].split(",")}:
+            said = _link(first_cause(exception))  # of the rank's own traceback, which is in the text
+            category = (_precise(said) if said.role is Role.PRIMARY else "") or found.category
+            why = "failed in a checkpoint, and all ranks raise its error"
+            fault = ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, category, specific=True)
+            return replace(fault, in_flight=in_flight)
     if found.role is Role.PRIMARY:
         why = "raised an exception of its own" if not _is(found) else f"reports a fault of its own ({found.signature})"
         judged = _by_role(failure, found, why, in_flight=in_flight)
-        return replace(judged, category=_by_system(judged.category, failure.system))
-    if found.role is Role.SECONDARY and _is_of_the_program(exception):
-        why = "raised an exception of its own: no transport raises this type"
-        return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
-    if found.role is Role.SECONDARY and found.signature in _OF_ANY_CONNECTION and not _is_of_a_group(exception):
-        why = f"lost a connection, perhaps not to a peer ({found.signature})"
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
+        # the recorded space and limits prove more than the text
+        if judged.category == "storage" and failure.system.full:
+            return replace(judged, category="disk_full")
+        is_limited = judged.category == "host_oom" and failure.system.memory_limit
+        return replace(judged, category="config") if is_limited else judged
+    if found.role is Role.SECONDARY and not _is_of_a_group(exception):
+        told = causes_of(exception).told
+        types = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
+        if types & _PROGRAMS_OWN and not types & _TRANSPORTS:
+            why = "raised an exception of its own: no transport raises this type"
+            return ClassifiedFailure(failure, FailureClass.OWN_FAULT, why, in_flight=in_flight)
+        if found.signature in _OF_ANY_CONNECTION:
+            why = f"lost a connection, perhaps not to a peer ({found.signature})"
+            return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "network", found.pointer, in_flight=in_flight)
     why = f"points to another process ({found.signature}): {found.why}"
     if found.role is Role.AMBIGUOUS:
         why = f"may be cause or consequence ({found.signature or 'unknown text'}): {found.why}"
     signature = found.signature if found.signature in {BARRIER_REPORT, MISMATCH} else ""
     return _by_role(failure, found, why, signature=signature, in_flight=in_flight)
-
-
-def _by_system(category: str, system: SystemState) -> str:
-    """Return the category that the recorded space and limits prove, else the text's."""
-    if category == "storage" and system.full:
-        return "disk_full"
-    return "config" if category == "host_oom" and system.memory_limit else category
-
-
-def _ranks_of(exception: ExceptionInfo) -> set[int]:
-    """Return the ranks that torch's error of a checkpoint names: those that failed."""
-    found = (_CHECKPOINT.search(link.message) for link in all_links(exception))
-    return {int(rank) for match in found if match is not None for rank in match["ranks"].split(",")}
-
-
-def _of_signal_or_exit(failure: WorkerError, exception: ExceptionInfo, gone: set[str]) -> ClassifiedFailure | None:
-    """Classify what a signal handler raises, also if the program wrapped it, and an exit; None: it is neither."""
-    name = short_name(exception)
-    wrapped = set(map(short_name, all_links(exception)))
-    if name in _ANSWERS or (failure.sent_signals and wrapped & _ANSWERS):
-        if failure.node in gone or failure.sent_signals:
-            return ClassifiedFailure(failure, FailureClass.CONSEQUENCE, "was terminated with its node")
-        return ClassifiedFailure(
-            failure, FailureClass.OWN_EXIT, "was ended by a signal that its agent did not send", "signal"
-        )
-    return _of_call_of_exit(failure) if name == "SystemExit" else None
 
 
 def _of_call_of_exit(failure: WorkerError) -> ClassifiedFailure:
@@ -295,13 +286,6 @@ def _is_of_a_group(exception: ExceptionInfo) -> bool:
     return not frames or any(_GROUP in frame.file for frame in frames)
 
 
-def _is_of_the_program(exception: ExceptionInfo) -> bool:
-    """Whether its first cause has a type that no transport raises, and came from outside of torch's collectives."""
-    told = causes_of(exception).told
-    names = {name.rsplit(".", 1)[-1] for link in told for name in (link.type, *link.bases)}
-    return bool(names & _PROGRAMS_OWN) and not names & _TRANSPORTS and not _is_of_a_group(exception)
-
-
 def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
     text = text_of_death(failure.log_tail, signal)
@@ -325,7 +309,9 @@ def _of_exit(failure: WorkerError, gone: set[str]) -> ClassifiedFailure:
         return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
     if signal:
         return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"{ended_by(signal)}, which its agent did not send")
-    return _of_exit_code(failure)
+    if failure.exit_code == 1:
+        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
+    return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
 
 
 def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal: str) -> ClassifiedFailure | None:
@@ -342,13 +328,6 @@ def _of_last_words(failure: WorkerError, log: Classification, ended: str, signal
     # a watchdog's other texts before an abort may tell of another rank's timeout
     is_of_another = judged.failure_class is FailureClass.UNCLEAR and signal != "" and log.signature != TIMED_OUT
     return replace(judged, waited=judged.waited and not is_of_another)
-
-
-def _of_exit_code(failure: WorkerError) -> ClassifiedFailure:
-    """Classify an exit of whose text no signature tells the reason."""
-    if failure.exit_code == 1:
-        return ClassifiedFailure(failure, FailureClass.UNCLEAR, "exited with code 1, which does not say why")
-    return ClassifiedFailure(failure, FailureClass.OWN_EXIT, f"exited by itself with code {failure.exit_code}")
 
 
 def left_no_reason(failure: WorkerError) -> bool:
@@ -383,15 +362,6 @@ def names_a_peer(text: str) -> bool:
     return found.role is Role.SECONDARY or (found.role is Role.AMBIGUOUS and found.category == _WAIT)
 
 
-def _of_crash_while_stopped(failure: WorkerError) -> ClassifiedFailure:
-    """Classify a process that ended by another signal than its agent's: by its last words, if they tell why."""
-    ended = _of_exit(failure, set())
-    if ended.signature:
-        return replace(ended, why=f"{ended.why}, while its agent stopped it")
-    why = f"crashed ({failure.signal}) while its agent stopped it"
-    return ClassifiedFailure(failure, FailureClass.UNCLEAR, why, "signal")
-
-
 def _of_text(failure: WorkerError) -> ClassifiedFailure:
     """Classify a stock error file, which has only a text."""
     found = _classified(failure.message, failure.code if failure.writer is not Writer.STOCK else "", ())
@@ -417,16 +387,12 @@ def _chain(exception: ExceptionInfo) -> Classification:
     local = [found for found in inner if found.role is Role.PRIMARY and _is(found)]
     local += [found for found in outer if found.role is Role.PRIMARY and found.category in _OF_THE_GPU]
     if not local and _tells_nothing(root, exception):
-        reports = (found for found, is_report in zip(outer, _are_reports(causes), strict=True) if is_report)
+        path = itertools.pairwise((*causes.wrappers, causes.first))
+        is_wrapped = [is_wrapper(around, within) for around, within in path]
+        # those that were raised to report the first cause, also through others
+        reports = (found for number, found in enumerate(outer) if all(is_wrapped[number:]))
         local = [found for found in reports if found.role is Role.PRIMARY and _is(found)][-1:]
     return local[0] if local else root
-
-
-def _are_reports(causes: Causes) -> list[bool]:
-    """Return for each wrapper whether it was raised to report the first cause, also through others."""
-    path = (*causes.wrappers, causes.first)
-    pairs = [is_wrapper(outer, inner) for outer, inner in itertools.pairwise(path)]
-    return [all(pairs[number:]) for number in range(len(pairs))]
 
 
 def _tells_nothing(root: Classification, exception: ExceptionInfo) -> bool:
@@ -445,12 +411,10 @@ def _classified(message: str, exception_type: str, bases: Iterable[str]) -> Clas
     """Classify a text. Texts that differ only in numbers, as those of thousands of victims, are classified once."""
     if len(message) > _LONG:
         return _cached(message, exception_type, tuple(bases))
-    found = _cached(_VARYING.sub(_same_for_all, message), exception_type, tuple(bases))
-    return with_numbers_of(f"{exception_type}: {message}", found)
-
-
-def _same_for_all(number: re.Match[str]) -> str:
-    return "1.1.1.1" if "." in number[0] else "rank 0" if number["rank"] else "1111"
+    alike = _VARYING.sub(
+        lambda number: "1.1.1.1" if "." in number[0] else "rank 0" if number["rank"] else "1111", message
+    )
+    return with_numbers_of(f"{exception_type}: {message}", _cached(alike, exception_type, tuple(bases)))
 
 
 @lru_cache(maxsize=4096)

@@ -1,7 +1,8 @@
-"""Which failures are faults of their own, and which of these were too late to be the root cause."""
+"""Which failures are faults of their own, which of these was the first, and which stopped ranks may have had it too."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,26 +13,31 @@ from firstfault.evidence.classification import (
     names_a_peer,
     prints_a_peers_error,
 )
-from firstfault.evidence.first_fault import first_fault
-from firstfault.evidence.hangs import hung
-from firstfault.evidence.progress import progress_by_group, waited_ns, without_messages
+from firstfault.evidence.diagnosis import ENDS_OF_NODES, FirstFault
+from firstfault.evidence.hangs import hung, progress_by_group, waited_ns, without_messages
+from firstfault.evidence.texts import message_of
+from firstfault.exceptions.fingerprint import normalized
+from firstfault.exceptions.first_cause import causes_of, first_cause, own_frames
+from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.tracebacks import library_of, place_of
 from firstfault.model import Subject
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.model import WorkerError
+    from firstfault.evidence.clocks import Clocks
+    from firstfault.evidence.diagnosis import Accusations, Diagnosis
+    from firstfault.model import FrameInfo, WorkerError
 
 _GROUP = "torch/distributed/"
-_BEGIN = "init_process_group"
-_SYNCHRONOUS = "gloo:"
-"""Begins the operations of a backend whose collectives fail in the call."""
 _WHY = "raised an exception after a collective of its own had failed"
 AFTER_A_PRINTED_ERROR = "raised an exception after it had printed a peer's error"
 """Why a rank counts as a victim whose log alone tells of a peer's error: other things in a log may look like one."""
 _LONG_WAIT_NS = 60_000_000_000
 """Shorter than any timeout of NCCL's in use, longer than clocks are wrong."""
+_LONG_AFTER_NS = 10_000_000_000
+"""An accusation that is this much older than a fault is not about that fault."""
+_RANK = re.compile(r"\branks?\W{1,4}(\d{1,6})\b", re.IGNORECASE)
 
 
 def with_faults(diagnosis: Diagnosis) -> Diagnosis:
@@ -42,7 +48,8 @@ def with_faults(diagnosis: Diagnosis) -> Diagnosis:
     # what such a rank waited for happened before any rank failed by itself
     if any(all(before(wait.failure, fault.failure) for fault in faults) for wait in waits):
         return replace(diagnosis, late=faults)
-    return replace(diagnosis, faults=faults, first=first_fault(faults, diagnosis.clocks, diagnosis.accusations))
+    first = _first_fault(faults, diagnosis.clocks, diagnosis.accusations) if faults else None
+    return replace(diagnosis, faults=faults, first=first)
 
 
 def _is_fault(judged: ClassifiedFailure, waits: Sequence[ClassifiedFailure], diagnosis: Diagnosis) -> bool:
@@ -80,20 +87,25 @@ def came_after_a_long_wait(diagnosis: Diagnosis) -> bool:
     return all((item.failure.timestamp_ns or 0) - began > min(waited for _, waited in long) // 2 for item in faults)
 
 
+# --- ranks that failed after a peer's error -------------------------------------------------------------------------
+
+
 def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
     """Return the diagnosis in which ranks that failed after a peer's error are victims, if there is another cause.
 
     They retried, or a handler failed. The other cause is a fault of another rank that may have been earlier, or a rank
     for which most of the others waited.
     """
-    counts = _counts(diagnosis)
+    recorded, _ = progress_by_group([judged.failure for judged in diagnosis.workers])
+    # how many of a group's collectives all members have called whose flight recorder was read
+    counts = {group: min(progress.enqueued for progress in members.values()) for group, members in recorded.items()}
     met = ((judged, _met_a_peers_error(judged, counts)) for judged in diagnosis.classified)
     late = {id(judged): why for judged, why in met if why}
     roots = [judged for judged in diagnosis.classified if judged.failure_class <= FailureClass.EXTERNAL]
     own = [judged for judged in roots if id(judged) not in late]
     if own:
         # a fault that certainly came later explains nothing, and ranks with the same fault have one cause
-        first = diagnosis.clocks.contenders(_failures(own))
+        first = diagnosis.clocks.contenders([judged.failure for judged in own])
         earliest = [by for by, is_first in zip(own, first, strict=True) if is_first] or own
         prints = {by.failure.fingerprint for by in own} - {""}
         late = {
@@ -113,16 +125,6 @@ def _without_retries(diagnosis: Diagnosis) -> Diagnosis:
     return others if own or (len(late) * 2 > len(changed) and hung(others)) else diagnosis
 
 
-def _counts(diagnosis: Diagnosis) -> dict[str, int]:
-    """Return for each group how many of its collectives all members have called whose flight recorder was read."""
-    recorded, _ = progress_by_group(_failures(diagnosis.workers))
-    return {group: min(progress.enqueued for progress in members.values()) for group, members in recorded.items()}
-
-
-def _failures(classified: Sequence[ClassifiedFailure]) -> list[WorkerError]:
-    return [judged.failure for judged in classified]
-
-
 def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[str, int]) -> str:
     """Return why a rank counts as one that had met a peer's error before it raised; empty: it does not.
 
@@ -133,13 +135,165 @@ def _met_a_peers_error(judged: ClassifiedFailure, counts: dict[str, int]) -> str
         return ""
     if exception.causes and names_a_peer(f"{exception.causes[-1].type}: {exception.causes[-1].message}"):
         return _WHY
-    begins = any(frame.function == _BEGIN for frame in exception.frames)
+    begins = any(frame.function == "init_process_group" for frame in exception.frames)
     if exception.frames and _GROUP in exception.frames[-1].file and not begins:
         return ""
+    # gloo's collectives fail in the call
     if any(
-        progress.last_operation.startswith(_SYNCHRONOUS) and progress.enqueued > counts.get(progress.group, 0)
+        progress.last_operation.startswith("gloo:") and progress.enqueued > counts.get(progress.group, 0)
         for progress in map(without_messages, judged.failure.collectives)
     ):
         return _WHY
     has_printed = not judged.specific and prints_a_peers_error(judged.failure.log_tail)
     return AFTER_A_PRINTED_ERROR if has_printed else ""
+
+
+# --- the first of several faults ------------------------------------------------------------------------------------
+
+
+def _first_fault(faults: Sequence[ClassifiedFailure], clocks: Clocks, accusations: Accusations) -> FirstFault:
+    faults = _without_accusers(_without_aftermath(faults, clocks), clocks)
+    faults = sorted(faults, key=lambda fault: _order(fault, accusations))
+    may_be_first = clocks.contenders([fault.failure for fault in faults])
+    contenders = [fault for fault, may_be in zip(faults, may_be_first, strict=True) if may_be]
+    contenders = contenders or list(faults)  # circular times: none is first
+    first = contenders[0]
+    # ranks may raise the same exception at any time; the same signal is the same fault only at the same time
+    alike = contenders if first.failure_class is FailureClass.OWN_EXIT else faults
+    same = tuple(fault for fault in alike if _is_same(fault, first))
+    are_same = set(map(id, same))
+    others = tuple(fault for fault in faults if id(fault) not in are_same)
+    return FirstFault(first, same, others, tuple(fault for fault in contenders if not _is_same(fault, first)))
+
+
+def _without_aftermath(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
+    """Leave out exits of a lost or terminated node's workers, unless they certainly were before the node's end."""
+    ends: dict[str, list[ClassifiedFailure]] = {}
+    for fault in faults:
+        if fault.failure_class in ENDS_OF_NODES:
+            ends.setdefault(fault.failure.node, []).append(fault)
+
+    def follows(fault: ClassifiedFailure) -> bool:
+        gone = ends.get(fault.failure.node, [])
+        is_exit = fault.failure_class is FailureClass.OWN_EXIT and fault.failure.subject is Subject.WORKER
+        return is_exit and bool(gone) and not any(clocks.before(fault.failure, end.failure) for end in gone)
+
+    return [fault for fault in faults if not follows(fault)]
+
+
+def _without_accusers(faults: Sequence[ClassifiedFailure], clocks: Clocks) -> list[ClassifiedFailure]:
+    """Leave out failures that name a rank with a fault of its own which names no rank: they report that rank's fault.
+
+    An exception of the program's own names a rank if it repeats what that rank wrote: its whole text, and more. A
+    failure stays if it was long before that rank's fault.
+    """
+    accusing_none: dict[int, list[ClassifiedFailure]] = {}
+    for fault in faults:
+        if fault.failure.rank is not None and (fault.pointer is None or fault.pointer.rank is None):
+            accusing_none.setdefault(fault.failure.rank, []).append(fault)
+
+    def accuses(fault: ClassifiedFailure) -> bool:
+        rank = fault.pointer.rank if fault.pointer is not None else None
+        accused = accusing_none.get(rank, []) if rank is not None and rank != fault.failure.rank else []
+        if not accused:
+            text = message_of(fault.failure).text
+            named = set(map(int, _RANK.findall(text))) - {fault.failure.rank}
+            spoken = ((item, message_of(item.failure).text) for rank in named for item in accusing_none.get(rank, ()))
+            accused = [item for item, repeated in spoken if repeated and repeated in text and repeated != text]
+        return any(clocks.gap_ns(fault.failure, item.failure) < _LONG_AFTER_NS for item in accused)
+
+    return [fault for fault in faults if not accuses(fault)]
+
+
+def _order(fault: ClassifiedFailure, accusations: Accusations) -> tuple[object, ...]:
+    """Return the sort key of faults whose order in time is not known: evidence, then accusations, then time.
+
+    An exit that the agents broadcast comes before an exception that names no peer: a program may raise an exception of
+    its own in place of a peer's error that it caught.
+    """
+    failure = fault.failure
+    return (
+        fault.in_flight,
+        not fault.specific,
+        -accusations.times_broadcast(fault),
+        fault.failure_class,
+        -accusations.of(fault),
+        failure.timestamp_ns is None,
+        failure.timestamp_ns or 0,
+        failure.rank if failure.rank is not None else 1 << 62,
+        failure.node,
+        failure.message,
+        failure.code,
+        failure.fingerprint,
+        tuple(document.name for document in failure.documents),
+        repr(failure),
+    )
+
+
+def _is_same(fault: ClassifiedFailure, first: ClassifiedFailure) -> bool:
+    if fault is first:
+        return True
+    if fault.failure_class is FailureClass.EXTERNAL and first.failure_class is FailureClass.EXTERNAL:
+        return True
+    fingerprint = first.failure.fingerprint
+    is_fault = first.failure_class in {FailureClass.OWN_FAULT, FailureClass.OWN_EXIT}
+    if not is_fault or not fingerprint or fault.failure.fingerprint != fingerprint:
+        return False
+    # a worker that calls sys.exit does not know what it printed: the text must agree, too
+    text, of_first = message_of(fault.failure), message_of(first.failure)
+    if text.exception is not fault.failure.exception or of_first.exception is not first.failure.exception:
+        return (text.what, normalized(text.text)) == (of_first.what, normalized(of_first.text))
+    return fault.failure.exception is not None or fault.signature == first.signature
+
+
+# --- ranks that were stopped where the first fault was raised -------------------------------------------------------
+
+
+def stopped_raising(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+    """Return the ranks that were stopped while an exception was on its way out that was raised where `first` was."""
+    exception = first.failure.exception
+    if exception is None or causes_of(exception).wrappers:
+        return []  # peers' errors are wrapped at the same line
+    frames = first_cause(exception).frames
+    if not frames or _is_of_torch(frames[-1]):
+        return []
+    raised_at = place_of(frames[-1])
+    found = []
+    for item in _stopped(first, classified):
+        where = where_it_stood(item.failure)
+        # a process that did not answer stands at the line at which a finaliser ran
+        if raised_at == (place_of_raise(item.failure) or (where.frame if where.finalises else "")):
+            found.append(item)
+    return found
+
+
+def stopped_near(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+    """Return the ranks that were stopped in the function that raised, or while raising, and waited for no peer."""
+    exception = first.failure.exception
+    own = own_frames(exception) if exception is not None else ()
+    return [item for item in _stopped(first, classified) if own and _is_near(item.failure, own[-1])]
+
+
+def place_of_raise(failure: WorkerError) -> str:
+    """Return where the exception was raised that was leaving a stopped process: "train.py:12 in step", or nothing."""
+    raised_at = where_it_stood(failure).raised_at
+    return place_of(raised_at) if raised_at is not None and not _is_of_torch(raised_at) else ""
+
+
+def _is_of_torch(frame: FrameInfo) -> bool:
+    """Whether torch raised it: errors about peers are raised there, too."""
+    return library_of(frame) == "torch"
+
+
+def _stopped(first: ClassifiedFailure, classified: Sequence[ClassifiedFailure]) -> list[ClassifiedFailure]:
+    return [item for item in classified if item is not first and item.failure.stopped_by_agent and not item.waited]
+
+
+def _is_near(failure: WorkerError, raised_in: FrameInfo) -> bool:
+    where = where_it_stood(failure)
+    if place_of_raise(failure):
+        return True
+    if where.stood is not Stood.ELSEWHERE or any(progress.is_outstanding for progress in failure.collectives):
+        return False
+    file, function = raised_in.file.rsplit("/", 1)[-1], raised_in.function
+    return where.frame.startswith(f"{file}:") and where.frame.endswith(f" in {function}")

@@ -1,24 +1,27 @@
-"""Which ranks the others waited for: behind in their collectives, elsewhere in the code, or not answering."""
+"""Which ranks the others waited for: behind in their collectives, elsewhere in the code, or not answering.
+
+How far a rank came in the collectives of its groups tells torch's flight recorder, or what its watchdog printed.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import BARRIER_REPORT, DUMP_SIGNAL, MISMATCH, STUCK, TIMED_OUT, FailureClass
 from firstfault.evidence.diagnosis import Candidate
-from firstfault.evidence.progress import merged, printed_by, progress_by_group, progress_in_text
+from firstfault.evidence.signatures import Pattern
 from firstfault.exceptions.stack_position import Stood, where_it_stood
-from firstfault.model import Collective
+from firstfault.model import Collective, CollectiveProgress
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from firstfault.evidence.classification import ClassifiedFailure
     from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.evidence.progress import Progress
-    from firstfault.model import CollectiveProgress, WorkerError
+    from firstfault.model import WorkerError
 
 _SAME_EVERYWHERE = re.compile(r"all_?reduce|all_?gather|reduce_scatter|broadcast", re.IGNORECASE)
 """Operations whose ranks all pass the same sizes."""
@@ -37,6 +40,24 @@ _SEVERAL = 2
 _RETURNED = "its function had returned"
 _REPORTS = {"desync-report", BARRIER_REPORT, "stalled-ops"}
 """Signatures of reports that compare all ranks."""
+_COUNTS = Pattern(
+    r"\[PG (?:ID \d+ PG GUID )?(?P<guid>[^\s(\]]+) ?(?:\((?P<description>[^)\n]*)\))? ?Rank \d+\]"
+    r"[^\n]*?(?:work(?: sequence id)?: (?P<number>\d{1,18})[, ][^\n]*?)?"
+    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18}), last completed (?:NCCL )?work: (?P<completed>-?\d{1,18})"
+)
+"""What torch's watchdogs and monitors print since 2.2."""
+_WORK = Pattern(
+    r"Work\w*\(\s*SeqNum=(?P<number>\d{1,18}), OpType=(?P<operation>\w+)"
+    r"(?:,\s+NumelIn=(?P<input>\d+), NumelOut=(?P<output>\d+))?"
+)
+"""The collective that has timed out."""
+_RAN = Pattern(r"ran for (?P<ms>\d{1,12}) milliseconds before timing out")
+_DEFAULT_GROUP = "default_pg"
+_UNNAMED = ""
+"""The group of a text that names none."""
+
+Progress = dict[str, dict[int, CollectiveProgress]]
+"""By group and global rank."""
 
 
 def hung(diagnosis: Diagnosis) -> list[Candidate]:
@@ -49,12 +70,16 @@ def hung(diagnosis: Diagnosis) -> list[Candidate]:
     classified = diagnosis.classified
     alive = _sorted(diagnosis)
     recorded, printed = progress_by_group(alive)
-    elsewhere = _elsewhere(alive, {judged.failure.rank for judged in classified if _tells_of_a_wait(judged)})
+    groups = sorted({*recorded, *printed})
+    known = {group: {**printed.get(group, {}), **recorded.get(group, {})} for group in groups}
+    # a rank that met an error about a peer stood where it handled that
+    met = (item for item in classified if item.failure.exception and item.failure_class >= FailureClass.UNCLEAR)
+    elsewhere = _elsewhere(alive, {item.failure.rank for item in (*diagnosis.waits, *met)})
     reasons: dict[int, list[str]] = defaultdict(list)
     for rank, why in (
         *elsewhere,
         *_apart(recorded, printed),
-        *_behind(merged(recorded, printed)),
+        *_behind(known),
         *_not_started(recorded),
         *_threads(diagnosis.workers),
         *_frozen(alive),
@@ -85,11 +110,6 @@ def _sorted(diagnosis: Diagnosis) -> list[WorkerError]:
         (judged.failure for judged in diagnosis.workers),
         key=lambda failure: (failure.rank or 0, failure.node, failure.message, repr(failure.documents)),
     )
-
-
-def _tells_of_a_wait(judged: ClassifiedFailure) -> bool:
-    """Whether a rank waited, or met an error about a peer: it stood where it handled that."""
-    return judged.waited or (judged.failure.exception is not None and judged.failure_class >= FailureClass.UNCLEAR)
 
 
 def mismatched(diagnosis: Diagnosis) -> list[Candidate]:
@@ -178,8 +198,12 @@ def _behind(groups: Progress) -> list[tuple[int, str]]:
     late: dict[str, dict[int, int]] = {}
     for group, members in groups.items():
         counts = {rank: progress.enqueued for rank, progress in members.items()}
-        usual[group] = _reached(members)
-        behind = {rank: count for rank, count in counts.items() if count < min(usual[group], _stuck(members))}
+        # what most have called
+        most, number = Counter(counts.values()).most_common(1)[0]
+        usual[group] = most if number * 2 > len(members) else max(counts.values())
+        # ranks that have called the first collective that has ended on no rank wait for the others, however far ahead
+        first = 1 + max(item.enqueued if item.completed is None else item.completed for item in members.values())
+        behind = {rank: count for rank, count in counts.items() if count < min(usual[group], first)}
         if behind and len(behind) * 2 <= len(counts):
             late[group] = behind
     return [
@@ -191,22 +215,6 @@ def _behind(groups: Progress) -> list[tuple[int, str]]:
             for other, ranks in late.items()
         )
     ]
-
-
-def _reached(members: dict[int, CollectiveProgress]) -> int:
-    """Return how many collectives of a group most of its members have called."""
-    counts = Counter(progress.enqueued for progress in members.values())
-    most, number = counts.most_common(1)[0]
-    return most if number * 2 > len(members) else max(counts)
-
-
-def _stuck(members: dict[int, CollectiveProgress]) -> int:
-    """Return the number of the first collective of a group that has ended on no rank.
-
-    Ranks that have called it wait for those that have not, however far each of them has run ahead since.
-    """
-    ended = (progress.enqueued if progress.completed is None else progress.completed for progress in members.values())
-    return max(ended) + 1
 
 
 def _apart(recorded: Progress, printed: Progress) -> list[tuple[int, str]]:
@@ -244,9 +252,9 @@ def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]]:
     for field, verb, side in _COMPARED:
         if field == "sizes" and not is_same_everywhere:
             break  # the ranks may pass different sizes
-        values = {rank: _side(getattr(call, field), side) for rank, call in calls.items()}
-        # the root of a gather has outputs and the others none
-        values = {rank: value for rank, value in values.items() if value}
+        sides = {rank: getattr(call, field).split(" -> ") for rank, call in calls.items()}
+        # the root of a gather has outputs and the others none; an operation has only one side
+        values = {rank: parts[side] for rank, parts in sides.items() if side < len(parts) and parts[side]}
         if len(set(values.values())) > 1:
             usual, number = Counter(values.values()).most_common(1)[0]
             shown = next(_plain(getattr(calls[rank], field)) for rank, value in values.items() if value == usual)
@@ -256,12 +264,6 @@ def _odd_ones(calls: dict[int, Collective]) -> list[tuple[int, str]]:
                 if value != usual and number * 2 > len(values)
             ]
     return []
-
-
-def _side(value: str, side: int) -> str:
-    """Return a value's inputs (0) or outputs (1): "Float -> Half"; an operation has only one."""
-    parts = value.split(" -> ")
-    return parts[side] if side < len(parts) else ""
 
 
 def _not_started(recorded: Progress) -> list[tuple[int, str]]:
@@ -328,9 +330,8 @@ def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, s
     other's dumps before they end the processes. One that has not joined is stopped, or fails when it comes and the
     others are gone. gloo has no watchdog: there the first timeout ends the others' wait.
     """
-    waited = {
-        judged.failure.rank for judged in workers if judged.waited and judged.signature in {TIMED_OUT, DUMP_SIGNAL}
-    }
+    timed_out = (judged for judged in workers if judged.waited and judged.signature in {TIMED_OUT, DUMP_SIGNAL})
+    waited = {judged.failure.rank for judged in timed_out}
     others = {
         judged.failure.rank: judged.signature
         for judged in workers
@@ -340,10 +341,7 @@ def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, s
     }
     if not others or len(others) > _MANY or len(waited) < _SEVERAL * len(others):
         return []
-    why = {
-        DUMP_SIGNAL: "it had no collective outstanding",
-        STUCK: "its watchdog could not run",
-    }
+    why = {DUMP_SIGNAL: "it had no collective outstanding", STUCK: "its watchdog could not run"}
     return [
         (rank, f"{why.get(signature, 'it did not time out')} when {len(waited)} others waited in a collective")
         for rank, signature in sorted(others.items())
@@ -352,11 +350,8 @@ def _did_not_time_out(workers: Sequence[ClassifiedFailure]) -> list[tuple[int, s
 
 def _reported(classified: Sequence[ClassifiedFailure]) -> list[tuple[int, str]]:
     """Return the ranks that a report of missing ranks names, torch's or Horovod's, and that report no other rank."""
-    reports = [judged for judged in classified if judged.signature in _REPORTS and judged.pointer is not None]
-    named = {
-        judged.pointer.rank for judged in reports if judged.pointer is not None and judged.pointer.rank is not None
-    }
-    missing = named - {judged.failure.rank for judged in reports}
+    reports = [(item, item.pointer.rank) for item in classified if item.signature in _REPORTS and item.pointer]
+    missing = {rank for _, rank in reports if rank is not None} - {item.failure.rank for item, _ in reports}
     return [(rank, "a report of missing ranks names it") for rank in sorted(missing)]
 
 
@@ -373,3 +368,78 @@ def _frozen(alive: Sequence[WorkerError]) -> list[tuple[int, str]]:
     if not frozen or len(frozen) > _MANY or len(frozen) * 2 > len(alive):
         return []
     return [(rank, "it answered no signal and was killed by SIGKILL") for rank in sorted(frozen)]
+
+
+# --- how far the ranks came -------------------------------------------------------------------------------------------
+
+
+def progress_in_text(text: str) -> tuple[CollectiveProgress, ...]:
+    """Return each group's progress as torch's watchdog or monitor printed it last."""
+    counted: dict[str, CollectiveProgress] = {}
+    numbers: dict[str, str] = {}
+    for found in _COUNTS.find_all(text):
+        name = _name_of(found["guid"], found.get("description", ""))
+        counted[name] = CollectiveProgress(name, "", max(int(found["enqueued"]), 0), max(int(found["completed"]), 0))
+        numbers[found.get("number", "")] = name
+    for found in _WORK.find_all(text)[:1]:
+        number, operation = int(found["number"]), found["operation"]
+        sizes = f"{found['input']} -> {found['output']} elements" if "input" in found else ""
+        work = Collective(number, operation, sizes, state="started")
+        name = numbers.get(found["number"], next(iter(counted), _UNNAMED) if len(counted) <= 1 else _UNNAMED)
+        known = counted.get(name, CollectiveProgress(name, "", number, number - 1))
+        counted[name] = replace(known, last=(work,))
+    return tuple(counted.values())
+
+
+def printed_by(failure: WorkerError) -> str:
+    """Return the texts in which a watchdog's lines may be: the end of the log, then the message."""
+    return f"{failure.log_tail}\n{failure.message}"
+
+
+def waited_ns(failure: WorkerError) -> int:
+    """Return how long a rank had waited in a collective when its watchdog gave up, nanoseconds; 0: not known."""
+    found = _RAN.search(printed_by(failure))
+    return int(found["ms"]) * 1_000_000 if found is not None else 0
+
+
+def progress_by_group(workers: Sequence[WorkerError]) -> tuple[Progress, Progress]:
+    """Return the progress that the flight recorders tell, and the one that texts tell, by group and rank.
+
+    In the first, a member that has called none of its group's collectives has a count of 0.
+    """
+    recorded: Progress = defaultdict(dict)
+    printed: Progress = defaultdict(dict)
+    for failure in workers:
+        if failure.rank is not None:
+            for progress in failure.collectives:
+                recorded[progress.group][failure.rank] = without_messages(progress)
+            for progress in progress_in_text(printed_by(failure)):
+                printed[progress.group][failure.rank] = progress
+    known = {rank for members in recorded.values() for rank in members}
+    for group, members in recorded.items():
+        expected = next((progress.members for progress in members.values() if progress.members), ())
+        for rank in known.intersection(expected) - members.keys():
+            members[rank] = CollectiveProgress(group, "", 0, 0)
+    names = {*recorded, *printed} - {_UNNAMED}
+    if _UNNAMED in printed and len(names) <= 1:  # it is the only group
+        name = next(iter(names), _DEFAULT_GROUP)
+        printed[name] = {**printed.pop(_UNNAMED), **printed.get(name, {})}
+    return dict(recorded), dict(printed)
+
+
+def without_messages(progress: CollectiveProgress) -> CollectiveProgress:
+    """Return a group's progress by its collectives alone: gloo counts sends and receives with them.
+
+    Each rank of a pipeline sends and receives another number of messages.
+    """
+    called = max((work.sequence for work in progress.last if not work.is_p2p), default=progress.enqueued)
+    if called >= progress.enqueued or progress.completed is None:
+        return progress
+    return replace(progress, enqueued=called, completed=called - progress.is_outstanding)
+
+
+def _name_of(guid: str, description: str) -> str:
+    """Return a group's name as `CollectiveProgress.group` has it."""
+    if description == _DEFAULT_GROUP or (not description and guid == "0"):
+        return _DEFAULT_GROUP
+    return f"{description} ({guid})" if description else guid

@@ -1,4 +1,7 @@
-"""Signatures of failures, as data: a TOML file of patterns, each with its role, an example and a reason."""
+"""Signatures of failures, as data: a TOML file of patterns, each with its role, an example and a reason.
+
+Patterns are regular expressions of RE2: unlike Python's ``re`` they take linear time for any text.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,14 @@ import enum
 import re
 import sys
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import re2
+
 from firstfault.errors import SignatureError
-from firstfault.evidence.re2_patterns import Pattern, Prefilter
 from firstfault.model import CATEGORIES
 
 if sys.version_info >= (3, 11):
@@ -21,7 +25,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
 SCHEMA = 1
 ANY_EXCEPTION = "*"
@@ -31,6 +35,110 @@ _OPTIONAL = {"types", "unless"}
 _POINTERS = {"rank", "ip", "host", "port", "store"}
 """Names of groups, without the number that tells alternatives apart."""
 _TABLE = re.compile(r"^\s*\[\[\s*(?P<kind>\w+)\s*\]\]")
+_LINES = "(?m)"
+"""Makes ^ and $ match at lines; RE2 has no option for it."""
+_NOT_IN_RE2 = {
+    "(?=": "look-ahead",
+    "(?!": "look-ahead",
+    "(?<=": "look-behind",
+    "(?<!": "look-behind",
+    "(?P=": "a back-reference",
+    **{f"\\{digit}": "a back-reference" for digit in range(1, 10)},
+}
+
+
+# --- patterns ---------------------------------------------------------------------------------------------------------
+
+
+def _options() -> re2.Options:
+    # max_mem stays at RE2's 8 MiB a pattern. Searches use little of it: with three texts of 1 MB that nearly fit for
+    # each signature, a process's memory grew by 24 MB
+    options = re2.Options()
+    options.case_sensitive = False
+    options.log_errors = False
+    return options
+
+
+def encoded(text: str | bytes) -> bytes:
+    """Return the UTF-8 that patterns search, with "?" for each lone surrogate."""
+    return text if isinstance(text, bytes) else text.encode("utf-8", "replace")
+
+
+class Pattern:
+    """A regular expression of RE2; case is ignored, ^ and $ match at lines.
+
+    RE2's binding releases the GIL during a search. Measured: during a search of 1 s, a thread that slept for 1 ms at a
+    time ran again within 60 ms.
+    """
+
+    __slots__ = ("_regexp", "source")
+
+    def __init__(self, source: str) -> None:
+        """Compile a pattern; a SignatureError tells why RE2 does not accept it."""
+        self.source = source
+        try:
+            self._regexp = re2.compile(_LINES + source, _options())
+        except (re2.error, UnicodeEncodeError) as error:
+            raise SignatureError(_why_refused(source, error)) from error
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """Names of its groups."""
+        return frozenset(self._regexp.groupindex)
+
+    def search(self, text: str | bytes) -> dict[str, str] | None:
+        """Return the named groups that took part in the first match; None if the pattern is not found."""
+        found = self._regexp.search(encoded(text))
+        return _groups(found) if found is not None else None
+
+    def find_all(self, text: str | bytes) -> list[dict[str, str]]:
+        """Return the named groups that took part in each match."""
+        return [_groups(found) for found in self._regexp.finditer(encoded(text))]
+
+    def cut_from(self, text: bytes) -> bytes:
+        """Return a text without all matches of the pattern."""
+        kept, end = [], 0
+        for found in self._regexp.finditer(text):
+            kept.append(text[end : found.start()])
+            end = found.end()
+        return b"".join((*kept, text[end:]))
+
+
+class Prefilter:
+    """Finds in one pass over a text which patterns can match, by the literal words that they need."""
+
+    def __init__(self, patterns: Sequence[Pattern]) -> None:
+        self._patterns = patterns
+
+    @cached_property
+    def _filter(self) -> re2.Filter:
+        made = re2.Filter()
+        for pattern in self._patterns:
+            made.Add(_LINES + pattern.source, _options())
+        made.Compile()
+        return made
+
+    def possible(self, text: bytes) -> Container[int]:
+        """Return the indices of the patterns that can match; the others cannot."""
+        # RE2 logs a complaint about an empty filter
+        return frozenset(self._filter.Match(text, potential=True) or ()) if self._patterns else frozenset()
+
+
+def _groups(found: Any) -> dict[str, str]:
+    return {name: value.decode("utf-8") for name, value in found.groupdict().items() if value is not None}
+
+
+def _why_refused(source: str, error: Exception) -> str:
+    reason = error.args[0] if error.args else ""
+    reason = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(error)
+    for mark, name in _NOT_IN_RE2.items():
+        if mark in source:
+            instead = "give the pattern of what must not be found in the key 'unless'"
+            return f"has {name} ({mark}), which RE2 does not support; {instead}"
+    return f"is not a regular expression that RE2 accepts: {reason}"
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
 
 
 class Role(str, enum.Enum):
@@ -123,11 +231,7 @@ def load_signatures(path: str | Path) -> Signatures:
 
 
 def parse_signatures(text: str, name: str) -> Signatures:
-    """Return the signatures in a TOML text.
-
-    Args:
-        text: the file's content.
-        name: the file's name, for error messages.
+    """Return the signatures in the text of the TOML file `name`.
 
     Raises:
         SignatureError: it is not valid; the text names line and reason.
@@ -141,7 +245,11 @@ def parse_signatures(text: str, name: str) -> Signatures:
     unknown = sorted(content.keys() - {"schema", "noise", "signature"})
     if unknown:
         raise SignatureError(f"{name}:1: unknown table {unknown[0]!r}; there are [[noise]] and [[signature]]")
-    lines = _lines(text)
+    tables_at: dict[str, list[int]] = {"noise": [], "signature": []}  # their lines, which tomllib does not give
+    for number, row in enumerate(text.splitlines(), start=1):
+        match = _TABLE.match(row)
+        if match is not None and match["kind"] in tables_at:
+            tables_at[match["kind"]].append(number)
     seen: dict[str, int] = {}
     tables: dict[str, tuple[Signature, ...]] = {}
     for kind in ("noise", "signature"):
@@ -150,7 +258,7 @@ def parse_signatures(text: str, name: str) -> Signatures:
             raise SignatureError(f"{name}:1: {kind} must be written as [[{kind}]]")
         found = []
         for index, entry in enumerate(entries):
-            line = lines[kind][index] if index < len(lines[kind]) else 1
+            line = tables_at[kind][index] if index < len(tables_at[kind]) else 1
             signature = _signature(entry, f"{name}:{line}")
             if signature.id in seen:
                 raise SignatureError(f"{name}:{line}: id {signature.id!r} is taken by line {seen[signature.id]}")
@@ -158,16 +266,6 @@ def parse_signatures(text: str, name: str) -> Signatures:
             found.append(signature)
         tables[kind] = tuple(found)
     return Signatures(tables["noise"], tables["signature"])
-
-
-def _lines(text: str) -> dict[str, list[int]]:
-    """Return the line of each table, which tomllib does not give."""
-    found: dict[str, list[int]] = {"noise": [], "signature": []}
-    for number, line in enumerate(text.splitlines(), start=1):
-        match = _TABLE.match(line)
-        if match is not None and match["kind"] in found:
-            found[match["kind"]].append(number)
-    return found
 
 
 def _signature(entry: Mapping[str, Any], where: str) -> Signature:
@@ -197,15 +295,11 @@ def _signature(entry: Mapping[str, Any], where: str) -> Signature:
         types=frozenset(types),
         unless=_pattern(entry["unless"], "unless", where) if "unless" in entry else None,
     )
-    _check_example(signature, where)
-    return signature
-
-
-def _check_example(signature: Signature, where: str) -> None:
     if signature.pattern.search(signature.example) is None:
         raise SignatureError(f"{where}: the pattern of {signature.id!r} is not found in its own example")
     if signature.search(signature.example) is None:
         raise SignatureError(f"{where}: 'unless' of {signature.id!r} is found in its own example")
+    return signature
 
 
 def _pattern(text: Any, key: str, where: str) -> Pattern:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.accusations import names_it
 from firstfault.evidence.classification import FailureClass
-from firstfault.evidence.diagnosis import Candidate
+from firstfault.evidence.diagnosis import Candidate, names_it
 from firstfault.layout.keys import ErrorKey
 from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_BY, Phase
 
 if TYPE_CHECKING:
     from firstfault.evidence.diagnosis import Diagnosis
-    from firstfault.model import JobErrors, Receipt, WorkerError
+    from firstfault.model import JobErrors, WorkerError
 
 _MAY_BE_A_WAIT = {"RuntimeError", "TimeoutError", "DistError", "DistStoreError", "DistNetworkError", "DistBackendError"}
 """Names of exceptions that a wait may time out with."""
@@ -48,12 +47,10 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     present = {document.name for failure in job.failures for document in failure.documents}
     reported = {(failure.node, failure.rank) for failure in job.failures}
     unopened = {rank for group in job.unopened for rank in group.ranks}
-    of_victims = {
-        digits
-        for judged in diagnosis.classified
-        if judged.failure_class >= FailureClass.UNCLEAR
-        for digits in _faults_of(judged.failure)
-    }
+    victims = [item.failure for item in diagnosis.classified if item.failure_class >= FailureClass.UNCLEAR]
+    of_victims = {failure.fingerprint.partition(":")[2] for failure in victims}
+    of_victims |= {_in_name(document.name) for failure in victims for document in failure.documents}
+    of_victims.discard("")
     found = []
     for entry in job.roster:
         node = entry.place.node
@@ -62,7 +59,7 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
             is_lost = rank in lost or not entry.receipts
             if not is_lost or rank in unopened or (node, rank) in reported:
                 continue
-            if _is_as_others(lost.get(rank), of_victims):
+            if rank in lost and _in_name(lost[rank].name) in of_victims:
                 continue
             reason = lost[rank].error if rank in lost else ""
             why = f"its document was not uploaded ({reason})" if reason else "its document is missing"
@@ -73,16 +70,10 @@ def lost_documents(diagnosis: Diagnosis) -> list[Candidate]:
     return found if len(found) <= _MANY else []
 
 
-def _is_as_others(lost: Receipt | None, of_victims: set[str]) -> bool:
-    """Whether the document's name has a fingerprint of victims."""
-    key = ErrorKey.parse(lost.name) if lost is not None else None
-    return key is not None and bool(key.fingerprint) and key.fingerprint in of_victims
-
-
-def _faults_of(failure: WorkerError) -> set[str]:
-    """Return the fingerprints in the names of a failure's documents, and its own."""
-    keys = [ErrorKey.parse(document.name) for document in failure.documents]
-    return {failure.fingerprint.partition(":")[2], *(key.fingerprint for key in keys if key is not None)}
+def _in_name(name: str) -> str:
+    """Return the fingerprint in the name of a document; empty: it has none."""
+    key = ErrorKey.parse(name)
+    return key.fingerprint if key is not None else ""
 
 
 def terminated_nodes(job: JobErrors) -> list[Candidate]:
@@ -114,7 +105,9 @@ def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
         return []
     if any(failure.node == node and rank in {None, failure.rank} for failure in job.failures):
         return []
-    given = Counter(_reasons(job, (rank, node)))
+    told = [(failure.caused_by, sent.reason) for failure in job.failures for sent in failure.sent_signals[:1]]
+    told += [(entry.first_failure, entry.first_failure_reason) for entry in job.roster]
+    given = Counter(reason for cause, reason in told if cause and (cause.rank, cause.node) == (rank, node))
     reason = max(given, key=lambda item: (given[item], item)) if given else ""
     what = reason.partition(" failed: ")[2]
     if diagnosis.waits and (what in _MAY_BE_A_WAIT or not what):
@@ -123,28 +116,12 @@ def broadcast_root(diagnosis: Diagnosis) -> list[Candidate]:
     why = f"its agent reported its failure to the other nodes ({what}), but its own document is missing"
     if what == DIED_SILENTLY:
         why = "its agent died"
-    return [Candidate(why, rank, node, None, _category_of(rank, what))]
-
-
-def _reasons(job: JobErrors, who: tuple[int | None, str]) -> list[str]:
-    reasons = [
-        sent.reason
-        for failure in job.failures
-        if failure.caused_by is not None and (failure.caused_by.rank, failure.caused_by.node) == who
-        for sent in failure.sent_signals[:1]
-    ]
-    return reasons + [
-        entry.first_failure_reason
-        for entry in job.roster
-        if entry.first_failure is not None and (entry.first_failure.rank, entry.first_failure.node) == who
-    ]
-
-
-def _category_of(rank: int | None, what: str) -> str:
-    """Return the category that the reason gives a node; a rank's is unknown."""
-    if rank is not None:
-        return "unknown"
-    return "node_lost" if what == DIED_SILENTLY else "preemption" if what.startswith(TERMINATED_BY) else "unknown"
+    category = "unknown"
+    if rank is None and what == DIED_SILENTLY:
+        category = "node_lost"
+    elif rank is None and what.startswith(TERMINATED_BY):
+        category = "preemption"
+    return [Candidate(why, rank, node, None, category)]
 
 
 def nodes_without_report(diagnosis: Diagnosis) -> list[Candidate]:
@@ -167,10 +144,13 @@ def accused_nodes(diagnosis: Diagnosis) -> list[Candidate]:
     """Return the node that most failures name, if it has reported, and its documents are missing."""
     job, named = diagnosis.job, diagnosis.accusations.nodes
     done = {entry.place.node for entry in job.roster if entry.phase is not Phase.JOINED}
+    with_receipts = {
+        entry.place.node for entry in job.roster if any(receipt.rank is not None for receipt in entry.receipts)
+    }
     return [
         Candidate(f"its documents are missing, and {names_it(named[node])}", None, node, None, "unknown")
-        for node in sorted(_unheard(job) & done)
-        if named[node] * 2 > named.total() and not _has_receipts_of_ranks(job, node)
+        for node in sorted(_unheard(job) & done - with_receipts)
+        if named[node] * 2 > named.total()
     ]
 
 
@@ -180,8 +160,3 @@ def _unheard(job: JobErrors) -> set[str]:
     there = {failure.node for failure in job.failures}
     there |= {entry.place.node for entry in job.roster if entry.place.group_rank in listed}
     return {entry.place.node for entry in job.roster} - there
-
-
-def _has_receipts_of_ranks(job: JobErrors, node: str) -> bool:
-    entries = [entry for entry in job.roster if entry.place.node == node]
-    return any(receipt.rank is not None for entry in entries for receipt in entry.receipts)

@@ -12,7 +12,7 @@ from firstfault.exceptions.death_text import has_native_reason, thrown
 from firstfault.exceptions.first_cause import causes_of
 from firstfault.exceptions.remote_traceback import block_of, short_name
 from firstfault.model import ExceptionInfo, FrameInfo, Subject
-from firstfault.model.signal_meanings import signal_of_exit_code
+from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import printable
 
 if TYPE_CHECKING:

@@ -1,9 +1,7 @@
 """The data of a job: frozen dataclasses and enumerations. Imports no other part of firstfault."""
 
-from firstfault.model.categories import (
-    CATEGORIES,
-)
 from firstfault.model.failure import (
+    CATEGORIES,
     DIED_SILENTLY,
     TERMINATED,
     TERMINATED_BY,
@@ -37,12 +35,10 @@ from firstfault.model.job import (
     Phase,
     Reads,
     Receipt,
-    Seal,
-    Unopened,
-)
-from firstfault.model.restart import (
     RestartKind,
     RestartRecord,
+    Seal,
+    Unopened,
 )
 from firstfault.model.verdict import (
     Decision,

@@ -26,7 +26,7 @@ from firstfault.model import (
     WorkerError,
     Writer,
 )
-from firstfault.model.roster import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
+from firstfault.model.job import NodeKey, node_key, node_label, node_order, nodes_reported, of_newest_incarnations
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence

@@ -17,7 +17,7 @@ from firstfault.errors import StoreUnavailableError
 from firstfault.layout.keys import ErrorKey, RosterKey, is_of_entry
 from firstfault.layout.paths import is_error_file, join_name
 from firstfault.model import Phase, Reads, Seal, WorkerError
-from firstfault.model.roster import nodes_done
+from firstfault.model.job import nodes_done
 from firstfault.reading.assemble import Snapshot, assemble, judged_round
 from firstfault.reading.fetch import (
     Room,

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.failure_message import message_of
+from firstfault.evidence.texts import message_of
 from firstfault.report.words import State, duration, ranks_text, short_names
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.failure_message import message_of
+from firstfault.evidence.texts import message_of
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.stack_position import where_it_stood

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import FailureClass
 from firstfault.evidence.clocks import Interval
-from firstfault.evidence.failure_message import message_of
+from firstfault.evidence.texts import message_of
 from firstfault.model import Phase, Scope, Subject
-from firstfault.model.roster import unreported_nodes
+from firstfault.model.job import unreported_nodes
 from firstfault.report.headline import headline_parts, line_of
 from firstfault.report.words import State, duration, ranks_text
 from firstfault.text import printable

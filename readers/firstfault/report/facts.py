@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from firstfault.evidence.clocks import Interval
 from firstfault.layout.paths import execution_of
 from firstfault.model import NodeSetup, Scope, Subject
-from firstfault.model.signal_meanings import explain_signal
+from firstfault.model.failure import explain_signal
 from firstfault.report.cascade import later_text, world_size
 from firstfault.report.words import State, counted, duration, few, shown_time, size
 from firstfault.text import one_line

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.failure_message import message_of
+from firstfault.evidence.texts import message_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import TIME_LIMIT, Scope, Subject
-from firstfault.model.signal_meanings import explain_end
+from firstfault.model.failure import explain_end
 from firstfault.report.words import is_retried, ranks_text, size
 from firstfault.text import one_line, printable
 

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.failure_message import message_of
+from firstfault.evidence.texts import message_of
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
-from firstfault.model import TIME_LIMIT, Origin, Reason, Scope, Subject, Suspect, Verdict, Victims, WorkerError, Writer
-from firstfault.model.signal_meanings import explain_end
+from firstfault.model import TIME_LIMIT, Origin, Reason, Scope, Subject, Verdict, Victims, WorkerError, Writer
+from firstfault.model.failure import explain_end
 from firstfault.text import one_line, sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from firstfault.evidence.classification import ClassifiedFailure, FailureClass
-    from firstfault.evidence.diagnosis import Diagnosis
     from firstfault.model import JobErrors
 
-NAME = "evidence"
-MAX_SUSPECTS = 10
-_FEW = 8
-"""Failures that a sentence about all of them refers to."""
 _MAX_VICTIMS = 100
 _MAX_SOURCES = 8
-_EXTERNAL = {"preemption"}
-_HEADLINE = 160
+HEADLINE = 160
+"""Characters of a headline at most."""
 _NO_CODE = {"", "USER:RuntimeError"}
 """What an engine gives a failure that has no code of its own."""
 
@@ -39,18 +32,13 @@ def candidates(job: JobErrors) -> tuple[WorkerError, ...]:
     before any other failure: later exceptions may be caused by the failure for which the agent stopped its workers.
     """
     raised = tuple(failure for failure in job.failures if not failure.stopped_by_agent)
-    others = [failure for failure in raised if not _stopped_in_flight(failure)]
+    caught = {id(item) for item in raised if item.in_flight and item.exception is not None and item.sent_signals}
+    others = [failure for failure in raised if id(failure) not in caught]
     began_ns = min((failure.timestamp_ns for failure in others if failure.timestamp_ns is not None), default=0)
-    own = tuple(failure for failure in raised if not _stopped_in_flight(failure) or _is_before(failure, began_ns))
+    early = {id(item) for item in raised if item.timestamp_ns is not None and item.timestamp_ns < began_ns}
+    stopped = caught - early
+    own = tuple(failure for failure in raised if id(failure) not in stopped)
     return (own if others else raised) or job.failures
-
-
-def _stopped_in_flight(failure: WorkerError) -> bool:
-    return failure.in_flight and failure.exception is not None and bool(failure.sent_signals)
-
-
-def _is_before(failure: WorkerError, moment_ns: int) -> bool:
-    return failure.timestamp_ns is not None and failure.timestamp_ns < moment_ns
 
 
 def verdict_for(  # noqa: PLR0913 - the parts of a verdict
@@ -60,22 +48,18 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
     strategy: str,
     why: Iterable[str | Reason],
     confidence: str,
-    rule: str = "",
     same: Sequence[WorkerError] = (),
-    suspects: Iterable[Suspect] = (),
 ) -> Verdict:
     """Return the verdict that `root` is the root cause.
 
     Args:
         job: what was read.
         root: one of its failures.
-        strategy: the strategy's name.
+        strategy: the strategy's name, also that of the verdict's rule.
         why: sentences a person can check, each with the failures it rests on if it is a `Reason`.
         confidence: "high", "medium" or "low".
-        rule: the strategy's rule that found it; empty: the strategy has one rule.
         same: failures with the same fault as `root`, `root` included, if several ranks have it; else empty. Ranks with
             this fault whose documents were not opened are added if every opened document with it is in `same`.
-        suspects: other possible root causes.
     """
     own = {id(failure) for failure in same}
     reasons = [Reason(reason) if isinstance(reason, str) else reason for reason in why]
@@ -83,36 +67,26 @@ def verdict_for(  # noqa: PLR0913 - the parts of a verdict
     all_are = all(id(failure) in own for failure in job.failures if failure.fingerprint == root.fingerprint)
     alike = job.unopened_like(root.fingerprint) if same and all_are else ()
     ranks = tuple(sorted({failure.rank for failure in (same or [root]) if failure.rank is not None} | set(alike)))
-    return Verdict(
+    has_code = root.code not in _NO_CODE or root.writer is Writer.STOCK
+    return replace(
+        undetermined(job, strategy),
         scope=_scope(root, ranks),
         ranks=ranks,
         node=root.node or None,
-        code=_code_of(root),
+        # else the exception's short name, the signal, or "ExitCode7"
+        code=root.code if has_code else message_of(root).what.replace("exit code ", "ExitCode"),
         category=category_of(root),
         fingerprint=root.fingerprint or fingerprint_of(root),
         headline=headline_of(root, ranks),
         message=root.message,
         timestamp_ns=root.timestamp_ns,
-        strategy=strategy,
         confidence=confidence,
-        rule=rule or strategy,
+        rule=strategy,
         why=tuple(reason.text for reason in reasons),
         sources=sources_of(reasons),
-        suspects=tuple(suspects),
         victims=victims_of(job, root, same),
-        coverage=job.coverage,
-        settled=job.settled,
-        digest=job.digest,
-        document_count=job.document_count,
         root=root,
     )
-
-
-def _code_of(root: WorkerError) -> str:
-    """Return the code that an exception has itself, else its short name, the signal, or "ExitCode7"."""
-    if root.code not in _NO_CODE or root.writer is Writer.STOCK:
-        return root.code
-    return message_of(root).what.replace("exit code ", "ExitCode")
 
 
 def sources_of(reasons: Iterable[Reason]) -> tuple[tuple[str, ...], ...]:
@@ -129,7 +103,12 @@ def undetermined(job: JobErrors, strategy: str) -> Verdict:
         scope=Scope.UNDETERMINED,
         code="ErrorFileBadFormat",
         category="unknown",
-        headline=_nothing_read(job),
+        headline="undetermined: "
+        + (
+            f"none of {job.coverage.unreadable} error documents could be read"
+            if job.coverage.unreadable
+            else "a node reported a failure, but its error documents are missing"
+        ),
         message="\n".join(job.coverage.notes) or "no error document could be read",
         strategy=strategy,
         rule="undetermined",
@@ -139,12 +118,6 @@ def undetermined(job: JobErrors, strategy: str) -> Verdict:
         digest=job.digest,
         document_count=job.document_count,
     )
-
-
-def _nothing_read(job: JobErrors) -> str:
-    if job.coverage.unreadable:
-        return f"undetermined: none of {job.coverage.unreadable} error documents could be read"
-    return "undetermined: a node reported a failure, but its error documents are missing"
 
 
 def category_of(failure: WorkerError) -> str:
@@ -184,7 +157,7 @@ def headline_of(root: WorkerError, ranks: Sequence[int] = ()) -> str:
     if root.code == TIME_LIMIT:
         what = "time limit"
     headline = f"{what}, {subject}" + (f": {text}" if text and text != what else "")
-    return one_line(headline, _HEADLINE)
+    return one_line(headline, HEADLINE)
 
 
 def _sentence(root: WorkerError) -> str:
@@ -217,7 +190,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def _scope(root: WorkerError, ranks: Sequence[int]) -> Scope:
-    if category_of(root) in _EXTERNAL:
+    if category_of(root) == "preemption":
         return Scope.EXTERNAL
     if len(ranks) > 1:
         return Scope.RANKS
@@ -252,39 +225,3 @@ def _line(failure: WorkerError) -> str:
     said = message_of(failure)
     text = one_line(said.text or (failure.message if failure.exception is None else ""), 120)
     return one_line(f"{said.what}: {text}" if text else said.what)
-
-
-# --- reasons of the strategy `evidence` -----------------------------------------------------------------------------
-
-
-def failures_of(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerError, ...]:
-    """Return the failures themselves."""
-    return tuple(item.failure for item in classified)
-
-
-def first_few(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerError, ...]:
-    """Return as many failures as a sentence about all of them refers to."""
-    return failures_of(islice(classified, _FEW))
-
-
-def about_clocks(diagnosis: Diagnosis) -> list[Reason]:
-    """Return a reason for each wrong clock, with failures of its node."""
-    return [
-        Reason(text, tuple(islice((failure for failure in diagnosis.job.failures if failure.node in nodes), _FEW)))
-        for text, nodes in ((text, set(names)) for text, names in diagnosis.clocks.sentences())
-    ]
-
-
-def count_of(classified: Iterable[ClassifiedFailure], job: JobErrors, failure_class: FailureClass) -> int:
-    """Return how many failures have this class; an unopened one has the class of the opened ones with its fault."""
-    have = [item for item in classified if item.failure_class is failure_class]
-    prints = {item.failure.fingerprint for item in have}
-    return len(have) + sum(len(job.unopened_like(fingerprint)) for fingerprint in prints)
-
-
-def with_category(verdict: Verdict, root: ClassifiedFailure) -> Verdict:
-    """Return the verdict with the root's more precise category, unless its writer claims a specific one."""
-    keeps = root.failure.recoverable or root.failure.category not in {"", "user_code", "exit"}
-    # only an agent's own report makes a node preempted or lost, never a text
-    keeps = keeps or root.category in {"preemption", "node_lost"}
-    return replace(verdict, category=root.category) if root.category and not keeps else verdict

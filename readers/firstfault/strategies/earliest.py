@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from firstfault.model import Reads, Reason, Subject, Writer
-from firstfault.strategies._registry import reads
+from firstfault.strategies import reads
 from firstfault.strategies._verdict import candidates, verdict_for, who
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""The rules of the strategy ``evidence``, in the order in which they are tried. The first that finds something decides.
+"""The default strategy ``evidence``: what each failure tells about itself and about others counts more than its time.
 
-Each rule is a function of the `Diagnosis` that returns a verdict, or None if it does not apply. What the evidence shows
-is computed in `firstfault.evidence`; how a verdict is worded, in `_on_faults` and `_inferred`.
+Its rules are tried in their order, and the first that finds something decides. Each rule is a function of the
+`Diagnosis` that returns a verdict, or None if it does not apply. What the evidence shows is computed in
+`firstfault.evidence`; how a verdict is worded, in `_evidence_verdicts`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import MISMATCH, ClassifiedFailure, FailureClass
-from firstfault.evidence.faults import came_after_a_long_wait
+from firstfault.evidence.diagnosis import ENDS_OF_NODES, Candidate, Diagnosis, diagnose
+from firstfault.evidence.faults import came_after_a_long_wait, with_faults
 from firstfault.evidence.hangs import all_in_one_collective, hung, left_behind, mismatched, returned_early
 from firstfault.evidence.unreported import (
     accused_nodes,
@@ -19,25 +21,56 @@ from firstfault.evidence.unreported import (
     nodes_without_report,
     terminated_nodes,
 )
-from firstfault.model import Suspect, Writer
-from firstfault.strategies._inferred import (
+from firstfault.model import Reads, Suspect, Writer
+from firstfault.strategies import reads, takes_diagnosis
+from firstfault.strategies._evidence_verdicts import (
+    MAX_SUSPECTS,
     by_time,
     not_known,
     on_candidate,
     on_candidates,
+    on_fault,
     on_raised,
     on_remaining,
 )
-from firstfault.strategies._on_faults import on_fault
-from firstfault.strategies._verdict import MAX_SUSPECTS, who
+from firstfault.strategies._verdict import who
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from firstfault.evidence.diagnosis import Candidate, Diagnosis
-    from firstfault.model import Verdict
+    from firstfault.model import JobErrors, Verdict
 
 CONFIDENCES = ("low", "medium", "high")
+_MAX_OF_INTEREST = 16
+"""Ranks whose documents are opened for each reason in a large cascade."""
+_MAX_NODES = 5
+"""Accused nodes whose ranks' documents are opened in a large cascade."""
+
+
+def _of_interest(job: JobErrors) -> set[int]:
+    """Return the ranks whose documents have to be opened: the verdict's, and those that others name."""
+    if not job.failures:
+        return set()
+    diagnosis = diagnose(job)
+    accusations, verdict = diagnosis.accusations, evidence(job, diagnosis)
+    ranks = {rank for rank, _ in accusations.ranks.most_common(_MAX_OF_INTEREST)}
+    ranks |= {cause.rank for cause, _ in accusations.broadcast.most_common(_MAX_OF_INTEREST) if cause.rank is not None}
+    ranks |= {suspect.rank for suspect in verdict.suspects if suspect.rank is not None}
+    ranks |= set(verdict.ranks[:_MAX_OF_INTEREST])
+    nodes = {node for node, _ in accusations.nodes.most_common(_MAX_NODES)} | {verdict.node}
+    nodes |= {suspect.node for suspect in verdict.suspects}
+    return ranks | {rank for entry in job.roster if entry.place.node in nodes for rank in entry.ranks}
+
+
+@takes_diagnosis
+@reads(Reads.GROUPS, _of_interest)
+def evidence(job: JobErrors, diagnosis: Diagnosis | None = None) -> Verdict:
+    """Pick the failure that explains the others.
+
+    The rules are in `RULES`. A process that was stopped, or names a peer that is gone, is a victim whatever its
+    time. Times decide only as far as the clocks are known.
+    """
+    return judge(with_faults(diagnosis or diagnose(job)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +126,26 @@ def _terminated_node(diagnosis: Diagnosis) -> Verdict | None:
     return on_candidate(diagnosis, nodes[0]) if nodes else None
 
 
-def _first_of_several(diagnosis: Diagnosis) -> Verdict | None:
-    found = diagnosis.first
-    return on_fault(diagnosis, found) if found and found.is_of_a_process and not found.is_alone else None
-
-
-def _own_fault(diagnosis: Diagnosis) -> Verdict | None:
-    found = diagnosis.first
-    return on_fault(diagnosis, found) if found and found.is_of_a_process and found.is_alone else None
-
-
 def _raised_in_hang(diagnosis: Diagnosis) -> Verdict | None:
     if not any(judged.failure_class is FailureClass.OWN_FAULT for judged in diagnosis.classified):
         return None
     found = (find(diagnosis) for find in (mismatched, hung, left_behind, returned_early))
     return on_raised(diagnosis, next(filter(None, found), []))
+
+
+def _of_a_process(diagnosis: Diagnosis, *, is_alone: bool) -> Verdict | None:
+    found = diagnosis.first
+    if found is None or found.first.failure_class in ENDS_OF_NODES or is_alone is bool(found.others or found.rivals):
+        return None
+    return on_fault(diagnosis, found)
+
+
+def _first_of_several(diagnosis: Diagnosis) -> Verdict | None:
+    return _of_a_process(diagnosis, is_alone=False)
+
+
+def _own_fault(diagnosis: Diagnosis) -> Verdict | None:
+    return _of_a_process(diagnosis, is_alone=True)
 
 
 def _if_found(find: Callable[[Diagnosis], list[Candidate]]) -> Callable[[Diagnosis], Verdict | None]:

@@ -1,4 +1,9 @@
-"""Classifies one text: its role, its category, and the process that it names."""
+"""What one text tells: its role, its category, the process that it names; and which text is a failed process's message.
+
+The message has one rule for the headline, the report, the category and the class of its failure. It is the first cause
+of the exception that the process raised; else of the last one that it printed; else the line of what it printed that
+tells why it ended; else its exit.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +11,21 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.re2_patterns import Pattern, encoded
-from firstfault.evidence.signatures import ANY_EXCEPTION, Role, Signature, built_in_signatures
+from firstfault.evidence.signatures import ANY_EXCEPTION, Pattern, Role, Signature, built_in_signatures, encoded
+from firstfault.exceptions.death_text import bare_line, last_line, text_of_death, thrown
+from firstfault.exceptions.first_cause import causes_of, first_cause, is_wrapper, own_frames
+from firstfault.exceptions.printed_exception import exception_of
+from firstfault.exceptions.remote_traceback import short_name, with_remote
+from firstfault.exceptions.tracebacks import place_of
+from firstfault.model import Subject
+from firstfault.model.failure import signal_of_exit_code
+from firstfault.text import sentence_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from firstfault.evidence.signatures import Signatures
+    from firstfault.model import ExceptionInfo, WorkerError
 
 _READ = 20_000
 """Characters of a text that are read: its head and its tail."""
@@ -22,13 +35,10 @@ _EXCEPTION = re.compile(
 )
 _CARRIER = re.compile(r"terminate called after throwing an instance of '[^']*'\s*(?:what\(\):)?", re.IGNORECASE)
 """Printed by C++ around an uncaught exception."""
-_NOTHING = re.compile(r"[\W_]*")
-_OUT_OF_MEMORY = "gpu-out-of-memory"
 _SIZES = Pattern(
     r"Tried to allocate (?P<asked>\d+(?:\.\d+)?) (?P<unit>[KMGTPE])iB"
     r"[^\n]*?total capac\w+ of (?P<total>\d+(?:\.\d+)?) (?P<of>[KMGTPE])iB"
 )
-_UNITS = "KMGTPE"
 _CONTINUES = Pattern(
     r"^[^\n]{0,160}?(?:\bNCCL (?-i:INFO|TRACE)\b|(?:^|[ \t\[(|])(?-i:INFO|DEBUG|TRACE|WARNING)[ \t\])|:]|"
     r"(?:^|[ \[|])(?-i:WARN)[\]:|]|(?-i:\bI\d{3,4}) \d\d:\d\d:|(?:^|[ :])(?-i:\w*Warning): )[^\n]*$|"
@@ -41,6 +51,9 @@ _DUMP_SIGNAL = "dump-signal"
 _PROGRESS = Pattern(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
+_MANY_LINES = 200
+_OF_ENDS = {"aborted", "aborted-by-the-shell", "crashed", "exit-code", "killed", "terminated", "told-by-signal"}
+"""Signatures of texts that repeat how a process ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +88,6 @@ class Classification:
     pointer: Pointer | None = None
 
 
-_UNKNOWN = Classification(Role.AMBIGUOUS, "unknown", "", "no signature fits this text")
-
-
 def classify(
     message: str, exception_type: str = "", bases: Iterable[str] = (), signatures: Signatures | None = None
 ) -> Classification:
@@ -92,12 +102,18 @@ def classify(
     signatures = signatures or built_in_signatures()
     types = _types(exception_type, bases)
     text = _read_of(f"{exception_type}: {message}" if exception_type else message)
-    left, cut = _without_noise(encoded(_CARRIER.sub("", text)), signatures)
+    left, noises = encoded(_CARRIER.sub("", text)), []
+    for noise in signatures.possible_noise(left):
+        if noise.search(left) is not None:
+            noises.append(noise)
+            left = noise.pattern.cut_from(left)
+    # the first noise that has a role, else the first
+    cut = min(noises, key=lambda noise: noise.role is Role.AMBIGUOUS, default=None)
     if cut is not None and ANY_EXCEPTION not in types:
         # the name of the log is not part of the text
         left = left.removeprefix(encoded(f"{exception_type}:"))
-    if cut is not None and _NOTHING.fullmatch(left.decode("utf-8")):
-        return Classification(cut.role, cut.category, cut.id, cut.why)
+    if cut is not None and re.fullmatch(r"[\W_]*", left.decode("utf-8")):
+        return _by(cut)
     ends = _without_notices(left, exception_type, types)
     for signature in signatures.possible(left):
         if not signature.fits(types):
@@ -105,11 +121,14 @@ def classify(
         # what a process survived is not its fault; that a connection ended may stand only among NCCL's information
         found = signature.search(ends if signature.role is Role.PRIMARY else left)
         if found is not None:
-            decided = Classification(signature.role, signature.category, signature.id, signature.why, _pointer(found))
-            return _by_size(_by_progress(decided, left), left)
+            return _by_size(_by_progress(_by(signature, _pointer(found)), left), left)
     if cut is not None:
-        return Classification(cut.role, cut.category, cut.id, cut.why)
-    return _UNKNOWN
+        return _by(cut)
+    return Classification(Role.AMBIGUOUS, "unknown", "", "no signature fits this text")
+
+
+def _by(signature: Signature, pointer: Pointer | None = None) -> Classification:
+    return Classification(signature.role, signature.category, signature.id, signature.why, pointer)
 
 
 def with_numbers_of(text: str, found: Classification) -> Classification:
@@ -127,15 +146,14 @@ def with_numbers_of(text: str, found: Classification) -> Classification:
 
 def _by_size(found: Classification, text: bytes) -> Classification:
     """Return a lack of GPU memory as unclear if more was asked for than the GPU has: no model needs that at once."""
-    sizes = _SIZES.search(text) if found.signature == _OUT_OF_MEMORY else None
-    if sizes is None or _kib(sizes["asked"], sizes["unit"]) <= _kib(sizes["total"], sizes["of"]):
-        return found
-    why = "more memory was asked for than the GPU has; the size may have come from another rank"
-    return replace(found, role=Role.AMBIGUOUS, why=why)
-
-
-def _kib(number: str, unit: str) -> float:
-    return float(number) * 1024.0 ** _UNITS.index(unit.upper())
+    sizes = _SIZES.search(text) if found.signature == "gpu-out-of-memory" else None
+    if sizes is not None:
+        amounts = ((sizes["asked"], sizes["unit"]), (sizes["total"], sizes["of"]))
+        asked, total = (float(number) * 1024.0 ** "KMGTPE".index(unit.upper()) for number, unit in amounts)
+        if asked > total:
+            why = "more memory was asked for than the GPU has; the size may have come from another rank"
+            return replace(found, role=Role.AMBIGUOUS, why=why)
+    return found
 
 
 def _by_progress(found: Classification, text: bytes) -> Classification:
@@ -160,16 +178,6 @@ def _types(exception_type: str, bases: Iterable[str]) -> set[str]:
     if any(_EXCEPTION.fullmatch(name.replace("<locals>.", "")) for name in given):
         names.add(ANY_EXCEPTION)
     return names
-
-
-def _without_noise(text: bytes, signatures: Signatures) -> tuple[bytes, Signature | None]:
-    """Return the text without noise, and the first noise with a role that was found, else the first."""
-    found = []
-    for noise in signatures.possible_noise(text):
-        if noise.search(text) is not None:
-            found.append(noise)
-            text = noise.pattern.cut_from(text)
-    return text, min(found, key=lambda noise: noise.role is Role.AMBIGUOUS, default=None)
 
 
 def _without_notices(text: bytes, exception_type: str, types: set[str]) -> bytes:
@@ -199,3 +207,92 @@ def _pointer(found: Mapping[str, str]) -> Pointer | None:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() and len(text) < 10 else None  # noqa: PLR2004 - a 32-bit number
+
+
+# --- the message of a failed process ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """The message of a failed process."""
+
+    what: str
+    """One or two words: the exception's short name, the signal or the exit code."""
+    text: str = ""
+    """A sentence; empty: the process left none."""
+    about: str = ""
+    """What this process said about an exception of another process; empty if it is this one's."""
+    wrapper: str = ""
+    """What was raised because of it: "raised as TrainingError: training failed"; empty if nothing was."""
+    exception: ExceptionInfo | None = None
+    """The exception that it raised or printed, with its wrappers; None: there is none."""
+
+    @property
+    def with_wrapper(self) -> str:
+        """The text, and what was raised because of it."""
+        return "; ".join(part for part in (self.text, self.wrapper) if part)
+
+    @property
+    def whole(self) -> str:
+        """The text, and all that was said about it."""
+        return "; ".join(part for part in (self.text, self.about, self.wrapper) if part)
+
+
+def message_of(failure: WorkerError) -> Message:
+    """Return the message of a failed process."""
+    exception = exception_of(failure)
+    if exception is None:
+        return _of_end(failure)
+    found = _of_exception(exception)
+    if exception is not failure.exception:
+        parts = (found.wrapper, f"printed before {_end_of(failure)}")
+        return replace(found, wrapper="; ".join(part for part in parts if part))
+    if found.what == "SystemExit" and failure.exit_code != 0 and (line := _last_line(failure, "")):
+        return replace(found, text=line, wrapper=_end_of(failure))
+    return found
+
+
+def _of_end(failure: WorkerError) -> Message:
+    """Return the message of a process that neither raised nor printed an exception."""
+    is_stopped = failure.sent_signals and not failure.crashed_while_stopped
+    has_ended = failure.signal or failure.exit_code is not None
+    if is_stopped or failure.expired is not None or failure.subject is Subject.AGENT or not has_ended:
+        return Message(failure.what)
+    return Message(failure.what, _last_line(failure, failure.signal or signal_of_exit_code(failure.exit_code)))
+
+
+def _last_line(failure: WorkerError, signal: str) -> str:
+    """Return the line that tells why a process ended: the one whose signature its last lines have, else the last."""
+    text = text_of_death(failure.log_tail, signal)
+    found = classify(text) if text else None
+    if found is not None and found.category != "unknown" and found.signature not in _OF_ENDS:
+        lines = (thrown(text), *text.splitlines()[:_MANY_LINES])
+        telling = (line for line in lines if line and classify(line).signature == found.signature)
+        if line := next(telling, ""):
+            return bare_line(line)
+    if signal in {"", "SIGABRT"}:
+        return bare_line(thrown(text) or last_line(text))
+    return ""
+
+
+def _end_of(failure: WorkerError) -> str:
+    """Return how a process ended that printed an exception, or a line: "exit code 7"."""
+    if failure.exception is not None and failure.exit_code is None:
+        return f"exit code {sentence_of(failure.exception.message) or 0}"
+    return failure.signal or f"exit code {failure.exit_code}"
+
+
+def _of_exception(exception: ExceptionInfo) -> Message:
+    causes, original = causes_of(exception), first_cause(exception)
+    text, here = sentence_of(original.message), sentence_of(with_remote(causes.first).message)
+    about = here if here != text else ""
+    wrapper = ""
+    if causes.wrappers and not (text and text in causes.wrappers[0].message):
+        outer, inner = causes.wrappers[0], (*causes.wrappers[1:], causes.first)[0]
+        wrapper = f"{'raised as' if is_wrapper(outer, inner) else 'then'} {short_name(outer)}"
+        if said := sentence_of(outer.message):
+            wrapper += f": {said}"
+    frames = () if text else own_frames(exception)
+    if frames:  # of an exception without a text, such as a bare `assert`
+        text = f"{place_of(frames[-1])}: {frames[-1].code}".rstrip(": ")
+    return Message(short_name(original), text, about, wrapper, exception)

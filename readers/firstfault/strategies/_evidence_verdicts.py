@@ -1,43 +1,43 @@
-"""Verdicts of the strategy ``evidence`` where no failure is a fault of its own: the others imply the root cause."""
+"""Verdicts of the strategy ``evidence``: on a fault of a process or node, and on a root cause that the others imply."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
-from firstfault.evidence.accusations import names_it
-from firstfault.evidence.classification import ClassifiedFailure, FailureClass
-from firstfault.evidence.failure_message import message_of
+from firstfault.evidence.classification import ClassifiedFailure, FailureClass, left_no_reason
+from firstfault.evidence.diagnosis import ENDS_OF_NODES, names_it
+from firstfault.evidence.faults import (
+    AFTER_A_PRINTED_ERROR,
+    is_unclear_exit,
+    place_of_raise,
+    stopped_near,
+    stopped_raising,
+)
+from firstfault.evidence.texts import message_of
+from firstfault.evidence.unreported import is_unlisted
 from firstfault.exceptions.fingerprint import fingerprint_of
 from firstfault.exceptions.stack_position import where_it_stood
 from firstfault.model import Reason, Scope, Suspect, Verdict
-from firstfault.strategies._verdict import (
-    MAX_SUSPECTS,
-    NAME,
-    about_clocks,
-    count_of,
-    failures_of,
-    first_few,
-    listed,
-    sources_of,
-    undetermined,
-    verdict_for,
-    victims_of,
-    who,
-    with_category,
-)
+from firstfault.strategies._verdict import HEADLINE, listed, sources_of, undetermined, verdict_for, victims_of, who
 from firstfault.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from firstfault.evidence.diagnosis import Candidate, Diagnosis
-    from firstfault.evidence.text_classification import Pointer
+    from firstfault.evidence.diagnosis import Candidate, Diagnosis, FirstFault
+    from firstfault.evidence.texts import Pointer
     from firstfault.model import JobErrors, WorkerError
 
+NAME = "evidence"
+MAX_SUSPECTS = 10
 _MAX_NAMED = 5
 """Ranks, and nodes, that are suspects only because others name them."""
+_FEW = 8
+"""Failures that a sentence about all of them refers to."""
+_MS = 1_000_000
 _HEADLINES = {
     "hang": ("hang", "USER:Hang"),
     "user_code": ("collective mismatch", "USER:CollectiveMismatch"),
@@ -47,6 +47,146 @@ _HEADLINES = {
     "preemption": ("terminated", "SYSTEM:Preemption"),
 }
 """The headline's first word and the code of an inferred root cause, by category."""
+_OF_OTHERS = {
+    FailureClass.CONSEQUENCE: ("other failed", "others failed", " because of it: stopped, or without its peer"),
+    FailureClass.UNCLEAR: ("other", "others", " may be cause or consequence"),
+}
+"""How a sentence counts the other failures of a class: one, several, and what they are."""
+
+
+# --- on a fault -------------------------------------------------------------------------------------------------------
+
+
+def on_fault(diagnosis: Diagnosis, found: FirstFault) -> Verdict:
+    """Return the verdict that the first fault is the root cause."""
+    first, classified = found.first, diagnosis.classified
+    # unopened ranks have the first fault only if every opened one with it is in `same`
+    opened = sum(judged.failure.fingerprint == first.failure.fingerprint for judged in classified)
+    more = len(diagnosis.job.unopened_like(first.failure.fingerprint)) if opened == len(found.same) else 0
+    raising = stopped_raising(first, classified)
+    are_raising = set(map(id, raising))
+    near = [item for item in stopped_near(first, classified) if id(item) not in are_raising]
+    earlier = _earlier_candidates(diagnosis, found)
+    doubts = []  # about the first fault itself
+    if all(is_unlisted(diagnosis.job, fault.failure) for fault in found.same):
+        doubts.append(Reason("the agent of its pod reported its pod's failures without this one", (first.failure,)))
+    if len(classified) > 1 and _may_follow_an_error(first):
+        doubts.append(Reason("an exit that gives no reason may follow any error, a peer's too", (first.failure,)))
+    why = [Reason(f"{who(first.failure)} {first.why}", (first.failure,))]
+    if len(found.same) + more > 1:
+        why.append(Reason(f"{len(found.same) + more} failed in the same way", failures_of(found.same)))
+    why += [Reason(_after(diagnosis, first, other), (other.failure,)) for other in found.others[:3]]
+    why += _about_stopped(raising, near)
+    why += _about_victims(diagnosis, [item for item in classified if id(item) not in are_raising])
+    why += [*_about_accusers(diagnosis, first), *doubts]
+    contenders = [first, *found.rivals]
+    timeless = failures_of(item for item in contenders if item.failure.timestamp_ns is None)
+    if timeless and found.rivals:
+        text = f"{len(timeless)} of the {len(contenders)} that may be first have no recorded time"
+        why.append(Reason(text, timeless))
+    why += about_clocks(diagnosis)
+    has_printed = any(judged.why == AFTER_A_PRINTED_ERROR for judged in classified)
+    is_one = not (found.others or earlier or near or raising or doubts or has_printed)
+    verdict = _verdict_on(
+        diagnosis.job,
+        first,
+        why,
+        _confidence(found, is_sure=is_one and diagnosis.job.coverage.complete),
+        failures_of((*found.same, *raising)) if len(found.same) + len(raising) + more > 1 else (),
+    )
+    others = [*found.others, *earlier][:MAX_SUSPECTS]
+    suspects = (Suspect(_after(diagnosis, first, other), other.failure.rank, other.node) for other in others)
+    return replace(verdict, suspects=tuple(suspects))
+
+
+def _verdict_on(
+    job: JobErrors,
+    root: ClassifiedFailure,
+    why: Iterable[Reason],
+    confidence: str,
+    same: Sequence[WorkerError] = (),
+) -> Verdict:
+    """Return the verdict with the root's more precise category, unless its writer claims a specific one."""
+    verdict = verdict_for(job, root.failure, strategy=NAME, why=why, confidence=confidence, same=same)
+    keeps = root.failure.recoverable or root.failure.category not in {"", "user_code", "exit"}
+    # only an agent's own report makes a node preempted or lost, never a text
+    keeps = keeps or root.category in {"preemption", "node_lost"}
+    return replace(verdict, category=root.category) if root.category and not keeps else verdict
+
+
+def _confidence(found: FirstFault, *, is_sure: bool) -> str:
+    first, is_unclear = found.first, found.first.failure_class is FailureClass.UNCLEAR
+    if is_unclear and first.failure.signal:
+        return "low"
+    if found.rivals:
+        return "low" if any(rival.failure_class is first.failure_class for rival in found.rivals) else "medium"
+    return "medium" if not is_sure or is_unclear or first.in_flight or left_no_reason(first.failure) else "high"
+
+
+def _may_follow_an_error(first: ClassifiedFailure) -> bool:
+    """Whether an exit may be what the program makes of any error, a peer's too: with success, or with no text."""
+    failure = first.failure
+    if first.failure_class is not FailureClass.OWN_EXIT or failure.signal:
+        return False
+    if failure.exception is None:
+        return not failure.log_tail.strip()
+    return failure.exception.type == "SystemExit" and failure.exception.message in {"", "0", "None"}
+
+
+def _about_stopped(raising: Sequence[ClassifiedFailure], near: Sequence[ClassifiedFailure]) -> list[Reason]:
+    """Return the reasons about ranks that were stopped where the root cause was raised."""
+    found = []
+    if raising:
+        were = "was" if len(raising) == 1 else "were"
+        text = f"{len(raising)} more {were} stopped while an exception raised at the same line was on its way out"
+        found.append(Reason(text, failures_of(raising)))
+    if near:
+        at = place_of_raise(near[0].failure) or where_it_stood(near[0].failure).frame
+        text = f"{who(near[0].failure)} was stopped at {at} without waiting for a peer, and may have been about to fail"
+        more = f"; so may {len(near) - 1} more" if len(near) > 1 else ""
+        found.append(Reason(text + more, failures_of(near)))
+    return found
+
+
+def _about_victims(diagnosis: Diagnosis, classified: Sequence[ClassifiedFailure]) -> list[Reason]:
+    found = []
+    for failure_class, (one, several, text) in _OF_OTHERS.items():
+        if count := count_of(classified, diagnosis.job, failure_class):
+            these = (judged for judged in classified if judged.failure_class is failure_class)
+            found.append(Reason(f"{count} {one if count == 1 else several}{text}", failures_of(these)))
+    return found
+
+
+def _about_accusers(diagnosis: Diagnosis, first: ClassifiedFailure) -> list[Reason]:
+    named, ranks = diagnosis.accusations.of(first), {None, first.failure.rank}
+    accusers = [item for item in diagnosis.classified if item.pointer is not None and item.pointer.rank in ranks]
+    text = f"{named} of the others {'names' if named == 1 else 'name'} it"
+    return [Reason(text, failures_of(item for item in accusers if item is not first))] if named else []
+
+
+def _earlier_candidates(diagnosis: Diagnosis, found: FirstFault) -> list[ClassifiedFailure]:
+    """Return the failures that may have happened before the root cause: they lower the confidence.
+
+    Exits without a reason; if the root cause is a lost or terminated node, also ranks that timed out waiting.
+    """
+    first, known = found.first, {*map(id, found.same), *map(id, found.others)}
+    earlier = [
+        judged
+        for judged in diagnosis.classified
+        if (is_unclear_exit(judged) or (judged.waited and first.failure_class in ENDS_OF_NODES))
+        and id(judged) not in known
+        and not diagnosis.clocks.before(first.failure, judged.failure)
+    ]
+    return sorted(earlier, key=lambda item: (item.failure.rank or 0, item.failure.node, repr(item.failure)))
+
+
+def _after(diagnosis: Diagnosis, first: ClassifiedFailure, other: ClassifiedFailure) -> str:
+    gap = diagnosis.clocks.gap_ns(first.failure, other.failure)
+    when = f"at least {gap / _MS:.0f} ms later" if gap else "at about the same time, as far as the clocks tell"
+    return f"{who(other.failure)} {other.why} too, {when}"
+
+
+# --- on what the others imply -----------------------------------------------------------------------------------------
 
 
 def on_candidates(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict | None:
@@ -55,7 +195,10 @@ def on_candidates(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verd
     Several are the root cause together if they have the same reason: they diverged from the others together. Otherwise
     they are suspects.
     """
-    found = _heaviest(_placed(candidates, diagnosis.job), diagnosis)
+    nodes: dict[int | None, str] = {rank: entry.place.node for entry in diagnosis.job.roster for rank in entry.ranks}
+    # a rank that others named may have left no document
+    placed = [item if item.node else replace(item, node=nodes.get(item.rank, "")) for item in candidates]
+    found = _heaviest(placed, diagnosis)
     if not found:
         return None
     if len(found) == 1:
@@ -78,15 +221,16 @@ def on_candidate(diagnosis: Diagnosis, found: Candidate) -> Verdict:
         why.append(Reason(f"{waited} timed out waiting", failures_of(diagnosis.waits)))
     what, code = _HEADLINES.get(found.category, ("no report", "USER:NoReport"))
     sentence = f"{what}, {_name(found)}: {found.why}"
+    scope = Scope.EXTERNAL if found.category == "preemption" else Scope.NODE
     return replace(
         undetermined(job, NAME),
-        scope=_scope_of(found),
+        scope=scope if found.rank is None else Scope.RANK,
         ranks=() if found.rank is None else (found.rank,),
         node=found.node or None,
         code=code,
         category=found.category,
         fingerprint=_fingerprint(found, code),
-        headline=one_line(sentence, 160),
+        headline=one_line(sentence, HEADLINE),
         message="\n".join([sentence, *_stack_of(found.failure)]),
         # a node that has not reported may still do so
         confidence="medium" if job.settled or found.failure is not None else "low",
@@ -110,7 +254,7 @@ def _on_all(diagnosis: Diagnosis, found: Sequence[Candidate]) -> Verdict:
         scope=Scope.RANKS,
         ranks=ranks,
         node=nodes.pop() if len(nodes) == 1 else None,
-        headline=one_line(sentence, 160),
+        headline=one_line(sentence, HEADLINE),
         message="\n".join([sentence, *_stack_of(failures[0])]),
         confidence="low",
         why=(sentence, *verdict.why[1:]),
@@ -142,9 +286,7 @@ def on_raised(diagnosis: Diagnosis, candidates: Sequence[Candidate]) -> Verdict 
         Reason(f"{_name(found[0])}: {found[0].why}", (raised.failure,)),
         *about_clocks(diagnosis),
     ]
-    return with_category(
-        verdict_for(diagnosis.job, raised.failure, strategy=NAME, why=why, confidence="medium"), raised
-    )
+    return _verdict_on(diagnosis.job, raised, why, "medium")
 
 
 def on_remaining(
@@ -152,10 +294,7 @@ def on_remaining(
 ) -> Verdict | None:
     """Return the verdict that the only failure that is not certainly a consequence is the root cause.
 
-    Args:
-        diagnosis: of the job.
-        remaining: one failure, or several with the same fault; empty: there is none, and None is returned.
-        suspects: other possible root causes.
+    `remaining` is one failure, or several with the same fault; None is returned if it is empty.
     """
     if not remaining:
         return None
@@ -170,16 +309,9 @@ def on_remaining(
     # ranks that fail alike in a way that may be a consequence may all be victims of one that left nothing
     is_sure = diagnosis.job.coverage.complete and len(remaining) == 1
     is_sure = is_sure and not first.waited and first.failure_class is FailureClass.UNCLEAR
-    verdict = verdict_for(
-        diagnosis.job,
-        first.failure,
-        strategy=NAME,
-        why=why,
-        confidence="medium" if is_sure else "low",
-        same=[item.failure for item in remaining] if len(remaining) > 1 else (),
-        suspects=suspects,
-    )
-    return with_category(verdict, first)
+    same = failures_of(remaining) if len(remaining) > 1 else ()
+    verdict = _verdict_on(diagnosis.job, first, why, "medium" if is_sure else "low", same)
+    return replace(verdict, suspects=tuple(suspects))
 
 
 def by_time(judged: ClassifiedFailure) -> tuple[object, ...]:
@@ -213,21 +345,13 @@ def not_known(diagnosis: Diagnosis, found: Sequence[Candidate] = ()) -> Verdict:
         undetermined(job, NAME),
         code="Undetermined",
         category="hang" if diagnosis.waits else "unknown",
-        headline=one_line(f"undetermined: {_alike(job) or _expired(job)}{hint}", 160),
+        headline=one_line(f"undetermined: {_alike(job) or _expired(job)}{hint}", HEADLINE),
         message=first.failure.message,
         why=tuple(reason.text for reason in why),
         sources=sources_of(why),
         suspects=tuple(suspects),
         victims=victims_of(job, None),
     )
-
-
-def _placed(candidates: Sequence[Candidate], job: JobErrors) -> list[Candidate]:
-    """Return the candidates with their nodes: a rank that others named may have left no document."""
-    nodes = {rank: entry.place.node for entry in job.roster for rank in entry.ranks}
-    return [
-        item if item.node or item.rank is None else replace(item, node=nodes.get(item.rank, "")) for item in candidates
-    ]
 
 
 def _heaviest(candidates: Sequence[Candidate], diagnosis: Diagnosis) -> list[Candidate]:
@@ -262,12 +386,6 @@ def _fingerprint(found: Candidate, code: str) -> str:
     if found.failure is None or not stood:
         return ""
     return fingerprint_of(replace(found.failure, exception=None, signal="", exit_code=None, code=code, message=stood))
-
-
-def _scope_of(found: Candidate) -> Scope:
-    if found.rank is not None:
-        return Scope.RANK
-    return Scope.EXTERNAL if found.category == "preemption" else Scope.NODE
 
 
 def _stack_of(failure: WorkerError | None) -> list[str]:
@@ -313,3 +431,31 @@ def _expired(job: JobErrors) -> str:
     ranks = sorted({failure.rank for failure in expired if failure.rank is not None})
     which = f"rank{'s' if len(ranks) > 1 else ''} {listed(ranks)}"
     return f"{expired[0].expired.text} on {which}, in a collective; no rank stands out"
+
+
+# --- reasons ----------------------------------------------------------------------------------------------------------
+
+
+def failures_of(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerError, ...]:
+    """Return the failures themselves."""
+    return tuple(item.failure for item in classified)
+
+
+def first_few(classified: Iterable[ClassifiedFailure]) -> tuple[WorkerError, ...]:
+    """Return as many failures as a sentence about all of them refers to."""
+    return failures_of(islice(classified, _FEW))
+
+
+def about_clocks(diagnosis: Diagnosis) -> list[Reason]:
+    """Return a reason for each wrong clock, with failures of its node."""
+    return [
+        Reason(text, tuple(islice((failure for failure in diagnosis.job.failures if failure.node in nodes), _FEW)))
+        for text, nodes in ((text, set(names)) for text, names in diagnosis.clocks.sentences())
+    ]
+
+
+def count_of(classified: Iterable[ClassifiedFailure], job: JobErrors, failure_class: FailureClass) -> int:
+    """Return how many failures have this class; an unopened one has the class of the opened ones with its fault."""
+    have = [item for item in classified if item.failure_class is failure_class]
+    prints = {item.failure.fingerprint for item in have}
+    return len(have) + sum(len(job.unopened_like(fingerprint)) for fingerprint in prints)
