@@ -12,8 +12,8 @@ from firstfault_torch.context import Recording
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.options import Options
-from firstfault_torch.verdict.node_verdict import NodeConclusion, Wait, conclude_on_node
-from firstfault_torch.verdict.seal import seal_verdict
+from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
+from firstfault_torch.verdict.seal import NodeConclusion, seal_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import threading
 
     from firstfault.model import ExceptionInfo, JobErrors
-    from firstfault_torch.verdict.sealed import SealedVerdict
+    from firstfault_torch.verdict.seal import SealedVerdict
 
 
 __all__ = ["Engine", "ErrorName", "PlainEngine", "RecoverableError"]

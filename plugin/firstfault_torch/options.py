@@ -1,17 +1,26 @@
-"""Options for recording and concluding: the fields of `Elastic` and `PyTorch` that do not depend on Flyte."""
+"""A job's options: those for recording and concluding, and torchrun's for output, signals and NUMA.
+
+`Options` has the fields of `Elastic` and `PyTorch` that do not depend on Flyte. torchrun's options are checked before
+anything starts, in the forms that torchrun takes.
+"""
 
 from __future__ import annotations
 
+import re
+import signal
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from firstfault.errors import UsageError
 from firstfault.strategies import DEFAULT_STRATEGY
 from firstfault_torch.budgets import SETTLE_S, STOP_S, UPLOAD_DEADLINE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+    from torch.distributed.elastic.multiprocessing import LogsSpecs
 
     from firstfault.retry import RetryPolicy
     from firstfault_torch.agent.local_workers import LocalWorkers
@@ -19,6 +28,16 @@ if TYPE_CHECKING:
     from firstfault_torch.engine import Engine
     from firstfault_torch.watchdog import Watchdog
     from firstfault_torch.worker.recording import WorkerMonitor
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+"""The signals that terminate a pod; torch's default."""
+_BOTH = 3
+"""stdout (1) and stderr (2)."""
+_STREAMS = re.compile(r"[0-3]")
+_STREAMS_OF_RANKS = re.compile(r"\d{1,5}:[0-3](?:,\d{1,5}:[0-3])*")
+_MACRO = re.compile(r"\$(?:(?P<escaped>\$)|(?P<named>group_rank|node)\b|\{(?P<braced>group_rank|node)\})")
+_NEVER_HANDLED = {"SIGKILL", "SIGSTOP"}
+_AFFINITIES = ("node", "socket", "exclusive", "core-complex")
 
 
 class RestartsInProcess(Protocol):
@@ -80,3 +99,147 @@ class Options:
     failure."""
     watchdog: Watchdog | None = None
     """Deadlines for the workers; None: off."""
+
+
+# --- torchrun's -------------------------------------------------------------------------------------------------------
+
+
+def parse_streams(value: object, name: str, workers: int) -> int | dict[int, int]:
+    """Return which streams an option means: for all workers, or by local rank.
+
+    Args:
+        value: 0 none, 1 stdout, 2 stderr, 3 both; or the same as a text, "3" or "0:1,1:2" (local rank 0's stdout and
+            local rank 1's stderr); or a dictionary from local ranks; torch's `Std` is such a number.
+        name: of the option, for the error.
+        workers: of one node.
+
+    Raises:
+        firstfault.errors.UsageError: it is none of these, or names a local rank that no worker has.
+    """
+    found: int | dict[int, int] | None = None
+    if isinstance(value, str) and _STREAMS.fullmatch(value):
+        found = int(value)
+    elif isinstance(value, str) and _STREAMS_OF_RANKS.fullmatch(value):
+        found = {int(rank): int(streams) for rank, streams in (item.split(":") for item in value.split(","))}
+    elif _is_number(value) and 0 <= int(value) <= _BOTH:  # type: ignore[call-overload]
+        found = int(value)  # type: ignore[call-overload]
+    elif isinstance(value, Mapping) and all(_is_number(item) for pair in value.items() for item in pair):
+        found = {int(rank): int(streams) for rank, streams in value.items()}
+        found = found if all(0 <= streams <= _BOTH for streams in found.values()) else None
+    if found is None:
+        raise UsageError(
+            f'{name} must be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or the same for each local rank as "0:1,1:2", '
+            f"not {value!r}"
+        )
+    if isinstance(found, dict):
+        _check_ranks(found, name, workers)
+    return found
+
+
+def parse_ranks(value: object, name: str, workers: int) -> frozenset[int] | None:
+    """Return local ranks; None: all.
+
+    Args:
+        value: "0,1" as torchrun takes it, a collection of numbers, or None or "" for all.
+        name: of the option, for the error.
+        workers: of one node.
+
+    Raises:
+        firstfault.errors.UsageError: it is none of these, or names a local rank that no worker has.
+    """
+    if value is None or value == "":
+        return None
+    items: list[Any] = value.split(",") if isinstance(value, str) else []
+    if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
+        items = list(value)
+    if not items or not all(_is_number(item) or (isinstance(item, str) and item.strip().isdecimal()) for item in items):
+        raise UsageError(f'{name} must be local ranks like "0,1" or [0, 1], not {value!r}')
+    ranks = frozenset(int(item) for item in items)
+    _check_ranks(ranks, name, workers)
+    return ranks
+
+
+def parse_signals(value: object, name: str = "signals_to_handle") -> tuple[signal.Signals, ...]:
+    """Return the signals of a list like "SIGTERM,SIGUSR1".
+
+    Raises:
+        firstfault.errors.UsageError: it is not such a list, or has a signal that no process can handle.
+    """
+    names = [item.strip() for item in value.split(",")] if isinstance(value, str) else []
+    for item in names:
+        if item not in signal.Signals.__members__ or item in _NEVER_HANDLED:
+            names = []
+    if not names:
+        raise UsageError(f'{name} must be names of signals that can be handled, like "SIGTERM,SIGINT", not {value!r}')
+    return tuple(dict.fromkeys(signal.Signals[item] for item in names))
+
+
+def logs_specs(log_dir: str | None, redirects: object, tee: object, ranks: object, workers: int) -> LogsSpecs:
+    """Return torch's logs_specs for options as `parse_streams` and `parse_ranks` take them."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std  # noqa: PLC0415 - only where jobs run
+
+    def streams(value: object, name: str) -> Any:
+        found = parse_streams(value, name, workers)
+        return {rank: Std(item) for rank, item in found.items()} if isinstance(found, dict) else Std(found)
+
+    shown = parse_ranks(ranks, "local_ranks_filter", workers)
+    return DefaultLogsSpecs(
+        log_dir=log_dir,
+        redirects=streams(redirects, "redirects"),
+        tee=streams(tee, "tee"),
+        local_ranks_filter=set(shown) if shown is not None else None,
+    )
+
+
+def check_numa(value: object, name: str) -> None:
+    """Check an option for NUMA binding: None, a mode like "node", or torch's NumaOptions.
+
+    Raises:
+        firstfault.errors.UsageError: it is none of these.
+    """
+    if value is not None and value not in _AFFINITIES and not hasattr(value, "affinity_mode"):
+        raise UsageError(f"{name} must be None, one of {', '.join(_AFFINITIES)}, or torch's NumaOptions, not {value!r}")
+
+
+def numa_options(value: object) -> Any:
+    """Return torch's NumaOptions for an option that `check_numa` accepts.
+
+    Raises:
+        firstfault.errors.UsageError: this torch cannot bind workers to CPUs.
+    """
+    if not isinstance(value, str):
+        return value
+    try:
+        from torch.numa.binding import AffinityMode, NumaOptions  # noqa: PLC0415 - torch 2.9 and later have it
+    except ImportError as error:
+        import torch  # noqa: PLC0415 - only where jobs run
+
+        raise UsageError(f"numa_options={value!r} needs torch 2.9 or later, this is {torch.__version__}") from error
+    return NumaOptions(affinity_mode=AffinityMode(value))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_ranks(ranks: Collection[int], name: str, workers: int) -> None:
+    wrong = sorted(rank for rank in ranks if not 0 <= rank < workers)
+    if wrong:
+        raise UsageError(f"{name} names local rank {wrong[0]}, but a node has only {workers} workers (from rank 0)")
+
+
+def with_node(template: str, values: Mapping[str, object]) -> str:
+    """Return a template for log lines in which ``${group_rank}`` and ``${node}`` are filled in.
+
+    torch fills in ``${role_name}``, ``${rank}`` and ``${local_rank}`` later; it does not know a node's rank and name.
+
+    Args:
+        template: as for ``string.Template``.
+        values: of "group_rank" and "node".
+    """
+
+    def fill(match: re.Match[str]) -> str:
+        name = match["named"] or match["braced"]
+        return match[0] if name is None else str(values[name]).replace("$", "$$")
+
+    return _MACRO.sub(fill, template)

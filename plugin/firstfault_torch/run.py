@@ -12,22 +12,26 @@ from typing import TYPE_CHECKING, Any
 from firstfault.layout.paths import ROSTER, bundle_name
 from firstfault.restart import record_of, with_unused_restarts
 from firstfault_torch.agent.launch import launch_agent
+from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
-from firstfault_torch.agent.stopping import end_what_workers_left
 from firstfault_torch.budgets import LEAVING_FILES_S, LEAVING_SLACK_S, NAME_SERVICE_S, NOW_S, TERMINATED_SETTLE_S
 from firstfault_torch.context import Recording, new_incarnation, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import begun, bounded, guarded, logger
-from firstfault_torch.launch_options import DEFAULT_SIGNALS, parse_signals
 from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
-from firstfault_torch.options import Options
+from firstfault_torch.options import DEFAULT_SIGNALS, Options, parse_signals
 from firstfault_torch.rounds.settlement import SettledDocument
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
-from firstfault_torch.verdict.notifiers import notify
-from firstfault_torch.verdict.previous import leave_verdict
-from firstfault_torch.verdict.seal import seal_verdict, sealed_elsewhere, torch_error_data
-from firstfault_torch.verdict.turns import await_turn, turn_of
+from firstfault_torch.verdict.seal import (
+    await_turn,
+    leave_verdict,
+    notify,
+    seal_verdict,
+    sealed_elsewhere,
+    torch_error_data,
+    turn_of,
+)
 from firstfault_torch.worker.recording import run_recorded
 
 if TYPE_CHECKING:
@@ -38,11 +42,11 @@ if TYPE_CHECKING:
 
     from firstfault.model import RestartRecord
     from firstfault.restart import RestartContext
+    from firstfault_torch.agent.launch import RoundEnd
     from firstfault_torch.agent.reporter import NodeReport
-    from firstfault_torch.agent.round_end import RoundEnd
     from firstfault_torch.engine import Engine
     from firstfault_torch.rounds.settlement import Reports
-    from firstfault_torch.verdict.sealed import SealedVerdict
+    from firstfault_torch.verdict.seal import SealedVerdict
 
 __all__ = ["NodeFailedError", "error_files_removed", "launch", "recording_of", "run_node"]
 
@@ -258,17 +262,12 @@ def _report(sealed: SealedVerdict | None) -> None:
         return
     logger.error("%s", sealed.seal.message)
     with guarded("reporting to the outer launcher"):
-        _report_to_outer_launcher(sealed)
+        outer = os.environ.get(ERROR_FILE_VARIABLE)
+        if outer:  # another torch agent: copy the root cause into its error file, as torch's `record` does
+            write_error_file(outer, torch_error_data(sealed.verdict))
     if sealed.report is not None:  # this node concluded, and by now the others have the verdict
         with guarded("notifying others"):
             notify(sealed.report)
-
-
-def _report_to_outer_launcher(sealed: SealedVerdict) -> None:
-    """Under another torch agent or launcher, copy the root cause into its error file, as torch's `record` does."""
-    outer = os.environ.get(ERROR_FILE_VARIABLE)
-    if outer:
-        write_error_file(outer, torch_error_data(sealed.verdict))
 
 
 # --- what the agent calls -------------------------------------------------------------------------------------------

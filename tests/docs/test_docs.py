@@ -34,7 +34,7 @@ from firstfault.wire.verdict_json import decision_to_dict
 from firstfault_proto.v1 import errors_pb2
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
 from firstfault_torch.notifiers.otel import attributes_of
-from firstfault_torch.verdict.notifiers import GROUP
+from firstfault_torch.verdict.seal import NOTIFIERS
 from tests.chaos.chaos import STORAGE_FAULTS
 from tests.chaos.steps import CASES, PROMISES, STEPS
 from tests.reports.scenes import SCOPE_SCENES
@@ -290,7 +290,7 @@ def test_the_promise_names_every_entry_point() -> None:
     """The table of what may change has the groups of entry points that the code looks up."""
     rows = _table("docs/platform.md", "What")
     (named,) = [what for what in rows if what.startswith("entry points")]
-    assert named == f"entry points {GROUP}, .{ENTRY_POINT_GROUP.split('.')[1]}, .{COMMANDS_GROUP.split('.')[1]}"
+    assert named == f"entry points {NOTIFIERS}, .{ENTRY_POINT_GROUP.split('.')[1]}, .{COMMANDS_GROUP.split('.')[1]}"
 
 
 def test_the_fields_to_chart_exist() -> None:

@@ -39,8 +39,8 @@ from firstfault.layout.keys import error_key_for
 from firstfault.model import Place
 from firstfault.wire.documents import encode
 from firstfault_torch.agent.death_documents import about_agent
+from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.agent.round_end import RoundEnd
 from firstfault_torch.error_classes import ErrorClass
 from firstfault_torch.node.document_writer import document_path
 from firstfault_torch.worker.in_flight import Moment

@@ -25,7 +25,6 @@ GUARDS = {
 }
 """Where any exception is caught and does not leave."""
 ELSEWHERE = {
-    "firstfault_torch.agent.agent",
     "firstfault_torch.inprocess",
     "flytekitplugins.firstfault.flyteadmin",
     "flytekitplugins.firstfault.local",

@@ -50,8 +50,9 @@ from firstfault.strategies import get_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import decode, encode
 from firstfault_torch.agent import launch as launch_module
-from firstfault_torch.agent.agent import ReportingAgent
+from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent
 from firstfault_torch.agent.death_documents import (
+    Death,
     KeptException,
     Observation,
     Stop,
@@ -60,11 +61,9 @@ from firstfault_torch.agent.death_documents import (
     about_death,
     kept_exception,
 )
-from firstfault_torch.agent.death_watch import Death
-from firstfault_torch.agent.launch import launch_agent
+from firstfault_torch.agent.launch import RoundEnd, launch_agent
 from firstfault_torch.agent.local_workers import LocalWorkers
 from firstfault_torch.agent.node_round import AgentSettings, NodeRound
-from firstfault_torch.agent.round_end import PeerFailedError, RoundEnd
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import worker_processes as _processes
 from firstfault_torch.error_classes import ErrorClass
@@ -602,7 +601,7 @@ def test_another_node_has_failed(
     """A fatal failure on another node stops the workers and the agent here; a restart there does not."""
     agent = start()
     others.send(FirstFailure("ValueError", "worker-0", 0, 1, "e1-the-root.pb", fatal=fatal))
-    while agent.node.peers.outcome is None:
+    while agent.node.peers.broadcast.outcome is None:
         assert agent.node.wake.wait(LONG_S)
     if not fatal:
         assert agent._monitor_workers(agent._worker_group).state is WorkerState.HEALTHY

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch.agent.death_watch import Death, DeathWatch, signal_name
+from firstfault_torch.agent.death_documents import Death, signal_name
+from firstfault_torch.agent.local_workers import DeathWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

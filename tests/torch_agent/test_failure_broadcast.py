@@ -13,7 +13,7 @@ from torch.distributed import DistNetworkError, TCPStore
 
 from firstfault_torch.rounds import failure_broadcast as outcome_module
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
-from firstfault_torch.rounds.round_store import RoundStore
+from firstfault_torch.rounds.rendezvous import RoundStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

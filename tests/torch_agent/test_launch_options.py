@@ -11,7 +11,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
 from torch.numa.binding import AffinityMode, NumaOptions
 
 from firstfault.errors import UsageError
-from firstfault_torch.launch_options import (
+from firstfault_torch.options import (
     DEFAULT_SIGNALS,
     check_numa,
     logs_specs,

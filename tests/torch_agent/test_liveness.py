@@ -20,7 +20,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from firstfault_torch.rounds.liveness import Liveness
-from firstfault_torch.rounds.round_store import RoundStore
+from firstfault_torch.rounds.rendezvous import RoundStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

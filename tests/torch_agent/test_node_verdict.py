@@ -20,8 +20,8 @@ from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
 from firstfault.wire.verdict_json import verdict_from_json
 from firstfault_torch import run
+from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.agent.round_end import RoundEnd
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, get_file, put_file, record_error
 from firstfault_torch.options import Options

@@ -17,15 +17,15 @@ from firstfault.report.headline import first_line
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import run
+from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport
-from firstfault_torch.agent.round_end import RoundEnd
 from firstfault_torch.engine import PlainEngine
 from firstfault_torch.node.document_writer import document_path, record_error
 from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
 from firstfault_torch.options import Options
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
-from firstfault_torch.verdict import notifiers
-from firstfault_torch.verdict.notifiers import notify
+from firstfault_torch.verdict import seal
+from firstfault_torch.verdict.seal import notify
 from tests.http_receiver import Receiver, receiving
 from tests.recordings import concluded, sealed
 from tests.reports.scenes import SCOPE_SCENES, URI
@@ -60,7 +60,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def install(**calls: Callable[[Report], object]) -> None:
         points = [SimpleNamespace(name=name, load=lambda call=call: call) for name, call in calls.items()]
-        monkeypatch.setattr(notifiers, "entry_points", lambda group: points if group == "firstfault.notifiers" else [])
+        monkeypatch.setattr(seal, "entry_points", lambda group: points if group == "firstfault.notifiers" else [])
 
     return install
 
@@ -113,7 +113,7 @@ def test_a_webhook_that_does_not_answer(
     webhook: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It delays the end of the pod by a limit."""
-    monkeypatch.setattr(notifiers, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr(seal, "NOTIFIERS_S", 0.5)
     webhook.goes_on.clear()
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
@@ -164,8 +164,8 @@ def test_a_slow_lookup_of_installed_notifiers(
 ) -> None:
     """A disk that does not answer delays the end of the pod by a limit, and a warning says what was not called."""
     goes_on = threading.Event()
-    monkeypatch.setattr(notifiers, "NOTIFIERS_S", 0.5)
-    monkeypatch.setattr(notifiers, "entry_points", lambda group: [] if goes_on.wait(30) else [group])
+    monkeypatch.setattr(seal, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr(seal, "entry_points", lambda group: [] if goes_on.wait(30) else [group])
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
     assert time.monotonic() - began < 2

@@ -14,8 +14,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from firstfault.report.headline import first_line
 from firstfault_torch.notifiers.webhook import WEBHOOK_VARIABLE
-from firstfault_torch.verdict import notifiers
-from firstfault_torch.verdict.notifiers import notify
+from firstfault_torch.verdict import seal
+from firstfault_torch.verdict.seal import notify
 from tests.http_receiver import Receiver, receiving
 from tests.reports.scenes import CATEGORY_SCENES, SCOPE_SCENES, URI
 
@@ -174,7 +174,7 @@ def test_a_receiver_that_does_not_answer(
     collector: Receiver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It delays the end of the pod by a limit, and leaves no thread that keeps the process."""
-    monkeypatch.setattr(notifiers, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr(seal, "NOTIFIERS_S", 0.5)
     collector.goes_on.clear()
     before = set(threading.enumerate())
     began = time.monotonic()

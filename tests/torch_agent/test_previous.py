@@ -14,7 +14,7 @@ from firstfault.model import Kind, Origin
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
-from firstfault_torch.verdict.previous import VERDICT, Previous, leave_verdict, previous_attempt, retries_left
+from firstfault_torch.verdict.seal import VERDICT, leave_verdict, previous_attempt, retries_left
 from tests.recordings import concluded, recording_at
 from tests.recordings import sealed as sealed_of
 
@@ -68,8 +68,7 @@ def test_a_verdict_that_cannot_be_read(content: bytes | None, tmp_path: Path, ca
 
     assert conclusion.verdict.ranks == (3,)
     assert AGAIN not in conclusion.decision.reason
-    if content != b"":  # an empty message holds no seal, which is no failure to read it
-        assert "reading the verdict on the attempt before" in caplog.text
+    assert "reading the verdict on the attempt before" in caplog.text
 
 
 def test_settling_compares(tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_how_many_retries_are_left(
     previous = None
     if before is not None:
         verdict = run_strategy(get_strategy("earliest"), make_job(make_error(3)))
-        previous = Previous(verdict, replace(decide(verdict), retry=True, **before))
+        previous = replace(decide(verdict), retry=True, **before)
     assert retries_left(attempt, retries, previous) == left
 
 

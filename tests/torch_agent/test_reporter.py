@@ -12,8 +12,7 @@ from firstfault.layout.keys import error_key_for
 from firstfault.model import Place, Writer
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
-from firstfault_torch.agent.death_documents import Stop
-from firstfault_torch.agent.death_watch import Death
+from firstfault_torch.agent.death_documents import Death, Stop
 from firstfault_torch.agent.reporter import Reporter
 
 if TYPE_CHECKING:

@@ -313,11 +313,11 @@ def test_the_requests_of_a_decision(agents: Callable[..., list[Agent]], monkeypa
         made = agents(nodes, answer=ALLOWED)
         sent: list[list[str]] = [[] for _ in made]
         for agent, requests in zip(made, sent, strict=True):
-            known = agent.peers.broadcast.connections_to_agree
+            known = agent.peers.broadcast.connections
             monkeypatch.setattr(
                 agent.peers.broadcast,
-                "connections_to_agree",
-                lambda call=known, found=requests: tuple(_Counting(one, found) for one in call() or ()),
+                "connections",
+                lambda call=known, found=requests, **how: tuple(_Counting(one, found) for one in call(**how) or ()),
             )
         made[1].peers.notify(made[1].own)
         _run(made)

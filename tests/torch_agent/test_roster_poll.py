@@ -15,8 +15,8 @@ from firstfault.model import Phase
 from firstfault.recorder import Recorder
 from firstfault.testing import make_presence
 from firstfault_torch.node.document_writer import node_recorder
-from firstfault_torch.rounds import roster_poll as roster_look
-from firstfault_torch.rounds.roster_poll import RosterPoll
+from firstfault_torch.rounds import liveness as roster_look
+from firstfault_torch.rounds.liveness import RosterPoll
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,9 +20,10 @@ from firstfault.model import Phase
 from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence
 from firstfault_torch.node.document_writer import put_file
-from firstfault_torch.rounds import agreement as rounds
-from firstfault_torch.rounds.agreement import await_all, begin_round
+from firstfault_torch.rounds import rendezvous as rounds
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure, RoundOutcome
+from firstfault_torch.rounds.peers import await_all
+from firstfault_torch.rounds.rendezvous import begin_round
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from firstfault_torch.rounds import settlement as settlement_module
-from firstfault_torch.rounds.round_store import RoundStore
+from firstfault_torch.rounds.rendezvous import RoundStore
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch.agent import stopping as workers
-from firstfault_torch.agent.stopping import stop_processes
+from firstfault_torch.agent import local_workers as workers
+from firstfault_torch.agent.local_workers import stop_processes
 from firstfault_torch.compat.torch_agent import unfinished
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault_torch import compat
-from firstfault_torch.agent.death_watch import DeathWatch
 from firstfault_torch.agent.launch import launch_agent
+from firstfault_torch.agent.local_workers import DeathWatch
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.compat.torch_agent import (

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from firstfault.errors import AccessDeniedError
-from firstfault_torch.verdict.turns import await_turn, turn_of
+from firstfault_torch.verdict.seal import await_turn, turn_of
 
 SOON_S = 2.0
 

@@ -12,16 +12,14 @@ import os
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from torch.distributed.elastic.multiprocessing import SignalException
 
-from firstfault.model import TERMINATED
+from firstfault.model import TERMINATED, Phase
 from firstfault_torch.agent.local_workers import ObservedLogs
 from firstfault_torch.agent.node_round import NodeRound
-from firstfault_torch.agent.own_failures import OwnFailures
-from firstfault_torch.agent.round_end import PeerFailedError
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.compat.torch_agent import (
     HookedAgent,
@@ -30,23 +28,36 @@ from firstfault_torch.compat.torch_agent import (
     log_failure,
     process_failure,
 )
-from firstfault_torch.launch_options import with_node
+from firstfault_torch.guard import caught
 from firstfault_torch.node.starting import starting
 from firstfault_torch.node.timers import TORCH_ENABLED_VARIABLE
-from firstfault_torch.rounds.agreement import begin_round
-from firstfault_torch.rounds.rendezvous import Rendezvous
+from firstfault_torch.options import with_node
+from firstfault_torch.rounds.rendezvous import Rendezvous, begin_round
 
 if TYPE_CHECKING:
     import signal
     from collections.abc import Iterator
 
-    from firstfault_torch.agent.death_watch import Death
+    from firstfault_torch.agent.death_documents import Death
     from firstfault_torch.agent.node_round import AgentSettings
     from firstfault_torch.context import Recording
+    from firstfault_torch.rounds.failure_broadcast import FirstFailure
 
 _FAILED = {WorkerState.FAILED, WorkerState.UNHEALTHY}
 _NO_PAUSE = 1e-6
 """torch's sleep between two looks at the workers: here `monitor_workers` itself waits, and is woken by events."""
+
+
+class PeerFailedError(Exception):
+    """Another node failed; this node's workers were stopped because of it.
+
+    Args:
+        failure: the notice from the other node.
+    """
+
+    def __init__(self, failure: FirstFailure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
 
 
 class ReportingAgent(HookedAgent):
@@ -76,10 +87,9 @@ class ReportingAgent(HookedAgent):
         self._stop_seconds = settings.options.stop_seconds
         self._signals = settings.signals
         self.node = NodeRound(self.group, recording, settings)
-        self.own_failures = OwnFailures(self.node, settings)
         self._rounds = 0
         logs.prepare = self.node.workers.prepare
-        self._signals.when_received(self.own_failures.report_signal)
+        self._signals.when_received(self.node.report_signal)
         format_exceptions_early()
 
     # --- torch's hooks ------------------------------------------------------------------------------------------
@@ -159,19 +169,20 @@ class ReportingAgent(HookedAgent):
         Raises:
             PeerFailedError: another node has failed.
         """
+        node = self.node
         with guarded_in_main("reporting success"):
-            self.node.announce_success()
-        if self.node.peers is None:
+            node.reporter.announce(Phase.SUCCEEDED, node.places.ranks)
+        if node.peers is None:
             super().exit_barrier()
         else:
-            self.own_failures.waits_at_exit = True
+            node.waits_at_exit = True
             try:
-                failure = self.node.peers.await_all(self.node.wake, self.node.reporter.recording)
+                failure = node.peers.await_all(node.wake, node.reporter.recording)
             finally:
-                self.own_failures.waits_at_exit = False
+                node.waits_at_exit = False
             if failure is not None:
                 raise PeerFailedError(failure)
-        self.own_failures.finished = True
+        node.finished = True
         # the job has succeeded: a signal must not keep its outputs from being written
         self._signals.begin_shutdown()
 
@@ -205,15 +216,13 @@ class ReportingAgent(HookedAgent):
 
         A worker that ends while torch writes its exception leaves half a file; torch raises when it reads or prints it.
         """
-        try:
-            result = super().monitor_workers(group)
-        except SignalException:
-            raise
-        except Exception:
+        found, error = caught(partial(super().monitor_workers, group), Exception)
+        if error is not None:
             deaths = self.node.workers.deaths()
-            if not deaths:
-                raise
+            if isinstance(error, SignalException) or not deaths:
+                raise error
             return self._failed_result(deaths)
+        result = cast("RunResult", found)
         failures = {
             rank: process_failure(failure.local_rank, failure.pid, failure.exitcode, failure.error_file)
             for rank, failure in result.failures.items()

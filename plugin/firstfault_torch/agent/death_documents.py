@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import signal
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +26,6 @@ from firstfault.model import (
     ThreadFailure,
     Writer,
 )
-from firstfault_torch.agent.death_watch import signal_name
 from firstfault_torch.budgets import SOURCE_LINES_S
 from firstfault_torch.capture import capture
 from firstfault_torch.context import time_limit
@@ -37,8 +37,32 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from firstfault.model import ExpiredDeadline, Place, WorkerError
-    from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.context import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """One worker process that ended."""
+
+    local_rank: int
+    pid: int
+    exit_code: int
+    """As in multiprocessing: negative for a signal."""
+    wall_ns: int
+    monotonic_ns: int
+
+    @property
+    def signal(self) -> str:
+        """Name of the signal that killed it; empty if it exited."""
+        return signal_name(-self.exit_code) if self.exit_code < 0 else ""
+
+
+def signal_name(number: int) -> str:
+    """Return "SIGKILL" for 9, "SIG64" for a number without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIG{number}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +77,15 @@ def kept_exception(error_file: str, traceback_file: str) -> KeptException | None
     """Return the exception in torch elastic's error.json, else the one in torch.multiprocessing's traceback file."""
     content = read_error_file(error_file)
     if content is not None:
-        extra = content.get("extraInfo")
-        text = str((extra.get("py_callstack") if isinstance(extra, dict) else "") or content.get("message", ""))
-        return KeptException(_exception_from(str(content.get("message", ""))), text)
-    text = read_traceback(traceback_file)
-    if not text:
-        return None
-    return KeptException(_exception_from(text.strip().splitlines()[-1]), text)
+        line, extra = str(content.get("message", "")), content.get("extraInfo")
+        text = str((extra.get("py_callstack") if isinstance(extra, dict) else "") or line)
+    else:
+        text = read_traceback(traceback_file)
+        if not text:
+            return None
+        line = text.strip().splitlines()[-1]
+    kind, _, message = line.partition(": ")
+    return KeptException(ExceptionInfo(type=kind or "unknown", message=message), text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +135,6 @@ class Stop:
             by_us = death.monotonic_ns >= self.killed_ns
         return by_us and death.local_rank not in self.first and death.monotonic_ns >= self.began_ns
 
-    def sent_to(self, death: Death) -> str:
-        """Return the signal that the agent sent before a worker ended."""
-        return death.signal if death.signal in _TEARDOWN_SIGNALS else self.sent
-
 
 _TEARDOWN_SIGNALS = {"SIGTERM", "SIGKILL", "SIGINT", "SIGHUP", "SIGQUIT"}
 """Signals that stop workers: the one that the agent received itself, else SIGTERM; then SIGKILL."""
@@ -148,13 +170,26 @@ def about_death(
     ended_by = stop if stop is not None and stop.ended(death) and expiry is None else None
     # what torch kept of a stopped worker is what the training made of the signal, such as a handler's exception
     kept = traces.kept if ended_by is None else None
-    seen = expiry.observation if expiry is not None else _seen(death, stop)
-    stack = _with_source(traces.fatal_stack or seen.stack)
+    seen = Observation()
+    if expiry is not None:
+        seen = expiry.observation
+    elif stop is not None:
+        seen = stop.observations.get(death.local_rank, seen)
+    stack = traces.fatal_stack or seen.stack
+    if stack:  # without source lines if the program's files cannot be read in time
+        read = partial(with_source, stack, linecache.getline)
+        stack = bounded(read, SOURCE_LINES_S, "reading source lines", local=True) or stack
     if seen.raised_at is not None and not traces.fatal_stack:
         stack = with_raise_point(stack, seen.raised_at)
     code, message = _code_and_message(death, place, ended_by.reason if ended_by is not None else "", kept)
-    if expiry is not None and kept is None:
-        code, message = _hang(place, expiry.deadline)
+    category = "host_oom" if death.signal == "SIGKILL" and ended_by is None and traces.resources.oom_kill else ""
+    sent: tuple[SentSignal, ...] = ()
+    if ended_by is not None:
+        sent = (SentSignal(death.signal if death.signal in _TEARDOWN_SIGNALS else ended_by.sent, ended_by.reason),)
+    if expiry is not None:
+        category = "hang"
+        if kept is None:
+            code, message = _hang(place, expiry.deadline)
     return failure_record(
         ErrorClass.WORKER_FAILURE,
         place,
@@ -166,8 +201,8 @@ def about_death(
         exception=kept.exception if kept is not None else None,
         exit_code=death.exit_code,
         signal=death.signal,
-        sent_signals=(SentSignal(ended_by.sent_to(death), ended_by.reason),) if ended_by is not None else (),
-        category=_category(death, traces.resources, expiry, stopped=ended_by is not None),
+        sent_signals=sent,
+        category=category,
         monotonic_ns=death.monotonic_ns,
         upload_delay_ns=time.monotonic_ns() - death.monotonic_ns,
         resources=traces.resources,
@@ -178,25 +213,6 @@ def about_death(
         caused_by=ended_by.caused_by if ended_by is not None else None,
         expired=expiry.deadline if expiry is not None else None,
     )
-
-
-def _seen(death: Death, stop: Stop | None) -> Observation:
-    """Return what the agent learned of a worker before it stopped it."""
-    return stop.observations.get(death.local_rank, Observation()) if stop is not None else Observation()
-
-
-def _with_source(stack: str) -> str:
-    """Return a stack with source lines; without them if the program's files cannot be read in time."""
-    if not stack:
-        return ""
-    read = partial(with_source, stack, linecache.getline)
-    return bounded(read, SOURCE_LINES_S, "reading source lines", local=True) or stack
-
-
-def _category(death: Death, resources: Resources, expiry: Expiry | None, *, stopped: bool) -> str:
-    if expiry is not None:
-        return "hang"
-    return "host_oom" if death.signal == "SIGKILL" and not stopped and resources.oom_kill else ""
 
 
 def _hang(place: Place, expired: ExpiredDeadline) -> tuple[str, str]:
@@ -246,9 +262,3 @@ def about_agent(error: BaseException, sort: ErrorClass, place: Place, moment: Mo
         signal=name,
         monotonic_ns=moment.monotonic_ns,
     )
-
-
-def _exception_from(text: str) -> ExceptionInfo:
-    """Parse torch's ``Type: message``."""
-    kind, _, message = text.partition(": ")
-    return ExceptionInfo(type=kind or "unknown", message=message)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import os
+import traceback
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic import events, metrics
@@ -18,17 +18,16 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
 
-from firstfault_torch.agent.agent import ReportingAgent, environment_set
+from firstfault_torch.agent.agent import PeerFailedError, ReportingAgent, environment_set
 from firstfault_torch.agent.death_documents import about_agent
 from firstfault_torch.agent.reporter import NodeReport, Reporter
-from firstfault_torch.agent.round_end import PeerFailedError, RoundEnd
 from firstfault_torch.budgets import CLOSING_S
 from firstfault_torch.compat import warn_once
 from firstfault_torch.compat.torch_agent import MissingNamesError
 from firstfault_torch.context import Moment, node_place
 from firstfault_torch.error_classes import ErrorClass, error_class_of
 from firstfault_torch.guard import bounded, guarded
-from firstfault_torch.launch_options import DEFAULT_SIGNALS
+from firstfault_torch.options import DEFAULT_SIGNALS
 
 if TYPE_CHECKING:
     import signal
@@ -38,7 +37,9 @@ if TYPE_CHECKING:
     from torch.distributed.launcher.api import LaunchConfig
 
     from firstfault_torch.agent.node_round import AgentSettings
+    from firstfault_torch.agent.restarts import RefusedRestart
     from firstfault_torch.context import Recording
+    from firstfault_torch.rounds.peers import Peers
 
 _OPTIONAL_SPEC = (
     "local_addr",
@@ -50,6 +51,32 @@ _OPTIONAL_SPEC = (
 )
 """Fields of LaunchConfig that some versions of torch pass to the WorkerSpec."""
 _OPTIONAL_AGENT = ("log_line_prefix_template", "shutdown_timeout")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    """How a node's last round ended, with results or with an error."""
+
+    recording: Recording
+    """With the number of the round."""
+    report: NodeReport
+    """What this node has written about the round."""
+    results: dict[int, Any] | None = None
+    """What the workers returned, by global rank; empty if the job finished without this node. None: it failed."""
+    error: Exception | None = None
+    """What torch raised: ChildFailedError, SignalException, or an error of the agent itself; PeerFailedError if another
+    node failed. None: the workers succeeded."""
+    group_rank: int = 0
+    """This node's."""
+    refused: RefusedRestart | None = None
+    """The decision against a restart that ended the attempt; None: there was none."""
+    peers: Peers | None = None
+    """The other agents; None: there are none, or the round had not begun."""
+
+    def forget_agent(self) -> None:
+        """Let the agent end, whose frames the error's traceback holds: a later fork must not inherit its store."""
+        if self.error is not None:
+            traceback.clear_frames(self.error.__traceback__)
 
 
 def launch_agent(  # noqa: PLR0913, PLR0917 - torch's three, and ours
@@ -75,7 +102,12 @@ def launch_agent(  # noqa: PLR0913, PLR0917 - torch's three, and ours
     agent: ReportingAgent | None = None
     shutdown: Callable[[], Any] | None = None
     signals = settings.signals
-    signals.as_last_resort(lambda number: last_resort(_failed(agent, _signal_error(number), recording)))
+
+    def end_pod(number: signal.Signals) -> None:
+        error = SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
+        last_resort(_failed(agent, error, recording))
+
+    signals.as_last_resort(end_pod)
     try:
         handler = _rendezvous(config)
         shutdown = handler.shutdown
@@ -86,7 +118,10 @@ def launch_agent(  # noqa: PLR0913, PLR0917 - torch's three, and ours
             "start_method": config.start_method,
             **_accepted(LocalElasticAgent, config, _OPTIONAL_AGENT),
         }
-        agent = _reporting_agent(recording, settings, **arguments)
+        try:
+            agent = ReportingAgent(recording, settings, **arguments)
+        except MissingNamesError as error:
+            warn_once(f"{error} of its agent", "torch's own agent runs the workers; only they write documents")
         if agent is not None:
             results = _run(agent, entrypoint, config)
             return RoundEnd(agent.node.reporter.recording, agent.node.reporter.report, results)
@@ -121,10 +156,6 @@ def _rendezvous(config: LaunchConfig) -> RendezvousHandler:
     )
 
 
-def _signal_error(number: signal.Signals) -> SignalException:
-    return SignalException(f"Process {os.getpid()} got signal: {number.name}", sigval=number)
-
-
 def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording) -> RoundEnd:
     """Document the agent's own failure, if there is one, and return the end of the round with all reports."""
     peers = agent.node.peers if agent is not None else None
@@ -138,9 +169,14 @@ def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording
         with guarded("reporting the agent's own failure"):
             error_class = ErrorClass.PREEMPTION if isinstance(error, SignalException) else error_class_of(error)
             if agent is not None:
-                agent.own_failures.record(error, error_class)
-            else:
-                report = _reported_without_agent(error, error_class, recording)
+                agent.node.report_agent(error, error_class)
+            else:  # before there is a round, and ranks
+                place = replace(node_place(recording), incarnation=recording.incarnation)
+                reporter = Reporter(recording, lambda _: place)
+                reporter.write(about_agent(error, error_class, place, Moment.now()))
+                reporter.finish((), None)
+                reporter.drain()
+                report = reporter.report
     if agent is None:
         return RoundEnd(recording, report, error=error)
     node = agent.node
@@ -152,15 +188,6 @@ def _failed(agent: ReportingAgent | None, error: Exception, recording: Recording
         refused=node.restarts.refused,
         peers=node.peers,
     )
-
-
-def _reporting_agent(recording: Recording, settings: AgentSettings, **arguments: Any) -> ReportingAgent | None:
-    """Return the agent; None if this torch lacks a name that it needs: then torch's own agent runs the workers."""
-    try:
-        return ReportingAgent(recording, settings, **arguments)
-    except MissingNamesError as error:
-        warn_once(f"{error} of its agent", "torch's own agent runs the workers; only they write documents")
-        return None
 
 
 def _run(agent: LocalElasticAgent, entrypoint: Callable[..., Any], config: LaunchConfig) -> dict[int, Any]:
@@ -187,19 +214,14 @@ def _record(event: Callable[[], Any], config: LaunchConfig) -> None:
             events.record(event(), handler)
 
 
-def _static_address(config: LaunchConfig) -> dict[str, Any]:
-    """Return the address of the workers' store with torch's static rendezvous; else none: the round's store tells."""
-    if config.rdzv_backend != "static":
-        return {}
-    host, _, port = config.rdzv_endpoint.strip().rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"rdzv_endpoint must be <host>:<port> for a static rendezvous, not {config.rdzv_endpoint!r}")
-    return {"master_addr": host.strip("[]"), "master_port": int(port)}
-
-
 def _spec(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any, ...], handler: Any) -> WorkerSpec:
-    known = {item.name for item in dataclasses.fields(WorkerSpec)}
-    optional = {name: getattr(config, name) for name in _OPTIONAL_SPEC if name in known and hasattr(config, name)}
+    optional = _accepted(WorkerSpec, config, _OPTIONAL_SPEC)
+    if config.rdzv_backend == "static":  # else the round's store tells the address of the workers' store
+        host, _, port = config.rdzv_endpoint.strip().rpartition(":")
+        if not host or not port.isdecimal():
+            where = config.rdzv_endpoint
+            raise ValueError(f"rdzv_endpoint must be <host>:<port> for a static rendezvous, not {where!r}")
+        optional |= {"master_addr": host.strip("[]"), "master_port": int(port)}
     return WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
@@ -209,20 +231,9 @@ def _spec(config: LaunchConfig, entrypoint: Callable[..., Any], args: tuple[Any,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
         **optional,
-        **_static_address(config),
     )
 
 
 def _accepted(function: Callable[..., Any], config: LaunchConfig, names: tuple[str, ...]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     return {name: getattr(config, name) for name in names if name in parameters and hasattr(config, name)}
-
-
-def _reported_without_agent(error: Exception, error_class: ErrorClass, recording: Recording) -> NodeReport:
-    """Document a failure before there is an agent, a round and ranks."""
-    place = replace(node_place(recording), incarnation=recording.incarnation)
-    reporter = Reporter(recording, lambda _: place)
-    reporter.write(about_agent(error, error_class, place, Moment.now()))
-    reporter.finish((), None)
-    reporter.drain()
-    return reporter.report

@@ -1,8 +1,13 @@
-"""This node's worker processes: watches when they end, reads what they report, and stops them."""
+"""This node's worker processes: watches when they end, reads what they report, and stops them.
+
+torch elastic polls its workers and keeps one failure per node. `DeathWatch` waits on one descriptor per process, which
+becomes readable the moment the process ends.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.connection
 import os
 import signal
 import threading
@@ -14,25 +19,24 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from firstfault.model import TERMINATED, ExpiredDeadline
-from firstfault_torch.agent.death_documents import Expiry, Observation, Stop
-from firstfault_torch.agent.death_watch import DeathWatch
+from firstfault.recorder.left_processes import end_left_processes
+from firstfault_torch.agent.death_documents import Death, Expiry, Observation, Stop
 from firstfault_torch.agent.signals import guarded_in_main
-from firstfault_torch.agent.stopping import observe, stop_processes
 from firstfault_torch.agent.timers import open_timers
-from firstfault_torch.budgets import RAISED_S, STOP_POLL_S
+from firstfault_torch.budgets import ASKING_S, EXIT_S, RAISED_S, STOP_POLL_S, WAKE_S
 from firstfault_torch.compat.torch_agent import traceback_files, unfinished, worker_processes
 from firstfault_torch.context import LOCAL_RANK_VARIABLE
 from firstfault_torch.guard import guarded, logger
-from firstfault_torch.node.channel import AgentChannel
+from firstfault_torch.node.channel import AgentChannel, from_message
+from firstfault_torch.node.stack_dumps import ask_for_stacks, written_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.distributed.elastic.multiprocessing import LogsDest
 
     from firstfault.model import CausedBy
-    from firstfault_torch.agent.death_watch import Death
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.agent.timers import TimerServer
     from firstfault_torch.context import Recording
@@ -302,6 +306,80 @@ class ObservedLogs(LogsSpecs):
         return self._specs.root_log_dir
 
 
+# --- watching -------------------------------------------------------------------------------------------------------
+
+
+class DeathWatch:
+    """Records the moment at which each of a node's worker processes ends.
+
+    It only watches: torch waits for the processes and reads their exit codes.
+
+    Args:
+        processes: in order of local rank.
+        wake: called from the watching thread when one has ended.
+    """
+
+    def __init__(self, processes: Sequence[Any], wake: Callable[[], None] = lambda: None) -> None:
+        self._processes = list(processes)
+        self._wake = wake
+        self._descriptors = contextlib.ExitStack()
+        descriptors = [_descriptor(process, self._descriptors) for process in processes]
+        self._waiting = {item: index for index, item in enumerate(descriptors) if item is not None}
+        self._ended: dict[int, tuple[int, int]] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        # without a thread a death has the time at which the agent looks
+        with guarded("watching when workers end"):
+            thread = threading.Thread(target=self._watch, name="firstfault-deaths", daemon=True)
+            thread.start()
+            self._thread = thread
+
+    def ended(self) -> list[Death]:
+        """Return all processes that ended, earliest first."""
+        found = []
+        for local_rank, process in enumerate(self._processes):
+            code = process.exitcode
+            if code is None:
+                continue
+            wall_ns, monotonic_ns = self._ended.get(local_rank) or (time.time_ns(), time.monotonic_ns())
+            found.append(Death(local_rank, process.pid, code, wall_ns, monotonic_ns))
+        return sorted(found, key=lambda death: (death.monotonic_ns, death.local_rank))
+
+    def stop(self) -> None:
+        """End the watching thread, which must not run when the agent forks again."""
+        self._stop.set()
+        if self._thread is None:
+            self._descriptors.close()
+        else:
+            self._thread.join(timeout=2 * WAKE_S)
+
+    def _watch(self) -> None:
+        waiting = self._waiting
+        with self._descriptors:
+            while waiting and not self._stop.is_set():
+                ready = multiprocessing.connection.wait(list(waiting), timeout=WAKE_S)
+                now = (time.time_ns(), time.monotonic_ns())
+                for descriptor in ready:
+                    index = waiting.pop(descriptor)
+                    self._ended[index] = now
+                if ready:
+                    self._wake()
+
+
+def _descriptor(process: Any, opened: contextlib.ExitStack) -> Any:
+    """Return what becomes readable when the process ends; `opened` closes it if need be.
+
+    The fallback, for a kernel or sandbox without pidfds, is multiprocessing's sentinel. The process's own children
+    inherit that pipe: while a data loader lives, it does not become readable.
+    """
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (OSError, AttributeError):  # AttributeError: Python was built with old kernel headers
+        return process.sentinel
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
 def _is_running(pid: int) -> bool:
     """Whether a worker has not ended, as far as /proc tells; one that ended by itself missed no deadline."""
     try:
@@ -311,3 +389,85 @@ def _is_running(pid: int) -> bool:
     except OSError:
         return True
     return state not in ([b"Z"], [b"X"])
+
+
+# --- asking and stopping --------------------------------------------------------------------------------------------
+
+
+def observe(channel: AgentChannel | None, recording: Recording, pids: dict[int, int]) -> dict[int, Observation]:
+    """Return stacks and state of living workers by local rank, within a fraction of a second.
+
+    An exception that is still inside the task function is not included: the worker documents it itself. Stacks and
+    state are asked for one after the other: faulthandler reads the frames of all threads without the GIL, and may crash
+    a worker in which another thread runs meanwhile.
+    """
+    files = recording.files
+    if channel is None or files is None or not pids:
+        return {}
+    stacks: dict[int, str] = {}
+    with guarded("asking workers for their stacks"):
+        stacks = ask_for_stacks(files, recording.round, pids, ASKING_S)
+    answers = channel.ask(recording.round, pids, ASKING_S)
+    for rank in answers.keys() - stacks.keys():
+        stacks[rank] = written_stacks(files, recording.round, rank)
+    return {rank: Observation(stacks.get(rank, ""), *from_message(answers.get(rank, {}))) for rank in pids}
+
+
+def stop_processes(
+    processes: Sequence[Any],
+    sent: signal.Signals,
+    *,
+    spare: frozenset[int] = frozenset(),
+    leaving: frozenset[int] = frozenset(),
+    seconds: float,
+) -> None:
+    """Stop all processes by the signal, and by SIGKILL those that still run after `seconds`.
+
+    Args:
+        processes: in order of local rank.
+        sent: the signal.
+        spare: local ranks that have failed; they get no signal and have EXIT_S to exit by themselves.
+        leaving: local ranks whose exception is on record and on its way out; they get no signal, and no more time.
+        seconds: for all the others together.
+    """
+    others = [process for rank, process in enumerate(processes) if rank not in spare]
+    for rank, process in enumerate(processes):
+        if rank not in spare | leaving and process.exitcode is None:
+            _send(process, sent)
+    began = time.monotonic()
+    _end(others, began + seconds, seconds)
+    _end(processes, began + max(seconds, EXIT_S), seconds)
+
+
+def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
+    """Wait for processes to end, and kill those that still run at the deadline.
+
+    SIGKILL does not end a process in uninterruptible sleep: after `seconds` it is left to torch, which gives up on it.
+    """
+    _wait(processes, deadline)
+    left = [process for process in processes if process.exitcode is None]
+    for process in left:
+        _send(process, signal.SIGKILL)
+    _wait(left, time.monotonic() + seconds)
+
+
+def _wait(processes: Sequence[Any], deadline: float) -> None:
+    while time.monotonic() < deadline and any(process.exitcode is None for process in processes):
+        time.sleep(STOP_POLL_S)
+
+
+def _send(process: Any, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it may just have ended
+        os.kill(process.pid, number)
+
+
+def end_what_workers_left(recording: Recording, seconds: float) -> None:
+    """End the processes that this node's workers started, after the workers have ended; not those in other sessions.
+
+    Args:
+        recording: of the node.
+        seconds: how long they may take after SIGTERM before they are killed.
+    """
+    if recording.files is not None:
+        with guarded("ending the processes that workers have left"):
+            end_left_processes(recording.files.path, seconds)

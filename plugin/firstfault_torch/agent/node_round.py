@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.agent.server.api import WorkerState
+from torch.distributed.elastic.multiprocessing import SignalException
 
-from firstfault.model import Phase
-from firstfault_torch.agent.death_documents import Stop
-from firstfault_torch.agent.local_workers import LocalWorkers
+from firstfault.model import TERMINATED, TERMINATED_BY
+from firstfault_torch.agent.death_documents import Stop, about_agent
+from firstfault_torch.agent.local_workers import LocalWorkers, end_what_workers_left
 from firstfault_torch.agent.reporter import Reporter
 from firstfault_torch.agent.restarts import Node, Restarts
 from firstfault_torch.agent.signals import guarded_in_main
-from firstfault_torch.agent.stopping import end_what_workers_left
 from firstfault_torch.agent.timers import watchdog_of
 from firstfault_torch.budgets import COMING_BACK_S
-from firstfault_torch.context import node_place
-from firstfault_torch.guard import logger
+from firstfault_torch.context import Moment, node_place
+from firstfault_torch.error_classes import ErrorClass
+from firstfault_torch.guard import guarded, logger
 from firstfault_torch.rounds.failure_broadcast import FirstFailure
 from firstfault_torch.rounds.peers import Peers
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 
     from firstfault.model import Place
-    from firstfault_torch.agent.death_watch import Death
+    from firstfault_torch.agent.death_documents import Death
     from firstfault_torch.agent.restarts import DecideRestart
-    from firstfault_torch.agent.signals import SignalWatch
+    from firstfault_torch.agent.signals import SignalReceived, SignalWatch
     from firstfault_torch.context import Recording
     from firstfault_torch.options import Options, Survivors
 
@@ -126,9 +127,14 @@ class NodeRound:
         )
         self.peers: Peers | None = None
         """None: there is no other node, or the round has not begun."""
+        self.waits_at_exit = False
+        """Whether this node's workers have succeeded, and it waits for the other nodes."""
+        self.finished = False
+        """Whether all nodes have succeeded; a signal is not a failure then."""
         self._group = group
         self._settings = settings
         self._restarts_left = 0
+        self._signal_reported = threading.Event()
 
     # --- the beginning and the end ------------------------------------------------------------------------------
 
@@ -190,7 +196,7 @@ class NodeRound:
             return []
         if self.workers.stopped is None:
             first = frozenset(reported) | {death.local_rank for death in deaths}
-            self._tell(self._first_failure(reported, deaths))
+            self._tell(reported, deaths)
             for death in deaths:
                 # before the siblings are asked: the document about the first death is to be durable first
                 self.workers.document(death)
@@ -203,7 +209,7 @@ class NodeRound:
             # torch saw the failure first and has stopped the other workers
             first = frozenset(failure.local_rank for failure in result.failures.values())
             deaths = [death for death in self.workers.deaths() if death.local_rank in first]
-            self._tell(self._first_failure({}, deaths))
+            self._tell({}, deaths)
             self.workers.stopped = Stop(_SIBLING_FAILED, looked_ns, first=first)
         self.finish_report()
 
@@ -226,24 +232,56 @@ class NodeRound:
             with guarded_in_main("leaving out faults from which the ranks had recovered"):
                 self.survivors.forget_recovered(self._group)
 
-    def _first_failure(self, reported: dict[int, dict[str, Any]], deaths: list[Death]) -> FirstFailure:
-        """Return the notice for the other agents: the worker that reported first, else the first that died."""
-        place = self.places.of()
+    def _tell(self, reported: dict[int, dict[str, Any]], deaths: list[Death]) -> None:
+        """Tell the other agents of the worker that reported first, else of the first that died."""
+        place, what = self.places.of(), "its workers are unhealthy"
+        failure = FirstFailure(what, place.node, place.group_rank, fatal=self._restarts_left == 0, asks=self.asks)
         if reported:
             local, report = min(reported.items(), key=lambda item: (item[1].get("monotonic_ns", 0), item[0]))
             what, document = str(report.get("what", "")), str(report.get("document", ""))
-            return FirstFailure(what, place.node, place.group_rank, self.places.rank_of(local), document)
-        if not deaths:
-            return FirstFailure("its workers are unhealthy", place.node, place.group_rank)
-        first = deaths[0]
-        expiry = self.workers.expired.get(first.local_rank)
-        what = expiry.deadline.text if expiry is not None else first.signal or f"exit code {first.exit_code}"
-        return FirstFailure(what, place.node, place.group_rank, self.places.rank_of(first.local_rank))
-
-    def _tell(self, failure: FirstFailure) -> None:
-        """Tell the other agents of this node's failure."""
+            failure = replace(failure, what=what, rank=self.places.rank_of(local), document=document)
+        elif deaths:
+            first = deaths[0]
+            expiry = self.workers.expired.get(first.local_rank)
+            what = expiry.deadline.text if expiry is not None else first.signal or f"exit code {first.exit_code}"
+            failure = replace(failure, what=what, rank=self.places.rank_of(first.local_rank))
         if self.peers is not None:
-            self.peers.notify(replace(failure, fatal=self._restarts_left == 0, asks=self.asks))
+            self.peers.notify(failure)
+
+    # --- a failure of the agent itself --------------------------------------------------------------------------
+
+    def report_signal(self, received: SignalReceived) -> None:
+        """Report at once that this node is terminated; called from the thread that receives signals."""
+        try:
+            if self.finished:
+                return
+            self.reporter.hurry()
+            error = SignalException("terminated", sigval=received.number)
+            self.reporter.write(about_agent(error, ErrorClass.PREEMPTION, self.places.of(), received.moment))
+            if self.waits_at_exit or not self.restarts.others_suffice(self.places.nodes):
+                self._tell_of_agent(f"{TERMINATED_BY} {received.number.name}")
+        finally:
+            self._signal_reported.set()
+
+    def report_agent(self, error: BaseException, error_class: ErrorClass) -> None:
+        """Write a document about a failure of the agent itself, and finish the node's report."""
+        preempted = error_class is ErrorClass.PREEMPTION
+        with guarded("stopping the workers"):
+            self.stop_workers(TERMINATED if preempted else "its agent had failed")
+        if preempted and self._settings.signals.is_listening:
+            self._signal_reported.wait(self.reporter.recording.upload_deadline_seconds)
+        else:
+            self.reporter.write(about_agent(error, error_class, self.places.of(), Moment.now()))
+        if not preempted:
+            self._tell_of_agent(f"{type(error).__name__} in its agent")
+        self.finish_report()
+        if self.peers is not None and preempted:
+            self.peers.leave(self.reporter.report.copies)
+
+    def _tell_of_agent(self, what: str) -> None:
+        if self.peers is not None:
+            place = self.places.of()
+            self.peers.broadcast.send(FirstFailure(what, place.node, place.group_rank))
 
     # --- a failure of another node ------------------------------------------------------------------------------
 
@@ -257,10 +295,6 @@ class NodeRound:
             deaths = frozenset(death.local_rank for death in self.workers.deaths())
             self.workers.stop(failure.reason, deaths, caused_by=failure.cause)
             self.finish_report()
-
-    def announce_success(self) -> None:
-        """Write this node's roster entry."""
-        self.reporter.announce(Phase.SUCCEEDED, self.places.ranks)
 
     # --- restarts -----------------------------------------------------------------------------------------------
 

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
     from firstfault.model import Place
     from firstfault.recorder import SpooledDocument
-    from firstfault_torch.agent.death_documents import Expiry, KeptException, Stop
-    from firstfault_torch.agent.death_watch import Death
+    from firstfault_torch.agent.death_documents import Death, Expiry, Stop
     from firstfault_torch.context import Recording
     from firstfault_torch.node.stderr_relay import StderrRelay
     from firstfault_torch.rounds.failure_broadcast import FirstFailure
@@ -113,7 +112,10 @@ class Reporter:
         self._log_tails = log_tails
         self.announce(Phase.JOINED, ranks)
         with guarded("spooling the report on the agent's death"):
-            self._spool_dead_agent(ranks)
+            if self.recording.files is not None:
+                place, spool = self._place_of(None), self.recording.files.recorder.last_words
+                spool.add("document.pb", encode(lost_agent(place)))
+                spool.add("presence.pb", encode_presence(NodePresence(Phase.FAILED, place, ranks)))
 
     def remove_traceback_files(self) -> None:
         """Remove the files in which torch.multiprocessing kept tracebacks of this round; it leaves them."""
@@ -148,17 +150,7 @@ class Reporter:
 
     def put(self, path: str, data: bytes) -> None:
         """Write another small file below the output prefix, in the background."""
-        self._entries.append(
-            self._submit(lambda: put_on_node(path, data, self.recording, self.deadline_seconds)),
-        )
-
-    def _spool_dead_agent(self, ranks: tuple[int, ...]) -> None:
-        if self.recording.files is None:
-            return
-        place = self._place_of(None)
-        spool = self.recording.files.recorder.last_words
-        spool.add("document.pb", encode(lost_agent(place)))
-        spool.add("presence.pb", encode_presence(NodePresence(Phase.FAILED, place, ranks)))
+        self._entries.append(self._submit(lambda: put_on_node(path, data, self.recording, self.deadline_seconds)))
 
     # --- documents ----------------------------------------------------------------------------------------------
 
@@ -181,9 +173,16 @@ class Reporter:
             expiry: the deadline for which it killed this worker; None: it did not.
             only_held: upload what the worker wrote itself, and write nothing.
         """
+
+        def upload() -> None:
+            own = self._own_documents(death)
+            if not only_held:
+                self._document(death, stop, expiry, own)
+            elif own:
+                self._keep_log(death, own[-1])
+
         if death.local_rank not in self._documented:
-            work = partial(self._held_documents, death) if only_held else partial(self._document, death, stop, expiry)
-            self._documented[death.local_rank] = self._submit(work)
+            self._documented[death.local_rank] = self._submit(upload)
 
     def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
         """Announce that this node has failed and written all its documents, after it has.
@@ -197,9 +196,8 @@ class Reporter:
                 upload.result()
         self.announce(Phase.FAILED, ranks, first)
 
-    def _document(self, death: Death, stop: Stop | None, expiry: Expiry | None) -> None:
+    def _document(self, death: Death, stop: Stop | None, expiry: Expiry | None, own: list[WorkerError]) -> None:
         """Write a document about one death, if its worker's own do not tell all; runs in an upload thread."""
-        own = self._own_documents(death)
         ended = [failure for failure in own if not failure.in_flight and not _answers(failure, stop, death)]
         if ended and not (death.exit_code > 0 and all(map(_is_bare_exit, ended))):
             if stop is None or not stop.ended(death):
@@ -207,13 +205,14 @@ class Reporter:
             return
         stop = None if ended else stop  # it had ended its training before it was stopped
         by_itself = expiry is None and (stop is None or not stop.ended(death))
-        killed = death.signal == "SIGKILL" and by_itself
-        traces = Traces(
-            kept=None if own else self._kept_by_torch(death),
-            resources=(self._resources() if killed else None) or Resources(),
-            fatal_stack=self._fatal_stack(death.local_rank),
-            log_tail=self._log_of(death),
-        )
+        kept, resources, rank = None, None, death.local_rank
+        if not own and not death.signal:
+            # what torch kept of a process that a signal ended was handled: the process continued
+            kept = kept_exception(self.report.error_files.get(rank, ""), self._traceback_files.get(rank, ""))
+        if death.signal == "SIGKILL" and by_itself and self.recording.files is not None:
+            resources = bounded(partial(ask_recorder, self.recording), MEMORY_S, "asking for the container's memory")
+        stack, log = self._fatal_stack(rank), self._log_of(death)
+        traces = Traces(kept, resources or Resources(), stack, log)
         self.write(about_death(death, self._place_of(death.local_rank), stop=stop, traces=traces, expiry=expiry))
 
     def withdraw(self, local_rank: int) -> None:
@@ -224,12 +223,6 @@ class Reporter:
         for document in spool.documents(held=True):
             spool.withdraw(document.name)
             self.report.receipts.append(Receipt(document.name, durable=document.is_durable, withdrawn=True))
-
-    def _held_documents(self, death: Death) -> None:
-        """Upload what a worker wrote that torch takes for a success."""
-        own = self._own_documents(death)
-        if own:
-            self._keep_log(death, own[-1])
 
     def _keep_log(self, death: Death, own: WorkerError) -> None:
         """Keep the end of a worker's stderr for this node's roster entry: its own document cannot have it."""
@@ -266,23 +259,14 @@ class Reporter:
         if document.withdrawn:
             return Receipt(document.name, durable=document.is_durable, withdrawn=True), None
         data = document.path.read_bytes()
-        failure = _read(data, document.name)
+        failure = decode(data, DocumentRef(document.name))
+        if not isinstance(failure, WorkerError):
+            raise TypeError(f"{document.name} in the node's spool is not an error document")
         self.report.copies[document_path(document.name)] = data
         if document.receipt is not None and document.receipt.durable:
             return document.receipt, failure
         receipt = put_document(document, self.recording, failure.monotonic_ns, failure.rank, self.deadline_seconds)
         return receipt, failure
-
-    def _kept_by_torch(self, death: Death) -> KeptException | None:
-        """Return the exception that ended a worker, as torch kept it.
-
-        What torch kept of a process that a signal ended was handled: the process continued.
-        """
-        if death.signal:
-            return None
-        return kept_exception(
-            self.report.error_files.get(death.local_rank, ""), self._traceback_files.get(death.local_rank, "")
-        )
 
     def _fatal_stack(self, local_rank: int) -> str:
         if self.recording.files is None:
@@ -296,12 +280,6 @@ class Reporter:
                 sys.stderr.write(f"{stack}\n")
                 sys.stderr.flush()
         return stack
-
-    def _resources(self) -> Resources | None:
-        """Return the recorder's data on the container's memory; None without a recorder."""
-        if self.recording.files is None:
-            return None
-        return bounded(partial(ask_recorder, self.recording), MEMORY_S, "asking for the container's memory")
 
     def _submit(self, call: Callable[[], Any]) -> Future[Any]:
         if self._pool is None:
@@ -320,10 +298,3 @@ def _is_bare_exit(failure: WorkerError) -> bool:
     """Whether a worker exited outside of an exception's handling: what led to it stands only in its stderr."""
     exception = failure.exception
     return exception is not None and exception.type == "SystemExit" and not exception.causes
-
-
-def _read(data: bytes, name: str) -> WorkerError:
-    document = decode(data, DocumentRef(name))
-    if not isinstance(document, WorkerError):
-        raise TypeError(f"{name} in the node's spool is not an error document")
-    return document

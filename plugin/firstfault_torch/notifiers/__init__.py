@@ -1,1 +1,1 @@
-"""Notifiers of firstfault's own: a webhook and OpenTelemetry. Nothing imports them: `verdict.notifiers` finds them."""
+"""Notifiers of firstfault's own: a webhook and OpenTelemetry. Nothing imports them: `verdict.seal` finds them."""

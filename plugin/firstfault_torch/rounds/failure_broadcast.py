@@ -20,7 +20,7 @@ import torch.distributed as dist
 from firstfault.model import CausedBy
 from firstfault_torch.budgets import FATAL_LOOK_S, HOST_CLOSING_S, STORE_S
 from firstfault_torch.guard import bounded, guarded, logger
-from firstfault_torch.rounds.round_store import set_once
+from firstfault_torch.rounds.rendezvous import lowest, set_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,18 +180,19 @@ class FailureBroadcast:
             failure = bounded(ask, STORE_S, "asking which node failed")
         return None if failure is None or failure.group_rank == self._group_rank else failure
 
-    def connections(self) -> tuple[Any, Any] | None:
-        """Return two connections to the store after a failure, None if it is lost: one to use, one to wait with."""
-        self._thread.join(STORE_S)
-        return None if self._thread.is_alive() else self._open_connections()
+    def connections(self, *, to_agree: bool = False) -> tuple[Any, Any] | None:
+        """Return two connections to the store after a failure: one to use, one to wait with; None if it is lost.
 
-    def connections_to_agree(self) -> tuple[Any, Any] | None:
-        """Return the same after a failure that asks; None if the store is lost, or if a node failed for good."""
-        self._is_known.wait(STORE_S)
-        return None if self._outcome is None or self.is_fatal else self._open_connections()
-
-    def _open_connections(self) -> tuple[Any, Any] | None:
-        if self._is_lost() or self._waiting is None or self._connection is None:
+        Args:
+            to_agree: the failure asks. None also if a node failed for good.
+        """
+        if to_agree:
+            self._is_known.wait(STORE_S)
+            is_usable = self._outcome is not None and not self.is_fatal
+        else:
+            self._thread.join(STORE_S)
+            is_usable = not self._thread.is_alive()
+        if not is_usable or self._is_lost() or self._waiting is None or self._connection is None:
             return None
         return self._connection, self._waiting
 
@@ -225,11 +226,11 @@ class FailureBroadcast:
             self._wake()
             failure = self._outcome.failure
             if failure is not None and not failure.fatal:
-                # a third node may still fail for good before this one enters the next round
                 self._await_a_fatal_failure()
         self._wake()
 
     def _await_a_fatal_failure(self) -> None:
+        """Look for the failure of a third node, before this one enters the next round."""
         try:
             while not self._ended.wait(FATAL_LOOK_S):
                 if self._connection.check([_FATAL]):
@@ -253,10 +254,13 @@ class FailureBroadcast:
                 self._heard(store, failure)
                 return RoundOutcome(failure=failure)
             except (dist.DistNetworkError, dist.DistStoreError) as error:
-                # a connection can also break while the store's host is alive
-                if not _keeps_listening(self._store):
-                    logger.info("lost the store that the agents share: %s", error)
-                    return RoundOutcome(lost=str(error).splitlines()[0])
+                # a connection can also break while the host lives; one that dies closes its port a moment later
+                if _listens(self._store):
+                    time.sleep(HOST_CLOSING_S)
+                    if _listens(self._store):
+                        continue
+                logger.info("lost the store that the agents share: %s", error)
+                return RoundOutcome(lost=str(error).splitlines()[0])
 
 
 def _connected(store: Any) -> Any:
@@ -270,20 +274,11 @@ def _connected(store: Any) -> Any:
     return store.clone()
 
 
-def _keeps_listening(store: Any) -> bool:
-    """Whether the store's host is alive: one that is dying closes connections, and its port a moment later."""
-    if not _listens(store):
-        return False
-    time.sleep(HOST_CLOSING_S)
-    return _listens(store)
-
-
 def _listens(store: Any) -> bool:
     """Whether the store's host accepts connections; cloning the store would retry for minutes."""
-    while hasattr(store, "underlying_store"):
-        store = store.underlying_store
+    host = lowest(store)
     try:
-        with socket.create_connection((store.host, store.port), STORE_S):
+        with socket.create_connection((host.host, host.port), STORE_S):
             return True
     except (OSError, AttributeError):
         return False

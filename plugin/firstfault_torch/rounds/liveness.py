@@ -1,8 +1,15 @@
-"""A TCP connection between each agent and the first one: the kernel closes it the moment an agent dies.
+"""How an agent detects a failure without a notice: by its connection to another agent, and in the roster.
 
-A killed agent sends no failure notice, and the store may run on another node. Without this connection its peers would
+`Liveness` holds a TCP connection between each agent and the first one: the kernel closes it the moment an agent dies. A
+killed agent sends no failure notice, and the store may run on another node. Without this connection its peers would
 wait until a collective times out. A connection can also break between two living agents, so both ends try to reconnect
 before one reports the other as dead.
+
+`RosterPoll` polls the roster in the storage. The store through which agents notify each other may have lost its host,
+or that host may be frozen; the roster entry of a failed node is in the storage all the same. The node's recorder lists
+the roster, because it has a connection to the storage. Two runs may share one output prefix: containers that were
+restarted within an attempt, or a program that was run again. Their rounds have the same numbers, so a failure of the
+earlier run must not end the later one.
 """
 
 from __future__ import annotations
@@ -20,6 +27,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
+from firstfault.errors import FirstFaultError
+from firstfault.layout.keys import RosterKey
+from firstfault.model import Phase
+from firstfault.recorder import Recorder
+from firstfault.recorder.budgets import ROSTER_ANSWER_S
 from firstfault.untrusted_json import parse_json
 from firstfault_torch.budgets import (
     CONNECT_PAUSE_S,
@@ -28,13 +40,18 @@ from firstfault_torch.budgets import (
     FULL_S,
     LONGEST_CONNECT_PAUSE_S,
     RECONNECT_S,
+    ROSTER_JOIN_S,
+    ROSTER_POLL_S,
 )
 from firstfault_torch.guard import guarded, logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Self
+
+    from firstfault_torch.context import Recording
+    from firstfault_torch.node.files import NodeFiles
 
 _KEY = "firstfault/lifeline"
 _FAREWELL = b"bye\n"
@@ -45,6 +62,8 @@ _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """Errors of accept(2) after which the connection still waits to be accepted."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Seconds, seconds, times: detects within a minute a machine that vanished without closing its connections."""
+_POLLS_PER_SECOND = 3.0
+"""Of all nodes of a job together: the nodes of a large job poll less often."""
 
 
 @dataclass(slots=True)
@@ -72,10 +91,6 @@ class _Greeting:
             part = b""
         self.line += part
         return not part or self.line.endswith(b"\n") or len(self.line) >= _LONGEST_LINE
-
-    def is_late(self) -> bool:
-        """Whether it has taken too long."""
-        return time.monotonic() - self.since > RECONNECT_S
 
 
 class _Clients:
@@ -158,9 +173,12 @@ class _Clients:
                 self._missing[peer.group_rank] = (time.monotonic(), peer)
 
     def _welcome(self, connection: socket.socket, line: bytes) -> None:
-        """Answer an agent's greeting; close a stranger's connection."""
+        """Answer an agent's greeting, which has the secret from the store; close a stranger's connection."""
         try:
-            peer = _parse_greeting(line, self._secret)
+            greeting = parse_json(line)
+            if not secrets.compare_digest(greeting["secret"], self._secret):
+                raise ValueError("the secret is wrong")  # noqa: TRY301 - one way to refuse
+            peer = _Peer(int(greeting["group_rank"]), str(greeting["node"]))
             connection.settimeout(RECONNECT_S)
             connection.sendall(json.dumps({"node": self._node}).encode() + b"\n")
             _keep_alive(connection)
@@ -182,16 +200,19 @@ class _Clients:
         if self._full_since is not None and time.monotonic() - self._full_since > FULL_S:
             self._full_since = None
             self.waiting.register(self._listener, selectors.EVENT_READ)
-        for connection in [one for one, greeting in self._greeting.items() if greeting.is_late()]:
+        late = time.monotonic() - RECONNECT_S
+        for connection in [one for one, greeting in self._greeting.items() if greeting.since < late]:
             self._drop(connection)
         for rank, (since, peer) in list(self._missing.items()):
-            if time.monotonic() - since > RECONNECT_S:
+            if since < late:
                 del self._missing[rank]
                 self._on_death(rank, peer.node)
 
     def say_farewell(self) -> None:
         """Tell all agents that this one ends."""
-        _send_farewell(list(self._peers))
+        for connection in self._peers:
+            with contextlib.suppress(OSError):
+                connection.sendall(_FAREWELL)
 
 
 class Liveness:
@@ -310,8 +331,86 @@ class Liveness:
                     over = _is_over(connection, waiting) if key.fileobj is connection else ""
                     if over:
                         return over
-        _send_farewell([connection])
+        with contextlib.suppress(OSError):
+            connection.sendall(_FAREWELL)
         return "ended"
+
+
+class RosterPoll:
+    """Polls the roster every few seconds. Make it after the workers were forked.
+
+    Args:
+        recording: with the round to look for.
+        files: the node's.
+        group_rank: this node's.
+        nodes: of the round.
+        patience_seconds: how long a failure must be in the roster before `on_failure` is called.
+        on_failure: called once, with a group rank, from a thread.
+    """
+
+    def __init__(  # noqa: PLR0913 - keywords
+        self,
+        recording: Recording,
+        files: NodeFiles,
+        *,
+        group_rank: int,
+        nodes: int,
+        patience_seconds: float,
+        on_failure: Callable[[int], None],
+    ) -> None:
+        self._recorder = Recorder(files.recorder)
+        self._round = recording.round
+        self._incarnation = recording.incarnation
+        self._before: frozenset[RosterKey] | None = None
+        self._own = group_rank
+        self._every_s = max(ROSTER_POLL_S, nodes / _POLLS_PER_SECOND)
+        self._patience_s = patience_seconds
+        self._on_failure = on_failure
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._poll, name="firstfault-roster", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Stop polling, and end the thread unless it waits for the storage."""
+        self._ended.set()
+        self._thread.join(ROSTER_JOIN_S)
+
+    def _poll(self) -> None:
+        with guarded("polling the roster"):
+            seen: dict[int, float] = {}
+            while not self._ended.wait(self._every_s):
+                now = time.monotonic()
+                for group_rank in self._failed():
+                    since = seen.setdefault(group_rank, now)
+                    if now - since >= self._patience_s and since < now:
+                        self._on_failure(group_rank)
+                        return
+
+    def _failed(self) -> list[int]:
+        try:
+            names = self._recorder.roster(ROSTER_ANSWER_S)
+        except FirstFaultError as error:
+            logger.debug("the roster could not be listed: %s", error)
+            return []
+        parsed = map(RosterKey.parse, names)
+        keys = [key for key in parsed if key is not None and key.round == self._round]
+        failed = {key.group_rank for key in self._of_this_run(keys) if key.phase is Phase.FAILED}
+        return sorted(group_rank for group_rank in failed if group_rank is not None and group_rank != self._own)
+
+    def _of_this_run(self, keys: Sequence[RosterKey]) -> list[RosterKey]:
+        """Return the keys without those of an earlier run in the same output prefix.
+
+        A newer incarnation of the same group rank tells them, except if the nodes' clocks differ and the group ranks
+        are now those of other nodes. So if this node finds another incarnation in its own place, it also leaves out
+        what the first listing has.
+        """
+        newest: dict[int | None, int] = {}
+        for key in keys:
+            newest[key.group_rank] = max(newest.get(key.group_rank, 0), key.incarnation)
+        if self._before is None:
+            is_shared = any(key.group_rank == self._own and key.incarnation != self._incarnation for key in keys)
+            self._before = frozenset(keys) if is_shared else frozenset()
+        return [key for key in keys if key.incarnation >= newest[key.group_rank] and key not in self._before]
 
 
 def _listening() -> socket.socket:
@@ -319,19 +418,6 @@ def _listening() -> socket.socket:
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
     return socket.create_server(("", 0), backlog=1024)
-
-
-def _parse_greeting(line: bytes, secret: str) -> _Peer:
-    """Return the agent that a greeting names.
-
-    Raises:
-        ValueError: it is not a greeting, or its secret is not the one in the store.
-    """
-    greeting = parse_json(line)
-    said = greeting["secret"]
-    if not isinstance(said, str) or not secrets.compare_digest(said, secret):
-        raise ValueError("the secret is wrong")
-    return _Peer(int(greeting["group_rank"]), str(greeting["node"]))
 
 
 def _is_over(connection: Any, waiting: selectors.BaseSelector) -> str:
@@ -346,12 +432,6 @@ def _is_over(connection: Any, waiting: selectors.BaseSelector) -> str:
         return ""
     waiting.unregister(connection)
     return "farewell" if data else "broken"
-
-
-def _send_farewell(connections: list[Any]) -> None:
-    for connection in connections:
-        with contextlib.suppress(OSError):
-            connection.sendall(_FAREWELL)
 
 
 def _read_line(connection: socket.socket) -> bytes:

@@ -1,19 +1,21 @@
-"""Exchanges failure notices with the other agents of a round."""
+"""What an agent exchanges with the other agents of a round: failures, decisions, a verdict, and the end."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.model import DIED_SILENTLY
-from firstfault_torch.budgets import CLOSING_S
-from firstfault_torch.compat.torch_agent import master_address
-from firstfault_torch.guard import bounded, guarded, logger
-from firstfault_torch.rounds.agreement import await_all
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from firstfault.model import DIED_SILENTLY, Phase
+from firstfault.output_reader import MultiErrorFileOutputReader
+from firstfault_torch.budgets import BARRIER_LOG_S, BARRIER_LOOK_S, CLOSING_S, STORE_S
+from firstfault_torch.compat.torch_agent import BARRIER_LAST, BARRIER_MEMBERS, master_address
+from firstfault_torch.guard import NonBlocking, bounded, guarded, logger
 from firstfault_torch.rounds.failure_broadcast import FailureBroadcast, FirstFailure
-from firstfault_torch.rounds.liveness import Liveness
-from firstfault_torch.rounds.roster_poll import RosterPoll
-from firstfault_torch.rounds.round_store import round_store
+from firstfault_torch.rounds.liveness import Liveness, RosterPoll
+from firstfault_torch.rounds.rendezvous import round_store
 from firstfault_torch.rounds.settlement import Reports, Settlement
 
 if TYPE_CHECKING:
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.agent.server.api import WorkerGroup
 
     from firstfault_torch.context import Recording
-    from firstfault_torch.rounds.failure_broadcast import RoundOutcome
     from firstfault_torch.rounds.settlement import SettledDocument
 
 
@@ -79,11 +80,6 @@ class Peers:
         with guarded("telling the other agents that this node has joined"):
             self.settlement.join(self._store, copies)
 
-    @property
-    def outcome(self) -> RoundOutcome | None:
-        """How the round ended; None until it has."""
-        return self.broadcast.outcome
-
     def notify(self, failure: FirstFailure) -> None:
         """Tell the other agents of this node's failure; a fatal one also closes the rendezvous."""
         self.broadcast.send(failure)
@@ -108,7 +104,7 @@ class Peers:
         The values end without a decision if the store is lost, a node failed for good meanwhile, or no agent concluded
         in time.
         """
-        connections = self.broadcast.connections_to_agree()
+        connections = self.broadcast.connections(to_agree=True)
         if connections is None:
             return
         for step in self.agreement.settle(connections, copies, seconds, self._gave_up):
@@ -136,25 +132,23 @@ class Peers:
         """
         if await_all(self._group.store, self._group.group_world_size or 1, self.broadcast, wake, recording):
             return None
-        failure = self.broadcast.failure or self.broadcast.fatal_failure() or self._cannot_come_back()
+        failure = self.broadcast.failure or self.broadcast.fatal_failure()
+        if failure is None:  # another node wants to restart; it cannot, because this node has finished
+            restart = self.broadcast.outcome.failure if self.broadcast.outcome is not None else None
+            if restart is not None and restart.asks:
+                # it ends the decision that the other agents wait for
+                self.broadcast.send(replace(restart, fatal=True, asks=False))
+            bounded(self._group.spec.rdzv_handler.set_closed, CLOSING_S, "closing the rendezvous")
+            failure = restart or FirstFailure("the round ended without a reason", "")
         logger.warning("this node's workers had succeeded, but %s", failure.reason)
         return failure
-
-    def _cannot_come_back(self) -> FirstFailure:
-        """Return the failure after which another node restarts; it cannot, because this node has finished."""
-        restart = self.outcome.failure if self.outcome is not None else None
-        if restart is not None and restart.asks:
-            # it ends the decision that the other agents wait for
-            self.broadcast.send(replace(restart, fatal=True, asks=False))
-        bounded(self._group.spec.rdzv_handler.set_closed, CLOSING_S, "closing the rendezvous")
-        return restart or FirstFailure("the round ended without a reason", "")
 
     def leave(self, copies: Mapping[str, bytes]) -> None:
         """Announce in a decision on a restart, if the agents take one, that this node leaves."""
         outcome = self.broadcast.outcome
         if outcome is None or outcome.failure is None or not outcome.failure.asks:
             return
-        connections = self.broadcast.connections_to_agree()
+        connections = self.broadcast.connections(to_agree=True)
         if connections is not None:
             self.agreement.leave(connections[0], copies)
 
@@ -190,3 +184,51 @@ class Peers:
         """Accept a failure that another node wrote into the roster but did not broadcast."""
         what = "its roster entry says so; it sent no failure notice"
         self.broadcast.accept(FirstFailure(what, f"node {group_rank}", group_rank))
+
+
+def await_all(store: Any, nodes: int, broadcast: FailureBroadcast, wake: threading.Event, recording: Recording) -> bool:
+    """Wait until the workers of all nodes have succeeded; False if the round ended in another way.
+
+    The calling thread waits in Python, so that signals and `wake` reach it. The wait has no limit: this node has to
+    stay while the others train.
+
+    Raises:
+        RendezvousConnectionError: the node that hosts the store is gone before all nodes have finished.
+    """
+
+    def enter_barrier() -> None:
+        if store.add(BARRIER_MEMBERS, 1) == nodes:
+            store.set(BARRIER_LAST, "<val_ignored>")
+
+    def look() -> bool:
+        try:
+            return bool(store.check([BARRIER_LAST]))
+        except (dist.DistNetworkError, dist.DistStoreError):
+            return False  # the broadcast reports the lost store
+
+    bounded(enter_barrier, STORE_S, "entering the exit barrier")
+    is_complete = NonBlocking(look, default=False)
+    waited = 0.0
+    while True:
+        ended = broadcast.outcome
+        if ended is not None and ended.lost:
+            return _all_succeeded(recording, nodes, ended.lost)
+        if ended is not None:
+            return ended.finished
+        if is_complete():
+            broadcast.send_finished()
+            return True
+        wake.wait(BARRIER_LOOK_S)
+        wake.clear()
+        waited += BARRIER_LOOK_S
+        if waited % BARRIER_LOG_S < BARRIER_LOOK_S:
+            logger.info("this node's workers have finished; waiting for the other nodes'")
+
+
+def _all_succeeded(recording: Recording, nodes: int, why: str) -> bool:
+    """Whether all nodes had finished before the store was lost, according to the roster."""
+    roster = MultiErrorFileOutputReader(recording.output_prefix).job().roster
+    done = {entry.place.group_rank for entry in roster if entry.phase is Phase.SUCCEEDED}
+    if len(done) >= nodes:
+        return True
+    raise RendezvousConnectionError(f"the node that hosts the store is gone, and not all nodes have finished: {why}")

@@ -1,21 +1,26 @@
-"""A rendezvous that does not block the agent, and that gives each round a store of its own."""
+"""The rendezvous of a round, the round's number, and the store that its agents share."""
 
 from __future__ import annotations
 
-from typing import Any
+import datetime as dt
+from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
+
+from firstfault_torch.budgets import NUMBERING_S
 from firstfault_torch.compat.torch_agent import forget_shared_store
-from firstfault_torch.guard import NonBlocking
+from firstfault_torch.guard import NonBlocking, logger
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Rendezvous:
     """torch's rendezvous handler, without two faults.
 
-    It never blocks the agent's main loop.
-
-    After each look at its workers torch's agent asks how many nodes wait to join, and the answer comes from the store's
-    host. If that machine is frozen or unreachable, the question blocks for minutes, and the agent does not see what
-    happens to its own workers. Here the answer is 0 until the host replies.
+    It never blocks the agent's main loop. After each look at its workers torch's agent asks how many nodes wait to
+    join, and the answer comes from the store's host. If that machine is frozen or unreachable, the question blocks for
+    minutes, and the agent does not see what happens to its own workers. Here the answer is 0 until the host replies.
 
     It gives the workers of each round a store of their own. torch 2.6 to 2.13 keep that of the first round, so that
     workers who are started again find the addresses of those before them, and gloo and NCCL cannot connect
@@ -36,3 +41,81 @@ class Rendezvous:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handler, name)
+
+
+def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
+    """Return the number of this rendezvous, the same on all nodes.
+
+    Each rendezvous has its own store on top of one that all rounds share, in which the first node counts the rounds.
+
+    Args:
+        store: the round's own.
+        group_rank: this node's.
+        fallback: the number if the first node does not set one.
+    """
+    if group_rank == 0:
+        shared = getattr(store, "underlying_store", store)
+        number = int(shared.add("firstfault/rounds", 1)) - 1
+        store.set("firstfault/round", str(number))
+        return number
+    try:
+        store.wait(["firstfault/round"], dt.timedelta(seconds=NUMBERING_S))
+    except dist.DistStoreError:
+        logger.warning("the first node does not number the rounds; it seems to run without firstfault")
+        return fallback
+    return int(store.get("firstfault/round"))
+
+
+def round_store(store: Any, number: int) -> Any:
+    """Return the store of a round of which another connection can be opened: torch's own, or one beside it.
+
+    Args:
+        store: torch's, of this round.
+        number: the round's, the same on all nodes.
+    """
+    return store if hasattr(store, "clone") else RoundStore(store, number)
+
+
+class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]
+    """The store of one round, of which another connection can be opened.
+
+    The stores of torch before 2.8 have no ``clone``, and cannot tell under which prefix they keep a round.
+
+    Args:
+        store: torch's, of this or any other round; the agents share the one below it.
+        number: the round's, the same on all nodes.
+    """
+
+    def __init__(self, store: Any, number: int) -> None:
+        super().__init__(f"firstfault/round-{number}", lowest(store))
+        self._number = number
+
+    def clone(self) -> Self:
+        """Return the same store on a connection of its own.
+
+        Raises:
+            torch.distributed.DistNetworkError: the store's host does not answer.
+        """
+        shared = self.underlying_store
+        connected = dist.TCPStore(  # type: ignore[attr-defined]
+            shared.host, shared.port, wait_for_workers=False, timeout=shared.timeout
+        )
+        return type(self)(connected, self._number)
+
+
+def lowest(store: Any) -> Any:
+    """Return the store below all prefixes, which knows its host."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return store
+
+
+def set_once(store: Any, key: str, value: str | bytes) -> bytes:
+    """Set a key unless it is set, wake those who wait for it, and return its value.
+
+    torch's store without libuv, the default before torch 2.4, wakes no waiting thread at a ``compare_set``.
+    """
+    found = bytes(store.compare_set(key, "", value))
+    if found == (value.encode() if isinstance(value, str) else value):
+        store.append(key, "")
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from firstfault.conclude import conclude
 from firstfault.errors import StoreError
@@ -24,11 +24,11 @@ from firstfault_torch.budgets import (
     TERMINATED_READING_S,
 )
 from firstfault_torch.guard import bounded, caught, logger
-from firstfault_torch.verdict.previous import previous_attempt, retries_left
+from firstfault_torch.verdict.seal import NodeConclusion, previous_attempt, retries_left
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from firstfault.conclude import Conclusion
     from firstfault.model import JobErrors, NodePresence
@@ -55,14 +55,6 @@ class Wait:
     """False: it is known that a node that lives has not reported."""
     give_up: threading.Event | None = None
     """Once set, ends the wait."""
-
-
-class NodeConclusion(NamedTuple):
-    """What a node concluded, and from what."""
-
-    conclusion: Conclusion
-    files: Mapping[str, bytes]
-    """The documents and roster entries that were read, by path below the output prefix."""
 
 
 def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
@@ -98,38 +90,47 @@ def conclude_on_node(  # noqa: PLR0913 - the parts of a verdict
         # a pod that left may have sealed a verdict on the attempt, and with it another decision
         job = replace(job, seals=())
         context = restart.for_policy(RetryContext(attempt=recording.identity.attempt, retries=options.retries))
-    conclusion = _first_conclusion(job, _alternatives(recording.strategy, options.retry_policy), context, wait)
+    conclusion = _first_conclusion(job, recording.strategy, options.retry_policy, context, wait)
     if conclusion is None:
         raise LookupError("no failure is on record, neither here nor in the storage")
     return NodeConclusion(conclusion, files)
 
 
+class _TooLateError(Exception):
+    """A strategy or a policy did not end in time."""
+
+
 def _first_conclusion(
-    job: JobErrors, alternatives: list[tuple[str, RetryPolicy | None]], context: RetryContext, wait: Wait
+    job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext, wait: Wait
 ) -> Conclusion | None:
-    """Return what the first strategy and policy conclude that neither raise nor take too long."""
-    *tried, (last_strategy, last_policy) = alternatives
+    """Return what the first strategy and policy conclude that neither raise nor take too long.
+
+    Tried in turn: the task's own; without its strategy; without its policy; without both.
+    """
+    strategies = [strategy] if strategy == _FALLBACK else [strategy, _FALLBACK]
+    policies = [None] if policy is None else [policy, None]
+    *tried, last = [(name, chosen) for chosen in policies for name in strategies]
+    seconds = TERMINATED_CONCLUDING_S if wait.is_hurried else CONCLUDING_S
     logged = ""
-    for strategy, policy in tried:
-        conclusion, error = _in_time(partial(_concluded, job, strategy, policy, context), wait)
+    for name, chosen in tried:
+        call = partial(caught, partial(_concluded, job, name, chosen, context), Exception)
+        hurried = TERMINATED_CONCLUDING_S
+        found = bounded(call, seconds, "concluding", wait.give_up, hurried_seconds=hurried, local=True)
+        conclusion, error = found or (None, _TooLateError("it takes too long"))
         if error is None:
             return conclusion
         # both may be third-party code: the attempt still needs a verdict, and each error one log line
         if str(error) != logged:
             logger.warning(
                 "the strategy %s or the task's retry policy failed (%s: %s); firstfault's defaults decide",
-                strategy,
+                name,
                 type(error).__name__,
                 error,
             )
         logged = str(error)
         if isinstance(error, _TooLateError):
             break  # it is not known which of the two takes so long
-    return _concluded(job, last_strategy, last_policy, context)
-
-
-class _TooLateError(Exception):
-    """A strategy or a policy did not end in time."""
+    return _concluded(job, *last, context)
 
 
 def _concluded(job: JobErrors, strategy: str, policy: RetryPolicy | None, context: RetryContext) -> Conclusion | None:
@@ -140,20 +141,6 @@ def _concluded(job: JobErrors, strategy: str, policy: RetryPolicy | None, contex
     return conclusion
 
 
-def _in_time(call: Callable[[], Conclusion | None], wait: Wait) -> tuple[Conclusion | None, BaseException | None]:
-    """Return what `call` returns, and what it raises: it must not hold the pod for ever."""
-    seconds = TERMINATED_CONCLUDING_S if wait.is_hurried else CONCLUDING_S
-    found = bounded(
-        lambda: caught(call, Exception),
-        seconds,
-        "concluding",
-        wait.give_up,
-        hurried_seconds=TERMINATED_CONCLUDING_S,
-        local=True,
-    )
-    return found or (None, _TooLateError("it takes too long"))
-
-
 def _context(job: JobErrors, recording: Recording, engine: Engine, options: Options, wait: Wait) -> RetryContext:
     hurried = wait.is_hurried or (wait.give_up is not None and wait.give_up.is_set())
     previous = previous_attempt(recording, TERMINATED_PREVIOUS_S if hurried else PREVIOUS_S, wait.give_up)
@@ -161,7 +148,7 @@ def _context(job: JobErrors, recording: Recording, engine: Engine, options: Opti
     return RetryContext(
         attempt=attempt,
         retries=options.retries,
-        retries_left=retries_left(attempt, options.retries, previous),
+        retries_left=retries_left(attempt, options.retries, previous.decision if previous is not None else None),
         pods_alive=engine.enforces(job),
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
     )
@@ -176,7 +163,7 @@ def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple
         settle_seconds=wait.seconds,
         copies=copies,
         expected_nodes=wait.expected_nodes,
-        enough=_AllButOne().have_reported,
+        enough=partial(_all_but_one, time.monotonic()),
         give_up=wait.give_up,
     )
 
@@ -196,28 +183,15 @@ def _job(recording: Recording, copies: Mapping[str, bytes], wait: Wait) -> tuple
     return job if wait.complete else replace(job, settled=False), reader.read_files
 
 
-def _alternatives(strategy: str, policy: RetryPolicy | None) -> list[tuple[str, RetryPolicy | None]]:
-    """Return what to try in turn: the task's own; without its strategy; without its policy; without both."""
-    strategies = [strategy] if strategy == _FALLBACK else [strategy, _FALLBACK]
-    policies: list[RetryPolicy | None] = [None] if policy is None else [policy, None]
-    return [(name, chosen) for chosen in policies for name in strategies]
-
-
-class _AllButOne:
-    """Tells when every node but one has reported, a while after this one.
+def _all_but_one(began: float, roster: Sequence[NodePresence]) -> bool:
+    """Whether every node but one has reported, a while after this one began to read.
 
     Nodes that cannot settle on a verdict through their store have lost its host.
     """
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-
-    def have_reported(self, roster: Sequence[NodePresence]) -> bool:
-        """Whether they have."""
-        if time.monotonic() - self._since < NO_ANSWER_S:
-            return False
-        last = max((entry.place.round for entry in roster), default=0)
-        current = [entry for entry in roster if entry.place.round == last]
-        nodes = max((entry.place.group_world_size for entry in current), default=0)
-        done = {entry.place.group_rank for entry in current if entry.phase is not Phase.JOINED}
-        return nodes > 1 and len(done) >= nodes - 1
+    if time.monotonic() - began < NO_ANSWER_S:
+        return False
+    last = max((entry.place.round for entry in roster), default=0)
+    current = [entry for entry in roster if entry.place.round == last]
+    nodes = max((entry.place.group_world_size for entry in current), default=0)
+    done = {entry.place.group_rank for entry in current if entry.phase is not Phase.JOINED}
+    return nodes > 1 and len(done) >= nodes - 1

@@ -1,25 +1,85 @@
-"""Seals a verdict: conclusion, report, and the bytes of the ``error.pb``."""
+"""The sealed verdict: conclusion, report and the bytes of the ``error.pb``; its way to other nodes and attempts."""
 
 from __future__ import annotations
 
+import random
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault.errors import BadDocumentError
 from firstfault.layout.paths import ERROR_FILE, bundle_path
-from firstfault.model import DocumentRef, Seal
+from firstfault.model import DocumentRef, Origin, Seal
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import report_of
 from firstfault.wire.bundle import pack
 from firstfault.wire.documents import decode, encode_seal
 from firstfault.wire.verdict_json import decision_from_json, to_json, verdict_from_json
+from firstfault_torch.budgets import (
+    FIRST_TURN_S,
+    LATER_TURN_S,
+    LEAVING_FILES_S,
+    LONGEST_TURN_PAUSE_S,
+    NEXT_TURN_S,
+    NOTIFIERS_S,
+    PREVIOUS_S,
+    TURN_LOOK_S,
+    TURN_PAUSE_S,
+)
 from firstfault_torch.error_file import error_file_data
-from firstfault_torch.verdict.sealed import SealedVerdict
+from firstfault_torch.guard import begun, bounded, caught, logger
+from firstfault_torch.node.document_writer import get_file, put_file
 
 if TYPE_CHECKING:
-    from firstfault.model import Verdict
+    import threading
+    from collections.abc import Callable, Mapping
+    from importlib.metadata import EntryPoint
+
+    from firstfault.conclude import Conclusion
+    from firstfault.model import Decision, Verdict
+    from firstfault.report import Report
     from firstfault_torch.context import Recording
-    from firstfault_torch.verdict.node_verdict import NodeConclusion
+
+VERDICT = "firstfault/verdict.pb"
+"""Below an attempt's handover URI."""
+NOTIFIERS = "firstfault.notifiers"
+"""The entry-point group of notifiers."""
+_SINGLE = 4
+"""So many nodes have turns of their own."""
+
+
+class NodeConclusion(NamedTuple):
+    """What a node concluded, and from what."""
+
+    conclusion: Conclusion
+    files: Mapping[str, bytes]
+    """The documents and roster entries that were read, by path below the output prefix."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedVerdict:
+    """The verdict on a failed attempt, ready to be published."""
+
+    verdict: Verdict
+    """Without credentials."""
+    decision: Decision
+    seal: Seal
+    document: bytes
+    """The ``error.pb``."""
+    recording: Recording
+    """This node's."""
+    conclusion: Conclusion | None = None
+    """None: another node concluded."""
+    report: Report | None = None
+    """Without credentials; message and deck are rendered from it. None: another node concluded."""
+    for_all: bool = False
+    """All nodes settled on it: only the node that concluded publishes it."""
+    durable: bool = False
+    """Whether the ``error.pb`` is in the storage."""
+    bundle: bytes = b""
+    """Copies of what the verdict rests on, for later readers; empty: another node concluded."""
 
 
 def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdict:
@@ -58,7 +118,7 @@ def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdi
 
 
 def sealed_elsewhere(document: bytes, recording: Recording, *, durable: bool) -> SealedVerdict:
-    """Return the verdict that another node sealed.
+    """Return the verdict that another node, or another attempt, sealed.
 
     Args:
         document: its ``error.pb``.
@@ -87,3 +147,128 @@ def torch_error_data(verdict: Verdict) -> dict[str, Any]:
         verdict.message,
         verdict.timestamp_ns or time.time_ns(),
     )
+
+
+# --- nodes without a store ------------------------------------------------------------------------------------------
+
+
+def turn_of(group_rank: int) -> float:
+    """Return how many seconds after its report a node may conclude.
+
+    Node 0 most likely hosted the store. If it lives, it concludes at once, as node 1 does. The first nodes by group
+    rank each have a turn of their own; then come ever larger groups, each node at a random moment.
+    """
+    position = max(group_rank - 1, 0)
+    if position == 0:
+        return 0.0
+    if position < _SINGLE:
+        return FIRST_TURN_S + NEXT_TURN_S * (position - 1)
+    group = (position // _SINGLE).bit_length()
+    return FIRST_TURN_S + NEXT_TURN_S * (_SINGLE - 1) + LATER_TURN_S * (group - 1 + random.random())  # noqa: S311 - no secret
+
+
+def await_turn(
+    find: Callable[[], SealedVerdict | None], seconds: float, give_up: threading.Event
+) -> SealedVerdict | None:
+    """Look for another node's verdict until this node's turn has come; None if there is none.
+
+    Args:
+        find: returns the verdict that another node published, None if there is none.
+        seconds: until this node's turn.
+        give_up: once set, ends the wait.
+    """
+    deadline = time.monotonic() + seconds
+    pause = TURN_PAUSE_S * (1 + random.random())  # noqa: S311 - as above
+    while True:
+        answer = bounded(partial(caught, find, Exception), TURN_LOOK_S, "looking for another node's verdict", give_up)
+        found, error = answer or (None, None)
+        if found is not None:
+            return found
+        if error is not None:
+            logger.debug("no verdict of another node can be read: %s", error)
+        left = deadline - time.monotonic()
+        if left <= 0 or give_up.wait(min(pause, left)):
+            return None
+        pause = min(1.5 * pause, LONGEST_TURN_PAUSE_S)
+
+
+# --- the next attempt -----------------------------------------------------------------------------------------------
+
+
+def leave_verdict(recording: Recording, document: bytes, give_up: threading.Event | None = None) -> None:
+    """Write a sealed verdict for the next attempt; a failure is only logged.
+
+    Args:
+        recording: where.
+        document: the sealed verdict, as Flyte gets it.
+        give_up: once set, ends the wait.
+    """
+    where = recording.identity.handover_uri
+    if where and document:
+        doing = "leaving the verdict for the next attempt"
+        bounded(lambda: put_file(where, VERDICT, document), LEAVING_FILES_S, doing, give_up)
+
+
+def previous_attempt(
+    recording: Recording, seconds: float = PREVIOUS_S, give_up: threading.Event | None = None
+) -> SealedVerdict | None:
+    """Return how the attempt before ended; None if it left no verdict, or none that can be read in time.
+
+    Args:
+        recording: where.
+        seconds: longest wait, at most a few.
+        give_up: once set, ends the wait.
+    """
+    where = recording.identity.previous_handover_uri
+    if not where:
+        return None
+
+    def read() -> SealedVerdict | None:
+        document = get_file(where, VERDICT)
+        # None: its pods were lost, or it ran without firstfault
+        return sealed_elsewhere(document, recording, durable=True) if document is not None else None
+
+    return bounded(read, min(seconds, PREVIOUS_S), "reading the verdict on the attempt before", give_up)
+
+
+def retries_left(attempt: int, retries: int | None, previous: Decision | None) -> int | None:
+    """Return how many of the task's retries are left; None if it is not known.
+
+    The attempt's number is not enough: attempts that the platform lost do not use up the task's retries.
+
+    Args:
+        attempt: number of this attempt, from 0.
+        retries: the task's.
+        previous: the decision on the attempt before.
+    """
+    if not retries or attempt == 0:
+        return retries
+    if previous is None or previous.retries_left is None or not previous.enforced:
+        return None
+    return max(previous.retries_left - (previous.origin is not Origin.SYSTEM), 0)
+
+
+# --- notifiers ------------------------------------------------------------------------------------------------------
+
+
+def notify(report: Report) -> None:
+    """Call all installed notifiers at the same time; wait for them at most 3 s. A notifier that fails is a warning.
+
+    A notifier is a callable with one argument, the report, in the entry-point group ``firstfault.notifiers``. The node
+    that concludes calls each once, after the verdict is in the storage.
+    """
+
+    def tell(point: EntryPoint) -> None:
+        _, error = caught(lambda: point.load()(report))
+        if error is not None:
+            logger.warning("the notifier %s failed (%s: %s)", point.name, type(error).__name__, error)
+
+    deadline = time.monotonic() + NOTIFIERS_S
+    # the lookup reads the metadata of every installed package, from a disk that may be slow
+    found = bounded(lambda: list(entry_points(group=NOTIFIERS)), NOTIFIERS_S, "looking for installed notifiers")
+    if found is None:
+        logger.warning("installed notifiers are not called: they were not found within %g s", NOTIFIERS_S)
+    told = [(point.name, begun(partial(tell, point), "calling a notifier")) for point in found or ()]
+    for name, ended in told:
+        if not ended.wait(max(deadline - time.monotonic(), 0)):
+            logger.warning("the notifier %s has not ended within %g s; it is not waited for", name, NOTIFIERS_S)

@@ -12,7 +12,7 @@ from flyteidl.plugins.kubeflow import common_pb2 as kubeflow_common
 from firstfault.errors import UsageError
 from firstfault.retry import as_policy
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy
-from firstfault_torch.launch_options import DEFAULT_SIGNALS, check_numa, parse_ranks, parse_signals, parse_streams
+from firstfault_torch.options import DEFAULT_SIGNALS, check_numa, parse_ranks, parse_signals, parse_streams
 from firstfault_torch.watchdog import Watchdog
 
 if TYPE_CHECKING:

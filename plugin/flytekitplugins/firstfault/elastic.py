@@ -21,7 +21,7 @@ from firstfault.errors import UsageError
 from firstfault_torch.compat.torch_agent import process_failure
 from firstfault_torch.error_file import was_recoverable
 from firstfault_torch.guard import logger
-from firstfault_torch.launch_options import DEFAULT_SIGNALS, logs_specs, numa_options
+from firstfault_torch.options import DEFAULT_SIGNALS, logs_specs, numa_options
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
 from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, parse_nnodes
 from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, run_forked, run_spawned

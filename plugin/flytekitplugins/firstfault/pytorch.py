@@ -17,9 +17,7 @@ from firstfault_torch.node.document_writer import as_entry, document_path, put_o
 from firstfault_torch.node.node_setup import setup_of_node
 from firstfault_torch.run import recording_of
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
-from firstfault_torch.verdict.notifiers import notify
-from firstfault_torch.verdict.previous import leave_verdict
-from firstfault_torch.verdict.seal import seal_verdict
+from firstfault_torch.verdict.seal import leave_verdict, notify, seal_verdict
 from firstfault_torch.worker.exception_document import describe_and_record
 from firstfault_torch.worker.in_flight import is_clean_exit
 from flytekitplugins.firstfault.checkpoints import expect_missing_checkpoint
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from firstfault.model import Place, Receipt
     from firstfault_torch.context import Recording
     from firstfault_torch.options import Options
-    from firstfault_torch.verdict.sealed import SealedVerdict
+    from firstfault_torch.verdict.seal import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 

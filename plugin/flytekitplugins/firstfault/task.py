@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from flytekit.configuration import SerializationSettings
     from flytekit.core.context_manager import FlyteContext
 
-    from firstfault_torch.verdict.sealed import SealedVerdict
+    from firstfault_torch.verdict.seal import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 _TASK_TYPE = "pytorch"

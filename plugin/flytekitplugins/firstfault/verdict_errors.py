@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 
 if TYPE_CHECKING:
-    from firstfault_torch.verdict.sealed import SealedVerdict
+    from firstfault_torch.verdict.seal import SealedVerdict
     from flytekitplugins.firstfault.flyte_engine import Published
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from firstfault.report import Report
     from firstfault.report.data import AttemptSummary
     from firstfault_torch.context import Recording
-    from firstfault_torch.verdict.sealed import SealedVerdict
+    from firstfault_torch.verdict.seal import SealedVerdict
 
 TAB = "firstfault"
 """Name of the report's tab."""

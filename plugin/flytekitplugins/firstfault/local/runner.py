@@ -17,7 +17,7 @@ from firstfault.retry import RetryContext
 from firstfault.store import is_remote, join, open_store
 from firstfault.strategies import get_strategy
 from firstfault.sync import run_sync
-from firstfault_torch.agent.death_watch import signal_name
+from firstfault_torch.agent.death_documents import signal_name
 from firstfault_torch.context import TIME_LIMIT_VARIABLE
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE, PyTorch, parse_nnodes
 from flytekitplugins.firstfault.local.loading import load_task, read_inputs, serialized_command, show_outputs
