@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.layout.keys import error_key_for
+from firstfault.layout import error_key_for
 from firstfault.model.job import pods_live
 from firstfault.wire.documents import encode
 from firstfault_torch.context import Recording

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from firstfault.model import Seal
 from firstfault.testing import START_NS
 from firstfault.wire.documents import encode_seal
-from firstfault.wire.verdict_json import to_json
+from firstfault.wire.json_schemas import to_json
 
 if TYPE_CHECKING:
     from firstfault.model import Decision, Verdict

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from firstfault.wire.fields import FAILURE
-from firstfault.wire.restart_json import RESTART, RESTART_SCHEMA
-from firstfault.wire.verdict_json import schema_parts
+from firstfault.wire.json_schemas import RESTART, RESTART_SCHEMA, schema_parts
 
 DOCS = Path(__file__).parents[1] / "docs"
 FORMAT = DOCS / "format.md"
@@ -22,7 +21,7 @@ _WIDTH = 110
 
 def described(page: str) -> str:
     """Return the text of docs/format.md with today's lists of evidence and of a restart's keys."""
-    record = [(row.key, row.meaning) for row in RESTART.rows]
+    record = [(row.key, row.meaning) for row in RESTART]
     record = [("schema", f"`{RESTART_SCHEMA}`"), *record, ("world_size", '`{"before", "after"}`: ranks')]
     page = _with_list(page, "Evidence in a failure", [(field.name, field.meaning) for field in FAILURE.fields])
     return _with_list(page, "Key of a record", record)

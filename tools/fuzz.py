@@ -21,7 +21,7 @@ import atheris
 with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["firstfault"]):
     from firstfault.errors import BadDocumentError
     from firstfault.evidence.texts import classify
-    from firstfault.layout.keys import ErrorKey, RosterKey, error_key_for, roster_key_for
+    from firstfault.layout import ErrorKey, RosterKey, error_key_for, roster_key_for
     from firstfault.model import DocumentRef, Phase, SentSignal
     from firstfault.output_reader import MultiErrorFileOutputReader
     from firstfault.render.flyte_message import flyte_message
@@ -31,10 +31,8 @@ with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(inclu
     from firstfault.render.plain import terminal_text
     from firstfault.testing import make_error, make_presence
     from firstfault.text import clean, one_line, printable
-    from firstfault.wire.bundle import pack, unpack
-    from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
-    from firstfault.wire.restart_json import restart_from_json
-    from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
+    from firstfault.wire.documents import decode, decode_presence, encode, encode_presence, pack, unpack
+    from firstfault.wire.json_schemas import decision_from_json, restart_from_json, verdict_from_json
 
 _FOLDER = Path("build/fuzz")
 _ERROR = make_error(3, node="w-1", group_rank=1, world_size=4, pid=99)

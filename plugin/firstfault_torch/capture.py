@@ -14,8 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from firstfault.exceptions.remote_traceback import original_of
-from firstfault.exceptions.tracebacks import is_library
+from firstfault.exceptions.tracebacks import is_library, original_of
 from firstfault.model import ExceptionInfo, FrameInfo
 from firstfault_torch.guard import caught
 

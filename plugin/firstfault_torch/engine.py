@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from firstfault.layout.paths import ERROR_FILE
+from firstfault.layout import ERROR_FILE
 from firstfault.store import join
 from firstfault_torch.budgets import PUBLISH_S, TERMINATED_PUBLISH_S
 from firstfault_torch.context import Identity, host_name

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from firstfault.layout.paths import ROSTER, bundle_name
+from firstfault.layout import ROSTER, bundle_name
 from firstfault.restart import record_of, with_unused_restarts
 from firstfault_torch.agent.launch import launch_agent
 from firstfault_torch.agent.local_workers import end_what_workers_left

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.conclude import failed
 from firstfault.errors import FirstFaultError
-from firstfault.layout.paths import OUTPUTS, attempt_of
+from firstfault.layout import OUTPUTS, attempt_of
 from firstfault.model import Scope
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import snapshot_of_document

@@ -12,7 +12,7 @@ from firstfault.model import Phase, Place, WorkerError
 from firstfault.model.job import pods_live
 from firstfault.retry import RetryContext, decide
 from firstfault.strategies import DEFAULT_STRATEGY, get_strategy, run_strategy
-from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
+from firstfault.wire.json_schemas import decision_from_json, verdict_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError, StoreError
-from firstfault.layout.keys import ErrorKey, RosterKey
-from firstfault.layout.paths import ERRORS, OUTPUTS, ROSTER, attempt_of, execution_of, is_stock_error_file, join_name
+from firstfault.layout import (
+    ERRORS,
+    OUTPUTS,
+    ROSTER,
+    ErrorKey,
+    RosterKey,
+    attempt_of,
+    execution_of,
+    is_stock_error_file,
+    join_name,
+)
 from firstfault.model import Seal, WorkerError
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading.fetch import read_document, sorted_out
@@ -17,7 +26,7 @@ from firstfault.report.headline import first_line, short_pod
 from firstfault.store import join, open_store
 from firstfault.sync import attempted, gathered, run_sync
 from firstfault.text import one_line
-from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
+from firstfault.wire.json_schemas import decision_from_json, verdict_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.conclude import Conclusion, conclude, failed, strategy_of
 from firstfault.errors import ObjectNotFoundError, StoreError, UsageError
-from firstfault.layout.paths import DECK, OUTPUTS, Layout
+from firstfault.layout import DECK, OUTPUTS, Layout
 from firstfault.model import JobErrors, NodePresence, Origin, Seal, Verdict, Writer
 from firstfault.reading.assemble import Snapshot, assemble
 from firstfault.reading.attempt import Patience, Request, follow, look, read_job

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.layout.keys import error_key_for, roster_key_for
-from firstfault.layout.paths import ERRORS, ROSTER
+from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import ExceptionInfo, FrameInfo, Phase, Receipt
 from firstfault.store import open_store
 from firstfault.testing import make_error, make_presence

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from flyteidl.core.literals_pb2 import LiteralMap
 
-from firstfault.layout.paths import ERRORS, is_stock_error_file
+from firstfault.layout import ERRORS, is_stock_error_file
 from firstfault.store import is_remote, open_store
 from firstfault.sync import run_sync
 from flytekitplugins.firstfault.local.operator import JobState, error_seen, job_state

@@ -19,8 +19,8 @@ from botocore.config import Config
 from obstore.store import S3Store
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault.layout.paths import ERRORS, ROSTER, bundle_name, bundle_path
-from firstfault.wire.bundle import pack
+from firstfault.layout import ERRORS, ROSTER, bundle_name, bundle_path
+from firstfault.wire.documents import pack
 from firstfault_torch.node.document_writer import put_file
 from tests.benchmarks.cascade import Cascade, put_all
 from tests.benchmarks.growth import svg

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstfault.layout.keys import ErrorKey
-from firstfault.layout.paths import ERRORS, ROSTER, is_error_file
+from firstfault.layout import ERRORS, ROSTER, ErrorKey, is_error_file
 from firstfault.store import open_store
 from firstfault.wire.documents import decode_presence
 from tests.benchmarks.latency_proxy import latency_proxy

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.layout.keys import error_key_for
+from firstfault.layout import error_key_for
 from firstfault.model import CausedBy, DocumentRef, NodePresence, Phase, Place, Receipt, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.wire.documents import decode, decode_presence

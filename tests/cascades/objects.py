@@ -7,8 +7,7 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from firstfault.errors import ObjectNotFoundError
-from firstfault.layout.keys import roster_key_for
-from firstfault.layout.paths import ERRORS, ROSTER, Layout
+from firstfault.layout import ERRORS, ROSTER, Layout, roster_key_for
 from firstfault.reading.attempt import Patience, Request, look
 from firstfault.reading.selection import Wish
 from firstfault.store import ObjectInfo, Page

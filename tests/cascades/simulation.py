@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # started as a script
 
-from firstfault.layout.keys import roster_key_for  # noqa: E402
+from firstfault.layout import roster_key_for  # noqa: E402
 from firstfault.model import DocumentRef, Scope, WorkerError  # noqa: E402
 from firstfault.reading.assemble import Snapshot, assemble  # noqa: E402 - only now all is found
 from firstfault.strategies import get_strategy, run_strategy  # noqa: E402

@@ -16,12 +16,11 @@ from typing import Any
 import click
 import pytest
 
-from firstfault import decide, errors, retry
+from firstfault import decide, errors, layout, retry
 from firstfault.cli import EXIT
 from firstfault.cli._ls import _attempt_json, _group_json
 from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.failed_attempts import FailedAttempt, FaultGroup
-from firstfault.layout import keys
 from firstfault.model import CATEGORIES, Kind, Origin
 from firstfault.model.failure import SIGNALS
 from firstfault.render.json_report import json_report
@@ -30,7 +29,7 @@ from firstfault.report.words import State
 from firstfault.strategies import _BUILT_IN, ENTRY_POINT_GROUP, get_strategy, run_strategy, unregister_strategy
 from firstfault.testing import make_error, make_job
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES
-from firstfault.wire.verdict_json import decision_to_dict
+from firstfault.wire.json_schemas import decision_to_dict
 from firstfault_proto.v1 import errors_pb2
 from firstfault_torch.error_classes import FLYTE_CLASSES, ErrorClass
 from firstfault_torch.notifiers.otel import attributes_of
@@ -208,7 +207,7 @@ def test_the_wire_format_is_documented() -> None:
     assert f"at most {MAX_DOCUMENT_BYTES >> 20} MiB" in _text("docs/format.md")
     grammar = re.findall(r"^(?:error|roster) key .*$", _text("docs/format.md"), re.MULTILINE)
     assert len(grammar) == 2
-    assert all(line in (keys.__doc__ or "") for line in grammar)
+    assert all(line in (layout.__doc__ or "") for line in grammar)
 
 
 # --- links and examples ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from flytekit.core.mock_stats import MockStats
 from flytekit.deck.deck import TimeLineDeck
 
 from firstfault.errors import UsageError
-from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import NodePresence, Phase, Subject, WorkerError, Writer
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence

@@ -23,7 +23,7 @@ import pytest
 from rich.console import Console
 
 from firstfault.cli import EXIT
-from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import Phase, SentSignal
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.testing import make_error, make_job, make_presence

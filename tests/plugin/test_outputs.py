@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.layout.paths import is_stock_error_file
+from firstfault.layout import is_stock_error_file
 from firstfault.testing import make_error
 from firstfault_torch.node.document_writer import put_file
 from flytekitplugins.firstfault import outputs

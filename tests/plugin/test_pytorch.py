@@ -13,7 +13,7 @@ from flytekit.core.context_manager import ExecutionState, FlyteContextManager
 from flytekit.exceptions.user import FlyteRecoverableException
 from flytekit.extend import IgnoreOutputs
 
-from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import encode, encode_presence

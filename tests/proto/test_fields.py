@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from firstfault.wire import exceptions, fields
+from firstfault.wire import fields
 from firstfault_proto.v1 import errors_pb2 as pb
 from tools.describe_fields import FORMAT, SCHEMA, described, with_parts
 
@@ -28,7 +28,7 @@ _TABLES: list[tuple[str, Any, set[str], set[str]]] = [
     ("LogTail", fields.LOG_TAIL, set(), set()),
     ("NodeSetup", fields.SETUP, set(), set()),
     ("RosterEntry", fields.PRESENCE, {"schema_version", "workers"}, {"ranks", "newer"}),
-    ("Frame", exceptions.FRAME, {"marked_from", "marked_to"}, {"marked"}),
+    ("Frame", fields.FRAME, {"marked_from", "marked_to"}, {"marked"}),
     (
         "WorkerFailure",
         fields.FAILURE,

@@ -10,7 +10,7 @@ from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
 from hypothesis import settings
 
-from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout import error_key_for, roster_key_for
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.wire.documents import encode, encode_presence
 

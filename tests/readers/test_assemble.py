@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.layout.keys import ErrorKey
+from firstfault.layout import ErrorKey
 from firstfault.model import (
     CausedBy,
     CollectiveProgress,

@@ -10,8 +10,7 @@ import pytest
 
 from firstfault.attempts import logs_of_run, sibling_attempts
 from firstfault.errors import AccessDeniedError
-from firstfault.layout.keys import error_key_for, roster_key_for
-from firstfault.layout.paths import attempt_of
+from firstfault.layout import attempt_of, error_key_for, roster_key_for
 from firstfault.model import JobErrors, Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.report.data import changes_between

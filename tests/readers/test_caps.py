@@ -25,7 +25,7 @@ from firstfault.model import (
 from firstfault.reading import fetch
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
-from firstfault.wire.restart_json import MAX_RESTART_BYTES, restart_to_json
+from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

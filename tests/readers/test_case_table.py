@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
-from firstfault.layout.keys import ErrorKey, error_key_for
+from firstfault.layout import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope, SentSignal, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store import FsspecStore

@@ -20,7 +20,7 @@ import pytest
 from firstfault.cli import EXIT, main
 from firstfault.cli._main import COMMANDS_GROUP, group
 from firstfault.errors import AccessDeniedError
-from firstfault.layout.keys import error_key_for
+from firstfault.layout import error_key_for
 from firstfault.model import Kind
 from firstfault.store import FsspecStore
 from firstfault.testing import make_error, make_presence

@@ -13,16 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError
-from firstfault.layout.keys import error_key_for, roster_key_for
-from firstfault.layout.paths import Layout, bundle_name, is_bundle
+from firstfault.layout import Layout, bundle_name, error_key_for, is_bundle, roster_key_for
 from firstfault.model import Phase
 from firstfault.reading.fetch import StoreWithCopies
 from firstfault.reading.listing import Listing, begin, list_everything
 from firstfault.store import ObjectInfo, Page
 from firstfault.store._fsspec import FsspecStore
 from firstfault.testing import make_error, make_presence
-from firstfault.wire.bundle import pack, unpack
-from firstfault.wire.documents import encode, encode_presence
+from firstfault.wire.documents import encode, encode_presence, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

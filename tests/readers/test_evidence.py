@@ -12,7 +12,7 @@ import pytest
 from firstfault.evidence.classification import FailureClass, classify_failures
 from firstfault.evidence.clocks import Clocks
 from firstfault.exceptions.stack_position import Stood, readable_stack, where_it_stood, with_raise_point, with_source
-from firstfault.layout.keys import ErrorKey
+from firstfault.layout import ErrorKey
 from firstfault.model import (
     TERMINATED,
     CausedBy,

@@ -11,8 +11,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from firstfault.conclude import conclude
-from firstfault.layout.keys import error_key_for, roster_key_for
-from firstfault.layout.paths import is_bundle, is_error_file, is_restart_record, is_stock_error_file
+from firstfault.layout import (
+    error_key_for,
+    is_bundle,
+    is_error_file,
+    is_restart_record,
+    is_stock_error_file,
+    roster_key_for,
+)
 from firstfault.model import (
     CausedBy,
     CollectiveProgress,

@@ -16,7 +16,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from firstfault.errors import BadDocumentError
-from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import (
     CausedBy,
     Collective,
@@ -48,11 +48,17 @@ from firstfault.model import (
 )
 from firstfault.reading import fetch
 from firstfault.testing import START_NS, make_error, make_presence
-from firstfault.wire.bundle import unpack
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, encode, encode_presence, unpack
 from firstfault.wire.forms import MAX_READ_LINE
-from firstfault.wire.restart_json import restart_from_json, restart_to_json
-from firstfault.wire.verdict_json import MAX_RANKS, MAX_SENTENCES, decision_from_json, to_json, verdict_from_json
+from firstfault.wire.json_schemas import (
+    MAX_RANKS,
+    MAX_SENTENCES,
+    decision_from_json,
+    restart_from_json,
+    restart_to_json,
+    to_json,
+    verdict_from_json,
+)
 from firstfault_proto.v1 import errors_pb2 as pb
 from tests.all_forms import FORMS
 from tests.seals import sealed

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.layout.keys import ErrorKey, RosterKey, error_key_for, roster_key_for
+from firstfault.layout import ErrorKey, RosterKey, error_key_for, roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import START_NS, make_error, make_presence
 

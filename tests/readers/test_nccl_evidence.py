@@ -9,8 +9,8 @@ import pytest
 
 from firstfault.evidence import Role, classify
 from firstfault.evidence.classification import FailureClass, classify_failures
-from firstfault.exceptions.death_text import text_of_death
 from firstfault.exceptions.fingerprint import fingerprint_of
+from firstfault.exceptions.stderr import text_of_death
 from firstfault.model import (
     Collective,
     CollectiveProgress,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.exceptions.printed_exception import last_printed
+from firstfault.exceptions.stderr import last_printed
 from firstfault.model import Writer
 from firstfault.report import report_of
 from firstfault.report.headline import first_line

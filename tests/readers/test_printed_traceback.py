@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from firstfault.exceptions.printed_traceback import without_traceback
+from firstfault.exceptions.stderr import without_traceback
 from firstfault.model import ExceptionInfo
 
 _PROGRAMS = {

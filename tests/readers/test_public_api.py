@@ -37,7 +37,7 @@ def test_importing_loads_nothing_heavy() -> None:
     ("module", "absent"),
     [
         ("firstfault.model", ("google.protobuf", "fsspec", "click")),
-        ("firstfault.layout.keys", ("google.protobuf", "fsspec", "click")),
+        ("firstfault.layout", ("google.protobuf", "fsspec", "click")),
         ("firstfault.retry", ("google.protobuf", "fsspec", "click")),
         ("firstfault.strategies", ("google.protobuf", "fsspec", "click")),
         ("firstfault.strategies.earliest", ("google.protobuf", "fsspec", "click")),

@@ -19,7 +19,7 @@ from firstfault.errors import (
     UnknownStrategyError,
     UsageError,
 )
-from firstfault.layout.keys import error_key_for
+from firstfault.layout import error_key_for
 from firstfault.model import Decision, JobErrors, Kind, Origin, Phase, Scope, Verdict, Writer
 from firstfault.output_reader import ExecutionError, MultiErrorFileOutputReader
 from firstfault.retry import RetryContext, decide, never

@@ -9,8 +9,7 @@ import pytest
 
 from firstfault.errors import StoreUnavailableError
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.layout.keys import ErrorKey, error_key_for
-from firstfault.layout.paths import ERRORS
+from firstfault.layout import ERRORS, ErrorKey, error_key_for
 from firstfault.model import (
     CollectiveProgress,
     DocumentRef,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.errors import StoreError, UsageError
-from firstfault.layout.keys import error_key_for, roster_key_for
+from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Phase, Receipt, WorkerError, Writer
 from firstfault.recorder import (
     NodeFolder,

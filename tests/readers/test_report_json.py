@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from firstfault.model import CATEGORIES, Coverage, Decision, Kind, Origin, Scope, Suspect, Verdict, Victims
 from firstfault.testing import START_NS, make_error
-from firstfault.wire.verdict_json import (
+from firstfault.wire.json_schemas import (
     decision_from_json,
     format_timestamp,
     parse_timestamp,

@@ -10,7 +10,7 @@ import pytest
 
 from firstfault.cli import main
 from firstfault.conclude import conclude
-from firstfault.layout.paths import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
+from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
 from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
 from firstfault.reading.fetch import oldest_first
 from firstfault.render.flyte_message import flyte_message
@@ -20,7 +20,7 @@ from firstfault.restart import RestartContext, RestartDecision, decide_restart, 
 from firstfault.retry import RetryContext, RetryPolicy, exhausted, explicit, never, on_category, same_fault_again
 from firstfault.strategies import undetermined
 from firstfault.testing import make_error, make_job
-from firstfault.wire.restart_json import restart_from_json, restart_to_json
+from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 
 if TYPE_CHECKING:
     from firstfault.conclude import Conclusion

@@ -38,7 +38,7 @@ from firstfault.retry import (
 )
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job
-from firstfault.wire.verdict_json import decision_from_json, to_json
+from firstfault.wire.json_schemas import decision_from_json, to_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.conclude import conclude
-from firstfault.layout.keys import error_key_for
+from firstfault.layout import error_key_for
 from firstfault.model import DocumentRef, Phase, Receipt, RestartKind, RestartRecord, WorkerError
 from firstfault.reading.assemble import Snapshot
 from firstfault.strategies import get_strategy, run_strategy

@@ -21,7 +21,7 @@ from firstfault.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from firstfault.layout.paths import Layout, is_error_file, is_stock_error_file
+from firstfault.layout import Layout, is_error_file, is_stock_error_file
 from firstfault.store import CLIENT_VARIABLE, FsspecStore, is_remote, join, open_store, split_name
 from firstfault.store._settings import storage_options
 from firstfault.sync import run_sync

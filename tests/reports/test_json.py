@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 
 from firstfault.render.json_report import json_report
 from firstfault.report.headline import first_line
-from firstfault.wire.verdict_json import decision_from_json, verdict_from_json
+from firstfault.wire.json_schemas import decision_from_json, verdict_from_json
 from tests.reports.scenes import CATEGORY_SCENES, HARD_SCENES, SCOPE_SCENES, URI
 
 if TYPE_CHECKING:

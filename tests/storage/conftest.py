@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 import stamina
 
-from firstfault.layout.keys import error_key_for
-from firstfault.layout.paths import ERRORS
+from firstfault.layout import ERRORS, error_key_for
 from firstfault.store import Store, open_store
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from firstfault.errors import StoreUnavailableError
-from firstfault.layout.keys import ErrorKey
-from firstfault.layout.paths import ERRORS
+from firstfault.layout import ERRORS, ErrorKey
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading import attempt as reading
 from firstfault.reading.listing import list_everything

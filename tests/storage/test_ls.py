@@ -16,8 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from firstfault.conclude import conclude
 from firstfault.failed_attempts import failed_attempts, grouped
-from firstfault.layout.keys import error_key_for, roster_key_for
-from firstfault.layout.paths import ERRORS, ROSTER
+from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import DocumentRef, Phase, Seal
 from firstfault.report.headline import first_line
 from firstfault.store import open_store

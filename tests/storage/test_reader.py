@@ -11,8 +11,7 @@ import pytest
 
 from firstfault.cli import main
 from firstfault.errors import AccessDeniedError, ObjectTooLargeError, StoreUnavailableError
-from firstfault.layout.keys import error_key_for, roster_key_for
-from firstfault.layout.paths import ERRORS, ROSTER
+from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.reading import fetch as reading

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from firstfault.layout.paths import ERRORS
+from firstfault.layout import ERRORS
 from firstfault.recorder import Recorder, Target, start_recorder
 from tests.benchmarks.latency_proxy import latency_proxy
 

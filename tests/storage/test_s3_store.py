@@ -13,7 +13,7 @@ import fsspec
 import pytest
 
 from firstfault.errors import ObjectNotFoundError, ObjectTooLargeError
-from firstfault.layout.paths import ERRORS
+from firstfault.layout import ERRORS
 from firstfault.store import CLIENT_VARIABLE, Store, open_store
 from firstfault.sync import run_sync
 from firstfault.testing import StoreTests

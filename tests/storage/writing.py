@@ -10,14 +10,13 @@ import sys
 import time
 
 from firstfault.conclude import conclude
-from firstfault.layout.keys import roster_key_for
-from firstfault.layout.paths import ERRORS, ROSTER
+from firstfault.layout import ERRORS, ROSTER, roster_key_for
 from firstfault.model import Kind, Origin, Phase, Seal
 from firstfault.retry import never
 from firstfault.store import open_store
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence, encode_seal
-from firstfault.wire.verdict_json import to_json
+from firstfault.wire.json_schemas import to_json
 
 PAUSE_S = 0.7
 AFTER_FIRST_DOCUMENT = 2

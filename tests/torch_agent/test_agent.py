@@ -27,7 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig
 
 from firstfault.conclude import conclude
-from firstfault.layout.keys import error_key_for
+from firstfault.layout import error_key_for
 from firstfault.model import (
     TIME_LIMIT,
     CausedBy,

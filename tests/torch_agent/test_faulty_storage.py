@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.layout.paths import ERROR_FILE
+from firstfault.layout import ERROR_FILE
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode
 from firstfault_torch import engine

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault import MultiErrorFileOutputReader
-from firstfault.layout.paths import ROSTER
+from firstfault.layout import ROSTER
 from firstfault.model import Phase
 from firstfault.render.flyte_message import flyte_message
-from firstfault.wire.bundle import unpack
-from firstfault.wire.documents import decode_presence
+from firstfault.wire.documents import decode_presence, unpack
 
 if TYPE_CHECKING:
     from firstfault import Conclusion

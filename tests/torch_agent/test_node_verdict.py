@@ -12,13 +12,13 @@ import pytest
 from flyteidl.core.errors_pb2 import ContainerError, ErrorDocument
 from flyteidl.core.execution_pb2 import ExecutionError
 
-from firstfault.layout.keys import roster_key_for
+from firstfault.layout import roster_key_for
 from firstfault.model import DocumentRef, Kind, Origin, Phase, Seal, Verdict, WorkerError
 from firstfault.retry import never
 from firstfault.strategies import earliest, register_strategy, unregister_strategy
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, encode, encode_presence, encode_seal
-from firstfault.wire.verdict_json import verdict_from_json
+from firstfault.wire.json_schemas import verdict_from_json
 from firstfault_torch import run
 from firstfault_torch.agent.launch import RoundEnd
 from firstfault_torch.agent.reporter import NodeReport

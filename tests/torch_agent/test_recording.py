@@ -22,7 +22,7 @@ import torch.distributed
 from torch.distributed.elastic.multiprocessing.api import _terminate_process_handler
 
 from firstfault.exceptions.first_cause import own_frames
-from firstfault.layout.keys import ErrorKey, error_key_for
+from firstfault.layout import ErrorKey, error_key_for
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Phase, Subject, WorkerError, Writer
 from firstfault.recorder import Spool
 from firstfault.testing import make_error, make_presence

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstfault.exceptions.first_cause import own_frames
-from firstfault.exceptions.remote_traceback import REMOTE, original_of, with_remote
-from firstfault.exceptions.tracebacks import chain, format_exception
+from firstfault.exceptions.tracebacks import REMOTE, chain, format_exception, original_of, with_remote
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import report_of

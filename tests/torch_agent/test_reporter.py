@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.layout.keys import error_key_for
+from firstfault.layout import error_key_for
 from firstfault.model import Place, Writer
 from firstfault.testing import make_error
 from firstfault.wire.documents import encode

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.layout.keys import roster_key_for
+from firstfault.layout import roster_key_for
 from firstfault.model import Phase
 from firstfault.recorder import Recorder
 from firstfault.testing import make_presence

@@ -15,7 +15,7 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError
 from torch.distributed.elastic.utils.store import barrier
 
-from firstfault.layout.keys import roster_key_for
+from firstfault.layout import roster_key_for
 from firstfault.model import Phase
 from firstfault.testing import make_presence
 from firstfault.wire.documents import encode_presence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.exceptions.printed_traceback import without_traceback
+from firstfault.exceptions.stderr import without_traceback
 from firstfault.model import ExceptionInfo
 from firstfault_torch.node import stderr_relay
 from firstfault_torch.node.files import NodeFiles

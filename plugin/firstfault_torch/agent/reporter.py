@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstfault.exceptions.printed_traceback import without_traceback
+from firstfault.exceptions.stderr import without_traceback
 from firstfault.model import DocumentRef, LogTail, NodePresence, Phase, Receipt, Resources, WorkerError
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.agent.death_documents import Traces, about_death, kept_exception

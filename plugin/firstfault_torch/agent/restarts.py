@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from firstfault.layout.paths import ROSTER, restart_record_name
+from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import RestartKind, RestartRecord
 from firstfault.restart import RestartContext
-from firstfault.wire.restart_json import restart_from_json, restart_to_json
+from firstfault.wire.json_schemas import restart_from_json, restart_to_json
 from firstfault_torch.context import Recording
 from firstfault_torch.guard import guarded, logger
 from firstfault_torch.rounds.settlement import Reports, SettledDocument

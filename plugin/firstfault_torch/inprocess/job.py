@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from firstfault.layout.paths import ROSTER, restart_record_name
+from firstfault.layout import ROSTER, restart_record_name
 from firstfault.model import RestartKind, RestartRecord
-from firstfault.wire.restart_json import restart_to_json
+from firstfault.wire.json_schemas import restart_to_json
 from firstfault_torch.guard import bounded, caught
 from firstfault_torch.inprocess.exception import InternalError, RestartAbort, RestartError
 from firstfault_torch.inprocess.options import InProcessOptions

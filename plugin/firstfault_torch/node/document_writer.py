@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError, ObjectNotFoundError
-from firstfault.layout.keys import error_key_for, roster_key_for
-from firstfault.layout.paths import ERRORS, ROSTER
+from firstfault.layout import ERRORS, ROSTER, error_key_for, roster_key_for
 from firstfault.model import Resources
 from firstfault.recorder import (
     Recorder,

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 
 from firstfault.errors import FirstFaultError
-from firstfault.layout.keys import RosterKey
+from firstfault.layout import RosterKey
 from firstfault.model import Phase
 from firstfault.recorder import Recorder
 from firstfault.recorder.budgets import ROSTER_ANSWER_S

@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from firstfault.errors import BadDocumentError
-from firstfault.wire.bundle import pack, unpack
+from firstfault.wire.documents import pack, unpack
 from firstfault_torch.budgets import (
     GIVE_UP_POLL_S,
     LONGEST_LOOK_S,

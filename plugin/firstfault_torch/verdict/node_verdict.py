@@ -13,7 +13,7 @@ from firstfault.model import Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import RetryContext
 from firstfault.strategies import DEFAULT_STRATEGY, strategy_names
-from firstfault.wire.verdict_json import to_json
+from firstfault.wire.json_schemas import to_json
 from firstfault_torch.budgets import (
     CONCLUDING_S,
     NO_ANSWER_S,

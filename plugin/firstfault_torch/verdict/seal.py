@@ -10,13 +10,12 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from firstfault.errors import BadDocumentError
-from firstfault.layout.paths import ERROR_FILE, bundle_path
+from firstfault.layout import ERROR_FILE, bundle_path
 from firstfault.model import DocumentRef, Origin, Seal
 from firstfault.render.flyte_message import flyte_message
 from firstfault.report import report_of
-from firstfault.wire.bundle import pack
-from firstfault.wire.documents import decode, encode_seal
-from firstfault.wire.verdict_json import decision_from_json, to_json, verdict_from_json
+from firstfault.wire.documents import decode, encode_seal, pack
+from firstfault.wire.json_schemas import decision_from_json, to_json, verdict_from_json
 from firstfault_torch.budgets import (
     FIRST_TURN_S,
     LATER_TURN_S,

@@ -15,7 +15,7 @@ from firstfault.errors import (
     ObjectTooLargeError,
     StoreError,
 )
-from firstfault.layout.paths import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
+from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
 from firstfault.model import DocumentRef, Seal
 from firstfault.store import open_store
 from firstfault.sync import run_sync

@@ -81,7 +81,7 @@ def _print(line: str | dict[str, Any]) -> None:
 
 def _when(time_ns: int | None) -> str:
     """Return a moment to the second, with the width of one."""
-    from firstfault.wire.verdict_json import format_timestamp  # noqa: PLC0415 - as above
+    from firstfault.wire.json_schemas import format_timestamp  # noqa: PLC0415 - as above
 
     text = format_timestamp(time_ns)
     return f"{text[:19]}Z" if text is not None else f"{'-':20}"
@@ -104,7 +104,7 @@ def _group_text(group: FaultGroup) -> str:
 
 
 def _attempt_json(attempt: FailedAttempt) -> dict[str, Any]:
-    from firstfault.wire.verdict_json import format_timestamp  # noqa: PLC0415 - as above
+    from firstfault.wire.json_schemas import format_timestamp  # noqa: PLC0415 - as above
 
     return {
         "uri": attempt.uri,

@@ -168,7 +168,7 @@ def _print_recovered(read: ReadAttempt, *, as_json: bool) -> int:
     """Print the restarts within an attempt and the seconds that they cost, also if it succeeded."""
     from firstfault.report.sections import restart_line  # noqa: PLC0415 - as above
     from firstfault.report.words import counted  # noqa: PLC0415 - as above
-    from firstfault.wire.restart_json import restart_to_json  # noqa: PLC0415 - as above
+    from firstfault.wire.json_schemas import restart_to_json  # noqa: PLC0415 - as above
 
     restarts = [record for record in read.job.restarts if record.restart]
     lost = sum(record.lost_seconds or 0 for record in restarts)

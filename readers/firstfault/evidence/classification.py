@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.signatures import Role
 from firstfault.evidence.texts import Classification, Pointer, classify, with_numbers_of
-from firstfault.exceptions.death_text import has_native_text, last_line, text_of_death
 from firstfault.exceptions.first_cause import all_links, causes_of, first_cause, is_wrapper
-from firstfault.exceptions.printed_exception import exception_of, last_printed
-from firstfault.exceptions.remote_traceback import short_name
 from firstfault.exceptions.stack_position import Stood, where_it_stood
+from firstfault.exceptions.stderr import exception_of, has_native_text, last_line, last_printed, text_of_death
+from firstfault.exceptions.tracebacks import short_name
 from firstfault.model import ExceptionInfo, Subject, Writer
 from firstfault.model.failure import CRASHES, STOPS, ended_by, signal_of_exit_code
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.layout.keys import ErrorKey
+from firstfault.layout import ErrorKey
 from firstfault.model import Subject, Writer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.classification import FailureClass
 from firstfault.evidence.diagnosis import Candidate, names_it
-from firstfault.layout.keys import ErrorKey
+from firstfault.layout import ErrorKey
 from firstfault.model import DIED_SILENTLY, TERMINATED, TERMINATED_BY, Phase
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.death_text import last_line
 from firstfault.exceptions.first_cause import causes_of, first_cause, frames_to
-from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.stderr import exception_of, last_line
 
 if TYPE_CHECKING:
     from firstfault.model import ExceptionInfo, WorkerError

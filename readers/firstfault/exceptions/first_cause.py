@@ -10,8 +10,15 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.remote_traceback import OF_POOLS, REMOTE, original_of, short_name
-from firstfault.exceptions.tracebacks import FRAMEWORKS, is_library, library_of
+from firstfault.exceptions.tracebacks import (
+    FRAMEWORKS,
+    OF_POOLS,
+    REMOTE,
+    is_library,
+    library_of,
+    original_of,
+    short_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

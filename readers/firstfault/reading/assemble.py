@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.fingerprint import fingerprint_of
-from firstfault.layout.keys import ErrorKey, is_of_entry, unique_number
+from firstfault.layout import ErrorKey, is_of_entry, unique_number
 from firstfault.model import (
     Coverage,
     JobErrors,

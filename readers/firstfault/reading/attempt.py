@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.errors import StoreUnavailableError
-from firstfault.layout.keys import ErrorKey, RosterKey, is_of_entry
-from firstfault.layout.paths import is_error_file, join_name
+from firstfault.layout import ErrorKey, RosterKey, is_error_file, is_of_entry, join_name
 from firstfault.model import Phase, Reads, Seal, WorkerError
 from firstfault.model.job import nodes_done
 from firstfault.reading.assemble import Snapshot, assemble, judged_round
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 
-    from firstfault.layout.paths import Layout
+    from firstfault.layout import Layout
     from firstfault.model import JobErrors, NodePresence, RestartRecord
     from firstfault.reading.assemble import Unreadable
     from firstfault.store import ObjectInfo, ReadableStore

@@ -8,20 +8,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
-from firstfault.layout.keys import RosterKey, roster_key_for
-from firstfault.layout.paths import bundle_name, bundle_path, join_name
+from firstfault.layout import RosterKey, bundle_name, bundle_path, join_name, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Place, Seal, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.store import ObjectInfo, Page, join
 from firstfault.sync import gathered
-from firstfault.wire.bundle import unpack
-from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence
-from firstfault.wire.restart_json import MAX_RESTART_BYTES, restart_from_json
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
+from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from firstfault.layout.paths import Layout
+    from firstfault.layout import Layout
     from firstfault.model import RestartKind, RestartRecord, Unopened
     from firstfault.reading.listing import Listing
     from firstfault.store import ReadableStore

@@ -7,15 +7,14 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from firstfault.layout.keys import ErrorKey
-from firstfault.layout.paths import is_bundle, is_error_file, is_restart_record, is_stock_error_file, join_name
+from firstfault.layout import ErrorKey, is_bundle, is_error_file, is_restart_record, is_stock_error_file, join_name
 from firstfault.store import ObjectInfo
 from firstfault.sync import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from firstfault.layout.paths import Layout
+    from firstfault.layout import Layout
     from firstfault.store import Page, ReadableStore
 
 _STOCK = "error"

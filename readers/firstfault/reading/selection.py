@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.layout.keys import ErrorKey, RosterKey
+from firstfault.layout import ErrorKey, RosterKey
 from firstfault.model import Phase, Reads, Unopened, WorkerError
 
 if TYPE_CHECKING:

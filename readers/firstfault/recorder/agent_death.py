@@ -8,8 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from firstfault.layout.keys import RosterKey, error_key_for, roster_key_for
-from firstfault.layout.paths import ERRORS, ROSTER
+from firstfault.layout import ERRORS, ROSTER, RosterKey, error_key_for, roster_key_for
 from firstfault.model import DocumentRef, Receipt, Resources, WorkerError, Writer
 from firstfault.recorder.budgets import AGENT_POLL_S
 from firstfault.recorder.client import Target

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from firstfault.layout.paths import ROSTER
+from firstfault.layout import ROSTER
 from firstfault.recorder.agent_death import DeadAgent, agent_gone, report_agent_death
 from firstfault.recorder.budgets import DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, TICK_S
 from firstfault.recorder.client import RECEIVED, Target

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from firstfault.lazy import lazy_names
 from firstfault.report.data import Report, report_of
-from firstfault.wire.verdict_json import to_json, verdict_from_json, verdict_to_dict
+from firstfault.wire.json_schemas import to_json, verdict_from_json, verdict_to_dict
 
 if TYPE_CHECKING:
     from firstfault.render.flyte_message import flyte_message

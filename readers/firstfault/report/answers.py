@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from firstfault.evidence.texts import message_of
 from firstfault.exceptions.first_cause import own_frames
-from firstfault.exceptions.printed_exception import exception_of
 from firstfault.exceptions.stack_position import where_it_stood
+from firstfault.exceptions.stderr import exception_of
 from firstfault.exceptions.tracebacks import place_of
 from firstfault.model import CATEGORIES, TIME_LIMIT, Origin, Scope, Subject
 from firstfault.report.headline import fault_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.diagnosis import diagnose
-from firstfault.layout.paths import attempt_of
+from firstfault.layout import attempt_of
 from firstfault.report.answers import Case, answers_on, machine_of
 from firstfault.report.cascade import cascade_of
 from firstfault.report.facts import clocks_text, coverage_text, facts_of, followers_text, identity_of, raw_facts

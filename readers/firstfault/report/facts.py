@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from firstfault.evidence.clocks import Interval
-from firstfault.layout.paths import execution_of
+from firstfault.layout import execution_of
 from firstfault.model import NodeSetup, Scope, Subject
 from firstfault.model.failure import explain_signal
 from firstfault.report.cascade import later_text, world_size
 from firstfault.report.words import State, counted, duration, few, shown_time, size
 from firstfault.text import one_line
-from firstfault.wire.verdict_json import format_timestamp
+from firstfault.wire.json_schemas import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack
 from firstfault.exceptions.tracebacks import place_of
-from firstfault.layout.paths import Layout
+from firstfault.layout import Layout
 from firstfault.model import RestartKind, Scope
 from firstfault.report.facts import Fact
 from firstfault.report.headline import line_of

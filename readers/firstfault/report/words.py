@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.wire.verdict_json import format_timestamp
+from firstfault.wire.json_schemas import format_timestamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -17,7 +17,7 @@ from firstfault.report import report_of
 from firstfault.retry import decide
 from firstfault.strategies import AggregationStrategy, get_strategy, run_strategy
 from firstfault.testing._build import make_error, make_job, make_presence
-from firstfault.wire.verdict_json import to_json, verdict_from_json, verdict_to_dict
+from firstfault.wire.json_schemas import to_json, verdict_from_json, verdict_to_dict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

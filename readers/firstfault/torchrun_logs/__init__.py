@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from firstfault.exceptions.remote_traceback import exceptions_in
+from firstfault.exceptions.tracebacks import exceptions_in
 from firstfault.model import DocumentRef, ExceptionInfo, Kind, Origin, Place, WorkerError, Writer
 from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.text import clean, one_line

@@ -1,7 +1,9 @@
-"""Encodes and decodes documents and roster entries, as the tables of `firstfault.wire.fields` describe them."""
+"""Encodes and decodes documents and roster entries, as `firstfault.wire.fields` describes them, and bundles of both."""
 
 from __future__ import annotations
 
+import json
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -13,6 +15,8 @@ from firstfault.wire.fields import CONTAINER_ERROR, FAILURE, MAX_SECONDS, MAX_WO
 from firstfault_proto.v1 import errors_pb2 as pb
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from google.protobuf.timestamp_pb2 import Timestamp
 
 SCHEMA_VERSION = 1
@@ -32,6 +36,10 @@ _EXPENDABLE = (
 _MAX_STOCK_TEXT = 100 * 1024
 """Characters of a text in a file of Flyte's own; flyteadmin keeps as many."""
 _NANO = 1_000_000_000
+_BUNDLE_LEVEL = 3
+_MAX_BUNDLE_BYTES = 64 * 1024 * 1024
+"""Largest content of a bundle that a reader unpacks."""
+_MAX_INDEX_BYTES = 4 * 1024 * 1024
 
 
 # --- failures -------------------------------------------------------------------------------------------------------
@@ -50,7 +58,10 @@ def encode(error: WorkerError) -> bytes:
     for part in _EXPENDABLE:
         if len(data) <= MAX_DOCUMENT_BYTES:
             break
-        _leave_out(document.failure, part)
+        owner, _, name = part.rpartition(".")
+        # ClearField on a missing exception would create one
+        if not owner or document.failure.HasField("exception"):
+            (document.failure.exception if owner else document.failure).ClearField(name)
         data = _bytes(document)
     return data
 
@@ -68,32 +79,21 @@ def decode(data: bytes, ref: DocumentRef) -> WorkerError | Seal:
     document = _parsed(pb.WorkerErrorDocument(), data, ref.name, "an error document")
     if not document.HasField("error"):
         raise BadDocumentError(f"{ref.name} has no error; it is truncated or has another format")
+    common = CONTAINER_ERROR.values(document.error)
+    time_ns = _timestamp_from_pb(document.error)
     if document.HasField("verdict"):
-        return _seal_from_pb(document, ref)
-    return _ours(document, ref) if document.HasField("failure") else _stock(document, ref)
-
-
-def _ours(document: pb.WorkerErrorDocument, ref: DocumentRef) -> WorkerError:
-    found = FAILURE.values(document.failure)
-    found["timestamp_ns"] = found["timestamp_ns"] or _timestamp_from_pb(document.error)
-    newer = document.failure.schema_version > SCHEMA_VERSION
-    return WorkerError(**CONTAINER_ERROR.values(document.error), **found, documents=(ref,), newer=newer)
-
-
-def _stock(document: pb.WorkerErrorDocument, ref: DocumentRef) -> WorkerError:
-    """Return the failure in a file of Flyte's own, whose writer removed no credentials."""
-    found = CONTAINER_ERROR.values(document.error)
-    found |= {name: clean(found[name], _MAX_STOCK_TEXT) for name in ("code", "message", "worker")}
-    place = Place(node=found["worker"])
-    timestamp_ns = _timestamp_from_pb(document.error)
-    return WorkerError(**found, timestamp_ns=timestamp_ns, place=place, writer=Writer.STOCK, documents=(ref,))
-
-
-def _leave_out(failure: pb.WorkerFailure, part: str) -> None:
-    owner, _, name = part.rpartition(".")
-    # ClearField on a missing exception would create one
-    if not owner or failure.HasField("exception"):
-        (failure.exception if owner else failure).ClearField(name)
+        newer = document.verdict.schema_version > SCHEMA_VERSION
+        seal: Seal = SEAL.read(document.verdict, **common, name=ref.name, fault_timestamp_ns=time_ns, newer=newer)
+        return seal
+    if document.HasField("failure"):
+        found = FAILURE.values(document.failure)
+        found["timestamp_ns"] = found["timestamp_ns"] or time_ns
+        newer = document.failure.schema_version > SCHEMA_VERSION
+        return WorkerError(**common, **found, documents=(ref,), newer=newer)
+    # a file of Flyte's own, whose writer removed no credentials
+    common |= {name: clean(common[name], _MAX_STOCK_TEXT) for name in ("code", "message", "worker")}
+    place = Place(node=common["worker"])
+    return WorkerError(**common, timestamp_ns=time_ns, place=place, writer=Writer.STOCK, documents=(ref,))
 
 
 # --- sealed verdicts ------------------------------------------------------------------------------------------------
@@ -103,17 +103,6 @@ def encode_seal(seal: Seal) -> bytes:
     """Return the bytes of the ``error.pb`` that gives a pod's verdict to Flyte."""
     verdict = SEAL.write(seal, schema_version=SCHEMA_VERSION)
     return _bytes(pb.WorkerErrorDocument(error=_container_error(seal, seal.fault_timestamp_ns), verdict=verdict))
-
-
-def _seal_from_pb(document: pb.WorkerErrorDocument, ref: DocumentRef) -> Seal:
-    seal: Seal = SEAL.read(
-        document.verdict,
-        **CONTAINER_ERROR.values(document.error),
-        name=ref.name,
-        fault_timestamp_ns=_timestamp_from_pb(document.error),
-        newer=document.verdict.schema_version > SCHEMA_VERSION,
-    )
-    return seal
 
 
 # --- roster ---------------------------------------------------------------------------------------------------------
@@ -141,6 +130,45 @@ def decode_presence(data: bytes, name: str) -> NodePresence:
     if presence.phase is None:
         raise BadDocumentError(f"{name} is not a roster entry: its phase is unknown to this version")
     return presence
+
+
+# --- bundles -------------------------------------------------------------------------------------------------------
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """Return files, by path, as one value: what the agents of a round hand to the one that concludes for all."""
+    index = json.dumps([[path, len(data)] for path, data in files.items()], separators=(",", ":"))
+    return zlib.compress(b"".join([index.encode(), b"\n", *files.values()]), _BUNDLE_LEVEL)
+
+
+def unpack(value: bytes) -> dict[str, bytes]:
+    """Return the files of a value that `pack` made.
+
+    Raises:
+        BadDocumentError: it is something else, damaged, or larger than 64 MiB.
+    """
+    decompressor = zlib.decompressobj()
+    try:
+        content = decompressor.decompress(value, _MAX_BUNDLE_BYTES)
+    except zlib.error as error:
+        raise BadDocumentError(f"not a bundle of files: {error}") from error
+    start = content.find(b"\n", 0, _MAX_INDEX_BYTES) + 1
+    if not start:
+        raise BadDocumentError("a bundle of files has too long an index")
+    files = {}
+    try:
+        for path, size in json.loads(content[: start - 1]):
+            # a negative size would let one file be taken again and again
+            if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= len(content) - start:
+                raise ValueError("a file in it has an impossible size")  # noqa: TRY301 - as of what json raises
+            end = start + size
+            files[str(path)] = content[start:end]
+            start = end
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadDocumentError(f"not a bundle of files: {error}") from error
+    if not decompressor.eof or start != len(content):
+        raise BadDocumentError("a bundle of files is damaged: its index does not match its content")
+    return files
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------

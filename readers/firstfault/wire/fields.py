@@ -6,16 +6,19 @@ list in docs/format.md is made from them (tools/describe_fields.py). They know n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from firstfault import model
-from firstfault.model import Kind, NodeSetup, Origin, Phase, Resources, Subject, SystemState, Writer
+from firstfault.model import ExceptionInfo, Kind, NodeSetup, Origin, Phase, Resources, Subject, SystemState, Writer
 from firstfault.text import clean
-from firstfault.wire import exceptions, forms
+from firstfault.wire import forms
 from firstfault.wire.forms import COUNT, FLAG, LINE, LONG, MAX_LINE, MAX_NAMES, NAME, RANK, TIME, Field, Form, Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+T = TypeVar("T")
 
 MAX_SECONDS = 253_402_300_799
 """The last second of the year 9999, the end of google.protobuf.Timestamp."""
@@ -37,6 +40,21 @@ _MAX_ENTRIES = 10
 """Collectives of one process group."""
 _MAX_MEMBERS = 16_384
 """Ranks of one process group."""
+_MAX_TEXT = 16 * 1024
+_MAX_CAUSES = 10
+_MAX_FRAMES = 100
+_MAX_CONTEXT = 5
+"""Lines around a frame's line, with it."""
+_MAX_DEPTH = 6
+"""Exceptions within exceptions. Protobuf's parsers refuse more than 100 nested messages, and the time for a report can
+double with each level."""
+_MAX_THREADS = 10
+_MAX_READ_EXCEPTIONS = 2000
+"""Exceptions that a reader takes of a document's own exception, and of all its threads: with causes and members."""
+_MAX_READ_FRAMES = 1000
+"""Frames of one exception that a reader takes."""
+_MAX_READ_THREADS = 100
+"""Failed threads that a reader takes from one document."""
 
 
 def _fields(names: str, form: Form) -> tuple[Field, ...]:
@@ -167,6 +185,127 @@ _VERSIONS = Form(_versions_to_pb, _versions_from_pb, is_redacted=True, cap=MAX_N
 _LOG = Form(forms.text(_MAX_LOG_TAIL).write, forms.end_of_text(_MAX_LOG_TAIL).read, is_redacted=True, cap=_MAX_LOG_TAIL)
 
 
+# --- exceptions and failed threads ----------------------------------------------------------------------------------
+
+FRAME = Table(
+    model.FrameInfo,
+    (
+        Field("file", LINE, json="file"),
+        Field("line", COUNT, json="line"),
+        Field("function", LINE, json="function"),
+        Field("code", LINE, json="source"),
+        Field("context", forms.many(LINE, _MAX_CONTEXT), json="context"),
+        Field("context_line", COUNT, json="context_line"),
+    ),
+)
+"""Without the marked characters, which are two numbers on the wire."""
+
+
+def _frame_to_pb(frame: model.FrameInfo) -> dict[str, Any]:
+    message = FRAME.write(frame)
+    # what is redacted moves what is marked
+    first, last = frame.marked if message["code"] == frame.code else (0, 0)
+    return {**message, "marked_from": max(first, 0), "marked_to": max(last, 0)}
+
+
+_ONE_FRAME = Form(
+    _frame_to_pb,
+    lambda message: FRAME.read(message, marked=(message.marked_from, message.marked_to)),
+    is_redacted=True,
+)
+_FRAMES = forms.many(_ONE_FRAME, keep=True)
+_PARTS = Table(
+    ExceptionInfo,
+    (
+        Field("type", LINE),
+        Field("message", forms.text(_MAX_TEXT)),
+        Field("bases", forms.many(LINE, MAX_NAMES, keep=True)),
+        Field("notes", forms.many(forms.text(_MAX_TEXT), MAX_NAMES)),
+        Field("relation", LINE),
+        Field("text_frames", forms.many(_ONE_FRAME, _MAX_FRAMES, keep=True)),
+    ),
+)
+"""Without the frames, causes and members, of which readers and writers take different numbers."""
+
+
+def _both_ends(frames: Sequence[T], most: int) -> tuple[Sequence[T], int]:
+    """Return the outermost and the innermost frames of a deep stack, and how many lie between them."""
+    if len(frames) <= most:
+        return frames, 0
+    return [*frames[: most // 2], *frames[-most // 2 :]], len(frames) - most
+
+
+def _exception_to_pb(exception: ExceptionInfo, depth: int = 1) -> dict[str, Any]:
+    """Return an exception's message, with texts cut and redacted; `depth` counts the exceptions around it."""
+    deeper = _MAX_CAUSES if depth < _MAX_DEPTH else 0
+    frames, omitted = _both_ends(exception.frames, _MAX_FRAMES)
+    return _PARTS.write(
+        exception,
+        frames=_FRAMES.write(frames),
+        frames_omitted=exception.frames_omitted + omitted,
+        causes=[_exception_to_pb(cause, depth + 1) for cause in exception.causes[:deeper]],
+        members=[_exception_to_pb(member, depth + 1) for member in exception.members[:deeper]],
+    )
+
+
+class _ExceptionReader:
+    """Reads a document's exceptions with what the reader's limits admit."""
+
+    def __init__(self) -> None:
+        self.left = _MAX_READ_EXCEPTIONS
+
+    def read(self, record: Any, depth: int = 1) -> ExceptionInfo:
+        """Return an exception; its last notes count what is left out."""
+        self.left -= 1
+        frames, omitted = _both_ends(record.frames, _MAX_READ_FRAMES)
+        given: dict[str, Any] = {"frames": _FRAMES.read(frames), "frames_omitted": record.frames_omitted + omitted}
+        notes = []
+        for name in ("causes", "members"):
+            records = getattr(record, name)
+            taken: list[ExceptionInfo] = []
+            while depth < _MAX_DEPTH and self.left > 0 and len(taken) < len(records):
+                taken.append(self.read(records[len(taken)], depth + 1))
+            if len(taken) < len(records):
+                notes.append(_left_out(len(records) - len(taken), name))
+            given[name] = tuple(taken)
+        exception: ExceptionInfo = _PARTS.read(record, **given)
+        return replace(exception, notes=(*exception.notes, *notes)) if notes else exception
+
+
+def _left_out(count: int, what: str) -> str:
+    return f"... {count} more {what} left out: the document holds more than firstfault reads ..."
+
+
+_THREAD = Table(model.ThreadFailure, (Field("thread", LINE), Field("timestamp_ns", TIME, "wall_time_ns")))
+"""Without the exception."""
+
+
+def _threads_to_pb(threads: Sequence[model.ThreadFailure]) -> list[dict[str, Any]]:
+    return [_THREAD.write(thread, exception=_exception_to_pb(thread.exception)) for thread in threads[:_MAX_THREADS]]
+
+
+def _threads_from_pb(threads: Sequence[Any]) -> tuple[model.ThreadFailure, ...]:
+    taken: list[model.ThreadFailure] = []
+    reader = _ExceptionReader()
+    for thread in threads:
+        if len(taken) == _MAX_READ_THREADS or (taken and reader.left <= 0):
+            last = taken[-1]
+            notes = (*last.exception.notes, _left_out(len(threads) - len(taken), "failed threads"))
+            taken[-1] = replace(last, exception=replace(last.exception, notes=notes))
+            break
+        taken.append(_THREAD.read(thread, exception=reader.read(thread.exception)))
+    return tuple(taken)
+
+
+_EXCEPTION = Form(
+    lambda value: value and _exception_to_pb(value),
+    lambda record: _ExceptionReader().read(record),
+    is_optional=True,
+    is_redacted=True,
+)
+_THREAD_FAILURES = Form(_threads_to_pb, _threads_from_pb, is_redacted=True, cap=_MAX_THREADS)
+
+
 # --- documents ------------------------------------------------------------------------------------------------------
 
 CONTAINER_ERROR = Table(
@@ -214,7 +353,7 @@ FAILURE = Table(
         Field("monotonic_ns", TIME),
         Field("boot_id", LINE, label="boot id"),
         Field("upload_delay_ns", TIME),
-        Field("exception", exceptions.EXCEPTION),
+        Field("exception", _EXCEPTION),
         Field("exit_code", forms.OPTIONAL_NUMBER, json="exit_code", label="exit code"),
         Field("signal", LINE, json="signal", label="signal"),
         Field("sent_signals", forms.many(forms.whole(SENT_SIGNAL), MAX_NAMES, keep=True)),
@@ -235,7 +374,7 @@ FAILURE = Table(
             json="log",
             meaning="the end of the process's stderr, if its agent wrote the document; at most 32 KiB",
         ),
-        Field("thread_failures", exceptions.THREADS, json="threads", label="thread", meaning=_THREADS),
+        Field("thread_failures", _THREAD_FAILURES, json="threads", label="thread", meaning=_THREADS),
         Field(
             "collectives",
             forms.many(forms.whole(PROGRESS), MAX_NAMES, keep=True),

@@ -245,7 +245,7 @@ def _to_dict(result: RunResult, report: Path | None) -> dict[str, Any]:
 
 
 def _attempt_to_dict(attempt: Attempt) -> dict[str, Any]:
-    from firstfault.wire.verdict_json import (  # noqa: PLC0415 - as above
+    from firstfault.wire.json_schemas import (  # noqa: PLC0415 - as above
         decision_to_dict,
         format_timestamp,
         verdict_to_dict,

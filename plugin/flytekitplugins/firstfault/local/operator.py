@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.layout.paths import is_stock_error_file
+from firstfault.layout import is_stock_error_file
 from firstfault.model import DocumentRef, Kind, Origin, Seal, WorkerError
 from firstfault.store import open_store
 from firstfault.sync import run_sync

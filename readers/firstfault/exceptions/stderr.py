@@ -1,4 +1,9 @@
-"""Reads the last exception that a process printed: Python's traceback, also in the forms of rich and loguru."""
+"""What a process printed to stderr: the part that belongs to its death, and the last exception.
+
+Most of what a process printed has nothing to do with its end: errors that it handled and logged, warnings, a list of
+loaded modules. A category may come only from what the end itself wrote. Tracebacks are read as Python prints them, and
+in the forms of rich and loguru.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from firstfault.exceptions.death_text import has_native_reason, thrown
-from firstfault.exceptions.first_cause import causes_of
-from firstfault.exceptions.remote_traceback import block_of, short_name
+from firstfault.exceptions.first_cause import all_links, causes_of
+from firstfault.exceptions.tracebacks import block_of, original_of, short_name
 from firstfault.model import ExceptionInfo, FrameInfo, Subject
 from firstfault.model.failure import signal_of_exit_code
 from firstfault.text import printable
@@ -20,10 +24,11 @@ if TYPE_CHECKING:
 
     from firstfault.model import WorkerError
 
+
 _PREFIX = re.compile(r"^(?:\[?(?:rank|default|local_rank)[ _]?\d+\]?:\s?|\d{1,5}: (?=\s|\w))+")
 """What torch, its launcher and srun put before each line."""
 _BEGINS = re.compile(
-    r"^(?P<gutter>[ |]*)(?P<group>\+ Exception Group )?(?:.{0,80}?\s)?Traceback \(most recent call last\):\s*$"
+    r"^(?P<gutter>[ |]*)(?P<group>\+ Exception Group )?(?P<above>.{0,80}?\s)?Traceback \(most recent call last\):\s*$"
 )
 _BOX = re.compile(r"^\s*[╭┌+][─-]+ ?Traceback \(most recent call last\) ?[─-]+[╮┐+]\s*$")
 _BOX_ENDS = re.compile(r"^\s*[╰└+][─-]{10,}[╯┘+]\s*$")
@@ -68,6 +73,127 @@ _MAX_HEAD = 1000
 """Characters of a path that rich wrapped."""
 _WITHIN = 4
 """Lines between the tracebacks of a chain."""
+_NATIVE = re.compile(
+    r"""
+    \[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\.(?:cpp|cc|hpp|h|cu):\d+\]   # torch's own log
+    |\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s|\]?:\[[EWF]\d{3,4}\s
+    |terminate\ called|^\s*what\(\):|^Exception\ raised\ from|^frame\ \#\d
+    |\bNCCL\ (?:WARN|INFO)\b|\bnccl[A-Z]\w{0,30}Error:|^Last\ error:
+    |\|CCL_(?:ERROR|WARN)\||\bUCX\s+(?:ERROR|FATAL|WARN)\b|\bFATAL:|^mlx\d|\bNVRM:|^EE?[A-Z0-9]\d{4}:
+    |\bAssertion\ [`'].{0,300}\ failed|^[FE]\d{4}\s\d\d:\d\d|\bCheck\ failed:|^\*\*\*\s
+    |^(?:malloc|free|realloc)\(\)|^munmap_chunk|^corrupted\s|^double\ free|^Fatal\ glibc|^\*+\s?stack\ smashing
+    |^Memory\ access\ fault|^HW\ Exception|^Aborted\b|^Bus\ error
+    """,
+    re.VERBOSE,
+)
+"""Found in lines that native code prints, without Python's logging: torch, NCCL and its kin, the C library."""
+_ONLY_AN_END = re.compile(r"terminate called without an active exception|^Aborted\b")
+_DUMP = re.compile(
+    r"^(?:Fatal Python error: .*|(?:Current thread|Thread) 0x[0-9a-f]+.*|  File \"[^\"]*\", line \d+ in .*|"
+    r"  <no Python frame>|  \.\.\.|Extension modules: .*)$"
+)
+"""Lines of faulthandler."""
+_RANK = re.compile(r"^(?:\[(?:rank|default)\d+\]:\s?)+")
+"""What torch and its launcher put before each line."""
+_WHAT = re.compile(r"^\s*what\(\):\s*(?P<text>\S.*)$")
+_CARRIERS = re.compile(
+    r"^\s*(?:what\(\):\s*|\[[EWFI]\d{0,4}(?:\s[\d:.]{0,30})?\s[^\]\s]{0,60}\]\s*|[EWFI]\d{3,4}\s[\d:.]+\s+\S+\s\S+:\d+\]\s*"
+    r"|\[(?:PG\s[^\]\n]{0,100}\s)?Rank\s\d+\]\s*|Process group watchdog thread terminated with exception:\s*"
+    r"|\S{1,200}\.(?:cuh?|cpp|cc|h(?:pp)?):\d+:[^\n]{0,200}?(?=Assertion )"
+    r"|terminate called after throwing an instance of '[^']*'\s*)+"
+)
+_LINKED_WITHIN = 2
+"""Lines before a traceback in which Python tells what it follows from."""
+_NOISE = re.compile(
+    r"""
+    \b\w*Warning:\ |^\s+warnings\.warn\(|\bwarnings\.warn\b|\bWARN(?:ING)?\b|\b(?:INFO|DEBUG|TRACE|NOTICE)\b
+    |^\[(?:rank\d+\]:\s?\[)?[WI]\d{0,4}\s|^[WI]\d{4}\s
+    |resource_tracker:|\bleaked\ \w+\ objects?\b|was\ not\ called\ before\ program\ exit|nodename\ nor\ servname
+    |^Exception\ ignored\ |^\s|^[\W_]*$|\d{1,3}%\|.*\||\bit/s\b|\bs/it\b
+    |^(?:Aborted|Killed|Terminated|Segmentation\ fault)\b.{0,30}$|^terminate\ called\b|^Fatal\ Python\ error
+    |^(?:OMP:|huggingface/tokenizers:|wandb:|Setting\ OMP_NUM_THREADS|I\ tensorflow|To\ disable\ this\ warning)
+    |^\#\d+\s|^frame\ \#\d|\(core\ dumped\)|^Extension\ modules:|^<\w+\ at\ 0x
+    """,
+    re.VERBOSE,
+)
+"""Found in lines that do not tell why a process ended: of libraries, progress bars, and of an end itself."""
+_LAST_LINES = 5
+"""Of an exit without a traceback."""
+_LAST_WORDS = 2
+"""Lines before an abort."""
+
+
+# --- what belongs to a death ----------------------------------------------------------------------------------------
+
+
+def text_of_death(stderr: str, signal: str) -> str:
+    """Return the lines of a process's stderr that belong to its end.
+
+    Args:
+        stderr: the end of what it printed.
+        signal: the name of the signal that ended it; empty: it exited.
+    """
+    lines = [line for line in stderr.splitlines() if line.strip() and not _DUMP.match(line)]
+    if signal == "SIGKILL":
+        return ""  # the kernel ends it between two instructions: it writes nothing
+    if signal:
+        native = _native(lines)
+        # an abort may follow a text of any form; a crash follows what it likes
+        last = [line for line in lines[-_LAST_WORDS:] if line not in native] if signal == "SIGABRT" else []
+        return "\n".join((*native, *last))
+    # an exit: the last traceback with those that it was raised from, and what was printed after it
+    begins = [at for at, line in enumerate(lines) if _BEGINS.match(_PREFIX.sub("", line))]
+    first = begins.pop() if begins else max(len(lines) - _LAST_LINES, 0)
+    while begins and any(_LINK.match(_PREFIX.sub("", line)) for line in lines[max(first - _LINKED_WITHIN, 0) : first]):
+        first = begins.pop()
+    return "\n".join(lines[first:])
+
+
+def last_line(stderr: str) -> str:
+    """Return the last line that may tell why a process ended; empty if none of the last few lines does.
+
+    Warnings, progress bars and what libraries print at the end do not count.
+    """
+    lines = [line for line in _without_prefix(stderr) if line.strip() and not _DUMP.match(line)]
+    own = (line.strip() for line in reversed(lines[-_LAST_LINES:]) if not _NOISE.search(line))
+    return next(own, "")
+
+
+def thrown(stderr: str) -> str:
+    """Return the text of the last C++ exception that ended a process; empty if there is none."""
+    found = [match["text"] for line in _without_prefix(stderr) if (match := _WHAT.match(line))]
+    return found[-1] if found else ""
+
+
+def bare_line(line: str) -> str:
+    """Return a line without what loggers, NCCL and C++ put before its text."""
+    return _CARRIERS.sub("", _RANK.sub("", printable(line))).strip()
+
+
+def _without_prefix(stderr: str) -> list[str]:
+    return [_RANK.sub("", printable(line)) for line in stderr.splitlines()]
+
+
+def has_native_text(stderr: str) -> bool:
+    """Whether native code printed anything: its reason for an abort, most often."""
+    return bool(_native(stderr.splitlines()))
+
+
+def _native(lines: list[str]) -> list[str]:
+    """Return the lines that native code printed, with the indented lines after each."""
+    kept: list[str] = []
+    continues = False
+    for line in lines:
+        if _NATIVE.search(line):
+            continues = True
+        elif not (continues and line[:1].isspace()):
+            continues = False
+        if continues and line.strip():
+            kept.append(line)
+    return kept
+
+
+# --- the last exception ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,42 +213,28 @@ def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     raised = failure.exception
     if raised is not None and short_name(causes_of(raised).first) != "SystemExit":
         return raised
-    if (
-        failure.sent_signals
-        or failure.expired is not None
-        or failure.subject is Subject.AGENT
-        or not _may_print(failure)
-    ):
+    if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
         return raised
     signal = failure.signal or signal_of_exit_code(failure.exit_code)
+    code = raised.message if raised is not None else str(failure.exit_code)
+    if signal != "SIGABRT" if signal else not code.lstrip("-").isdigit() or code == "0":
+        return raised
     if signal and (hooked := _thrown_exception(failure.log_tail)):
         return hooked
-    if signal and has_native_reason(failure.log_tail):
+    # native code printed why it aborted, not only that it did
+    if signal and any(not _ONLY_AN_END.search(line) for line in _native(failure.log_tail.splitlines())):
         return raised
     printed = last_printed(failure.log_tail)
-    if printed is None or _lived_on(printed):
+    if printed is None:
         return raised
+    # lines without a level or a date cannot be told from the exception's message
+    more = [line for line in printed.exception.message.splitlines()[1:] if line and not line[0].isspace()]
+    if len(more) + len(printed.after) > _LATER:
+        return raised  # it printed so much later that it cannot have ended because of the exception
     # `sys.exit` outside of a handler: the program had dealt with the exception, and may tell why it ends
     later = (*printed.exception.message.splitlines()[1:], *printed.after)
     is_dealt_with = raised is not None and any(map(_FATAL.search, later))
     return raised if is_dealt_with else printed.exception
-
-
-def _lived_on(printed: Printed) -> bool:
-    """Whether a process printed so much after a traceback that it cannot have ended because of it.
-
-    Lines without a level or a date cannot be told from the exception's message.
-    """
-    more = [line for line in printed.exception.message.splitlines()[1:] if line and not line[0].isspace()]
-    return len(more) + len(printed.after) > _LATER
-
-
-def _may_print(failure: WorkerError) -> bool:
-    signal = failure.signal or signal_of_exit_code(failure.exit_code)
-    if signal:
-        return signal == "SIGABRT"
-    code = failure.exception.message if failure.exception is not None else str(failure.exit_code)
-    return code.lstrip("-").isdigit() and code != "0"
 
 
 def _thrown_exception(stderr: str) -> ExceptionInfo | None:
@@ -145,8 +257,9 @@ def last_printed(stderr: str) -> Printed | None:
 @lru_cache(maxsize=256)
 def _last_printed(stderr: str) -> Printed | None:
     lines = _plain(stderr)
-    begins = [at for at, line in enumerate(lines) if _BEGINS.match(line) and not _begins_of(line)]
-    begins = [at for at in begins if not _is_handled(_line_before(lines, at))][-_TRIED:]
+    # a traceback of a member of a group is read with its group
+    begins = [at for at, line in enumerate(lines) if (match := _BEGINS.match(line)) and "|" not in match["gutter"]]
+    begins = [at for at in begins if not _is_handled(lines, at)][-_TRIED:]
     while begins:
         first, last = _chain_at(lines, begins)
         found = _parsed(lines, first, last)
@@ -156,19 +269,10 @@ def _last_printed(stderr: str) -> Printed | None:
     return None
 
 
-def _begins_of(line: str) -> bool:
-    """Whether a traceback is of a member of a group, which is read with its group."""
-    match = _BEGINS.match(line)
-    return match is not None and "|" in match["gutter"]
-
-
-def _is_handled(above: str) -> bool:
+def _is_handled(lines: Sequence[str], at: int) -> bool:
     """Whether the line above a traceback tells that its exception did not end the process."""
+    above = next((line for line in reversed(lines[max(at - 2, 0) : at]) if line.strip()), "")
     return _NOT_A_DEATH.search(above) is not None and not _OF_WARNINGS.match(above)
-
-
-def _line_before(lines: Sequence[str], at: int) -> str:
-    return next((line for line in reversed(lines[max(at - 2, 0) : at]) if line.strip()), "")
 
 
 def _chain_at(lines: Sequence[str], begins: Sequence[int]) -> tuple[int, int]:
@@ -273,3 +377,50 @@ def _of_box(head: str, line: str) -> tuple[str, list[str]]:
     if frame is None:
         return head[:_MAX_HEAD], []
     return "", [f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}']
+
+
+# --- without what a document has already -----------------------------------------------------------------------------
+
+
+def without_traceback(text: str, exception: ExceptionInfo) -> str:
+    """Return what a process printed, without the tracebacks of `exception` and of what it was raised from.
+
+    Lines before and after them stay, and so do the tracebacks of other exceptions. The text may begin in the middle of
+    a traceback.
+    """
+    lines = text.splitlines()
+    bare = [_RANK.sub("", line) for line in lines]
+    chain = [one for link in all_links(exception) for one in (link, original_of(link))]
+    names = {short_name(link) for link in chain}
+    first = {line for link in chain for line in link.message.splitlines()[:1]} | {""}
+    said = {line.strip() for link in chain for line in (*link.message.splitlines(), *link.notes)} | {""}
+    kept: list[str] = []
+    at = 0
+    while at < len(lines):
+        end, raised = _block(bare, at)
+        if any(match["type"].rsplit(".", 1)[-1] in names and (match["message"] or "") in first for match in raised):
+            end += sum(
+                1 for _ in itertools.takewhile(lambda line: line.strip() in said or _LINK.match(line), bare[end:])
+            )
+        else:
+            end = max(end, at + 1)
+            kept += lines[at:end]
+        at = end
+    return "\n".join(kept).strip("\n")
+
+
+def _block(lines: Sequence[str], begin: int) -> tuple[int, list[re.Match[str]]]:
+    """Return where the traceback at a line ends, and the lines that name its exceptions; none if there is none."""
+    match = _BEGINS.match(lines[begin])
+    is_cut = begin == 0 and lines[0][:1].isspace()
+    if not is_cut and (match is None or match["above"]):
+        return begin, []
+    end = begin + 1
+    while end < len(lines) and (lines[end][:1].isspace() or not lines[end].strip()):
+        end += 1
+    is_group = match is not None and match["group"]
+    end = end if is_group else min(end + 1, len(lines))
+    if is_cut and not any(line.lstrip().startswith('File "') for line in lines[begin:end]):
+        return begin, []
+    named = lines[begin:end] if is_group else lines[end - 1 : end]
+    return end, [raised for line in named if (raised := _RAISED.match(_OF_GROUP.sub("", line, count=1)))]

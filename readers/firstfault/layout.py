@@ -1,0 +1,294 @@
+"""Paths and names of an attempt's files, by which a reader chooses what to open.
+
+If a name contradicts its document, the document is right. Grammar of keys, version 1 (all fields have a fixed width)::
+
+    error key   e1-<round>-<time>-<rank>-<group rank>-<fingerprint>-<incarnation>-<uuid>.pb
+    roster key  r1-<round>-<group rank>-<phase>-<incarnation>-<uuid>.pb
+
+``round`` is 99999 minus the round, so that the last round lists first; ``time`` is nanoseconds since the Unix epoch in
+19 digits, all nines if unknown; ranks have 7 digits, all ``x`` if there is none; ``fingerprint`` is the 12 hex digits
+of the fingerprint, zeros if there is none; ``incarnation`` has 13 digits (milliseconds).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from firstfault.model import Phase
+from firstfault.store._base import join, split_name
+
+if TYPE_CHECKING:
+    from firstfault.model import NodePresence, Place, WorkerError
+
+ERRORS = "firstfault/errors"
+"""Folder of error documents, below the output prefix.
+
+Not ``errors/``: Flyte's reader takes every ``<output prefix>/error*.pb`` for a failure of the attempt, also a document
+of a round that the job recovered from.
+"""
+ROSTER = "firstfault/roster"
+"""Folder of roster entries, below the output prefix."""
+OUTPUTS = "outputs.pb"
+ERROR_FILE = "error.pb"
+"""The attempt's error as Flyte reads it, where all pods write one file."""
+DECK = "deck.html"
+_STOCK = re.compile(r"error(?:-[0-9a-f]{32})?\.pb")
+_BUNDLE = re.compile(r"copies-[0-9a-f]{64}\.bundle")
+_RESTART = re.compile(r"decision-(?:round|in-process)-\d{5}-\d{7}\.json", re.ASCII)
+_ATTEMPT = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
+_ERROR = re.compile(
+    r"e1-(?P<round>\d{5})-(?P<time>\d{19})-(?P<rank>\d{7}|x{7})-(?P<group>\d{7}|x{7})"
+    r"-(?P<fingerprint>[0-9a-f]{12})-(?P<incarnation>\d{13})-(?P<uuid>[0-9a-f]{32})\.pb",
+    re.ASCII,
+)
+_ROSTER = re.compile(
+    r"r1-(?P<round>\d{5})-(?P<group>\d{7}|x{7})-(?P<phase>joined|failed|succeeded)"
+    r"-(?P<incarnation>\d{13})-(?P<uuid>[0-9a-f]{32})\.pb",
+    re.ASCII,
+)
+_MAX_ROUND = 99_999
+_NO_TIME = "9" * 19
+_MAX_TIME = int(_NO_TIME) - 1
+_NO_RANK = "x" * 7
+_MAX_RANK = 9_999_999
+_MAX_INCARNATION = 10**13 - 1
+_NO_FINGERPRINT = "0" * 12
+_END = len(".pb")
+_UUID_FROM = 32 + _END
+
+
+# --- an attempt's folders and files ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The folders and files that a URI stands for. An empty folder name means the root, None that there is none."""
+
+    root: str
+    errors: str | None
+    roster: str | None
+    stock: str | None
+    """Folder in which Flyte's own error.pb and error-<uuid>.pb lie."""
+    document: str | None = None
+    """Name of the only document to read."""
+
+    @classmethod
+    def of(cls, uri: str) -> Layout:
+        """Return the layout of an output prefix, an errors/ folder or a single document."""
+        folder, name = split_name(uri)
+        if name.endswith(".pb"):
+            return cls(folder, None, None, None, document=name)
+        if name == "errors":
+            # the roster is beside it
+            return cls(folder, "errors", "roster", None)
+        if name == "firstfault":
+            return cls(uri, "errors", "roster", None)
+        return cls(uri, ERRORS, ROSTER, "")
+
+    def errors_uri(self) -> str:
+        """Return the URI of the errors/ folder, or of the document itself."""
+        return join(self.root, self.document or self.errors or "")
+
+
+def is_error_file(name: str) -> bool:
+    """Whether a file in an errors/ folder is an error document by its name."""
+    return name.endswith(".pb")
+
+
+def is_stock_error_file(name: str) -> bool:
+    """Whether a file beside the outputs has one of the names that flytekit gives to errors.
+
+    Flyte's own reader takes every ``error*.pb``, also ``error_rate_offloaded_metadata.pb``: an output "error_rate".
+    """
+    return _STOCK.fullmatch(name) is not None
+
+
+def bundle_name(data: bytes) -> str:
+    """Return the name, in the roster's folder, of a bundle of copies: it tells whether the content is whole."""
+    return f"copies-{hashlib.sha256(data).hexdigest()}.bundle"
+
+
+def is_bundle(name: str) -> bool:
+    """Whether a file in the roster's folder is a bundle of copies by its name."""
+    return _BUNDLE.fullmatch(name) is not None
+
+
+def restart_record_name(kind: str, number: int, group_rank: int) -> str:
+    """Return the name, in the roster's folder, of a node's record of a restart.
+
+    It sorts before the roster's entries, and readers without it ignore the file: it is neither ``.pb`` nor a bundle.
+
+    Args:
+        kind: "round" or "in-process".
+        number: of the round or iteration that failed.
+        group_rank: of the node that writes it.
+    """
+    return f"decision-{kind}-{min(max(number, 0), _MAX_ROUND):05d}-{min(max(group_rank, 0), _MAX_RANK):07d}.json"
+
+
+def is_restart_record(name: str) -> bool:
+    """Whether a file in the roster's folder is a record of a restart by its name."""
+    return _RESTART.fullmatch(name) is not None
+
+
+def bundle_path(path: str) -> str:
+    """Return the name in a bundle of a document or roster entry: without the folders above ``errors`` or ``roster``."""
+    return "/".join(path.split("/")[-2:])
+
+
+def join_name(folder: str, name: str) -> str:
+    """Return the path of an object relative to the store's root."""
+    return f"{folder}/{name}" if folder else name
+
+
+def attempt_of(uri: str) -> tuple[str, int] | None:
+    """Return the folder of all attempts and this attempt's number; None if the output prefix does not end in one.
+
+    Flyte's output prefix of an attempt is ``<...>/data/<number>``. `uri` may be a path below it.
+    """
+    folder, name = split_name(Layout.of(uri).root)
+    if name == "firstfault":
+        folder, name = split_name(folder)
+    return (folder, int(name)) if _ATTEMPT.fullmatch(name) else None
+
+
+def execution_of(uri: str) -> str | None:
+    """Return the name of Flyte's execution, from an output prefix ``<...>/<execution>/<node>/data/<attempt>``."""
+    here = attempt_of(uri) if uri else None
+    parts = here[0].split("/") if here is not None else []
+    return parts[-3] if len(parts) > 3 and parts[-1] == "data" else None  # noqa: PLR2004 - the parts above
+
+
+# --- names of documents and roster entries --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKey:
+    """The fields of an error document's name."""
+
+    round: int
+    timestamp_ns: int | None
+    rank: int | None
+    group_rank: int | None
+    fingerprint: str
+    """12 hex digits, or empty."""
+    incarnation: int
+    uuid: str
+
+    def __str__(self) -> str:
+        time = _NO_TIME if self.timestamp_ns is None else f"{min(max(self.timestamp_ns, 0), _MAX_TIME):019d}"
+        fingerprint = self.fingerprint or _NO_FINGERPRINT
+        return (
+            f"e1-{_round(self.round)}-{time}-{_rank(self.rank)}-{_rank(self.group_rank)}"
+            f"-{fingerprint}-{_incarnation(self.incarnation)}-{self.uuid}.pb"
+        )
+
+    @classmethod
+    def parse(cls, name: str) -> ErrorKey | None:
+        """Return the fields of `name`; None if it does not match the grammar, and the file has to be opened."""
+        match = _ERROR.fullmatch(name)
+        if match is None:
+            return None
+        round_, time, rank, group, fingerprint, incarnation, uuid_ = match.groups()
+        return cls(
+            _parse_round(round_),
+            None if time == _NO_TIME else int(time),
+            _parse_rank(rank),
+            _parse_rank(group),
+            "" if fingerprint == _NO_FINGERPRINT else fingerprint,
+            int(incarnation),
+            uuid_,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RosterKey:
+    """The fields of a roster entry's name."""
+
+    round: int
+    group_rank: int | None
+    phase: Phase
+    incarnation: int
+    uuid: str
+
+    def __str__(self) -> str:
+        return (
+            f"r1-{_round(self.round)}-{_rank(self.group_rank)}-{self.phase.value}"
+            f"-{_incarnation(self.incarnation)}-{self.uuid}.pb"
+        )
+
+    @classmethod
+    def parse(cls, name: str) -> RosterKey | None:
+        """Return the fields of `name`; None if it does not match the grammar."""
+        match = _ROSTER.fullmatch(name)
+        if match is None:
+            return None
+        return cls(
+            round=_parse_round(match["round"]),
+            group_rank=_parse_rank(match["group"]),
+            phase=Phase(match["phase"]),
+            incarnation=int(match["incarnation"]),
+            uuid=match["uuid"],
+        )
+
+
+def is_of_entry(key: ErrorKey, place: Place) -> bool:
+    """Whether a document's name has the round, the group rank and the incarnation of a roster entry's place."""
+    said = (key.round, key.group_rank, key.incarnation)
+    return said == (
+        _parse_round(_round(place.round)),
+        _parse_rank(_rank(place.group_rank)),
+        int(_incarnation(place.incarnation)),
+    )
+
+
+def unique_number(name: str) -> int | None:
+    """Return the uuid of an error key as a number, None for any other name."""
+    if not name.startswith("e1-") or _ERROR.fullmatch(name) is None:
+        return None
+    return int(name[-_UUID_FROM:-_END], 16)
+
+
+def error_key_for(error: WorkerError) -> str:
+    """Return a new unique name for a document about `error`."""
+    place = error.place
+    key = ErrorKey(
+        round=place.round,
+        timestamp_ns=error.timestamp_ns,
+        rank=place.rank,
+        group_rank=place.group_rank,
+        fingerprint=error.fingerprint.partition(":")[2],
+        incarnation=place.incarnation,
+        uuid=uuid.uuid4().hex,
+    )
+    return str(key)
+
+
+def roster_key_for(presence: NodePresence, unique: str = "") -> str:
+    """Return a name for a roster entry, with a new uuid unless `unique` is one."""
+    place = presence.place
+    return str(RosterKey(place.round, place.group_rank, presence.phase, place.incarnation, unique or uuid.uuid4().hex))
+
+
+def _round(number: int) -> str:
+    return f"{_MAX_ROUND - min(max(number, 0), _MAX_ROUND):05d}"
+
+
+def _parse_round(text: str) -> int:
+    return _MAX_ROUND - int(text)
+
+
+def _rank(rank: int | None) -> str:
+    return _NO_RANK if rank is None or not 0 <= rank <= _MAX_RANK else f"{rank:07d}"
+
+
+def _parse_rank(text: str) -> int | None:
+    return None if text == _NO_RANK else int(text)
+
+
+def _incarnation(number: int) -> str:
+    return f"{min(max(number, 0), _MAX_INCARNATION):013d}"
