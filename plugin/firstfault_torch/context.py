@@ -1,19 +1,23 @@
-"""Where a process runs and records: the node's `Recording`, which the agent passes to its workers, and places."""
+"""Where a process runs and records: the node's `Recording`, which the agent passes to its workers; places; sources."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import time
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
-from firstfault.model import Place
-from firstfault_torch.budgets import UPLOAD_DEADLINE_S
-from firstfault_torch.node.files import NodeFiles
+from firstfault.model import NodeSetup, Place
+from firstfault.recorder import NodeFolder
+from firstfault_torch.budgets import READING_SETUP_S, UPLOAD_DEADLINE_S
+from firstfault_torch.guard import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +44,17 @@ _OF_RECORDING = {
     "node_folder": "FIRSTFAULT_NODE_FOLDER",
 }
 """The same of `Recording`."""
+SOURCE_VARIABLE = "FIRSTFAULT_SOURCE"
+"""The environment variable with the address of the working folder's source code, of one commit."""
+_GPUS = Path("/proc/driver/nvidia/gpus")
+_MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_ORIGIN = re.compile(r'^\[remote "origin"\][^\[]*', re.MULTILINE)
+_URL = re.compile(r"^\s*url\s*=\s*(\S+)", re.MULTILINE)
+_FOLDERS = {"github.": "blob", "gitlab.": "-/blob", "bitbucket.": "src"}
+"""Where a commit's files are, on the sites whose addresses are known."""
+_SSH = re.compile(r"(?:[\w.-]+@)?(?P<host>[\w.-]+):(?!/)(?P<path>.+)")
+"""git@github.com:org/repo.git"""
 _MACHINE = "NODE_NAME"
 """Set by a pod's template from Kubernetes' downward API."""
 
@@ -107,9 +122,9 @@ class Recording:
         return self.identity.output_prefix
 
     @property
-    def files(self) -> NodeFiles | None:
+    def files(self) -> NodeFolder | None:
         """The files in the node's folder; None without a folder."""
-        return NodeFiles(Path(self.node_folder)) if self.node_folder else None
+        return NodeFolder(Path(self.node_folder)) if self.node_folder else None
 
     def environment(self) -> dict[str, str]:
         """Return the variables that pass this recording to a worker process."""
@@ -222,3 +237,95 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
         return int(environment[name])
     except (KeyError, ValueError):
         return None
+
+
+# --- what the node runs ---------------------------------------------------------------------------------------------
+
+
+def setup_of_node(identity: Identity) -> NodeSetup:
+    """Return what this node runs; files that do not answer within 0.25 s are left out."""
+    known = NodeSetup(task=identity.task, image=identity.image)
+    return bounded(partial(_with_files, known), READING_SETUP_S, "reading what this node runs") or known
+
+
+def _with_files(known: NodeSetup) -> NodeSetup:
+    models = list(_gpu_models())
+    url, root = _source()
+    return NodeSetup(
+        task=known.task,
+        image=known.image,
+        gpu_model=models[0] if models else "",
+        gpus=len(models),
+        source_url=url,
+        source_root=str(root) if url else "",
+    )
+
+
+def _gpu_models() -> list[str]:
+    """Return the model of each GPU that NVIDIA's driver shows to this container."""
+    found = []
+    for file in sorted(_GPUS.glob("*/information")):
+        with contextlib.suppress(OSError):
+            found += _MODEL.findall(file.read_text(encoding="utf-8", errors="replace"))[:1]
+    return found
+
+
+# --- source code ----------------------------------------------------------------------------------------------------
+
+
+def _source() -> tuple[str, Path]:
+    """Return the address of the source code and the folder that it stands for; an empty address: not known."""
+    with contextlib.suppress(OSError, ValueError):  # also if the working folder was deleted
+        folder = Path.cwd()
+        if given := os.environ.get(SOURCE_VARIABLE, ""):
+            return given.rstrip("/"), folder
+        for root in (folder, *folder.parents):
+            if (root / ".git").exists():
+                return _address(root / ".git"), root
+    return "", Path()
+
+
+def _address(git: Path) -> str:
+    """Return where the checked-out commit can be read, from git's own files; empty if no remote is known.
+
+    Raises:
+        OSError, ValueError: they cannot be read.
+    """
+    if git.is_file():  # of a worktree: "gitdir: <folder>"
+        git = (git.parent / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()).resolve()
+    shared = git / "commondir"
+    common = (git / shared.read_text(encoding="utf-8").strip()).resolve() if shared.exists() else git
+    head = (git / "HEAD").read_text(encoding="ascii").strip()
+    commit = _commit_of(head.removeprefix("ref:").strip(), git, common) if head.startswith("ref:") else head
+    web = _web_address(common)
+    if not web or _COMMIT.fullmatch(commit) is None:
+        return ""
+    host = urlsplit(web).netloc
+    folder = next((folder for name, folder in _FOLDERS.items() if name in host), "")
+    return f"{web}/{folder}/{commit}" if folder else ""
+
+
+def _commit_of(ref: str, git: Path, common: Path) -> str:
+    for folder in (git, common):
+        if (folder / ref).is_file():
+            return (folder / ref).read_text(encoding="ascii").strip()
+    for line in (common / "packed-refs").read_text(encoding="utf-8").splitlines():
+        if line.endswith(f" {ref}"):
+            return line.split(" ", 1)[0]
+    return ""
+
+
+def _web_address(common: Path) -> str:
+    """Return the address of the remote "origin" for a browser, without user and password; empty if there is none."""
+    section = _ORIGIN.search((common / "config").read_text(encoding="utf-8"))
+    found = _URL.search(section[0]) if section else None
+    remote = found[1] if found else ""
+    if "://" in remote:
+        parts = urlsplit(remote)
+        host, path = parts.hostname or "", parts.path
+        port = f":{parts.port}" if parts.port and parts.scheme.startswith("http") else ""
+    else:
+        match = _SSH.fullmatch(remote)
+        host, path, port = (match["host"], match["path"], "") if match else ("", "", "")
+    path = path.strip("/").removesuffix(".git")
+    return f"https://{host}{port}/{path}" if host and path else ""

@@ -16,20 +16,22 @@ agent cannot be reached, there is one warning and no deadline.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import select
+import signal
 import sys
 import threading
 import time
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import UsageError
+from firstfault.untrusted_json import parse_json
 from firstfault_torch.budgets import WATCHDOG_BLOCKED_S
 from firstfault_torch.guard import logger
-from firstfault_torch.node.timers import HEARTBEAT_VARIABLE, MAX_SCOPE, TIMERS_VARIABLE, Timer, timer_line
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -38,6 +40,16 @@ if TYPE_CHECKING:
 
 __all__ = ["expires", "pause", "ping"]
 
+TIMERS_VARIABLE = "FIRSTFAULT_TIMERS"
+"""Path of the FIFO; the agent sets it in its workers if the watchdog is on."""
+HEARTBEAT_VARIABLE = "FIRSTFAULT_HEARTBEAT"
+"""Longest time between two pings, seconds; empty: pings set no deadline."""
+TORCH_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
+"""The same path, for torch's FileTimerClient. In the agent's own environment it names the path for the FIFO."""
+TORCH_ENABLED_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
+"""With the value 1 torch's agent starts torch's FileTimerServer, which kills the agent too."""
+MAX_SCOPE = 200
+"""Characters of a name. A line fits into one write to a FIFO, which is never mixed with another process's."""
 _HEART = "heartbeat"
 _SPARED = 0.1
 """Share of the heartbeat's timeout, at most 1 s, within which a second ping sends nothing."""
@@ -279,3 +291,81 @@ def _client() -> _Client | None:
 
 def _line_of(frame: FrameType) -> str:
     return f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+# --- timers on their way from a worker to its agent: lines of JSON in a FIFO -----------------------------------------
+
+# The lines are those of torch's FileTimer with fields of our own, so that torch's FileTimerClient may write into the
+# same FIFO. torch's deadlines are times of the wall clock, which may jump; ours are times of CLOCK_MONOTONIC, which all
+# processes of a machine share.
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """One deadline of a process, or its release."""
+
+    pid: int
+    number: str
+    """Identifies it within the process."""
+    scope: str
+    """The name that the program gave to it; empty for the heartbeat."""
+    deadline: float | None
+    """Seconds of CLOCK_MONOTONIC; None: it is released."""
+    seconds: float = 0.0
+    """From its beginning to its deadline."""
+    since: str = ""
+    """Where it began: "train.py:50"."""
+    heartbeat: bool = False
+    kills: bool = True
+    """Whether the process is killed at the deadline; torch's clients may ask for a log line only."""
+
+
+def timer_line(timer: Timer) -> bytes:
+    """Return a timer as one line; torch's FileTimerServer reads it too."""
+    left = timer.deadline - time.monotonic() if timer.deadline is not None else 0.0
+    fields: dict[str, Any] = {
+        "version": 1,
+        "pid": timer.pid,
+        "scope_id": timer.scope or "heartbeat",
+        "expiration_time": time.time() + left if timer.deadline is not None else -1,
+        "signal": int(signal.SIGKILL) if timer.deadline is not None else 0,
+        "number": timer.number,
+        "deadline": timer.deadline,
+        "seconds": timer.seconds,
+        "since": timer.since[-MAX_SCOPE:],
+        "heartbeat": timer.heartbeat,
+    }
+    line = json.dumps(fields).encode() + b"\n"
+    if len(line) > select.PIPE_BUF:  # a name of characters that JSON escapes
+        line = json.dumps({**fields, "scope_id": ascii(timer.scope)[:MAX_SCOPE]}).encode() + b"\n"
+    return line
+
+
+def parse_line(line: bytes) -> Timer:
+    """Return the timer that a client wrote; a deadline of torch's client is converted from the wall clock.
+
+    Raises:
+        ValueError: it is not such a line.
+    """
+    try:
+        found = parse_json(line)
+        pid, scope, expires = int(found["pid"]), str(found["scope_id"]), float(found["expiration_time"])
+        if "number" not in found:
+            left = expires - time.time()
+            deadline = time.monotonic() + left if expires >= 0 else None
+            return Timer(pid, f"torch:{scope}", scope, deadline, max(left, 0.0), kills=int(found["signal"]) > 0)
+        deadline = found["deadline"]
+        if deadline is not None and not math.isfinite(float(deadline)):
+            raise ValueError("its deadline is not a time")
+        scope = "" if found["heartbeat"] else scope
+        return Timer(
+            pid,
+            str(found["number"]),
+            scope,
+            None if deadline is None else float(deadline),
+            float(found["seconds"]),
+            str(found["since"]),
+            bool(found["heartbeat"]),
+        )
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a timer: {line[:200]!r}") from error

@@ -21,9 +21,9 @@ from flytekit.deck.deck import TimeLineDeck
 from firstfault.errors import UsageError
 from firstfault.layout import error_key_for, roster_key_for
 from firstfault.model import NodePresence, Phase, Subject, WorkerError, Writer
+from firstfault.recorder import NodeFolder
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import encode, encode_presence
-from firstfault_torch.node.files import NodeFiles
 from firstfault_torch.worker.recording import WorkerMonitor
 from flytekitplugins.firstfault import Elastic, PyTorch, Worker, entrypoints
 from flytekitplugins.firstfault.deck import keep as kept_decks
@@ -158,7 +158,7 @@ def decks() -> list[Deck]:
 @pytest.fixture
 def keeper(decks: list[Deck], tmp_path: Path) -> Iterator[DeckKeeper]:
     """Keep the decks in the test's folder."""
-    keeping = DeckKeeper(NodeFiles(tmp_path), 0, decks)
+    keeping = DeckKeeper(NodeFolder(tmp_path), 0, decks)
     yield keeping
     keeping.end()
 
@@ -168,7 +168,7 @@ def _deck(name: str, text: str) -> Deck:
 
 
 def _kept(folder: Path, round_: int = 0) -> list[tuple[str, str]]:
-    return [(item.name, item.html) for item in kept_decks.kept_decks(NodeFiles(folder), round_)]
+    return [(item.name, item.html) for item in kept_decks.kept_decks(NodeFolder(folder), round_)]
 
 
 def test_decks_are_kept(decks: list[Deck], keeper: DeckKeeper, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_deck_that_raises(
 
 def test_a_missing_folder(tmp_path: Path, decks: list[Deck], caplog: pytest.LogCaptureFixture) -> None:
     """If the node's folder is gone, the keeper does not make it again and logs nothing."""
-    keeper = DeckKeeper(NodeFiles(tmp_path / "gone"), 0, decks)
+    keeper = DeckKeeper(NodeFolder(tmp_path / "gone"), 0, decks)
     decks.append(_deck("loss", "1"))
     keeper.end()
     assert not (tmp_path / "gone").exists()

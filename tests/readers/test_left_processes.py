@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault.recorder.left_processes import end_left_processes, left_processes
+from firstfault.recorder.left_behind import end_left_processes, left_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

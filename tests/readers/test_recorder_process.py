@@ -887,7 +887,7 @@ def test_an_end_is_not_a_death(agent: Callable[..., Agent], out: Out) -> None:
 # --- what it costs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", ["client", "spool", "folder"])
+@pytest.mark.parametrize("module", ["client", "folder"])
 def test_a_dying_process_imports_next_to_nothing(module: str) -> None:
     """The client imports neither storage, protobuf, asyncio nor the server."""
     heavy = ("asyncio", "fsspec", "google.protobuf", "flyteidl", "stamina", "subprocess", "tempfile", "ssl")

@@ -139,7 +139,7 @@ def test_a_held_document(tmp_path: Path, held: bool) -> None:
     assert _names(spool, held=held) == (["a.pb", "b.pb"] if held else ["b.pb"])
     if held:
         document = spool.documents(held=True)[0]
-        assert (document.held, document.withdrawn, document.receipt) == (True, True, receipt)
+        assert (document.path.name, document.withdrawn, document.receipt) == ("a.pb.held", True, receipt)
 
 
 def test_a_held_document_that_is_released(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_held_document_that_is_released(tmp_path: Path) -> None:
     spool.add("a.pb", b"held", held=True)
     spool.add("a.pb", b"released")
     (document,) = spool.documents(held=True)
-    assert (document.held, document.path.read_bytes()) == (False, b"released")
+    assert (document.path.name, document.path.read_bytes()) == ("a.pb", b"released")
 
 
 def test_the_folder_of_a_node(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_the_folder_of_a_node(tmp_path: Path) -> None:
     folder.spool("0-1").add("b.pb", b"2")
     folder.last_words.add("document.pb", b"3")
     assert [_names(spool) for spool in folder.spools()] == [["b.pb"], ["a.pb"]]
-    assert {folder.socket.parent, folder.settings.parent, folder.spool("0-1").folder.parent.parent} == {tmp_path}
+    assert {folder.socket.parent, folder.spool("0-1").folder.parent.parent} == {tmp_path}
 
 
 def test_settings_come_back_as_they_were(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from firstfault_torch.node import document_writer, node_setup
-from firstfault_torch.worker import introspection, system_state
+from firstfault_torch import context as node_setup
+from firstfault_torch.node import document_writer
+from firstfault_torch.worker import process_state
 from tests.prefix import prefix
 
 __all__ = ["prefix"]
@@ -17,9 +18,9 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give what a worker asks its machine for more time than a worker gives; a test of a limit sets its own."""
     for module, limit in [
         (document_writer, "RECEIPT_S"),
-        (introspection, "FLIGHT_RECORDER_S"),
-        (introspection, "GPU_S"),
+        (process_state, "FLIGHT_RECORDER_S"),
+        (process_state, "GPU_S"),
         (node_setup, "READING_SETUP_S"),
-        (system_state, "FILE_SYSTEMS_S"),
+        (process_state, "FILE_SYSTEMS_S"),
     ]:
         monkeypatch.setattr(module, limit, PATIENT_S)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from firstfault.recorder import NodeFolder
 from firstfault_torch.node import channel
 from firstfault_torch.node.channel import AgentChannel, WorkerChannel
-from firstfault_torch.node.files import NodeFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class Agent:
 
     def __init__(self, folder: Path) -> None:
         self.woken = threading.Semaphore(0)
-        self.channel = AgentChannel(NodeFiles(folder), self.woken.release)
+        self.channel = AgentChannel(NodeFolder(folder), self.woken.release)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
     made: list[WorkerChannel] = []
 
     def begin(local_rank: int, answer: Callable[[], dict[str, Any]] = dict, round_: int = 0) -> WorkerChannel:
-        made.append(WorkerChannel(NodeFiles(folder), round_, local_rank, answer))
+        made.append(WorkerChannel(NodeFolder(folder), round_, local_rank, answer))
         return made[-1]
 
     yield begin
@@ -88,7 +88,7 @@ def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
     ready, done = context.Event(), context.Event()
 
     def work() -> None:
-        WorkerChannel(NodeFiles(folder), 0, 0, lambda: {"pid": os.getpid()})
+        WorkerChannel(NodeFolder(folder), 0, 0, lambda: {"pid": os.getpid()})
         ready.set()
         done.wait(LONG_S)
         os._exit(0)
@@ -187,7 +187,7 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -
         free.wait(LONG_S)
         heard.release()
 
-    line = AgentChannel(NodeFiles(folder), wake)
+    line = AgentChannel(NodeFolder(folder), wake)
     lines = [worker(local_rank) for local_rank in range(16)]
     threads = [threading.Thread(target=one.report_failure, args=({"what": "ValueError"},)) for one in lines]
     for thread in threads:
@@ -269,8 +269,8 @@ def test_a_line_that_is_closed(folder: Path) -> None:
     """A closed channel has no thread and leaves no socket; closing it in a forked child leaves the parent's open."""
     before = set(threading.enumerate())
     agent, worker = (
-        AgentChannel(NodeFiles(folder), lambda: None),
-        WorkerChannel(NodeFiles(folder), 0, 0, lambda: {"ok": True}),
+        AgentChannel(NodeFolder(folder), lambda: None),
+        WorkerChannel(NodeFolder(folder), 0, 0, lambda: {"ok": True}),
     )
     process = multiprocessing.get_context("fork").Process(target=worker.close)
     process.start()

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
+from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 
 PATIENCE = dt.timedelta(seconds=60)
 

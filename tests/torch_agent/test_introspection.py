@@ -16,8 +16,8 @@ import torch.distributed as dist
 from firstfault.model import Collective, CollectiveProgress, ThreadFailure
 from firstfault_torch.context import Moment
 from firstfault_torch.node.channel import from_message, to_message
-from firstfault_torch.worker import introspection as process_state
-from firstfault_torch.worker.introspection import collective_progress, gpu_uuid, thread_failures, watch_threads
+from firstfault_torch.worker import process_state
+from firstfault_torch.worker.process_state import collective_progress, gpu_uuid, thread_failures, watch_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault_torch.context import Identity
-from firstfault_torch.node import node_setup
-from firstfault_torch.node.node_setup import SOURCE_VARIABLE, setup_of_node
+from firstfault_torch import context as node_setup
+from firstfault_torch.context import SOURCE_VARIABLE, Identity, setup_of_node
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -40,7 +40,7 @@ def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     looks: list[RosterPoll] = []
     with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
         assert recording.files is not None
-        Recorder(recording.files.recorder).roster(SOON_S)  # so that the first poll is answered at once
+        Recorder(recording.files).roster(SOON_S)  # so that the first poll is answered at once
 
         def begin(patience: float = 0.0, incarnation: int = OLD) -> queue.Queue[int]:
             heard: queue.Queue[int] = queue.Queue()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from firstfault_torch.node.files import NodeFiles
+from firstfault.recorder import NodeFolder
 from firstfault_torch.node.stack_dumps import (
     ask_for_stacks,
     fatal_stack,
@@ -103,7 +103,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., multiprocessing.process.Base
 
         def prepare() -> None:
             if offers:
-                register_stacks(NodeFiles(tmp_path), ROUND, local_rank)
+                register_stacks(NodeFolder(tmp_path), ROUND, local_rank)
             then()
 
         started.append(context.Process(target=_run, args=(where, prepare, ready)))
@@ -121,7 +121,7 @@ def _ask_until(folder: Path, pids: dict[int, int | None], text: str) -> dict[int
     """Ask until all stacks contain the text; return the last stacks."""
     deadline = time.monotonic() + LONG_S
     while True:
-        stacks = ask_for_stacks(NodeFiles(folder), ROUND, pids, LONG_S)  # type: ignore[arg-type]
+        stacks = ask_for_stacks(NodeFolder(folder), ROUND, pids, LONG_S)  # type: ignore[arg-type]
         if all(text in stacks[rank] for rank in pids):
             return stacks
         assert time.monotonic() < deadline, stacks
@@ -168,7 +168,7 @@ def test_an_answer_is_not_waited_for_long(
     """Stacks are there within a fraction of a second, whatever the limit is."""
     process = start(in_c_with_the_lock)
     began = time.monotonic()
-    assert ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: process.pid}, LONG_S)
+    assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: process.pid}, LONG_S)
     assert time.monotonic() - began < SOON_S
 
 
@@ -178,8 +178,8 @@ def test_a_process_that_offers_nothing(
     """A process that has not registered, or of another round, gets no signal, which would kill it."""
     silent, other = start(in_python, offers=False), start(in_python, local_rank=1)
     began = time.monotonic()
-    assert ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: silent.pid}, LONG_S) == {}
-    assert ask_for_stacks(NodeFiles(tmp_path), ROUND + 1, {1: other.pid}, LONG_S) == {}
+    assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: silent.pid}, LONG_S) == {}
+    assert ask_for_stacks(NodeFolder(tmp_path), ROUND + 1, {1: other.pid}, LONG_S) == {}
     assert time.monotonic() - began < SOON_S, "no process is waited for"
     silent.join(0.2)
     assert silent.is_alive()
@@ -202,7 +202,7 @@ def test_a_process_whose_handlers_were_reset(
 ) -> None:
     """The signal is not sent: it would kill the process."""
     process, there = start(in_python, then=reset_handlers), start(in_python, local_rank=1)
-    assert set(ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: process.pid or 0, 1: there.pid or 0}, LONG_S)) == {1}
+    assert set(ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: process.pid or 0, 1: there.pid or 0}, LONG_S)) == {1}
     process.join(0.2)
     assert process.is_alive()
 
@@ -213,17 +213,17 @@ def test_a_handler_of_the_programs(tmp_path: Path) -> None:
     if not process:
         calls: list[int] = []
         signal.signal(SIGNAL, lambda number, _: calls.append(number))
-        register_stacks(NodeFiles(tmp_path), ROUND, 0)
+        register_stacks(NodeFolder(tmp_path), ROUND, 0)
         os.kill(os.getpid(), SIGNAL)
-        write_unasked(NodeFiles(tmp_path), ROUND, 0)
+        write_unasked(NodeFolder(tmp_path), ROUND, 0)
         os._exit(len(calls))
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 1
-    assert "test_a_handler_of_the_programs" in written_stacks(NodeFiles(tmp_path), ROUND, 0)
+    assert "test_a_handler_of_the_programs" in written_stacks(NodeFolder(tmp_path), ROUND, 0)
 
 
 def test_stacks_are_written_unasked_where_no_signal_can_ask(tmp_path: Path) -> None:
     """A process whose handler is gone writes its stacks itself; one that has a handler waits for the signal."""
-    files = NodeFiles(tmp_path)
+    files = NodeFolder(tmp_path)
 
     def answer(offers: bool) -> None:
         if offers:
@@ -243,7 +243,7 @@ def test_a_process_that_has_ended(start: Callable[..., multiprocessing.process.B
     """A process that is gone is left out; the others are not."""
     gone, there = start(in_a_kill), start(in_python, local_rank=1)
     gone.join(LONG_S)
-    assert set(ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: gone.pid, 1: there.pid}, LONG_S)) == {1}
+    assert set(ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: gone.pid, 1: there.pid}, LONG_S)) == {1}
 
 
 def test_a_process_that_cannot_answer(
@@ -254,7 +254,7 @@ def test_a_process_that_cannot_answer(
     os.kill(frozen.pid or 0, signal.SIGSTOP)
     _ask_until(tmp_path, {1: there.pid}, "in_python")
     began = time.monotonic()
-    stacks = ask_for_stacks(NodeFiles(tmp_path), ROUND, {0: frozen.pid, 1: there.pid}, SHORT_S)
+    stacks = ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: frozen.pid, 1: there.pid}, SHORT_S)
     assert SHORT_S <= time.monotonic() - began < SOON_S
     assert set(stacks) == {1}
 
@@ -278,15 +278,15 @@ def test_a_fatal_signal(
     process = start(where)
     process.join(LONG_S)
     assert process.exitcode == -number
-    stack = fatal_stack(NodeFiles(tmp_path), ROUND, 0)
+    stack = fatal_stack(NodeFolder(tmp_path), ROUND, 0)
     assert stack.partition("\n")[0] == title
     assert (f"in {where.__name__}" in stack) is bool(title)
-    assert fatal_stack(NodeFiles(tmp_path), ROUND + 1, 0) == ""
+    assert fatal_stack(NodeFolder(tmp_path), ROUND + 1, 0) == ""
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
     """Without the node's folder nothing is registered, and the error names that."""
     with pytest.raises(FileNotFoundError):
-        register_stacks(NodeFiles(tmp_path / "gone"), ROUND, 0)
-    assert fatal_stack(NodeFiles(tmp_path / "gone"), ROUND, 0) == ""
-    assert ask_for_stacks(NodeFiles(tmp_path / "gone"), ROUND, {0: os.getpid()}, LONG_S) == {}
+        register_stacks(NodeFolder(tmp_path / "gone"), ROUND, 0)
+    assert fatal_stack(NodeFolder(tmp_path / "gone"), ROUND, 0) == ""
+    assert ask_for_stacks(NodeFolder(tmp_path / "gone"), ROUND, {0: os.getpid()}, LONG_S) == {}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from firstfault_torch.node.starting import await_siblings, starting
+from firstfault_torch.node.channel import await_siblings, starting
 
 LONG_S = 60.0
 SOON_S = 30.0
@@ -21,7 +21,7 @@ _fork = multiprocessing.get_context("fork")
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a worker wait for its siblings for longer than a busy machine needs."""
-    monkeypatch.setattr("firstfault_torch.node.starting.SIBLINGS_S", LONG_S)
+    monkeypatch.setattr("firstfault_torch.node.channel.SIBLINGS_S", LONG_S)
 
 
 def _begin(began: Any) -> None:

@@ -18,8 +18,8 @@ import pytest
 
 from firstfault.exceptions.stderr import without_traceback
 from firstfault.model import ExceptionInfo
+from firstfault.recorder import NodeFolder
 from firstfault_torch.node import stderr_relay
-from firstfault_torch.node.files import NodeFiles
 from firstfault_torch.node.stack_dumps import register_stacks
 from firstfault_torch.node.stderr_relay import StderrRelay, redirect_stderr
 
@@ -79,7 +79,7 @@ def a_long_traceback() -> None:
 @pytest.fixture
 def tails(tmp_path: Path) -> Iterator[StderrRelay]:
     """An agent's relay for two workers."""
-    opened = StderrRelay(NodeFiles(tmp_path), ROUND, {0: "", 1: ""})
+    opened = StderrRelay(NodeFolder(tmp_path), ROUND, {0: "", 1: ""})
     yield opened
     opened.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "firstfault-stderr"]
@@ -97,7 +97,7 @@ def _run(folder: Path, write: Callable[[], None], tails: StderrRelay | None, met
 
 def _worker(folder: Path, write: Callable[[], None]) -> None:
     faulthandler.disable()  # pytest's
-    redirect_stderr(NodeFiles(folder), ROUND, RANK)
+    redirect_stderr(NodeFolder(folder), ROUND, RANK)
     write()
 
 
@@ -150,7 +150,7 @@ def test_lines_of_two_workers_stay_whole(
     monkeypatch.setattr(stderr_relay, "_CHUNK_BYTES", 150)
     lines = [f"{rank}" * 99 for rank in (0, 1) for _ in range(40)]
     for rank in (0, 1):
-        with NodeFiles(tmp_path).stderr_fifo(ROUND, rank).open("wb", buffering=0) as fifo:
+        with NodeFolder(tmp_path).stderr_fifo(ROUND, rank).open("wb", buffering=0) as fifo:
             fifo.write("".join(f"{line}\n" for line in lines if line.startswith(str(rank))).encode())
     tails.start()
     said, deadline = "", time.monotonic() + PATIENCE_S
@@ -172,7 +172,7 @@ def test_the_end_of_a_long_traceback_is_recognised(tmp_path: Path, tails: Stderr
 def test_without_an_agent_stderr_stays_where_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Without a FIFO, or without a reader, stderr is left as it is."""
     _run(tmp_path, one_line, None)
-    StderrRelay(NodeFiles(tmp_path), ROUND, {RANK: ""}).close()
+    StderrRelay(NodeFolder(tmp_path), ROUND, {RANK: ""}).close()
     _run(tmp_path, one_line, None)
     assert capfd.readouterr().err == "a line\n" * 2
 
@@ -183,7 +183,7 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path, tails: StderrRelay) -> None
     worker = os.fork()
     if not worker:
         os.dup2(follower, 2)
-        redirect_stderr(NodeFiles(tmp_path), ROUND, RANK)
+        redirect_stderr(NodeFolder(tmp_path), ROUND, RANK)
         os._exit(0 if os.isatty(2) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == 0
     for descriptor in (leader, follower):
@@ -201,7 +201,7 @@ def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_li
 
     def outlive() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # as in a program that is not Python
-        redirect_stderr(NodeFiles(tmp_path), ROUND, RANK)
+        redirect_stderr(NodeFolder(tmp_path), ROUND, RANK)
         sender.send("open")
         go.wait(PATIENCE_S)
         for number in range(MANY):
@@ -210,7 +210,7 @@ def test_a_process_that_outlives_the_round(tmp_path: Path, shown: bool, agent_li
 
     def agent() -> None:
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-        tails = StderrRelay(NodeFiles(tmp_path), ROUND, {RANK: "" if shown else os.devnull})
+        tails = StderrRelay(NodeFolder(tmp_path), ROUND, {RANK: "" if shown else os.devnull})
         if not os.fork():
             outlive()
             os._exit(0)
@@ -250,7 +250,7 @@ def test_no_thread_to_read_with(
     go = multiprocessing.get_context("fork").Event()
 
     def work() -> None:
-        redirect_stderr(NodeFiles(tmp_path), ROUND, RANK)
+        redirect_stderr(NodeFolder(tmp_path), ROUND, RANK)
         opened.set()
         go.wait(PATIENCE_S)
         a_lot()
@@ -283,8 +283,8 @@ def test_a_program_without_stderr(tmp_path: Path, tails: StderrRelay, what: str)
             sys.stderr = None
             if what == "closed":
                 os.close(2)
-            redirect_stderr(NodeFiles(tmp_path), ROUND, RANK)
-            register_stacks(NodeFiles(tmp_path), ROUND, RANK)
+            redirect_stderr(NodeFolder(tmp_path), ROUND, RANK)
+            register_stacks(NodeFolder(tmp_path), ROUND, RANK)
             with contextlib.suppress(OSError):
                 code = 2 if os.write(2, b"a line\n") and what == "closed" else 0
             code = 0 if what == "closed" and code == 1 else code
@@ -301,7 +301,7 @@ def test_a_reader_of_the_agents_stderr_that_is_slow(tmp_path: Path) -> None:
 
     def agent() -> None:
         os.dup2(writer, 2)
-        tails = StderrRelay(NodeFiles(tmp_path), ROUND, {RANK: ""})
+        tails = StderrRelay(NodeFolder(tmp_path), ROUND, {RANK: ""})
         worker = fork.Process(target=_worker, args=(tmp_path, a_lot))
         worker.start()
         tails.start()

@@ -18,8 +18,8 @@ from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy
 from firstfault.testing import make_error, make_job
 from firstfault_torch.capture import capture
-from firstfault_torch.worker import system_state as machine
-from firstfault_torch.worker.system_state import system_state
+from firstfault_torch.worker import process_state as machine
+from firstfault_torch.worker.process_state import system_state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +83,7 @@ def test_limits_of_a_process() -> None:
     program = (
         "import json, os, resource\n"
         "from firstfault_torch.capture import capture\n"
-        "from firstfault_torch.worker.system_state import system_state\n"
+        "from firstfault_torch.worker.process_state import system_state\n"
         "memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')\n"
         "resource.setrlimit(resource.RLIMIT_AS, (memory // 2, memory // 2))\n"
         "resource.setrlimit(resource.RLIMIT_DATA, (memory * 2, memory * 2))\n"

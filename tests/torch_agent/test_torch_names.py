@@ -31,7 +31,7 @@ from firstfault_torch.compat.torch_agent import (
 from firstfault_torch.compat.torch_worker import flight_recorders, group_teardown
 from firstfault_torch.options import Options
 from firstfault_torch.worker.in_flight import InFlight, watch_process_groups
-from firstfault_torch.worker.introspection import collective_progress
+from firstfault_torch.worker.process_state import collective_progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

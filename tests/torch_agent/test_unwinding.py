@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from firstfault_torch.worker.unwinding import Unwinding, unwinding_of
+from firstfault_torch.worker.in_flight import Unwinding, unwinding_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,10 +20,10 @@ import pytest
 from torch.distributed.elastic.timer import FileTimerClient
 
 from firstfault.errors import UsageError
+from firstfault.recorder import NodeFolder
 from firstfault_torch import Watchdog, watchdog
 from firstfault_torch.agent.timers import TimerServer, open_timers, watchdog_of
-from firstfault_torch.node.files import NodeFiles
-from firstfault_torch.node.timers import Timer, parse_line, timer_line
+from firstfault_torch.watchdog import Timer, parse_line, timer_line
 from tests.plugin.running import short_folder
 
 if TYPE_CHECKING:
@@ -370,7 +370,7 @@ def test_another_process(expired: Expired, caplog: pytest.LogCaptureFixture) -> 
 
 def test_where_the_fifo_is(tmp_path: Path) -> None:
     """It is where the user told torch, in the node's folder, or in a folder of its own; `stop` removes it."""
-    files = NodeFiles(tmp_path)
+    files = NodeFolder(tmp_path)
     mine = {"TORCHELASTIC_TIMER_FILE": str(tmp_path / "mine")}
     for found, path in [
         (open_timers(files, 2, {}), tmp_path / "timers-2.fifo"),
@@ -393,13 +393,13 @@ def test_a_path_that_cannot_be(
     other = tmp_path / "data"
     other.write_text("precious")
     for path in (str(tmp_path / ("x" * 300)), str(other)):
-        server = open_timers(NodeFiles(tmp_path), 1, {"TORCHELASTIC_TIMER_FILE": path})
+        server = open_timers(NodeFolder(tmp_path), 1, {"TORCHELASTIC_TIMER_FILE": path})
         assert server is not None
         assert server.path == tmp_path / "timers-1.fifo"
         server.stop()
     assert other.read_text() == "precious"
     monkeypatch.setattr(tempfile, "tempdir", str(other))  # no file can be made below a file
-    assert open_timers(NodeFiles(other), 1, {}) is None
+    assert open_timers(NodeFolder(other), 1, {}) is None
     assert "the watchdog is off on this node: no FIFO could be made" in caplog.text
 
 

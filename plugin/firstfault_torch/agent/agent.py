@@ -29,10 +29,10 @@ from firstfault_torch.compat.torch_agent import (
     process_failure,
 )
 from firstfault_torch.guard import caught
-from firstfault_torch.node.starting import starting
-from firstfault_torch.node.timers import TORCH_ENABLED_VARIABLE
+from firstfault_torch.node.channel import starting
 from firstfault_torch.options import with_node
 from firstfault_torch.rounds.rendezvous import Rendezvous, begin_round
+from firstfault_torch.watchdog import TORCH_ENABLED_VARIABLE
 
 if TYPE_CHECKING:
     import signal

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing import LogsSpecs
 
 from firstfault.model import TERMINATED, ExpiredDeadline
-from firstfault.recorder.left_processes import end_left_processes
+from firstfault.recorder.left_behind import end_left_processes
 from firstfault_torch.agent.death_documents import Death, Expiry, Observation, Stop
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.agent.timers import open_timers
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.agent.timers import TimerServer
     from firstfault_torch.context import Recording
-    from firstfault_torch.node.timers import Timer
-    from firstfault_torch.watchdog import Watchdog
+    from firstfault_torch.watchdog import Timer, Watchdog
 
 
 class LocalWorkers:

@@ -15,6 +15,7 @@ from firstfault.model import DocumentRef, LogTail, NodePresence, Phase, Receipt,
 from firstfault.wire.documents import decode, encode, encode_presence
 from firstfault_torch.agent.death_documents import Traces, about_death, kept_exception
 from firstfault_torch.budgets import LATER_UPLOAD_S, MEMORY_S, TERMINATED_UPLOADS_S
+from firstfault_torch.context import setup_of_node
 from firstfault_torch.error_classes import lost_agent
 from firstfault_torch.guard import bounded, guarded
 from firstfault_torch.node.document_writer import (
@@ -27,7 +28,6 @@ from firstfault_torch.node.document_writer import (
     spool_for_agent,
     spool_of,
 )
-from firstfault_torch.node.node_setup import setup_of_node
 from firstfault_torch.node.stack_dumps import fatal_stack
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Reporter:
         self.announce(Phase.JOINED, ranks)
         with guarded("spooling the report on the agent's death"):
             if self.recording.files is not None:
-                place, spool = self._place_of(None), self.recording.files.recorder.last_words
+                place, spool = self._place_of(None), self.recording.files.last_words
                 spool.add("document.pb", encode(lost_agent(place)))
                 spool.add("presence.pb", encode_presence(NodePresence(Phase.FAILED, place, ranks)))
 

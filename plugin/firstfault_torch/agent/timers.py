@@ -20,20 +20,20 @@ from typing import TYPE_CHECKING
 
 from firstfault_torch.budgets import TIMERS_IDLE_S, TIMERS_JOIN_S, TIMERS_LOOK_S, TIMERS_STALL_S
 from firstfault_torch.guard import guarded, logger
-from firstfault_torch.node.timers import (
+from firstfault_torch.watchdog import (
     HEARTBEAT_VARIABLE,
     TIMERS_VARIABLE,
     TORCH_ENABLED_VARIABLE,
     TORCH_FILE_VARIABLE,
     Timer,
+    Watchdog,
     parse_line,
 )
-from firstfault_torch.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from firstfault_torch.node.files import NodeFiles
+    from firstfault.recorder import NodeFolder
 
 _CHUNK_BYTES = 64 * 1024
 _ANCESTORS = 8
@@ -48,7 +48,7 @@ def watchdog_of(asked: Watchdog | None, environment: Mapping[str, str] = os.envi
 
 
 def open_timers(
-    files: NodeFiles | None, round_: int, environment: Mapping[str, str] = os.environ
+    files: NodeFolder | None, round_: int, environment: Mapping[str, str] = os.environ
 ) -> TimerServer | None:
     """Return a server for a round's workers; None, with a warning, if no FIFO could be made.
 

@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 
 from firstfault_torch.budgets import NCCL_ABORT_S
-from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
-from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups
+from firstfault_torch.compat.torch_worker import backends_that_abort, forget_process_groups, shut_down_gloo_connections
 from firstfault_torch.guard import begun, bounded, caught, guarded
 from firstfault_torch.inprocess.exception import RestartAbort, RestartError
 from firstfault_torch.inprocess.exception import TimeoutError as RestartTimeoutError

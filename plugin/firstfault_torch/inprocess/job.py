@@ -16,7 +16,7 @@ from firstfault_torch.inprocess.options import InProcessOptions
 from firstfault_torch.inprocess.store import BarrierTimeout, FaultKind
 from firstfault_torch.inprocess.wrap import CallWrapper
 from firstfault_torch.node.document_writer import put_on_node
-from firstfault_torch.worker.introspection import collective_progress
+from firstfault_torch.worker.process_state import collective_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Messages between an agent and its workers, over datagram sockets in the node's folder.
+"""How an agent and its workers tell each other something: messages over datagram sockets, and the end of forking.
 
 A worker reports that its exception has left the task function, seconds before its process ends. Before the agent stops
 a worker it asks for the worker's state: an exception that is still inside the task function, the progress of its
@@ -11,7 +11,9 @@ import contextlib
 import itertools
 import json
 import os
+import select
 import socket
+import stat
 import threading
 import time
 from dataclasses import asdict
@@ -19,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, FrameInfo, ThreadFailure
 from firstfault.untrusted_json import parse_json
-from firstfault_torch.budgets import SENDING_S
+from firstfault_torch.budgets import SENDING_S, SIBLINGS_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from firstfault_torch.node.files import NodeFiles
+    from firstfault.recorder import NodeFolder
 
 _LARGEST = 128 * 1024
 """Bytes of one message; Linux takes more than 200 kB in one datagram of a unix socket."""
@@ -34,6 +36,7 @@ _MAX_GROUPS = 24
 """Process groups in one message, which holds at most 128 KiB."""
 _MAX_TEXT = 2000
 _MAX_FRAMES = 20
+_START_VARIABLE = "FIRSTFAULT_START"
 
 
 class _Listener:
@@ -80,7 +83,7 @@ class AgentChannel:
         wake: called from the listening thread when a worker reports that it failed.
     """
 
-    def __init__(self, files: NodeFiles, wake: Callable[[], None]) -> None:
+    def __init__(self, files: NodeFolder, wake: Callable[[], None]) -> None:
         self._files = files
         self._wake = wake
         self._failed: dict[tuple[int, int], dict[str, Any]] = {}
@@ -149,7 +152,7 @@ class WorkerChannel:
         answer: called in its own thread when the agent asks; returns the answer.
     """
 
-    def __init__(self, files: NodeFiles, round_: int, local_rank: int, answer: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, files: NodeFolder, round_: int, local_rank: int, answer: Callable[[], dict[str, Any]]) -> None:
         self._agent = files.agent_socket
         self._who = {"round": round_, "local_rank": local_rank}
         self._answer = answer
@@ -233,3 +236,40 @@ def from_message(
     )
     raised_at = message.get("raised_at")
     return collectives, threads, FrameInfo(*raised_at) if raised_at else None
+
+
+# --- the start ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def starting(start_method: str) -> Iterator[dict[str, str]]:
+    """Fork the workers in this block; yield a variable for their environment."""
+    if start_method != "fork":
+        yield {}  # a new process has locks of its own
+        return
+    reading, writing = os.pipe()
+    try:
+        yield {_START_VARIABLE: f"{os.getpid()} {reading} {writing}"}
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+def await_siblings() -> None:
+    """Wait, in a forked worker, until all of the node's workers have been forked.
+
+    The agent may host a store, whose thread resolves the address of each client that connects. If the agent forks
+    another worker at that moment, glibc's lock of the resolver stays locked in that worker, and the first name that it
+    resolves blocks it without end. So no worker of this node connects before the last one has been forked.
+    """
+    agent, _, numbers = os.environ.pop(_START_VARIABLE, "").partition(" ")
+    if agent != str(os.getppid()):
+        return
+    reading, writing = map(int, numbers.split())
+    with contextlib.suppress(OSError):
+        if not all(stat.S_ISFIFO(os.fstat(number).st_mode) for number in (reading, writing)):
+            return
+        os.close(writing)
+        # it is readable when all others, too, have closed their copy of the other end
+        select.select([reading], [], [], SIBLINGS_S)
+        os.close(reading)

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from firstfault.model import NodePresence, Receipt, WorkerError
+    from firstfault.recorder import NodeFolder
     from firstfault_torch.context import Recording
-    from firstfault_torch.node.files import NodeFiles
 
 
 @contextlib.contextmanager
@@ -58,7 +58,7 @@ def end_node_recorder(recording: Recording) -> None:
     """End the node's recorder, from a thread that is about to end the process."""
     if recording.files is not None:
         with guarded("ending the recorder"):
-            Recorder(recording.files.recorder).end(ENDING_RECORDER_S)
+            Recorder(recording.files).end(ENDING_RECORDER_S)
 
 
 def spool_of(recording: Recording, local_rank: int | None, error_file: str | None) -> Spool | None:
@@ -77,7 +77,7 @@ def spool_for_agent(recording: Recording) -> Spool | None:
     return files.agent_spool if files is not None else None
 
 
-def _files(recording: Recording) -> NodeFiles | None:
+def _files(recording: Recording) -> NodeFolder | None:
     """Return the node's files; None without a folder or after the recorder has removed it."""
     files = recording.files
     return files if files is not None and files.exists else None
@@ -110,12 +110,7 @@ def record_error(  # noqa: PLR0913 - keywords
         file = bounded(lambda: spool.add(target.name, data, held=held), wait, "spooling an error document", local=True)
     if held:
         return target.failed("held back until the node fails")
-    receipt = _by_recorder(target, file, recording, deadline)
-    if receipt is None:
-        receipt = _by_this_process(target, data, recording, deadline)
-        if spool is not None:
-            bounded(lambda: spool.add_receipt(receipt), RECEIPT_S, "writing a receipt", local=True)
-    return _logged(receipt, target, recording)
+    return _upload(target, file, data, recording, deadline, spool=spool)
 
 
 def document_path(name: str) -> str:
@@ -138,10 +133,7 @@ def put_document(
     """Upload what another process spooled, within `deadline_seconds`; log and receipt report a failed upload."""
     deadline = time.monotonic() + deadline_seconds
     target = Target(document_path(document.name), fault_monotonic_ns, rank)
-    receipt = _by_recorder(target, document.path, recording, deadline)
-    if receipt is None:
-        receipt = _by_this_process(target, document.path.read_bytes(), recording, deadline)
-    return _logged(receipt, target, recording)
+    return _upload(target, document.path, document.path.read_bytes(), recording, deadline)
 
 
 def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) -> bool:
@@ -155,15 +147,11 @@ def put_on_node(path: str, data: bytes, recording: Recording, seconds: float) ->
         recording: where, and by which recorder.
         seconds: longest wait.
     """
-    target, files = Target(path), _files(recording)
+    target, files, file = Target(path), _files(recording), None
     if files is not None:
         spool = files.outgoing_spool
         file = bounded(lambda: spool.add(target.name, data), SPOOL_S, "spooling a file", local=True)
-        receipt = _by_recorder(target, file, recording, time.monotonic() + seconds)
-        if receipt is not None:
-            return receipt.durable
-    receipt = _by_this_process(target, data, recording, time.monotonic() + seconds)
-    return _logged(receipt, target, recording).durable
+    return _upload(target, file, data, recording, time.monotonic() + seconds).durable
 
 
 def ask_recorder(recording: Recording) -> Resources:
@@ -174,14 +162,7 @@ def ask_recorder(recording: Recording) -> Resources:
     """
     if recording.files is None:
         raise RecorderUnavailableError("this node has no recorder")
-    seen = Recorder(recording.files.recorder).resources()
-    return Resources(
-        oom_kill=seen.get("oom_kill"),
-        memory_peak_bytes=seen.get("memory_peak_bytes"),
-        memory_limit_bytes=seen.get("memory_limit_bytes"),
-        memory_used_bytes=seen.get("memory_used_bytes"),
-        watermark_ns=seen.get("watermark_ns"),
-    )
+    return Resources(**Recorder(recording.files).resources())
 
 
 def get_file(output_prefix: str, path: str) -> bytes | None:
@@ -216,19 +197,35 @@ def put_file(output_prefix: str, path: str, data: bytes) -> None:
     run_sync(put())
 
 
-def _by_recorder(target: Target, file: Path | None, recording: Recording, deadline: float) -> Receipt | None:
-    """Return the receipt; None if there is no recorder to ask, or no file for it."""
-    files = _files(recording)
-    if files is None or file is None:
-        return None
-    try:
-        return Recorder(files.recorder).put(target, file, _left(deadline))
-    except RecorderUnavailableError as error:
-        logger.debug("no recorder on this node; this process uploads: %s", error)
-        return None
+def _upload(  # noqa: PLR0913
+    target: Target,
+    file: Path | None,
+    data: bytes,
+    recording: Recording,
+    deadline: float,
+    *,
+    spool: Spool | None = None,
+) -> Receipt:
+    """Let the node's recorder upload `file`; without one, or without the file, this process uploads `data`.
+
+    A failed upload is logged. A receipt of this process goes into `spool`; the recorder writes its own.
+    """
+    files, receipt = _files(recording), None
+    if files is not None and file is not None:
+        try:
+            receipt = Recorder(files).put(target, file, max(deadline - time.monotonic(), 0.0))
+        except RecorderUnavailableError as error:
+            logger.debug("no recorder on this node; this process uploads: %s", error)
+    if receipt is None:
+        own = receipt = _by_this_process(target, data, recording, max(deadline - time.monotonic(), 0.0))
+        if spool is not None:
+            bounded(lambda: spool.add_receipt(own), RECEIPT_S, "writing a receipt", local=True)
+    if not receipt.durable:
+        logger.warning("%s was not uploaded: %s", join(recording.output_prefix, target.path), receipt.error)
+    return receipt
 
 
-def _by_this_process(target: Target, data: bytes, recording: Recording, deadline: float) -> Receipt:
+def _by_this_process(target: Target, data: bytes, recording: Recording, seconds: float) -> Receipt:
     failures: list[str] = []
     asked = threading.Event()
 
@@ -240,21 +237,11 @@ def _by_this_process(target: Target, data: bytes, recording: Recording, deadline
         failures.append(str(error) if isinstance(error, FirstFaultError) else f"{type(error).__name__}: {error}")
         return None
 
-    seconds = _left(deadline)
     receipt = bounded(upload, seconds, "uploading an error document")
-    late = f"the storage did not answer within {seconds:.1f} s"
-    began = asked.is_set() or not seconds  # without any time a thread may not have begun
-    return receipt or target.failed(
-        failures[0] if failures else late if began else "the system allows no further thread"
-    )
-
-
-def _logged(receipt: Receipt, target: Target, recording: Recording) -> Receipt:
-    """Return the receipt; log a failed upload."""
-    if not receipt.durable:
-        logger.warning("%s was not uploaded: %s", join(recording.output_prefix, target.path), receipt.error)
-    return receipt
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.0)
+    if receipt is not None:
+        return receipt
+    if failures:
+        return target.failed(failures[0])
+    if asked.is_set() or not seconds:  # without any time a thread may not have begun
+        return target.failed(f"the storage did not answer within {seconds:.1f} s")
+    return target.failed("the system allows no further thread")

@@ -21,13 +21,13 @@ from firstfault_torch.budgets import STACK_POLL_S, STACK_SETTLED_S
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from firstfault_torch.node.files import NodeFiles
+    from firstfault.recorder import NodeFolder
 
 _SIGNAL = int(signal.SIGRTMIN) + 12
 _MAX_BYTES = 64 * 1024
 
 
-def register_stacks(files: NodeFiles, round_: int, local_rank: int) -> None:
+def register_stacks(files: NodeFolder, round_: int, local_rank: int) -> None:
     """Let the agent ask this process for its stacks, and write those of a fatal signal (SIGSEGV, SIGABRT) to a file.
 
     torch writes the latter to stderr; the agent prints them there after the process has ended. If the program has a
@@ -44,7 +44,7 @@ def register_stacks(files: NodeFiles, round_: int, local_rank: int) -> None:
     files.stacks_ready(round_, local_rank).touch()
 
 
-def ask_for_stacks(files: NodeFiles, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
+def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds: float) -> dict[int, str]:
     """Return the stacks of the living workers that answer in time, by local rank.
 
     Args:
@@ -59,7 +59,7 @@ def ask_for_stacks(files: NodeFiles, round_: int, pids: dict[int, int], seconds:
     return {local: text for local, text in texts.items() if text and sizes}
 
 
-def write_unasked(files: NodeFiles, round_: int, local_rank: int) -> None:
+def write_unasked(files: NodeFolder, round_: int, local_rank: int) -> None:
     """Write this process's stacks if the agent could not ask for them, because the signal's handler is gone."""
     if files.stacks_ready(round_, local_rank).exists() and _handles_signal(os.getpid()):
         return
@@ -70,17 +70,17 @@ def write_unasked(files: NodeFiles, round_: int, local_rank: int) -> None:
         os.close(descriptor)
 
 
-def written_stacks(files: NodeFiles, round_: int, local_rank: int) -> str:
+def written_stacks(files: NodeFolder, round_: int, local_rank: int) -> str:
     """Return the stacks that a worker has written so far; empty if there are none."""
     return _tail(files.stacks(round_, local_rank))
 
 
-def fatal_stack(files: NodeFiles, round_: int, local_rank: int) -> str:
+def fatal_stack(files: NodeFolder, round_: int, local_rank: int) -> str:
     """Return the stacks that faulthandler wrote at a fatal signal; empty if there are none."""
     return _tail(files.fatal_stacks(round_, local_rank))
 
 
-def _signalled(files: NodeFiles, round_: int, local_rank: int, pid: int) -> bool:
+def _signalled(files: NodeFolder, round_: int, local_rank: int, pid: int) -> bool:
     if not files.stacks_ready(round_, local_rank).exists() or not _handles_signal(pid):
         return False
     try:

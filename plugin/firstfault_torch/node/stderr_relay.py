@@ -19,14 +19,14 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstfault.recorder.late_stderr import pass_on_late
+from firstfault.recorder.left_behind import pass_on_late
 from firstfault_torch.budgets import RELAY_BUSY_S, RELAY_CLOSING_S
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from firstfault_torch.node.files import NodeFiles
+    from firstfault.recorder import NodeFolder
 
 
 _STDERR = 2
@@ -36,7 +36,7 @@ _AT_ONCE = 64
 """Chunks to read from one worker before the next one's turn: more than a FIFO holds."""
 
 
-def redirect_stderr(files: NodeFiles, round_: int, local_rank: int) -> None:
+def redirect_stderr(files: NodeFolder, round_: int, local_rank: int) -> None:
     """Send the stderr of this process and its children through its agent; without one, leave it as it is.
 
     A stderr that is closed stays closed.
@@ -68,7 +68,7 @@ class StderrRelay:
         OSError: the FIFOs could not be made.
     """
 
-    def __init__(self, files: NodeFiles, round_: int, destinations: Mapping[int, str]) -> None:
+    def __init__(self, files: NodeFolder, round_: int, destinations: Mapping[int, str]) -> None:
         self._written = {rank: file for rank, file in destinations.items() if file not in {"", os.devnull}}
         self._silent = {rank for rank, file in destinations.items() if file == os.devnull}
         self._tails: dict[int, bytearray] = {}

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from firstfault.recorder import NodeFolder
     from firstfault_torch.context import Recording
-    from firstfault_torch.node.files import NodeFiles
 
 _KEY = "firstfault/lifeline"
 _FAREWELL = b"bye\n"
@@ -351,14 +351,14 @@ class RosterPoll:
     def __init__(  # noqa: PLR0913 - keywords
         self,
         recording: Recording,
-        files: NodeFiles,
+        files: NodeFolder,
         *,
         group_rank: int,
         nodes: int,
         patience_seconds: float,
         on_failure: Callable[[int], None],
     ) -> None:
-        self._recorder = Recorder(files.recorder)
+        self._recorder = Recorder(files)
         self._round = recording.round
         self._incarnation = recording.incarnation
         self._before: frozenset[RosterKey] | None = None

@@ -3,21 +3,31 @@
 ``finally: destroy_process_group()`` closes the sockets while the exception is still inside, so the peers fail before it
 leaves. It is recorded at that call, before the sockets close, or when the agent is about to stop the worker. If the
 user's code then handles the exception, the document is withdrawn.
+
+An exception may also be on its way out of a frame in which Python handles none. When it leaves ``for batch in
+DataLoader(...)``, the frame first drops the iterator, whose ``__del__`` joins its processes. Meanwhile
+``sys.exc_info()`` has no exception: only the frame's place, and the traceback that refers to it, tell that one was
+raised. Looking costs a healthy training nothing: the agent asks before it stops the worker.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
+import gc
+import inspect
 import os
 import sys
 import threading
 import types
+from dataclasses import dataclass
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from firstfault.model import FrameInfo
 from firstfault_torch.compat.torch_worker import group_teardown
 from firstfault_torch.context import Moment
 from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
-from firstfault_torch.worker.unwinding import Unwinding, handled_exception, unwinding_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +35,9 @@ if TYPE_CHECKING:
 _ATTRIBUTE = "__firstfault_moment__"
 _HOOK = "__firstfault_destroy__"
 _LONGEST_CHAIN = 50
+_RAISES = {dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap}
+_SEARCHES = 2
+"""For a frame's traceback: each looks at all objects of the process, and the agent waits a fraction of a second."""
 
 
 def chain_of(error: BaseException | None) -> list[BaseException]:
@@ -190,3 +203,74 @@ def is_clean_exit(error: BaseException) -> bool:
     """Whether `error` is a ``sys.exit()`` with success."""
     # the code may be any object: do not hash or compare it
     return isinstance(error, SystemExit) and (error.code is None or (isinstance(error.code, int) and error.code == 0))
+
+
+# --- on its way out of a frame --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Unwinding:
+    """An exception that is leaving a frame."""
+
+    frame: FrameType
+    """The frame that it is leaving."""
+    instruction: int
+    """The frame's instruction that raised, or called what raised."""
+    raised_at: FrameInfo
+
+    def is_of(self, error: BaseException) -> bool:
+        """Whether `error` is this exception."""
+        # a user's class may override how attributes are read
+        entry: TracebackType | None = BaseException.__getattribute__(error, "__traceback__")
+        while entry is not None:
+            if entry.tb_frame is self.frame:
+                return bool(entry.tb_lasti == self.instruction)
+            entry = entry.tb_next
+        return False
+
+
+def handled_exception(thread: int) -> BaseException | None:
+    """Return the exception that a thread is handling: in a clean-up, too."""
+    item: Any = sys._current_exceptions().get(thread)  # noqa: SLF001 - documented, for debuggers and the like
+    if isinstance(item, tuple):
+        item = item[1]  # (type, value, traceback): Python 3.10 and 3.11
+    return item if isinstance(item, BaseException) else None
+
+
+def unwinding_of(thread: int) -> Unwinding | None:
+    """Return the innermost exception that is leaving a frame of a thread; None if there is none."""
+    closes = isinstance(handled_exception(thread), GeneratorExit)
+    searches = 0
+    above = sys._current_frames().get(thread)  # noqa: SLF001 - as above
+    while above is not None and above.f_back is not None:
+        frame = above.f_back
+        raises = frame.f_code.co_code[frame.f_lasti] in _RAISES
+        if (raises or _may_be_released(above, closes=closes)) and searches < _SEARCHES:
+            searches += 1
+            entry = _entry_of(frame)
+            if entry is not None or raises:
+                # without an entry the exception is being made: its class is Python code
+                return Unwinding(frame, frame.f_lasti, _raised_at(frame, entry))
+        above = frame
+    return None
+
+
+def _may_be_released(frame: FrameType, *, closes: bool) -> bool:
+    """Whether a frame may run because the one below drops an object: a finaliser, or a generator that is closed."""
+    return frame.f_code.co_name == "__del__" or (closes and bool(frame.f_code.co_flags & inspect.CO_GENERATOR))
+
+
+def _entry_of(frame: FrameType) -> TracebackType | None:
+    """Return the traceback entry of the instruction at which `frame` stands: it raised, and nothing ran since."""
+    for entry in gc.get_referrers(frame):
+        if type(entry) is TracebackType and entry.tb_frame is frame and entry.tb_lasti == frame.f_lasti:
+            return entry
+    return None
+
+
+def _raised_at(frame: FrameType, entry: TracebackType | None) -> FrameInfo:
+    line = frame.f_lineno
+    while entry is not None:
+        frame, line = entry.tb_frame, entry.tb_lineno
+        entry = entry.tb_next
+    return FrameInfo(frame.f_code.co_filename, line or 0, frame.f_code.co_name)

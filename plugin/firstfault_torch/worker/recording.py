@@ -1,7 +1,12 @@
 """Recording in a training process: documents the exception that leaves the task function.
 
 The document is durable before the exception leaves this module, and so before the process closes its sockets: the root
-cause is recorded before any peer fails.
+cause is recorded before any peer fails. The way of an exception:
+
+    recorded()                  the block around the task function
+      WorkerMonitor.fails()     is it a failure, or an answer to the agent's signal?
+        describe_and_record()   exception -> ExceptionInfo -> WorkerError -> bytes; torch's error.json
+          record_error()        `node.document_writer`: spool, recorder, storage; returns the receipt
 """
 
 from __future__ import annotations
@@ -12,30 +17,40 @@ import threading
 import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from firstfault.exceptions.first_cause import frames_to, own_frames
+from firstfault.exceptions.tracebacks import format_exception
+from firstfault.model import Subject, SystemState, Writer
+from firstfault.wire.documents import encode
 from firstfault_torch import watchdog
 from firstfault_torch.budgets import EXITED_S, PARENT_DEATH_S, PARENT_POLL_S
-from firstfault_torch.capture import bare, before_exit
-from firstfault_torch.compat.gloo_connections import shut_down_gloo_connections
+from firstfault_torch.capture import bare, before_exit, capture, safe_text
+from firstfault_torch.compat.torch_worker import shut_down_gloo_connections
 from firstfault_torch.context import Moment, Recording, worker_place
-from firstfault_torch.error_classes import lost_agent
-from firstfault_torch.error_file import ERROR_FILE_VARIABLE, mark_recoverable
-from firstfault_torch.guard import WORKER_SIGNALS, guarded, undisturbed
-from firstfault_torch.node.channel import WorkerChannel, to_message
+from firstfault_torch.error_classes import ErrorClass, failure_record, lost_agent
+from firstfault_torch.error_file import ERROR_FILE_VARIABLE, error_file_data, mark_recoverable, write_error_file
+from firstfault_torch.guard import WORKER_SIGNALS, bounded, guarded, undisturbed
+from firstfault_torch.node.channel import WorkerChannel, await_siblings, to_message
 from firstfault_torch.node.document_writer import record_error, spool_for_agent, spool_of
 from firstfault_torch.node.stack_dumps import register_stacks, write_unasked
-from firstfault_torch.node.starting import await_siblings
 from firstfault_torch.node.stderr_relay import redirect_stderr
-from firstfault_torch.worker.exception_document import describe_and_record
 from firstfault_torch.worker.in_flight import InFlight, is_clean_exit, moment_of, watch_process_groups
-from firstfault_torch.worker.introspection import collective_progress, thread_failures, watch_threads
+from firstfault_torch.worker.process_state import (
+    collective_progress,
+    gpu_uuid,
+    system_state,
+    thread_failures,
+    watch_threads,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from firstfault.model import ExceptionInfo, Place, Receipt, WorkerError
     from firstfault_torch.engine import Engine
 
+T = TypeVar("T")
 
 _monitors: list[WorkerMonitor] = []
 
@@ -155,8 +170,10 @@ class WorkerMonitor:
             # framework's handler may raise anything
             return
         moment = moment_of(error)
-        if not self.others_continue:
-            self._mark(error)
+        error_file = os.environ.get(ERROR_FILE_VARIABLE)
+        if not self.others_continue and error_file and self._engine.name_error(error, bare(error)).recoverable:
+            with guarded("marking an exception as recoverable"):  # also if recording is off
+                mark_recoverable(error_file)
         # if the others continue, it counts only if they do not: the node's success withdraws a document in flight
         name = self._write(error, in_flight=self.others_continue)
         if self._channel is not None and name:
@@ -205,8 +222,10 @@ class WorkerMonitor:
         """Write a document about `error` and return its name; empty: recording is off."""
         if self.recording is None or self.place is None:
             return ""
-        how = {"in_flight": in_flight, "held": held}
-        return describe_and_record(error, self.recording, self.place, self._engine, **how)[1].name
+        _, receipt = describe_and_record(
+            error, self.recording, self.place, self._engine, in_flight=in_flight, held=held
+        )
+        return receipt.name
 
     def _withdraw(self, name: str) -> None:
         if self.recording is None or self.place is None:
@@ -215,12 +234,94 @@ class WorkerMonitor:
         if spool is not None:
             spool.withdraw(name)
 
-    def _mark(self, error: BaseException) -> None:
-        """Leave kfpytorch's mark of a recoverable exception, also if recording is off."""
-        error_file = os.environ.get(ERROR_FILE_VARIABLE)
-        if error_file and self._engine.name_error(error, bare(error)).recoverable:
-            with guarded("marking an exception as recoverable"):
-                mark_recoverable(error_file)
+
+# --- from an exception to its document ------------------------------------------------------------------------------
+
+
+def describe_and_record(  # noqa: PLR0913 - keywords
+    error: BaseException,
+    recording: Recording,
+    place: Place,
+    engine: Engine,
+    *,
+    in_flight: bool = False,
+    held: bool = False,
+) -> tuple[bytes, Receipt]:
+    """Write a document about `error`, and torch's error.json; return the document and its receipt.
+
+    Bounded by the upload deadline, of which half may go into reading the exception: its ``__str__`` is the user's code
+    and may block.
+
+    Args:
+        error: the exception.
+        recording: where and how.
+        place: this process's.
+        engine: names the exception.
+        in_flight: it has not left the task function yet; torch's error.json is left alone.
+        held: keep the document on the node; the agent uploads it if the node fails.
+    """
+    began = time.monotonic_ns()
+    wall_ns, monotonic_ns = moment_of(error)
+    deadline_ns = began + int(recording.upload_deadline_seconds * 1e9)
+    source = error if is_clean_exit(error) else before_exit(error)
+    half = recording.upload_deadline_seconds / 2
+    exception = bounded(partial(_read, source, error, in_flight=in_flight), half, "reading an exception", local=True)
+    if exception is None:
+        exception = replace(bare(source), message="<no text: reading the exception took too long>")
+    place = replace(place, gpu=_asked(gpu_uuid, "", "the GPU"))
+    failure = replace(
+        _describe(source, exception, place, engine),
+        timestamp_ns=wall_ns,
+        monotonic_ns=monotonic_ns,
+        in_flight=in_flight,
+        collectives=_asked(collective_progress, (), "the collectives"),
+        thread_failures=thread_failures(),
+        system=_asked(partial(system_state, source, exception), SystemState(), "limits"),
+    )
+    error_file = os.environ.get(ERROR_FILE_VARIABLE)
+    if error_file and not in_flight and not held:
+        with guarded("writing torch's error.json"):
+            write_error_file(error_file, error_file_data(exception.type, exception.message, failure.message, wall_ns))
+    failure = replace(failure, upload_delay_ns=time.monotonic_ns() - monotonic_ns)
+    left = (deadline_ns - time.monotonic_ns()) / 1e9
+    spool = spool_of(recording, place.local_rank, error_file)
+    data = encode(failure)
+    return data, record_error(failure, recording, spool, left, held=held, data=data)
+
+
+def _asked(call: Callable[[], T], default: T, about: str) -> T:
+    """Return what `call` returns; the default if it raises."""
+    with guarded(f"asking for {about}"):
+        return call()
+    return default
+
+
+def _read(source: BaseException, error: BaseException, *, in_flight: bool) -> ExceptionInfo:
+    exception = capture(source, in_flight=in_flight)
+    if source is error:
+        return exception
+    if not own_frames(exception):  # a library caught it, as argparse does: the program's line is in the exit
+        exception = replace(exception, frames=frames_to((capture(error, in_flight=in_flight), exception)))
+    return replace(exception, notes=(*exception.notes, f"The program then called sys.exit({safe_text(error)})."))
+
+
+def _describe(error: BaseException, exception: ExceptionInfo, place: Place, engine: Engine) -> WorkerError:
+    """Return the failure record of an exception in this process, without its time."""
+    name = engine.name_error(error, exception)
+    left = {"category": "exit"} if isinstance(error, SystemExit) else {}
+    return failure_record(
+        ErrorClass.RECOVERABLE if name.recoverable else ErrorClass.WORKER_FAILURE,
+        place,
+        code=name.code,
+        message=format_exception(exception),
+        writer=Writer.WORKER,
+        subject=Subject.WORKER,
+        exception=exception,
+        **left,
+    )
+
+
+# --- the ends of processes ------------------------------------------------------------------------------------------
 
 
 def _leave_later() -> None:

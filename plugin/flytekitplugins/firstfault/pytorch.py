@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 from flytekit.extend import IgnoreOutputs
 
 from firstfault.model import NodePresence, NodeSetup, Phase
-from firstfault_torch.context import worker_place
+from firstfault_torch.context import setup_of_node, worker_place
 from firstfault_torch.guard import bounded, guarded, logger
 from firstfault_torch.node.document_writer import as_entry, document_path, put_on_node
-from firstfault_torch.node.node_setup import setup_of_node
 from firstfault_torch.run import recording_of
 from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.seal import leave_verdict, notify, seal_verdict
-from firstfault_torch.worker.exception_document import describe_and_record
 from firstfault_torch.worker.in_flight import is_clean_exit
+from firstfault_torch.worker.recording import describe_and_record
 from flytekitplugins.firstfault.checkpoints import expect_missing_checkpoint
 from flytekitplugins.firstfault.verdict_errors import verdict_error
 

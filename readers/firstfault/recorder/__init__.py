@@ -13,9 +13,8 @@ from firstfault.lazy import lazy_names
 if TYPE_CHECKING:
     from firstfault.errors import RecorderUnavailableError
     from firstfault.recorder.client import Recorder, Target
-    from firstfault.recorder.folder import NodeFolder
+    from firstfault.recorder.folder import NodeFolder, Spool, SpooledDocument
     from firstfault.recorder.process import RecorderProcess, start_recorder
-    from firstfault.recorder.spool import Spool, SpooledDocument
 
 __all__ = [
     "NodeFolder",
@@ -33,8 +32,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "firstfault.errors": ("RecorderUnavailableError",),
         "firstfault.recorder.client": ("Recorder", "Target"),
-        "firstfault.recorder.folder": ("NodeFolder",),
+        "firstfault.recorder.folder": ("NodeFolder", "Spool", "SpooledDocument"),
         "firstfault.recorder.process": ("RecorderProcess", "start_recorder"),
-        "firstfault.recorder.spool": ("Spool", "SpooledDocument"),
     },
 )

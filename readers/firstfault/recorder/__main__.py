@@ -2,17 +2,14 @@
 
 import sys
 
-from firstfault.recorder.signal_mask import ignore
-
-ignore()
 if not getattr(sys.flags, "safe_path", False):
     # -m puts the working directory first, where a training's types.py or queue.py would shadow the standard library's
     sys.path.append(sys.path.pop(0))
 
-from pathlib import Path  # noqa: E402 - ignore signals first
+from pathlib import Path
 
-from firstfault.recorder.folder import NodeFolder  # noqa: E402
-from firstfault.recorder.server import serve  # noqa: E402
+from firstfault.recorder.folder import NodeFolder
+from firstfault.recorder.server import serve
 
 if __name__ == "__main__":
     serve(NodeFolder(Path(sys.argv[1])))

@@ -10,7 +10,7 @@ import json
 import socket
 import time
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from firstfault.errors import RecorderUnavailableError, StoreError
 from firstfault.model import Receipt
@@ -73,10 +73,8 @@ class Recorder:
         Raises:
             RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
         """
-        try:
-            return Receipt(**self._ask({"op": "put", "file": str(file.absolute()), "target": asdict(target)}, seconds))
-        except TimeoutError:
-            return target.failed(f"the storage did not answer within {seconds:.1f} s")
+        answer = self._ask({"op": "put", "file": str(file.absolute()), "target": asdict(target)}, seconds)
+        return Receipt(**answer) if answer else target.failed(f"the storage did not answer within {seconds:.1f} s")
 
     def resources(self, timeout_seconds: float = RESOURCES_S) -> dict[str, int | None]:
         """Return the container's memory figures; see `firstfault.recorder.memory.MemoryWatch.report`.
@@ -84,10 +82,7 @@ class Recorder:
         Raises:
             RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.
         """
-        try:
-            return self._ask({"op": "resources"}, timeout_seconds)
-        except TimeoutError as error:
-            raise self._no_answer(timeout_seconds) from error
+        return self._ask({"op": "resources"}, timeout_seconds) or self._is_silent(timeout_seconds)
 
     def roster(self, timeout_seconds: float = ROSTER_ANSWER_S) -> list[str]:
         """Return the names of all roster entries in the storage.
@@ -96,10 +91,7 @@ class Recorder:
             RecorderUnavailableError: no recorder is running, or it did not answer within `timeout_seconds`.
             StoreError: the storage could not be listed.
         """
-        try:
-            answer = self._ask({"op": "roster"}, timeout_seconds)
-        except TimeoutError as error:
-            raise self._no_answer(timeout_seconds) from error
+        answer = self._ask({"op": "roster"}, timeout_seconds) or self._is_silent(timeout_seconds)
         if answer["error"]:
             raise StoreError(answer["error"])
         names: list[str] = answer["names"]
@@ -111,32 +103,26 @@ class Recorder:
         Raises:
             RecorderUnavailableError: no recorder is running.
         """
-        try:
-            self._ask({"op": "end", "seconds": timeout_seconds}, timeout_seconds)
-        except TimeoutError:
-            return
+        self._ask({"op": "end", "seconds": timeout_seconds}, timeout_seconds)
 
-    def _no_answer(self, seconds: float) -> RecorderUnavailableError:
-        return RecorderUnavailableError(f"the recorder in {self._folder.path} did not answer within {seconds:.1f} s")
+    def _is_silent(self, seconds: float) -> NoReturn:
+        raise RecorderUnavailableError(f"the recorder in {self._folder.path} did not answer within {seconds:.1f} s")
 
     def _ask(self, request: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the recorder's answer.
+        """Return the recorder's answer; empty: it has received the request, and there is no result within `seconds`.
 
         Raises:
             RecorderUnavailableError: no recorder is running, it is frozen, or it ended without an answer.
-            TimeoutError: no result within `seconds`.
         """
         deadline = time.monotonic() + seconds
         first = min(RECEIVED_S, seconds / 2)
+        received = b""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-                try:
-                    received = _send(connection, str(self._folder.socket), request, time.monotonic() + first)
-                except TimeoutError:
-                    raise self._no_answer(first) from None
+                received = _send(connection, str(self._folder.socket), request, time.monotonic() + first)
                 line = _receive(connection, deadline) if received == RECEIVED else b""
-        except (TimeoutError, RecorderUnavailableError):
-            raise
+        except TimeoutError:
+            return {} if received else self._is_silent(first)
         except OSError as error:
             raise RecorderUnavailableError(
                 f"no recorder is running in {self._folder.path} ({error}); it has ended, or was never started"
@@ -149,25 +135,20 @@ class Recorder:
 
 def _send(connection: socket.socket, address: str, request: dict[str, Any], deadline: float) -> bytes:
     """Send a request, and return the first line of the answer."""
-    _connect(connection, address, deadline)
-    connection.settimeout(_left(deadline))
-    # SIGPIPE would end a worker that has set it to its default action
-    connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
-    return _receive(connection, deadline, len(RECEIVED))
-
-
-def _connect(connection: socket.socket, address: str, deadline: float) -> None:
     while True:
         connection.settimeout(_left(deadline))
         try:
             connection.connect(address)
+            break
         except BlockingIOError:
             # Linux returns EAGAIN at once while the backlog is full
             if time.monotonic() >= deadline:
                 raise TimeoutError from None
             time.sleep(BACKLOG_FULL_S)
-        else:
-            return
+    connection.settimeout(_left(deadline))
+    # SIGPIPE would end a worker that has set it to its default action
+    connection.sendall(json.dumps(request).encode() + b"\n", socket.MSG_NOSIGNAL)
+    return _receive(connection, deadline, len(RECEIVED))
 
 
 def _receive(connection: socket.socket, deadline: float, length: int | None = None) -> bytes:

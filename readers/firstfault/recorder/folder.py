@@ -1,4 +1,7 @@
-"""The folder that the processes of one node share with their recorder."""
+"""The folder that the agent, the workers and the recorder of one node share: sockets, FIFOs, stacks and spools.
+
+A spool is one process's folder of documents and their receipts.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,27 @@ import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from firstfault.recorder.spool import Spool
+from firstfault.model import Receipt
+from firstfault.untrusted_json import parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SOCKET = "recorder.sock"
-_LAST_WORDS = "last-words"
-_REMOVALS = 5
-"""Most attempts to remove the folder."""
 DOCUMENT = "document.pb"
 """In `NodeFolder.last_words`: the error document about the agent's death, without a time."""
 PRESENCE = "presence.pb"
 """In `NodeFolder.last_words`: the agent's last roster entry (phase failed), without receipts and time."""
+WRITTEN_BY_WORKERS = ("stderr-", "stacks-", "fatal-")
+"""Beginnings of the names of files that a worker holds open for writing; a fork inherits them."""
+_LAST_WORDS = "last-words"
+_REMOVALS = 5
+"""Most attempts to remove the folder."""
+_HELD = ".held"
+_RECEIPT = ".receipt.json"
+_WITHDRAWN = ".withdrawn"
+_MAX_DELAY_NS = 2**63 - 1
+_MAX_RANK = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +50,136 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFolder:
-    """The node's folder: the socket, the settings and the spools."""
+class SpooledDocument:
+    """A document in the spool, with its receipt."""
 
     path: Path
+    receipt: Receipt | None
+    """None: no upload has finished."""
+    withdrawn: bool = False
+    """The writer withdrew the document: it must not be uploaded."""
+
+    @property
+    def name(self) -> str:
+        """The object's name in the storage."""
+        return self.path.name.removesuffix(_HELD)
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether it is in the storage."""
+        return self.receipt is not None and self.receipt.durable
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """The folder of one process's documents."""
+
+    folder: Path
+    """Created by the first write. Its parent must exist: late writers must not recreate the node's folder."""
+
+    def add(self, name: str, data: bytes, *, held: bool = False) -> Path:
+        """Write a document atomically and return its file.
+
+        Args:
+            name: the object's name in the storage, ending with ``.pb``.
+            data: its bytes.
+            held: the recorder uploads it only if the agent dies.
+
+        Raises:
+            OSError: the file could not be written.
+        """
+        return self._write(f"{name}{_HELD if held else ''}", data)
+
+    def add_receipt(self, receipt: Receipt) -> None:
+        """Write the receipt of a document.
+
+        Raises:
+            OSError: the file could not be written.
+        """
+        before = self._receipt(receipt.name)
+        if before is not None and before.durable and not receipt.durable:
+            return  # a slow first try that failed after a second one
+        self._write(f"{receipt.name}{_RECEIPT}", json.dumps(asdict(receipt)).encode())
+
+    def withdraw(self, name: str) -> None:
+        """Mark a document, which may not exist yet, as withdrawn: the recorder will not upload it.
+
+        Raises:
+            OSError: the file could not be written.
+        """
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / f"{name}{_WITHDRAWN}").touch()
+
+    def documents(self, *, held: bool = False) -> list[SpooledDocument]:
+        """Return the documents in the spool, by name; `held` ones only on request."""
+        paths = {path.name: path for path in self.folder.glob("*.pb")}
+        if held:
+            for path in self.folder.glob(f"*.pb{_HELD}"):
+                # a released document exists under its own name as well
+                paths.setdefault(path.name.removesuffix(_HELD), path)
+        return [
+            SpooledDocument(path, self._receipt(name), (self.folder / f"{name}{_WITHDRAWN}").exists())
+            for name, path in sorted(paths.items())
+        ]
+
+    def _write(self, name: str, data: bytes) -> Path:
+        self.folder.mkdir(exist_ok=True)
+        part = self.folder / f"{name}.part"
+        part.write_bytes(data)
+        return part.replace(self.folder / name)
+
+    def _receipt(self, name: str) -> Receipt | None:
+        try:
+            content = parse_json((self.folder / f"{name}{_RECEIPT}").read_text(encoding="utf-8"))
+            durable, error = content["durable"], content["error"]
+            delay, rank = content["fault_to_durable_ns"], content["rank"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        is_valid = isinstance(durable, bool) and isinstance(error, str)
+        if not is_valid or not _is_number(delay, _MAX_DELAY_NS) or not _is_number(rank, _MAX_RANK):
+            return None
+        return Receipt(name, durable, delay, error, rank)
+
+
+def _is_number(value: object, largest: int) -> bool:
+    """Whether a value is None or a number that a roster entry can hold."""
+    return value is None or (type(value) is int and 0 <= value <= largest)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFolder:
+    """The node's folder; no other class makes names in it."""
+
+    path: Path
+
+    @property
+    def exists(self) -> bool:
+        """Whether the folder is there. The recorder removes it when it ends, and late writers must not recreate it."""
+        return self.path.is_dir()
+
+    # --- the recorder's files -------------------------------------------------------------------------------------
 
     @property
     def socket(self) -> Path:
         """The socket on which the recorder listens."""
         return self.path / SOCKET
 
-    @property
-    def settings(self) -> Path:
-        """The file of the recorder's settings (JSON)."""
-        return self.path / "settings.json"
+    def set_up(self, settings: Settings) -> None:
+        """Create the folder's contents and write the recorder's settings.
 
-    @property
-    def last_words(self) -> Spool:
-        """`DOCUMENT` and `PRESENCE`: written at the start of each round, uploaded if the agent dies."""
-        return self.spool(_LAST_WORDS)
+        Raises:
+            OSError: a file could not be written.
+        """
+        (self.path / "spool").mkdir()
+        (self.path / "settings.json").write_text(json.dumps(asdict(settings)), encoding="utf-8")
 
-    def spool(self, name: str) -> Spool:
-        """Return a process's spool: ``0-1`` for round 0 and local rank 1, or ``agent``."""
-        return Spool(self._spools / name)
+    def read_settings(self) -> Settings:
+        """Return the recorder's settings.
 
-    def spools(self) -> list[Spool]:
-        """Return the spools of all processes, by name, without `last_words`."""
-        names = sorted(path.name for path in self._spools.iterdir()) if self._spools.is_dir() else []
-        return [self.spool(name) for name in names if name != _LAST_WORDS]
+        Raises:
+            OSError: the file could not be read.
+        """
+        return Settings(**json.loads((self.path / "settings.json").read_text(encoding="utf-8")))
 
     def open_stderr(self) -> list[int]:
         """Return descriptors of the FIFOs that take stderr from the workers, to read from."""
@@ -75,27 +188,6 @@ class NodeFolder:
             with contextlib.suppress(OSError):
                 found.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
         return found
-
-    @property
-    def _spools(self) -> Path:
-        return self.path / "spool"
-
-    def set_up(self, settings: Settings) -> None:
-        """Create the folder's contents and write the recorder's settings.
-
-        Raises:
-            OSError: a file could not be written.
-        """
-        self._spools.mkdir()
-        self.settings.write_text(json.dumps(asdict(settings)), encoding="utf-8")
-
-    def read_settings(self) -> Settings:
-        """Return the recorder's settings.
-
-        Raises:
-            OSError: the file could not be read.
-        """
-        return Settings(**json.loads(self.settings.read_text(encoding="utf-8")))
 
     def remove(self) -> None:
         """Remove the folder and its contents. Late writers find no folder, and do not recreate it."""
@@ -109,3 +201,67 @@ class NodeFolder:
                 shutil.rmtree(path, ignore_errors=True)
                 if not path.exists():
                     break
+
+    # --- spools -----------------------------------------------------------------------------------------------------
+
+    @property
+    def last_words(self) -> Spool:
+        """`DOCUMENT` and `PRESENCE`: written at the start of each round, uploaded if the agent dies."""
+        return self.spool(_LAST_WORDS)
+
+    @property
+    def agent_spool(self) -> Spool:
+        """Documents of the agent itself."""
+        return self.spool("agent")
+
+    @property
+    def outgoing_spool(self) -> Spool:
+        """Roster entries and the verdict; not among the spools: the recorder uploads those as error documents."""
+        return Spool(self.path / "outgoing")
+
+    def worker_spool(self, round_: int, local_rank: int) -> Spool:
+        """Return the spool of a worker's documents."""
+        return self.spool(f"{round_}-{local_rank}")
+
+    def spool(self, name: str) -> Spool:
+        """Return a process's spool: ``0-1`` for round 0 and local rank 1, or ``agent``."""
+        return Spool(self.path / "spool" / name)
+
+    def spools(self) -> list[Spool]:
+        """Return the spools of all processes, by name, without `last_words`."""
+        return [Spool(path) for path in sorted((self.path / "spool").glob("*")) if path.name != _LAST_WORDS]
+
+    # --- files of the agent and its workers ---------------------------------------------------------------------------
+
+    @property
+    def agent_socket(self) -> Path:
+        """The agent's socket."""
+        return self.path / "agent.line"
+
+    def worker_socket(self, round_: int, local_rank: int) -> Path:
+        """Return a worker's socket."""
+        return self.path / f"worker-{round_}-{local_rank}.line"
+
+    def stderr_fifo(self, round_: int, local_rank: int) -> Path:
+        """Return the FIFO that takes a worker's stderr to its agent."""
+        return self.path / f"stderr-{round_}-{local_rank}.fifo"
+
+    def stacks(self, round_: int, local_rank: int) -> Path:
+        """Return the file of the stacks that a worker writes when it is asked."""
+        return self.path / f"stacks-{round_}-{local_rank}.txt"
+
+    def stacks_ready(self, round_: int, local_rank: int) -> Path:
+        """Return the file that exists once a worker may be asked for its stacks."""
+        return self.path / f"stacks-{round_}-{local_rank}.ready"
+
+    def fatal_stacks(self, round_: int, local_rank: int) -> Path:
+        """Return the file of the stacks that a fatal signal leaves."""
+        return self.path / f"fatal-{round_}-{local_rank}.txt"
+
+    def timers(self, round_: int) -> Path:
+        """Return the FIFO of the watchdog's deadlines."""
+        return self.path / f"timers-{round_}.fifo"
+
+    def decks(self, round_: int) -> Path:
+        """Return the file that keeps rank 0's decks."""
+        return self.path / f"decks-{round_}.json"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,11 +18,12 @@ from firstfault.errors import RecorderUnavailableError, UsageError
 from firstfault.recorder.budgets import KILLED_S, RECORDER_END_S
 from firstfault.recorder.client import Recorder
 from firstfault.recorder.folder import SOCKET, NodeFolder, Settings
-from firstfault.recorder.signal_mask import blocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+IGNORED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
+"""Signals that terminate a pod: the recorder ends with its agent instead."""
 _PREFIX = "firstfault-"
 _MKDTEMP_CHARACTERS = 8
 """Length of what `tempfile.mkdtemp` appends to a prefix."""
@@ -54,26 +57,31 @@ def start_recorder(
     """
     folder = NodeFolder(_make_folder(parent))
     try:
-        with _listening(folder.socket) as listener:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener, _signals_blocked():
+            # before the recorder's process exists, so that early clients can connect
+            listener.bind(str(folder.socket))
+            listener.listen(_BACKLOG)
             folder.set_up(Settings(output_prefix, deadline_seconds, os.getpid(), listener.fileno()))
-            process = _start(folder, listener.fileno(), environment)
+            process = subprocess.Popen(  # noqa: S603 - our own module
+                [sys.executable, "-m", "firstfault.recorder", str(folder.path)],
+                stdin=subprocess.DEVNULL,
+                close_fds=True,
+                pass_fds=(listener.fileno(),),
+                env=environment,
+            )
     except BaseException:
         folder.remove()
         raise
     return RecorderProcess(folder, process)
 
 
+@dataclass(frozen=True, slots=True)
 class RecorderProcess:
     """The recorder that this process has started."""
 
-    def __init__(self, folder: NodeFolder, process: subprocess.Popen[bytes]) -> None:
-        self._folder = folder
-        self._process = process
-
-    @property
-    def folder(self) -> NodeFolder:
-        """The node's folder; removed when the recorder has ended."""
-        return self._folder
+    folder: NodeFolder
+    """The node's folder; removed when the recorder has ended."""
+    _process: subprocess.Popen[bytes]
 
     @property
     def pid(self) -> int:
@@ -92,14 +100,14 @@ class RecorderProcess:
         deadline = time.monotonic() + timeout_seconds
         if self.alive():
             with contextlib.suppress(RecorderUnavailableError):
-                Recorder(self._folder).end(timeout_seconds)
+                Recorder(self.folder).end(timeout_seconds)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(max(deadline - time.monotonic(), 0))
         if self.alive():
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILLED_S)
-        self._folder.remove()
+        self.folder.remove()
 
 
 def _make_folder(parent: str | None) -> Path:
@@ -119,17 +127,13 @@ def _short_enough(parent: str) -> bool:
 
 
 @contextlib.contextmanager
-def _listening(path: Path) -> Iterator[socket.socket]:
-    """Listen before the recorder's process exists, so that early clients can connect."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
-        listener.listen(_BACKLOG)
-        yield listener
+def _signals_blocked() -> Iterator[None]:
+    """Block the signals in this thread, and in the processes it starts until they ignore the signals.
 
-
-def _start(folder: NodeFolder, listener: int, environment: Mapping[str, str] | None) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "firstfault.recorder", str(folder.path)]
-    with blocked():
-        return subprocess.Popen(  # noqa: S603 - our own module
-            command, stdin=subprocess.DEVNULL, close_fds=True, pass_fds=(listener,), env=environment
-        )
+    Otherwise a Ctrl-C could kill a new recorder before it ignores SIGINT.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -4,32 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
+import sys
 import time
-from dataclasses import asdict
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from firstfault.layout import ROSTER
-from firstfault.recorder.agent_death import DeadAgent, agent_gone, report_agent_death
-from firstfault.recorder.budgets import DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, TICK_S
+from firstfault.layout import ERRORS, ROSTER, RosterKey, error_key_for, roster_key_for
+from firstfault.model import DocumentRef, Receipt, Resources, WorkerError, Writer
+from firstfault.recorder.budgets import AGENT_POLL_S, DRAIN_S, IDLE_S, QUIET_S, SAMPLE_S, SLOW_UPLOAD_S, TICK_S
 from firstfault.recorder.client import RECEIVED, Target
-from firstfault.recorder.late_stderr import pass_on_late
+from firstfault.recorder.folder import DOCUMENT, PRESENCE, Spool
+from firstfault.recorder.left_behind import pass_on_late
 from firstfault.recorder.memory import MemoryWatch
-from firstfault.recorder.spool import Spool
-from firstfault.recorder.uploads import Uploads, log_line
-from firstfault.sync import attempted
+from firstfault.recorder.process import IGNORED_SIGNALS
+from firstfault.sync import attempted, run_sync
 from firstfault.untrusted_json import parse_json
 
 if TYPE_CHECKING:
-    from firstfault.recorder.folder import NodeFolder, Settings
+    from collections.abc import Awaitable, Callable, Coroutine
 
+    from firstfault.recorder.folder import NodeFolder, Settings, SpooledDocument
+    from firstfault.store import Store
+
+T = TypeVar("T")
 _END_SHARE = 0.8
 """Share of a client's timeout for uploads in progress; the rest is for the answer and the exit."""
+_PARALLEL = 16
+"""Uploads at a time."""
+_SPARE_THREADS = 2
+"""Threads for imports, beside those of uploads to a storage that is not asynchronous."""
 
 
 def serve(folder: NodeFolder) -> None:
@@ -38,6 +51,9 @@ def serve(folder: NodeFolder) -> None:
     Raises:
         OSError: `folder` has no settings.
     """
+    for number in IGNORED_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED_SIGNALS)
     settings = folder.read_settings()
     if not os.environ.get("FIRSTFAULT_DEBUG"):
         logging.getLogger("stamina").setLevel(logging.ERROR)  # the recorder logs lost documents, not retries
@@ -69,7 +85,7 @@ class _Server:
         """Serve until the agent sends "end" or dies, or the folder is gone."""
         listener = socket.socket(fileno=self._settings.listener)
         await asyncio.start_unix_server(self._serve, sock=listener, backlog=socket.SOMAXCONN)
-        agent = asyncio.create_task(agent_gone(self._settings.agent_pid))
+        agent = asyncio.create_task(_agent_gone(self._settings.agent_pid))
         ends = (agent, asyncio.create_task(self._ended.wait()), asyncio.create_task(self._watch_memory_and_folder()))
         preparing = asyncio.create_task(self._prepare())  # noqa: F841, RUF006 - a reference, so that it is not garbage-collected
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -85,29 +101,13 @@ class _Server:
         await asyncio.sleep(IDLE_S)
         while self._uploads.in_progress:  # noqa: ASYNC110 - not urgent
             await asyncio.sleep(SAMPLE_S)
-        await asyncio.to_thread(_load_wire)
+        await asyncio.to_thread(importlib.import_module, "firstfault.wire.documents")  # before the agent dies
 
     async def _watch_memory_and_folder(self) -> None:
         """Sample the memory; return when the folder is gone."""
         while os.path.isdir(self._folder.path):  # noqa: PTH112, ASYNC240 - often, and cheap on a local file
             self._memory.sample()
             await asyncio.sleep(SAMPLE_S)
-
-    async def _outlive_agent(self) -> None:
-        stderr = self._folder.open_stderr()
-        reading = asyncio.create_task(asyncio.to_thread(_read_on, stderr)) if stderr else None
-        agent = DeadAgent(self._folder, self._uploads, self._settings.deadline_seconds)
-        _, error = await attempted(report_agent_death(agent, self._memory))
-        if error:
-            log_line(f"the agent's death was not recorded: {error}")
-        deadline = time.monotonic() + self._settings.deadline_seconds
-        while time.monotonic() < deadline and not self._quiet():  # noqa: ASYNC110 - no event marks the absence of requests
-            await asyncio.sleep(TICK_S)
-        if reading is not None:
-            await reading
-
-    def _quiet(self) -> bool:
-        return not self._connections and time.monotonic() - self._last_request > QUIET_S
 
     # --- requests -----------------------------------------------------------------------------------------------
 
@@ -132,7 +132,9 @@ class _Server:
 
     async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["op"] == "put":
-            return await self._put(request)
+            file, target = Path(request["file"]), Target(**request["target"])
+            spool = Spool(file.parent) if file.is_relative_to(self._folder.path) else None
+            return asdict(await self._uploads.put_file(target, file, spool))
         if request["op"] == "end":
             await self._uploads.drain(min(DRAIN_S, _END_SHARE * request["seconds"]))
             return {}
@@ -143,11 +145,120 @@ class _Server:
             return {"names": names, "error": error}
         raise ValueError(request["op"])
 
-    async def _put(self, request: dict[str, Any]) -> dict[str, Any]:
-        file = Path(request["file"])
-        spooled = file.is_relative_to(self._folder.path)
-        target, spool = Target(**request["target"]), Spool(file.parent) if spooled else None
-        return asdict(await self._uploads.put_file(target, file, spool))
+    # --- the agent's death --------------------------------------------------------------------------------------
+
+    async def _outlive_agent(self) -> None:
+        stderr = self._folder.open_stderr()
+        reading = asyncio.create_task(asyncio.to_thread(_read_on, stderr)) if stderr else None
+        _, error = await attempted(self._report_death())
+        if error:
+            log_line(f"the agent's death was not recorded: {error}")
+        deadline = time.monotonic() + self._settings.deadline_seconds
+        while time.monotonic() < deadline:
+            if not self._connections and time.monotonic() - self._last_request > QUIET_S:
+                break
+            await asyncio.sleep(TICK_S)
+        if reading is not None:
+            await reading
+
+    async def _report_death(self) -> None:
+        """Upload the document about the agent's death and all spooled documents at once, then the roster entry.
+
+        There is little time: if the agent was the container's first process, the kernel is killing this one too.
+        """
+        spools = self._folder.spools()
+        outcomes = await asyncio.gather(
+            self._upload_death(Resources(**self._memory.report()), time.time_ns(), time.monotonic_ns()),
+            *(self._upload_spooled(spool, item) for spool in spools for item in spool.documents(held=True)),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                log_line(f"a document of the dead agent was not uploaded: {type(outcome).__name__}: {outcome}")
+        data = self._last_word(PRESENCE)
+        if data is None:
+            return
+        from firstfault.wire.documents import decode_presence, encode_presence  # noqa: PLC0415 - heavy, seldom needed
+
+        presence = decode_presence(data, PRESENCE)
+        uploaded = [outcome for outcome in outcomes if isinstance(outcome, tuple)]
+        receipts = tuple(receipt for receipt, round_ in uploaded if round_ in {None, presence.place.round})
+        presence = replace(presence, receipts=receipts, timestamp_ns=time.time_ns())
+        target = Target(f"{ROSTER}/{roster_key_for(presence)}")
+        await self._in_time(target, self._uploads.put(target, encode_presence(presence)))
+
+    async def _upload_death(
+        self, resources: Resources, wall_ns: int, monotonic_ns: int
+    ) -> tuple[Receipt, int | None] | None:
+        """Upload the document about the agent's death at this moment; return receipt and round, None without one."""
+        data = self._last_word(DOCUMENT)
+        if data is None:
+            return None
+        from firstfault.wire.documents import decode, encode  # noqa: PLC0415 - as above
+
+        failure = decode(data, DocumentRef(DOCUMENT))
+        if not isinstance(failure, WorkerError):
+            raise TypeError(f"{DOCUMENT} of the agent is not an error document")
+        failure = replace(
+            failure, timestamp_ns=wall_ns, monotonic_ns=monotonic_ns, writer=Writer.RECORDER, resources=resources
+        )
+        target = Target(f"{ERRORS}/{error_key_for(failure)}", monotonic_ns, failure.rank)
+        return await self._in_time(target, self._uploads.put(target, encode(failure))), failure.place.round
+
+    async def _upload_spooled(self, spool: Spool, document: SpooledDocument) -> tuple[Receipt, int | None] | None:
+        """Upload a spooled document if it needs that.
+
+        Returns:
+            Its receipt, and its round if it could be read; None for a roster entry.
+        """
+        is_entry = RosterKey.parse(document.name) is not None
+        failure = None if is_entry else _failure(document)
+        rank, monotonic_ns = (failure.rank, failure.monotonic_ns) if failure is not None else (None, None)
+        if document.withdrawn:
+            receipt = Receipt(document.name, durable=document.is_durable, rank=rank, withdrawn=True)
+        elif document.receipt is not None and document.is_durable:
+            receipt = document.receipt
+        else:
+            target = Target(f"{ROSTER if is_entry else ERRORS}/{document.name}", monotonic_ns, rank)
+            receipt = await self._in_time(target, self._uploads.put_file(target, document.path, spool))
+        return None if is_entry else (receipt, failure.place.round if failure is not None else None)
+
+    async def _in_time(self, target: Target, upload: Coroutine[None, None, Receipt]) -> Receipt:
+        seconds = self._settings.deadline_seconds
+        try:
+            receipt = await asyncio.wait_for(upload, seconds)
+        except asyncio.TimeoutError:
+            receipt = target.failed(f"the storage did not answer within {seconds:.1f} s")
+        if not receipt.durable:
+            log_line(f"{target.name} was not uploaded: {receipt.error}")
+        return receipt
+
+    def _last_word(self, name: str) -> bytes | None:
+        return _read(self._folder.last_words.folder / name)
+
+
+async def _agent_gone(pid: int) -> None:
+    """Return when the parent process `pid` has ended; at once if it already has.
+
+    Uses pidfd_open(2), and polls ten times a second where that is missing or forbidden.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):
+        while os.getppid() == pid:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(AGENT_POLL_S)
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        # checked after opening: if `pid` is still our parent, the number was not reused for another process
+        if os.getppid() == pid:
+            await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 def _read_on(stderr: list[int]) -> None:
@@ -158,5 +269,145 @@ def _read_on(stderr: list[int]) -> None:
         log_line(f"the stderr of processes that outlive the agent is lost: {error}")
 
 
-def _load_wire() -> None:
-    import firstfault.wire.documents  # noqa: F401, PLC0415 - import it before the agent dies
+def _failure(document: SpooledDocument) -> WorkerError | None:
+    """Return the decoded document; None if it cannot be read."""
+    from firstfault.errors import BadDocumentError  # noqa: PLC0415
+    from firstfault.wire.documents import decode  # noqa: PLC0415 - as above
+
+    try:
+        failure = decode(document.path.read_bytes(), DocumentRef(document.name))
+    except (OSError, BadDocumentError):
+        return None
+    return failure if isinstance(failure, WorkerError) else None
+
+
+# --- uploads --------------------------------------------------------------------------------------------------------
+
+
+class Uploads:
+    """Several uploads at a time below an output prefix, one for each path, through one store that stays open.
+
+    Belongs to one event loop; each call waits until `warm` has ended.
+    """
+
+    def __init__(self, output_prefix: str) -> None:
+        self._output_prefix = output_prefix
+        self._store: Store | None = None
+        self._open_error = ""
+        self._warm = asyncio.Event()
+        self._slots = asyncio.Semaphore(_PARALLEL)
+        self._in_progress: dict[str, asyncio.Task[Receipt]] = {}
+        self._began: dict[str, float] = {}
+        """When the last upload of each path in progress began, by the monotonic clock."""
+
+    @property
+    def in_progress(self) -> list[str]:
+        """The paths of uploads in progress."""
+        return list(self._in_progress)
+
+    async def warm(self) -> None:
+        """Open the store and keep it open. If that fails, every upload fails with the same error."""
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_PARALLEL + _SPARE_THREADS))
+        self._store, self._open_error = await attempted(self._opened())
+        self._warm.set()
+
+    async def _opened(self) -> Store:
+        # importing the storage's client is slow; the loop must accept connections meanwhile
+        await asyncio.to_thread(_load_client, self._output_prefix)
+        from firstfault.store import open_store  # noqa: PLC0415 - loaded by now
+
+        return await open_store(self._output_prefix).__aenter__()
+
+    async def put(self, target: Target, data: bytes) -> Receipt:
+        """Write an object and return its receipt; never raises. See `firstfault.recorder.Recorder.put`."""
+        return await self._once(target.path, partial(self._put, target, data))
+
+    async def put_file(self, target: Target, file: Path, spool: Spool | None) -> Receipt:
+        """Upload a file, write its receipt to its `spool`, if any, and return the receipt; never raises."""
+        return await self._once(target.path, partial(self._put_file, target, file, spool))
+
+    async def names(self, folder: str) -> tuple[list[str], str]:
+        """Return the names of a folder's objects, and the error if they could not be listed; never raises."""
+        found, error = await self._with_store(lambda store: store.list(folder))
+        return [item.name for item in found or ()], error
+
+    async def drain(self, seconds: float) -> None:
+        """Wait at most `seconds` for the uploads in progress; name those that did not finish on stderr."""
+        if self._in_progress:
+            await asyncio.wait(set(self._in_progress.values()), timeout=seconds)
+        for path in self._in_progress:
+            log_line(f"{path} was not uploaded: the storage did not answer before the job ended")
+
+    async def _once(self, path: str, upload: Callable[[], Coroutine[None, None, Receipt]]) -> Receipt:
+        """Run an upload, or join the path's latest one while that is young; it continues if the caller leaves."""
+        while (running := self._in_progress.get(path)) is not None:
+            young_for = self._began[path] + SLOW_UPLOAD_S - time.monotonic()
+            if young_for <= 0:
+                break
+            await asyncio.wait({running}, timeout=young_for)
+            if running.done():
+                return running.result()
+        task = asyncio.create_task(upload() if running is None else _first_durable(running, upload()))
+        self._in_progress[path], self._began[path] = task, time.monotonic()
+        task.add_done_callback(lambda ended: self._forget(path, ended))
+        return await asyncio.shield(task)
+
+    def _forget(self, path: str, ended: asyncio.Task[Receipt]) -> None:
+        if self._in_progress.get(path) is ended:
+            del self._in_progress[path], self._began[path]
+
+    async def _with_store(self, call: Callable[[Store], Awaitable[T]]) -> tuple[T | None, str]:
+        await self._warm.wait()
+        if self._store is None:
+            return None, self._open_error
+        async with self._slots:
+            return await attempted(call(self._store))
+
+    async def _put(self, target: Target, data: bytes) -> Receipt:
+        _, error = await self._with_store(lambda store: store.put(target.path, data))
+        return target.failed(error) if error else target.done()
+
+    async def _put_file(self, target: Target, file: Path, spool: Spool | None) -> Receipt:
+        data = _read(file)
+        if data is None:
+            return target.failed(f"{file} could not be read")
+        receipt = await self._put(target, data)
+        if spool is not None:
+            with contextlib.suppress(OSError):  # no folder, or a full disk; the client gets the answer anyway
+                spool.add_receipt(receipt)
+        return receipt
+
+
+async def _first_durable(running: asyncio.Task[Receipt], upload: Coroutine[None, None, Receipt]) -> Receipt:
+    """Run an upload beside one that is slow; return the first durable receipt, else the last one."""
+    pending = {running, asyncio.create_task(upload)}
+    while True:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        receipts = sorted((task.result() for task in done), key=lambda receipt: not receipt.durable)
+        if receipts[0].durable or not pending:
+            return receipts[0]
+
+
+def log_line(text: str) -> None:
+    """Write a line to stderr, which is the pod's log."""
+    with contextlib.suppress(OSError):  # stderr is closed
+        sys.stderr.write(f"firstfault recorder: {text}\n")
+        sys.stderr.flush()
+
+
+def _load_client(output_prefix: str) -> None:
+    """Open the store once, which imports its client."""
+    from firstfault.store import open_store  # noqa: PLC0415 - slow: only after the recorder listens
+
+    async def look() -> None:
+        async with open_store(output_prefix):
+            pass
+
+    run_sync(look())
+
+
+def _read(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import flytekit
 
-    from firstfault_torch.node.files import NodeFiles
+    from firstfault.recorder import NodeFolder
 
 _LOOK_SHARE = 20
 """The pause after a slow check is this many times its duration, so that large decks do not slow the training."""
@@ -49,7 +49,7 @@ class DeckKeeper:
         decks: flytekit's list, to which the task function adds.
     """
 
-    def __init__(self, files: NodeFiles, round_: int, decks: list[flytekit.Deck]) -> None:
+    def __init__(self, files: NodeFolder, round_: int, decks: list[flytekit.Deck]) -> None:
         self._file = files.decks(round_)
         self._decks = decks
         self._kept: tuple[KeptDeck, ...] = ()
@@ -118,7 +118,7 @@ class DeckKeeper:
         part.replace(self._file)
 
 
-def kept_decks(files: NodeFiles, round_: int) -> tuple[KeptDeck, ...]:
+def kept_decks(files: NodeFolder, round_: int) -> tuple[KeptDeck, ...]:
     """Return rank 0's decks of a round; none if rank 0 made none, or was on another node.
 
     Args:

@@ -1,0 +1,150 @@
+"""What the workers of a training leave behind: processes, which are ended, and what those still write to stderr.
+
+A worker that SIGKILL or ``os._exit`` ends cannot end its own data loaders, pools and programs. They hold memory, GPUs
+and ports that the next round needs, and outlive the job where no container ends with it. A process that began a session
+of its own, as a daemon does, was started to outlive its worker, and stays. It has the worker's stderr: if that FIFO
+lost its reader, SIGPIPE would end the process. So this module is also a script that reads on in a session of its own,
+``python left_behind.py [-]FD ...``. The script uses the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import stat
+import sys
+import time
+from pathlib import Path
+
+_RANK = b"FIRSTFAULT_LOCAL_RANK="
+"""Each worker has this variable, and so have the programs that it starts; its agent does not."""
+_STDERR = 2
+_CHUNK_BYTES = 64 * 1024
+
+
+def left_processes(folder: Path) -> set[int]:
+    """Return the processes of this session that are workers of a node, or that workers started.
+
+    Args:
+        folder: the node's folder.
+    """
+    session, real = os.getsid(0), folder.resolve()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        # another user's processes, and those that have just ended, cannot be read
+        with contextlib.suppress(OSError):
+            is_of_session = entry.name.isdecimal() and os.getsid(int(entry.name)) == session
+            if is_of_session and (_is_started_by_worker(entry, folder) or _is_forked_from_worker(entry, real)):
+                found.add(int(entry.name))
+    return found - {os.getpid()}
+
+
+def _is_started_by_worker(process: Path, folder: Path) -> bool:
+    """Whether it is a program with a worker's variables; a fork has the environment with which its agent began."""
+    variables = (process / "environ").read_bytes().split(b"\0")
+    of_this_node = b"=" + os.fsencode(folder)
+    return any(item.startswith(_RANK) for item in variables) and any(item.endswith(of_this_node) for item in variables)
+
+
+def _is_forked_from_worker(process: Path, folder: Path) -> bool:
+    from firstfault.recorder.folder import WRITTEN_BY_WORKERS  # noqa: PLC0415 - not in the script
+
+    for descriptor in (process / "fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            path, mode = Path(descriptor.readlink()), descriptor.lstat().st_mode
+            # an agent, and what forks from it, reads the same FIFOs
+            is_written = bool(mode & stat.S_IWUSR) and not mode & stat.S_IRUSR
+            if is_written and path.parent == folder and path.name.startswith(WRITTEN_BY_WORKERS):
+                return True
+    return False
+
+
+def end_left_processes(folder: Path, seconds: float) -> None:
+    """End what workers have left by SIGTERM, and by SIGKILL what still runs after `seconds`; the workers have ended.
+
+    Args:
+        folder: the node's folder.
+        seconds: for all processes together.
+    """
+    from firstfault.recorder.budgets import KILLED_S, LEFT_POLL_S  # noqa: PLC0415 - as above
+
+    began = time.monotonic()
+    for number, until in ((signal.SIGTERM, began + seconds), (signal.SIGKILL, began + seconds + KILLED_S)):
+        sent: set[int] = set()
+        while left := left_processes(folder):
+            for pid in left - sent:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            sent |= left
+            if time.monotonic() >= until:
+                break
+            time.sleep(LEFT_POLL_S)
+        for pid in sent:
+            # those that were handed to this process because it is its container's first one; it started none itself
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+# --- what they write to stderr --------------------------------------------------------------------------------------
+
+
+def pass_on_late(shown: dict[int, bool]) -> None:
+    """Let a process of its own pass on what is still written; this process may close its copies then.
+
+    Args:
+        shown: the FIFOs' descriptors, and whether their content is passed on or dropped.
+
+    Raises:
+        OSError, subprocess.SubprocessError: that process could not be started.
+    """
+    import subprocess  # noqa: PLC0415 - as above
+
+    from firstfault.recorder.budgets import LATE_READER_S  # noqa: PLC0415 - as above
+
+    numbers = [str(number) if is_shown else f"-{number}" for number, is_shown in shown.items()]
+    subprocess.run(  # noqa: S603 - this module
+        [sys.executable, "-I", "-S", __file__, *numbers],
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=tuple(shown),
+        timeout=LATE_READER_S,
+    )
+
+
+def _pass_on(shown: dict[int, bool]) -> None:
+    """Read the descriptors until none has a writer; write what comes from those that are shown to stderr."""
+    poll = select.poll()
+    for descriptor in shown:
+        os.set_blocking(descriptor, False)
+        poll.register(descriptor, select.POLLIN)
+    ready = list(shown)  # a FIFO without a writer becomes ready only when one has come and gone
+    while shown:
+        for descriptor in ready:
+            try:
+                data = os.read(descriptor, _CHUNK_BYTES)
+            except BlockingIOError:
+                continue
+            if not data:
+                poll.unregister(descriptor)
+                del shown[descriptor]
+            elif shown[descriptor]:
+                _write(data)
+        ready = [descriptor for descriptor, _ in poll.poll()] if shown else []
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    with contextlib.suppress(OSError):  # nothing reads it any more; the writers must not notice
+        while view:
+            view = view[os.write(_STDERR, view) :]
+
+
+if __name__ == "__main__":
+    # the caller waits for the first process only
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    _pass_on({abs(int(argument)): not argument.startswith("-") for argument in sys.argv[1:]})
