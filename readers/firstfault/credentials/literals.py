@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from enum import Enum, auto
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +14,9 @@ else:
     import tomli as tomllib
 
 HIDDEN = "***"
-
-
-@cache
-def table() -> dict[str, Any]:
-    """Return ``credentials.toml``."""
-    return tomllib.loads(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))
+TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("credentials.toml").read_text(encoding="utf-8"))
+PATTERNS = {name: re.compile(text, re.VERBOSE) for name, text in TABLE["values"].items()}
+"""Of values that are not credentials."""
 
 
 class Strength(Enum):
@@ -53,15 +49,6 @@ class Named(NamedTuple):
     form: Form
 
 
-def pattern(name: str) -> re.Pattern[str]:
-    """Return a pattern of the table's values."""
-    return re.compile(table()["values"][name], re.VERBOSE)
-
-
-_CONSTANT, _PLACEHOLDER, _NUMBER, _PATH = map(pattern, ("constant", "placeholder", "number", "path"))
-_SPECIAL_WORD, _SECRET_WORD, _OF_OBJECT = map(pattern, ("special_word", "secret_word", "of_object"))
-_CALL, _NAME, _OPERATION, _WORDS = map(pattern, ("call", "name", "operation", "words"))
-_CAMEL_CASE, _SNAKE_CASE, _HASH, _KEY = map(pattern, ("camel_case", "snake_case", "hash", "key"))
 _RUN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|[0-9]+")
 _LONGEST_RUNS = (5, 4, 3)
 """Runs of letters or digits in random texts are shorter on average: in texts, in paths, in letters alone."""
@@ -75,7 +62,7 @@ _SHORT_MIXED = 6
 
 def is_placeholder(text: str) -> bool:
     """Whether a text stands for a value that is not there: ``***``, ``None``, ``${NAME}``, ``%s``."""
-    if not text or _CONSTANT.fullmatch(text) or _PLACEHOLDER.fullmatch(text):
+    if not text or PATTERNS["constant"].fullmatch(text) or PATTERNS["placeholder"].fullmatch(text):
         return True
     # placeholders alone, such as those of an f-string
     if "%s" in text and not re.sub(r"%s|\W|_", "", text):
@@ -85,7 +72,7 @@ def is_placeholder(text: str) -> bool:
 
 def is_secret_word(name: str) -> bool:
     """Whether the last word of a name is one such as "password" or "token"."""
-    return bool(_SECRET_WORD.search(name))
+    return bool(PATTERNS["secret_word"].search(name))
 
 
 def is_mixed(text: str) -> bool:
@@ -104,7 +91,12 @@ def _has_short_runs(text: str, longest: int) -> bool:
 
 def is_random(text: str) -> bool:
     """Whether a text is neither a word nor words: it is long, or has letters and digits."""
-    if not text.isascii() or " " in text or _SNAKE_CASE.fullmatch(text) or _CAMEL_CASE.fullmatch(text):
+    if (
+        not text.isascii()
+        or " " in text
+        or PATTERNS["snake_case"].fullmatch(text)
+        or PATTERNS["camel_case"].fullmatch(text)
+    ):
         return False
     parts = re.split(r"[_.\-/]", text)
     return max(map(len, parts)) >= _LONG or (len(text) >= _MIXED and any(map(is_mixed, parts)))
@@ -112,9 +104,9 @@ def is_random(text: str) -> bool:
 
 def is_key(text: str) -> bool:
     """Whether a text is a UUID or a hash, or has 16 random letters and digits in a row, as keys have."""
-    if _HASH.fullmatch(text):
+    if PATTERNS["hash"].fullmatch(text):
         return is_mixed(text)
-    if not _KEY.fullmatch(text):
+    if not PATTERNS["key"].fullmatch(text):
         return False
 
     def is_varied(part: str, longest: int) -> bool:
@@ -129,60 +121,66 @@ def is_key(text: str) -> bool:
 
 def is_text(text: str) -> bool:
     """Whether a text is not a placeholder, a number or a path."""
-    return not (is_placeholder(text) or _NUMBER.fullmatch(text) or _PATH.fullmatch(text))
+    return not (is_placeholder(text) or PATTERNS["number"].fullmatch(text) or PATTERNS["path"].fullmatch(text))
 
 
 def is_secret_literal(text: str, named: Named, *, quoted: bool) -> bool:
     """Whether the value of `named` is a credential."""
-    if is_placeholder(text) or _PATH.fullmatch(text):
+    if is_placeholder(text) or PATTERNS["path"].fullmatch(text):
         return False
     strength = named.strength
-    if _NUMBER.fullmatch(text):
+    if PATTERNS["number"].fullmatch(text):
         return strength is Strength.SURE and text.isdigit() and len(text) >= _DIGITS_OF_PASSWORD
     if strength is Strength.KEY:
         return is_key(text)
     if strength is Strength.SHORT:
         tight = named.form in {Form.TIGHT, Form.PLAIN} or (named.form is Form.COLON and named.name.lower() == "pw")
         return _is_short_password(text) and (quoted or is_random(text) or tight)
-    if strength is Strength.WORD and (_SPECIAL_WORD.search(text) or not is_random(text)):
+    if strength is Strength.WORD and (PATTERNS["special_word"].search(text) or not is_random(text)):
         return False
     if quoted:
-        return not (strength is Strength.LIKELY and _SPECIAL_WORD.fullmatch(text))
+        return not (strength is Strength.LIKELY and PATTERNS["special_word"].fullmatch(text))
     return not _is_code(text, named)
 
 
 def _is_short_password(text: str) -> bool:
-    if _SNAKE_CASE.fullmatch(text) or _CALL.match(text) or text[0] in "([{<" or " " in text or "/" in text:
+    if (
+        PATTERNS["snake_case"].fullmatch(text)
+        or PATTERNS["call"].match(text)
+        or text[0] in "([{<"
+        or " " in text
+        or "/" in text
+    ):
         return False
     return len(text) >= _SHORT_MIXED and is_mixed(text)
 
 
 def _is_code(text: str, named: Named) -> bool:
     """Whether a value without quotes is code or a word of a sentence."""
-    if text[0] in "([{<" or _CALL.match(text):
+    if text[0] in "([{<" or PATTERNS["call"].match(text):
         return True
     if named.form is Form.PLAIN or text.startswith(HIDDEN):
-        return bool(_OF_OBJECT.match(text))
-    if _NAME.fullmatch(text):
+        return bool(PATTERNS["of_object"].match(text))
+    if PATTERNS["name"].fullmatch(text):
         return _is_code_name(text, named)
-    if named.form in {Form.CALL, Form.CODE, Form.SPACED} and _OPERATION.fullmatch(text):
+    if named.form in {Form.CALL, Form.CODE, Form.SPACED} and PATTERNS["operation"].fullmatch(text):
         return len(text) < _LONG or not is_random(text)
     if named.form in {Form.PROSE, Form.CODE} or (named.form is Form.COLON and named.strength is Strength.LIKELY):
-        return bool(_WORDS.fullmatch(text)) and (len(text) < _LONG or "-" in text)
+        return bool(PATTERNS["words"].fullmatch(text)) and (len(text) < _LONG or "-" in text)
     return False
 
 
 def _is_code_name(text: str, named: Named) -> bool:
     parts = text.split(".")
-    if is_secret_word(text) or text.lower() == named.name.lower() or bool(_OF_OBJECT.match(text)):
+    if is_secret_word(text) or text.lower() == named.name.lower() or bool(PATTERNS["of_object"].match(text)):
         return not any(is_random(part) and is_mixed(part) for part in parts)
     if named.form in {Form.CALL, Form.CODE, Form.PROSE}:
         return not is_random(text)
     if named.form is Form.SPACED:
         short = named.strength is Strength.SURE and len(text) >= _SHORT_MIXED and is_mixed(text) and "." not in text
-        return not is_random(text) and not (short and not _SNAKE_CASE.fullmatch(text))
+        return not is_random(text) and not (short and not PATTERNS["snake_case"].fullmatch(text))
     if "." in text:
         is_attribute = named.form is Form.TIGHT or parts[-1][:1].isupper()
         return is_attribute and not any(is_mixed(part) or len(part) >= _LONG for part in parts)
-    camel = named.form is Form.COLON and bool(_CAMEL_CASE.fullmatch(text))
+    camel = named.form is Form.COLON and bool(PATTERNS["camel_case"].fullmatch(text))
     return camel and (named.strength is Strength.LIKELY or is_secret_word(text))

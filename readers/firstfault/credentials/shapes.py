@@ -1,24 +1,14 @@
-"""Rule 1: credentials that are known by their form: the rows ``shape`` of ``credentials.toml``, and private keys."""
+"""Rule 1: credentials that are known by their form, as the rows ``shape`` of the table; and passwords in URLs."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from firstfault.credentials.literals import (
-    HIDDEN,
-    is_key,
-    is_mixed,
-    is_placeholder,
-    is_text,
-    is_varied,
-    table,
-)
+from firstfault.credentials.literals import HIDDEN, TABLE, is_key, is_mixed, is_placeholder, is_text, is_varied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 _BEGINS_WORD = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt])|(?<=%[0-9A-Fa-f]{2}))"
 """Also after an escaped character."""
@@ -44,10 +34,11 @@ def _has_random_part(text: str) -> bool:
     return any(len(part) >= _LONG_PART or (len(part) >= _MIXED_PART and is_mixed(part)) for part in parts)
 
 
-JUDGES: dict[str, Callable[[str], bool]] = {
+_JUDGES: dict[str, Callable[[str], object]] = {
     "any": bool,
-    "digit": lambda text: any(map(str.isdigit, text)),
-    "dotted": lambda text: "." in text,
+    "base64": re.compile("[A-Za-z0-9+/=]{16}").search,
+    "digit": re.compile(r"\d").search,
+    "dotted": re.compile(r"\.").search,
     "id": _is_id,
     "key": is_key,
     "literal": lambda text: not is_placeholder(text),
@@ -60,93 +51,88 @@ JUDGES: dict[str, Callable[[str], bool]] = {
 """What the value of a shape may have to be."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    marks: tuple[str, ...]
-    pattern: re.Pattern[str]
-    only: Callable[[str], bool]
-
-    def hidden(self, found: re.Match[str]) -> str:
-        start, end = (place - found.start() for place in found.span("value"))
-        return found[0][:start] + HIDDEN + found[0][end:] if self.only(found["value"]) else found[0]
-
-
-def _with_prefix(row: dict[str, list[str]]) -> str:
+def _compiled(row: dict[str, list[str]]) -> re.Pattern[str]:
+    if "pattern" in row:
+        return re.compile(str(row["pattern"]), re.VERBOSE)
     # without marks of its own, a prefix is a plain text
     starts = row["starts"] if "marks" in row else map(re.escape, row["starts"])
-    return f"{_BEGINS_WORD}(?:{'|'.join(starts)})(?P<value>{row['then']})"
+    return re.compile(f"{_BEGINS_WORD}(?:{'|'.join(starts)})(?P<value>{row['then']})", re.VERBOSE)
 
 
 # compiled when this module is imported, and not when a process fails
-_SHAPES = tuple(
-    _Shape(
-        tuple(row.get("marks", row.get("starts", ("",)))),
-        re.compile(row.get("pattern") or _with_prefix(row), re.VERBOSE),
-        JUDGES[row.get("only", "any")],
-    )
-    for row in table()["shape"]
-)
+_SHAPES = [
+    (row.get("marks") or row["starts"], _compiled(row), _JUDGES[row.get("only", "any")]) for row in TABLE["shape"]
+]
 
 
 def without_shapes(text: str) -> str:
     """Replace what has the form of a credential."""
-    for shape in _SHAPES:
-        if any(mark in text for mark in shape.marks):
-            text = shape.pattern.sub(shape.hidden, text)
+    for marks, pattern, is_secret in _SHAPES:
+        if any(mark in text for mark in marks):
+            parts, done = [], 0
+            for found in pattern.finditer(text):
+                if is_secret(found["value"]):
+                    parts += [text[done : found.start("value")], HIDDEN]
+                    done = found.end("value")
+            text = "".join((*parts, text[done:]))
     return text
 
 
-# --- private keys ---------------------------------------------------------------------------------------------------
+# --- passwords in URLs ----------------------------------------------------------------------------------------------
 
-_MARK = re.compile(r"-{4,5} ?(?P<side>BEGIN|END) [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}")
-_KEY_TEXT = re.compile(r"[A-Za-z0-9+/=]{16}")
-_BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/="
-_KEY_LINE = re.compile(r"[A-Za-z0-9+/=\\]*|(?:Proc-Type|DEK-Info|Comment|Version): .*")
-
-
-def without_private_keys(text: str) -> str:
-    """Replace what is between the lines BEGIN and END of private keys, also if one of both was cut off."""
-    if "PRIVATE KEY" not in text:
-        return text
-    kept, done = [], 0
-    for start, end in _keys(text):
-        kept += [text[done:start], HIDDEN]
-        done = end
-    return "".join((*kept, text[done:])) if kept else text
+_URL = re.compile(r"://(?P<rest>(?:[^\s\"'`<>:]|:(?!//))*)")
+_WEB = ("http", "https", "git+https", "git+http", "ssh", "git+ssh", "ftp", "ftps", "sftp", "ws", "wss", "git")
+_WITHOUT_USERS = ("grpc", "grpcs", "tcp", "udp", "ipc", "zmq", "nccl", "gloo", "ucx", "dns", "docker")
+_SCHEME_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+.-"
+_LONGEST_SCHEME = 30
+_END_OF_AUTHORITY = re.compile(r"[/?#\\]")
+_FULL_HOST = re.compile(
+    r"(?:localhost|\[[0-9A-Fa-f:.]+\]|[\w-]+(?:\.[\w-]+)+\.?|[\w.-]+(?=:\d))(?::\d{1,5})?", re.ASCII
+)
+_HOST = re.compile(r"[\w.-]+(?::\d{1,5})?(?=$|[/?,\\;)\]}])|\[[0-9A-Fa-f:]{2,}\]|/|$|\*", re.ASCII)
+_PORT = re.compile(r":\d{0,5}(?:$|,)")
+_PORT_OF_ALL = re.compile(r":\d{1,5}(?=@|$)")
+_SECRET_USER = 16
 
 
-def _keys(text: str) -> Iterator[tuple[int, int]]:
-    marks = [(mark["side"] == "BEGIN", mark.start(), mark.end()) for mark in _MARK.finditer(text)]
-    borders = [(False, 0, 0), *marks, (True, len(text), len(text))]
-    for (begins, _, start), (next_begins, end, _) in pairwise(borders):
-        key = _key_between(text, start, end, begins=begins, ends=not next_begins)
-        if _KEY_TEXT.search(text, *key):
-            yield key
+def without_url_passwords(text: str) -> str:
+    """Replace what identifies a user before a URL's host; user and host stay."""
+    return _URL.sub(_without_password, text) if "@" in text and "://" in text else text
 
 
-def _key_between(text: str, start: int, end: int, *, begins: bool, ends: bool) -> tuple[int, int]:
-    """Return the place of the key between two marks; an empty one if neither belongs to it."""
-    if begins and ends:
-        return start, end
-    if begins:
-        return start, start + _length_of_key(text[start:end])
-    return (end - _length_of_end(text[start:end]), end) if ends else (start, start)
+def _without_password(found: re.Match[str]) -> str:
+    rest = found["rest"]
+    if "@" not in rest:
+        return found[0]
+    before = found.string[max(found.start() - _LONGEST_SCHEME, 0) : found.start()]
+    scheme = before[len(before.rstrip(_SCHEME_CHARACTERS)) :].lower()
+    at = _end_of_user(rest, scheme) if scheme else -1
+    if at < 0:
+        return found[0]
+    user, colon, password = rest[:at].partition(":")
+    # a token in place of a user
+    if len(user) >= _SECRET_USER and any(map(str.isdigit, user)) and user.isalnum():
+        user = HIDDEN
+    if colon and not is_placeholder(password):
+        password = HIDDEN
+    return f"://{user}{colon}{password}{rest[at:]}"
 
 
-def _length_of_key(text: str) -> int:
-    """Return how much of the text after BEGIN belongs to the key, if there is no END."""
-    length = 0
-    for line in text.splitlines(keepends=True):
-        if not _KEY_LINE.fullmatch(line.strip()):
-            # a key on one line, with escaped newlines
-            return length or len(line) - len(line.lstrip(_BASE64 + "\\ \t"))
-        length += len(line)
-    return length
-
-
-def _length_of_end(text: str) -> int:
-    """Return how much of the text before END belongs to the key, if there is no BEGIN."""
-    rest = text.rstrip(_BASE64 + "\\\r\n\t")
-    key = text[len(rest) :]
-    # the last word of an earlier line does not belong to the key
-    return len(key) if not rest else len(key) - len(re.split(r"\n|\\n", key, maxsplit=1)[0])
+def _end_of_user(rest: str, scheme: str) -> int:
+    """Return where the ``@`` before the host is, -1 if there is none; passwords may contain ``@``, ``/`` and ``?``."""
+    end = _END_OF_AUTHORITY.search(rest)
+    authority = rest[: end.start()] if end else rest
+    if scheme in _WITHOUT_USERS and _PORT_OF_ALL.match(authority, max(authority.find(":"), 0)):
+        return -1
+    at, last = authority.rfind("@"), rest.rfind("@")
+    web = scheme in _WEB
+    if at >= 0:
+        # https://user:password@host.org/package@version has a full host
+        plain = ":" not in authority[:at] or (web and _FULL_HOST.fullmatch(authority, at + 1))
+        return at if plain or not _HOST.match(rest, last + 1) else last
+    if authority.startswith("["):  # an address of IPv6
+        return -1
+    colon = authority.find(":")
+    if colon < 0 or (web and _PORT.match(authority, colon)) or authority.endswith("]"):
+        return -1
+    return last if _HOST.match(rest, last + 1) else -1
