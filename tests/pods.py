@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.store import join
 from flytekitplugins.firstfault.local.loading import serialized_command
-from flytekitplugins.firstfault.local.operator import elastic_environment, free_port
-from flytekitplugins.firstfault.local.pods import end_all, start_pod
+from flytekitplugins.firstfault.local.pods import elastic_environment, end_all, free_port, start_pod
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,14 +36,8 @@ def started(
     """
     (folder / "inputs.pb").write_bytes(inputs.SerializeToString())
     prefix = prefix or str(folder / "outputs")
-    values = {
-        "{{.input}}": str(folder / "inputs.pb"),
-        "{{.outputPrefix}}": prefix,
-        "{{.rawOutputDataPrefix}}": join(prefix, "raw"),
-        "{{.checkpointOutputPrefix}}": join(prefix, "checkpoints"),
-        "{{.prevCheckpointPrefix}}": '""',
-    }
     command = serialized_command(task)
+    arguments = command.filled(inputs=str(folder / "inputs.pb"), prefix=prefix, raw=join(prefix, "raw"))
     processes = task.task_config.nproc_per_node
     operator = elastic_environment(
         nodes=str(NODES), processes=processes, max_restarts=0, job=folder.name, port=free_port()
@@ -55,7 +48,7 @@ def started(
         pods.extend(
             start_pod(
                 f"worker-{index}",
-                arguments=[values.get(argument, argument) for argument in command.arguments],
+                arguments=arguments,
                 environment={**common, "_F_WN": f"worker-{index}"},
                 folder=folder,
                 log=folder / f"{index}.log",

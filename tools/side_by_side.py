@@ -83,7 +83,7 @@ page from real runs; paths are shortened."""
 
 def torchrun(folder: Path) -> str:
     """Return what two nodes of torchrun print, the second one's output after the first one's."""
-    from flytekitplugins.firstfault.local.operator import free_port  # noqa: PLC0415 - as in `run_task`
+    from flytekitplugins.firstfault.local.pods import free_port  # noqa: PLC0415 - as in `run_task`
 
     command = [
         *(str(BIN / "torchrun"), "--nnodes", str(_NODES), "--nproc-per-node", "2", "--rdzv-backend", "c10d"),
@@ -112,35 +112,26 @@ def run_task(name: str) -> str:
     """Run a task's pods in this folder, as Flyte and its operator do; return the error that Flyte reads."""
     from flyteidl.core.literals_pb2 import LiteralMap  # noqa: PLC0415 - in a process of its own
 
-    from flytekitplugins.firstfault.local import operator  # noqa: PLC0415
+    from flytekitplugins.firstfault.local import pods as local  # noqa: PLC0415
     from flytekitplugins.firstfault.local.loading import serialized_command  # noqa: PLC0415
-    from flytekitplugins.firstfault.local.pods import end_all, start_pod  # noqa: PLC0415
 
     folder = Path.cwd()
     prefix = folder / "runs" / name / "0"
     prefix.mkdir(parents=True)
     (folder / "inputs.pb").write_bytes(LiteralMap().SerializeToString())
     command = serialized_command(importlib.import_module(name).run_training)
-    values = {
-        "{{.input}}": str(folder / "inputs.pb"),
-        "{{.outputPrefix}}": str(prefix),
-        "{{.rawOutputDataPrefix}}": str(prefix / "raw"),
-        "{{.checkpointOutputPrefix}}": str(prefix / "checkpoints"),
-        "{{.prevCheckpointPrefix}}": '""',
-    }
+    arguments = command.filled(inputs=str(folder / "inputs.pb"), prefix=str(prefix), raw=str(prefix / "raw"))
     job = "a7xk2m9qp4vd8wz3hj6t-n0-0"
-    elastic = operator.elastic_environment(
-        nodes=str(_NODES), processes=2, max_restarts=0, job=job, port=operator.free_port()
-    )
+    elastic = local.elastic_environment(nodes=str(_NODES), processes=2, max_restarts=0, job=job, port=local.free_port())
     pods = []
     try:
         for index in range(_NODES):
             pod = f"{job}-worker-{index}"
             identity = {"FLYTE_INTERNAL_EXECUTION_ID": "a7xk2m9qp4vd8wz3hj6t", "_F_WN": pod, "HOSTNAME": pod}
             pods.append(
-                start_pod(
+                local.start_pod(
                     pod,
-                    arguments=[values.get(argument, argument) for argument in command.arguments],
+                    arguments=arguments,
                     environment={**os.environ, **elastic, **identity, **command.environment},
                     folder=folder,
                     log=folder / f"{name}-{index}.log",
@@ -149,12 +140,12 @@ def run_task(name: str) -> str:
         deadline = time.monotonic() + _LIMIT_S
         while any(pod.exit_code is None for pod in pods) and time.monotonic() < deadline:
             time.sleep(0.05)
-        state = operator.job_state(pods)
+        state = local.job_state(pods)
     finally:
-        end_all(pods)
+        local.end_all(pods)
     if state is None:
         raise SystemExit(f"{name} did not end within {_LIMIT_S} s")
-    seen = operator.error_seen(str(prefix), state, multi_file=False)
+    seen = local.error_seen(str(prefix), state, multi_file=False)
     return seen.message if seen is not None else ""
 
 

@@ -10,7 +10,7 @@ from flytekit.bin import entrypoint
 from flytekit.bin.entrypoint import setup_execution
 from flytekit.core.mock_stats import MockStats
 
-from flytekitplugins.firstfault.checkpoints import expect_missing_checkpoint
+from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

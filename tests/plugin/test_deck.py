@@ -30,8 +30,7 @@ from flytekitplugins.firstfault.deck import keep as kept_decks
 from flytekitplugins.firstfault.deck import write as deck
 from flytekitplugins.firstfault.deck.keep import DeckKeeper
 from flytekitplugins.firstfault.deck.write import elected, leave_deck
-from flytekitplugins.firstfault.flyte_engine import FlyteEngine
-from flytekitplugins.firstfault.outputs import await_deck
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine, await_deck
 from tests.recordings import recording_at
 
 if TYPE_CHECKING:

@@ -1,24 +1,49 @@
-"""Flyte's engine: its variables, its codes for exceptions, and which of them are recoverable."""
+"""Flyte's engine: its variables, its codes for exceptions, and the files that Flyte reads."""
 
 from __future__ import annotations
 
+import re
 import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserException
 
+from firstfault.layout import is_stock_error_file
+from firstfault.testing import make_error
 from firstfault_torch.capture import capture
 from firstfault_torch.context import Recording
+from firstfault_torch.engine import ErrorName
+from firstfault_torch.node.document_writer import put_file
 from firstfault_torch.worker.recording import WorkerMonitor
-from flytekitplugins.firstfault import entrypoints
+from flytekitplugins.firstfault import entrypoints, flyte_engine
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
-from flytekitplugins.firstfault.flyte_engine import RECOVERABLE_TYPE, FlyteEngine, attempt_number, node_name
-from flytekitplugins.firstfault.outputs import multi_error_files
+from flytekitplugins.firstfault.flyte_engine import (
+    RECOVERABLE_TYPE,
+    FlyteEngine,
+    await_outputs,
+    multi_error_files,
+    newest_seal,
+    node_name,
+    sealed_name,
+)
+from tests.recordings import concluded, sealed
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Future
     from typing import Any
+
+    from tests.prefix import Prefix
+    from tests.s3_server import S3
+
+LONG_S = 60.0
+SOON_S = 30.0
 
 
 # --- variables ------------------------------------------------------------------------------------------------------
@@ -41,9 +66,15 @@ def test_the_variable_is_the_one_of_the_task() -> None:
         ({"FLYTE_INTERNAL_DIST_ERROR_STRATEGY": "", "_F_DES": "Earliest"}, False),
     ],
 )
-def test_multi_error_files(environment: dict[str, str], expected: bool) -> None:
-    """Every pod writes a file of its own if the backend says so by either name; the long name counts first."""
+def test_the_name_of_a_seal(environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attempt's error file is error.pb, or one of its own if the backend asks for that; the long name counts."""
     assert multi_error_files(environment) is expected
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    names = {sealed_name(f"s3://bucket/run/data/{attempt}") for attempt in (0, 0, 1)}
+    pattern = r"error-[0-9a-f]{32}\.pb" if expected else r"error\.pb"
+    assert all(re.fullmatch(pattern, name) and is_stock_error_file(name) for name in names)
+    assert len(names) == (2 if expected else 1)
 
 
 @pytest.mark.parametrize(
@@ -61,10 +92,12 @@ def test_node_name(environment: dict[str, str], name: str) -> None:
     assert node_name(environment) == name
 
 
-@pytest.mark.parametrize(("text", "number"), [("2", 2), ("0", 0), ("", 0), ("two", 0), (None, 0)])
-def test_attempt_number(text: str | None, number: int) -> None:
+@pytest.mark.parametrize(("text", "number"), [("2", 2), ("", 0), ("two", 0)])
+def test_attempt_number(text: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempt's number is the backend's; without one, or with nonsense, it is the first."""
-    assert attempt_number({} if text is None else {"FLYTE_ATTEMPT_NUMBER": text}) == number
+    assert FlyteEngine().identity().attempt == 0
+    monkeypatch.setenv("FLYTE_ATTEMPT_NUMBER", text)
+    assert FlyteEngine().identity().attempt == number
 
 
 # --- exceptions -----------------------------------------------------------------------------------------------------
@@ -100,46 +133,32 @@ class _HostileCodeError(Exception):
         raise SystemExit(3)
 
 
-@pytest.mark.parametrize(
-    ("error", "recoverable"),
-    [
-        (FlyteRecoverableException("x"), True),
-        (_LostShardError("x"), True),
-        (_FarError("x"), True),
-        (FlyteUserException("x"), False),
-        (_FlyteRecoverableException("x"), False),
-        (ValueError(RECOVERABLE_TYPE), False),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_recoverable(error: Exception, recoverable: bool) -> None:
-    """Recoverable is flytekit's exception and its subclasses: by type, not by name or text."""
-    assert FlyteEngine().name_error(error, capture(error)).recoverable is recoverable
-
-
-def test_a_recoverable_cause_is_not_enough() -> None:
-    """An exception raised from a recoverable one is not recoverable because of it."""
+def _raised_from_a_recoverable_one() -> ValueError:
     error = ValueError("gave up")
     error.__cause__ = FlyteRecoverableException("x")
-    assert not FlyteEngine().name_error(error, capture(error)).recoverable
+    return error
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "recoverable", "code"),
     [
-        (ValueError("x"), "USER:RuntimeError"),
-        (FlyteRecoverableException("x"), "USER:Recoverable"),
-        (_LostShardError("x"), "USER:Recoverable"),
-        (_CodeError(), "USER:Quota"),
-        (_NumberError(), "507"),
-        (_OddCodeError(), "USER:RuntimeError"),
-        (_HostileCodeError(), "USER:RuntimeError"),
+        (FlyteRecoverableException("x"), True, "USER:Recoverable"),
+        (_LostShardError("x"), True, "USER:Recoverable"),
+        (_FarError("x"), True, "USER:Recoverable"),
+        (FlyteUserException("x"), False, "USER:Unknown"),
+        (_FlyteRecoverableException("x"), False, "USER:RuntimeError"),
+        (ValueError(RECOVERABLE_TYPE), False, "USER:RuntimeError"),
+        (_raised_from_a_recoverable_one(), False, "USER:RuntimeError"),
+        (_CodeError(), False, "USER:Quota"),
+        (_NumberError(), False, "507"),
+        (_OddCodeError(), False, "USER:RuntimeError"),
+        (_HostileCodeError(), False, "USER:RuntimeError"),
     ],
-    ids=lambda value: type(value).__name__,
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_code(error: Exception, code: str) -> None:
-    """The code is the exception's own, as in flytekit, else the default."""
-    assert FlyteEngine().name_error(error, capture(error)).code == code
+def test_the_name_of_an_error(error: Exception, recoverable: bool, code: str) -> None:
+    """Recoverable is flytekit's exception and its subclasses, by type; the code is the exception's own."""
+    assert FlyteEngine().name_error(error, capture(error)) == ErrorName(code, recoverable)
 
 
 def _deep(levels: int) -> None:
@@ -155,3 +174,111 @@ def test_own_frames_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="bottom"):
         entrypoints.run_forked(partial(_deep, 1))
     assert [frame.function for frame in found[0].frames] == ["_deep", "_deep"]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+class Waiting:
+    """Waits for outputs in a thread, and counts the looks."""
+
+    def __init__(self, prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._look = flyte_engine.outputs_are_there
+        self._seen = threading.Semaphore(0)
+        self._prefix = prefix
+        self._pool = ThreadPoolExecutor(1)
+        self.give_up = threading.Event()
+        monkeypatch.setattr(flyte_engine, "outputs_are_there", self._counted)
+
+    def _counted(self, output_prefix: str) -> bool:
+        found = self._look(output_prefix)
+        self._seen.release()
+        return found
+
+    def begin(self) -> Future[bool]:
+        """Begin to wait."""
+        return self._pool.submit(await_outputs, self._prefix.uri, self.give_up, LONG_S)
+
+    def looked(self, number: int) -> None:
+        """Wait for this number of looks."""
+        for _ in range(number):
+            assert self._seen.acquire(timeout=SOON_S)
+
+
+@pytest.fixture
+def waiting(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Waiting]:
+    """Return a wait, with short pauses between its looks; its thread ends with the test."""
+    monkeypatch.setattr(flyte_engine, "LONGEST_OUTPUTS_POLL_S", 0.1)
+    one = Waiting(prefix, monkeypatch)
+    yield one
+    one.give_up.set()
+
+
+@pytest.mark.parametrize("name", ["outputs.pb", "error.pb", "error-0123456789abcdef0123456789abcdef.pb"])
+def test_rank_0s_pod_has_left_something(name: str, prefix: Prefix, waiting: Waiting) -> None:
+    """The wait ends with rank 0's outputs or any pod's error file, before it or during it; nothing else ends it."""
+    result = waiting.begin()
+    waiting.looked(2)
+    for other in ("deck.html", "outputs.pb.part", "firstfault/errors/e1-x.pb", "checkpoint/error.pb"):
+        (prefix.folder / other).parent.mkdir(parents=True, exist_ok=True)
+        (prefix.folder / other).touch()
+    waiting.looked(3)
+    assert not result.done()
+    (prefix.folder / name).touch()
+    assert result.result(SOON_S) is True
+    waiting.give_up.set()
+    assert waiting.begin().result(SOON_S) is True
+
+
+def test_a_wait_that_is_given_up(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal before the wait, or during a long pause of it, ends it at once."""
+    monkeypatch.setattr(flyte_engine, "OUTPUTS_POLL_S", LONG_S)
+    monkeypatch.setattr(flyte_engine, "LONGEST_OUTPUTS_POLL_S", LONG_S)
+    result = waiting.begin()
+    waiting.looked(1)
+    assert not result.done()
+    waiting.give_up.set()
+    assert result.result(SOON_S) is False
+    assert waiting.begin().result(SOON_S) is False
+
+
+def test_outputs_that_are_not_written(prefix: Prefix, caplog: pytest.LogCaptureFixture) -> None:
+    """A pod stops waiting after the time limit; a storage that cannot be listed counts as empty. Both are logged."""
+    assert await_outputs(prefix.uri, threading.Event(), 0.3) is False
+    prefix.folder.parent.mkdir(exist_ok=True)
+    prefix.folder.touch()
+    assert await_outputs(f"{prefix.uri}/below/a/file", threading.Event(), 0.1) is False
+    assert "rank 0's pod has written no outputs within 0.3 s" in caplog.text
+    assert "rank 0's pod has written no outputs within 0.1 s" in caplog.text
+
+
+def test_an_account_that_may_not_list(s3_no_list: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outputs end the wait as soon as they can be read."""
+    for name, value in s3_no_list.environment().items():
+        monkeypatch.setenv(name, value)
+    uri = s3_no_list.uri()
+    put_file(uri, "outputs.pb", b"the outputs")
+    assert await_outputs(uri, threading.Event(), LONG_S) is True
+
+
+def test_an_account_that_may_not_look(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pod that may not read does not wait for half an hour after its success."""
+    for name, value in replace(s3, access_key="no-such-key").environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(flyte_engine, "OUTPUTS_REFUSED_S", 0.5)
+    assert await_outputs(s3.uri(), threading.Event(), 1800) is False
+    assert "rank 0's pod has written no outputs within 0.5 s" in caplog.text
+
+
+def test_a_storage_that_hangs_does_not_delay_the_choice(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pod that cannot look for another pod's verdict in time keeps its own."""
+    own = sealed(concluded(prefix.recording(), [make_error(0)]), prefix.recording())
+    hangs = threading.Event()
+    monkeypatch.setattr(flyte_engine, "OUTPUTS_LOOK_S", 0.2)
+    monkeypatch.setattr(flyte_engine, "get_file", lambda *_: hangs.wait(LONG_S))
+    began = time.monotonic()
+    assert newest_seal(own.seal, own.document, prefix.uri) == own.document
+    assert time.monotonic() - began < SOON_S
+    hangs.set()

@@ -47,7 +47,7 @@ from firstfault_torch.worker.in_flight import Moment
 from flytekitplugins.firstfault import Elastic, Master, PyTorch, Worker
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
 from flytekitplugins.firstfault.entrypoints import WorkerResult
-from flytekitplugins.firstfault.verdict_errors import RecoverableVerdictSealedError
+from flytekitplugins.firstfault.flytekit_classes import RecoverableVerdictSealedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

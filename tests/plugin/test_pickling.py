@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from functools import partial
 
-from flytekitplugins.firstfault.pickling import pickled
+from flytekitplugins.firstfault.elastic import pickled
 
 
 def test_code_keeps_its_file() -> None:

@@ -21,15 +21,10 @@ GUARDS = {
     "firstfault_torch.guard": "firstfault's own errors must not hide the user's",
     "firstfault.sync": "`attempted`: storage clients and strategies raise anything",
     "firstfault_torch.agent.launch": "every error of torch's agent becomes the end of a round",
+    "firstfault_torch.inprocess.wrap": "the call judges what the wrapped function raised, or was interrupted by",
     "firstfault.cli._main": "the exit code of an error of firstfault's own",
 }
 """Where any exception is caught and does not leave."""
-ELSEWHERE = {
-    "firstfault_torch.inprocess",
-    "flytekitplugins.firstfault.flyteadmin",
-    "flytekitplugins.firstfault.local",
-}
-"""Packages and modules that still catch any exception by themselves."""
 _EVERY = {"Exception", "BaseException"}
 
 
@@ -110,8 +105,8 @@ def test_what_swallows(code: str, swallows: bool) -> None:
 
 
 def test_every_exception_is_caught_in_few_places() -> None:
-    """No module catches every exception but the guards, and those that are listed."""
+    """No module catches every exception but the guards."""
     found = {name for name, module in SOURCES if _swallows(module)}
-    assert {name for name in found - GUARDS.keys() if not _is_one_of(name, ELSEWHERE)} == set()
+    assert found - GUARDS.keys() == set()
     present = {name for name, _ in SOURCES}
     assert {name for name in GUARDS if name in present} <= found

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+from collections import ChainMap
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import cloudpickle
 import flytekit
 import torch
 from flytekit.core.context_manager import FlyteContextManager
 from flytekit.deck.deck import TimeLineDeck
-from flytekit.exceptions.user import FlyteRecoverableException
+from flytekit.exceptions.user import FlyteRecoverableException, FlyteUserRuntimeException
 from flytekit.extend import IgnoreOutputs
 from torch.distributed.elastic.events.handlers import get_logging_handler
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -24,9 +28,8 @@ from firstfault_torch.guard import logger
 from firstfault_torch.options import DEFAULT_SIGNALS, logs_specs, numa_options
 from firstfault_torch.run import NodeFailedError, error_files_removed, run_node
 from flytekitplugins.firstfault.config import RENDEZVOUS_BACKEND, parse_nnodes
-from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, run_forked, run_spawned
-from flytekitplugins.firstfault.pickling import pickled
-from flytekitplugins.firstfault.verdict_errors import ElasticTaskError, verdict_error
+from flytekitplugins.firstfault.entrypoints import SpawnPayload, WorkerResult, code_with_file, run_forked, run_spawned
+from flytekitplugins.firstfault.flytekit_classes import verdict_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +43,20 @@ if TYPE_CHECKING:
 
 _ABSENT = {"event_log_handler": "null", "signals_to_handle": DEFAULT_SIGNALS, "virtual_local_rank": False}
 """Values that need nothing of torch."""
+
+
+class ElasticTaskError(FlyteUserRuntimeException, RuntimeError):
+    """A local call failed for a reason that is not recoverable.
+
+    kfpytorch documents a RuntimeError and raises a FlyteUserRuntimeException; this is both.
+
+    Args:
+        error: torch's ChildFailedError, or the agent's own error.
+        timestamp: the root cause's time, seconds since the Unix epoch; None: not known.
+    """
+
+    def __init__(self, error: Exception, timestamp: float | None = None) -> None:
+        FlyteUserRuntimeException.__init__(self, error, timestamp=timestamp)
 
 
 def run_training(
@@ -183,6 +200,28 @@ def _entrypoint(
         restart=pickled(restart) if restart is not None else b"",
     )
     return run_spawned, (payload,)
+
+
+def pickled(value: Any) -> bytes:
+    """Return a value as bytes that ``pickle.loads`` reads, as ``cloudpickle.dumps`` does, with the files of its code.
+
+    cloudpickle 3.1.3 and later replace the file of each code object by "<dynamic-code>". Then no traceback and no stack
+    would name the file of a task function.
+    """
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
+
+
+def _reduced(code: CodeType) -> tuple[Any, ...]:
+    return code_with_file, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code))
+
+
+class _Pickler(cloudpickle.Pickler):
+    dispatch_table: ClassVar[Any] = ChainMap(
+        {CodeType: lambda code: (code_with_file, (code.co_filename, *_reduced(code)))},
+        cloudpickle.Pickler.dispatch_table,
+    )
 
 
 # --- after ----------------------------------------------------------------------------------------------------------

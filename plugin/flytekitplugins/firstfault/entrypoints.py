@@ -13,6 +13,7 @@ from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import CodeType
 
     import flytekit
     from flytekit.core.context_manager import FlyteContext, OutputMetadata
@@ -61,6 +62,11 @@ def run_spawned(payload: SpawnPayload) -> Any:
             return run() if restart is None else restart.call(run, monitor)
 
 
+def code_with_file(file: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    """Return the code object of a pickled function, with its file."""
+    return make(*arguments).replace(co_filename=file)
+
+
 def run_forked(
     function: Callable[[], Any], *, keeps_decks: bool = False, restart: RestartsInProcess | None = None
 ) -> Any:
@@ -79,7 +85,7 @@ def _run(
     import flytekit  # noqa: PLC0415 - already loaded
 
     if monitor.recording is not None:
-        from flytekitplugins.firstfault.checkpoints import expect_missing_checkpoint  # noqa: PLC0415 - imports flytekit
+        from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint  # noqa: PLC0415 - imports flytekit
 
         expect_missing_checkpoint()
     if keeps_decks:

@@ -4,24 +4,42 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+import time
+import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from firstfault.errors import AccessDeniedError, BadDocumentError, ObjectNotFoundError, ObjectTooLargeError, StoreError
+from firstfault.layout import DECK, ERROR_FILE, OUTPUTS, is_stock_error_file
+from firstfault.model import DocumentRef, Seal
 from firstfault.model.job import pods_live
-from firstfault_torch.budgets import NOW_S, PUBLISH_S, TERMINATED_PUBLISH_S
+from firstfault.store import open_store
+from firstfault.sync import run_sync
+from firstfault.wire.documents import decode
+from firstfault_torch.budgets import (
+    LONGEST_OUTPUTS_POLL_S,
+    NOW_S,
+    OUTPUTS_HURRIED_LOOK_S,
+    OUTPUTS_LOOK_S,
+    OUTPUTS_POLL_S,
+    OUTPUTS_REFUSED_S,
+    OUTPUTS_S,
+    PUBLISH_S,
+    TERMINATED_PUBLISH_S,
+)
 from firstfault_torch.context import Identity, host_name
 from firstfault_torch.engine import ErrorName
-from firstfault_torch.guard import caught
+from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.node.document_writer import get_file, put_on_node
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE
-from flytekitplugins.firstfault.outputs import await_outputs, newest_seal, sealed_name
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Mapping
 
     from firstfault.model import ExceptionInfo, JobErrors
+    from firstfault.store import Store
     from firstfault_torch.verdict.seal import SealedVerdict
 
 RECOVERABLE_TYPE = "flytekit.exceptions.user.FlyteRecoverableException"
@@ -78,11 +96,12 @@ class FlyteEngine:
         return (FlyteEngine, ())
 
     def identity(self) -> Identity:
-        """Return the identity that the backend gave this pod."""
+        """Return the identity that the backend gave this pod; it counts attempts from 0."""
+        attempt = os.environ.get("FLYTE_ATTEMPT_NUMBER", "")
         return Identity(
             output_prefix=self._output_prefix,
             engine="flyte",
-            attempt=attempt_number(),
+            attempt=int(attempt) if attempt.isdecimal() else 0,
             node=node_name(),
             namespace=namespace(),
             task=os.environ.get("FLYTE_INTERNAL_TASK_NAME", ""),
@@ -95,8 +114,18 @@ class FlyteEngine:
         )
 
     def name_error(self, error: BaseException, exception: ExceptionInfo) -> ErrorName:
-        """Return flytekit's code, and whether the type is FlyteRecoverableException or a subclass."""
-        return ErrorName(_code_of(error), RECOVERABLE_TYPE in {exception.type, *exception.bases})
+        """Return flytekit's code, and whether the type is FlyteRecoverableException or a subclass.
+
+        The code is the exception's ``error_code``, else USER:RuntimeError; reading it is the user's code.
+        """
+
+        def read() -> str:
+            code = getattr(error, "error_code", None)
+            if code is None:
+                code = getattr(type(error), "error_code", None)
+            return str(code) if isinstance(code, str | int) else ""
+
+        return ErrorName(caught(read)[0] or _PLAIN_CODE, RECOVERABLE_TYPE in {exception.type, *exception.bases})
 
     def publish(
         self, verdict: SealedVerdict, *, give_up: threading.Event | None = None, leaving_now: bool = False
@@ -135,10 +164,7 @@ class FlyteEngine:
         return pods_live(job)
 
 
-def attempt_number(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the attempt's number; the backend counts from 0."""
-    text = environment.get("FLYTE_ATTEMPT_NUMBER", "")
-    return int(text) if text.isdecimal() else 0
+# --- what the backend set ---------------------------------------------------------------------------------------------
 
 
 def node_name(environment: Mapping[str, str] = os.environ) -> str:
@@ -158,13 +184,131 @@ def namespace(environment: Mapping[str, str] = os.environ) -> str:
     return "-".join(parts) if all(parts) else ""
 
 
-def _code_of(error: BaseException) -> str:
-    """Return the code that flytekit reports: the exception's ``error_code``, else USER:RuntimeError."""
+# --- the files that Flyte reads ---------------------------------------------------------------------------------------
 
-    def read() -> str:
-        code = getattr(error, "error_code", None)
-        if code is None:
-            code = getattr(type(error), "error_code", None)
-        return str(code) if isinstance(code, str | int) else _PLAIN_CODE
 
-    return caught(read)[0] or _PLAIN_CODE
+def multi_error_files(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the backend asked each pod for its own error file, by flytekit's rule."""
+    names = ("FLYTE_INTERNAL_DIST_ERROR_STRATEGY", "_F_DES")
+    return bool(next((environment[name] for name in names if name in environment), ""))
+
+
+def sealed_name(output_prefix: str) -> str:
+    """Return the name of the verdict's file, the same in all pods of an attempt: one pod writes it for all."""
+    unique = uuid.uuid5(uuid.NAMESPACE_URL, output_prefix).hex
+    return f"error-{unique}.pb" if multi_error_files() else ERROR_FILE
+
+
+def newest_seal(seal: Seal, document: bytes, output_prefix: str, give_up: threading.Event | None = None) -> bytes:
+    """Return the ``error.pb`` to keep: another pod's, unless this pod's was concluded from more documents.
+
+    Pods that read the same documents reach the same verdict; a pod that concluded early read fewer.
+
+    Args:
+        seal: this pod's verdict.
+        document: its ``error.pb``.
+        output_prefix: the folder of the verdict's file.
+        give_up: once set, shortens the look for another pod's.
+    """
+    name = sealed_name(output_prefix)
+    doing = "looking for the verdict of another pod"
+    other = bounded(
+        lambda: get_file(output_prefix, name), OUTPUTS_LOOK_S, doing, give_up, hurried_seconds=OUTPUTS_HURRIED_LOOK_S
+    )
+    try:
+        found = decode(other, DocumentRef(ERROR_FILE)) if other is not None else None
+    except BadDocumentError:
+        return document
+    return other if other is not None and isinstance(found, Seal) and found.count >= seal.count else document
+
+
+def await_outputs(output_prefix: str, give_up: threading.Event, seconds: float = OUTPUTS_S) -> bool:
+    """Wait for outputs or an error of rank 0's pod; return False after `seconds`, or if the wait was given up.
+
+    Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte reads the outputs at that moment.
+
+    Args:
+        output_prefix: the folder of the outputs.
+        give_up: ends the wait.
+        seconds: longest wait; a minute if the storage does not let this pod look.
+    """
+    limit = seconds
+
+    def look() -> bool:
+        nonlocal limit
+        limit = seconds
+        try:
+            return outputs_are_there(output_prefix)
+        except StoreError as error:
+            if isinstance(error, AccessDeniedError):
+                limit = min(OUTPUTS_REFUSED_S, seconds)
+            logger.warning("cannot look for rank 0's outputs: %s", error)
+            return False
+
+    return _await(look, "rank 0's pod has written no outputs", give_up, lambda: limit)
+
+
+def outputs_are_there(output_prefix: str) -> bool:
+    """Whether there are outputs or an error file.
+
+    Raises:
+        firstfault.errors.StoreError: the storage does not tell.
+    """
+
+    async def can_be_read(store: Store, name: str) -> bool:
+        try:
+            await store.get(name, limit=1)
+        except ObjectTooLargeError:
+            return True
+        except (AccessDeniedError, ObjectNotFoundError):
+            return False
+        return True
+
+    async def look() -> bool:
+        async with open_store(output_prefix) as store:
+            try:
+                return any(item.name == OUTPUTS or is_stock_error_file(item.name) for item in await store.list())
+            except AccessDeniedError:
+                # reading may be allowed without listing
+                if await can_be_read(store, OUTPUTS) or await can_be_read(store, sealed_name(output_prefix)):
+                    return True
+                raise
+
+    return run_sync(look())
+
+
+def await_deck(output_prefix: str, mark: bytes, give_up: threading.Event | None, seconds: float) -> bool:
+    """Wait for another pod's deck; return False after `seconds`, or if the wait was given up.
+
+    Args:
+        output_prefix: the folder of the deck.
+        mark: a text that only the deck with the report contains; the task may have published another deck.
+        give_up: ends the wait.
+        seconds: longest wait.
+    """
+
+    async def look() -> bool:
+        async with open_store(output_prefix) as store:
+            return mark in await store.get(DECK)
+
+    def is_marked() -> bool:
+        with contextlib.suppress(StoreError):  # there is no deck yet, or it cannot be read
+            return run_sync(look())
+        return False
+
+    missed = "the elected pod has not written the deck"
+    return _await(is_marked, missed, give_up or threading.Event(), lambda: seconds)
+
+
+def _await(are_there: Callable[[], bool], missed: str, give_up: threading.Event, limit: Callable[[], float]) -> bool:
+    began = time.monotonic()
+    pause: float = OUTPUTS_POLL_S
+    while not are_there():
+        left = began + limit() - time.monotonic()
+        if left <= 0:
+            logger.warning("%s within %g s; this pod waits no longer", missed, limit())
+            return False
+        if give_up.wait(min(pause, left)):
+            return False
+        pause = min(pause * 1.5, LONGEST_OUTPUTS_POLL_S)
+    return True

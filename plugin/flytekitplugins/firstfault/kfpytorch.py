@@ -23,9 +23,9 @@ class TaskTypes(dict[type, Any]):
         """Return the task type of a configuration."""
         if config.__module__ == _STOCK and config.__name__ in {"Elastic", "PyTorch"}:
             # flytekit is imported completely when a task is defined, but not when it loads this module
-            from flytekitplugins.firstfault import stock  # noqa: PLC0415
+            from flytekitplugins.firstfault import task  # noqa: PLC0415
 
-            return stock.StockElasticTask if config.__name__ == "Elastic" else stock.StockPyTorchTask
+            return task.StockElasticTask if config.__name__ == "Elastic" else task.StockPyTorchTask
         return super().__getitem__(config)
 
 

@@ -19,8 +19,7 @@ from firstfault_torch.verdict.node_verdict import Wait, conclude_on_node
 from firstfault_torch.verdict.seal import leave_verdict, notify, seal_verdict
 from firstfault_torch.worker.in_flight import is_clean_exit
 from firstfault_torch.worker.recording import describe_and_record
-from flytekitplugins.firstfault.checkpoints import expect_missing_checkpoint
-from flytekitplugins.firstfault.verdict_errors import verdict_error
+from flytekitplugins.firstfault.flytekit_classes import expect_missing_checkpoint, verdict_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
+import warnings
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,9 +38,8 @@ from flytekitplugins.firstfault.config import (  # noqa: F401 - as above
     Worker,
     parse_nnodes,
 )
-from flytekitplugins.firstfault.outputs import sealed_name
-from flytekitplugins.firstfault.pod_template import add_shared_mem_volume_to_pod_template, warn_of_older_way
-from flytekitplugins.firstfault.verdict_errors import VerdictSealedError
+from flytekitplugins.firstfault.flyte_engine import FlyteEngine, sealed_name
+from flytekitplugins.firstfault.flytekit_classes import VerdictSealedError
 
 if TYPE_CHECKING:
     import threading
@@ -48,12 +49,14 @@ if TYPE_CHECKING:
     from flytekit.core.context_manager import FlyteContext
 
     from firstfault_torch.verdict.seal import SealedVerdict
-    from flytekitplugins.firstfault.flyte_engine import FlyteEngine
 
 _TASK_TYPE = "pytorch"
 _SINGLE_NODE_TASK_TYPE = "python-task"
 _TASK_TYPE_VERSION = 1
 """Version of the task template; the backend reads it."""
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where POSIX shared memory lives
+_STOCK_INTERVAL_S = 5
+"""kfpytorch's default `monitor_interval`; a task with it gets ours."""
 
 
 class _ReportingTask(PythonFunctionTask[Any]):
@@ -77,7 +80,12 @@ class _ReportingTask(PythonFunctionTask[Any]):
             kind = type(task_config).__name__
             raise UsageError(f"{kind}(deck=True) needs a task that has decks; write @task(..., enable_deck=True)")
         if task_config.increase_shared_mem and not self.shared_memory:
-            warn_of_older_way()
+            warnings.warn(
+                "increase_shared_mem=True (the default of Elastic and PyTorch) is the older way to get shared memory; "
+                "use @task(shared_memory=True) instead",
+                DeprecationWarning,
+                stacklevel=2,
+            )
             if self.pod_template is not None:
                 add_shared_mem_volume_to_pod_template(self.pod_template)
             else:
@@ -155,8 +163,6 @@ class _ReportingTask(PythonFunctionTask[Any]):
         A strategy's name in the environment turns recording on, an empty value off. Without the variable (a local
         call) the task's configuration decides.
         """
-        from flytekitplugins.firstfault.flyte_engine import FlyteEngine  # noqa: PLC0415 - only an execution needs it
-
         strategy = os.environ.get(STRATEGY_VARIABLE, self.task_config.strategy)
         if not strategy:
             return None
@@ -330,5 +336,88 @@ def _run_policy(policy: RunPolicy | None) -> kubeflow_common.RunPolicy | None:
     )
 
 
+def add_shared_mem_volume_to_pod_template(pod_template: PodTemplate) -> None:
+    """Add a memory-backed ``emptyDir`` at /dev/shm to the primary container, in place.
+
+    Raises:
+        ValueError: the template has several containers, or mounts a volume at /dev/shm already.
+    """
+    # takes a third of a second, and only registration needs it
+    from kubernetes.client import (  # noqa: PLC0415
+        V1Container,
+        V1EmptyDirVolumeSource,
+        V1PodSpec,
+        V1Volume,
+        V1VolumeMount,
+    )
+
+    if pod_template.pod_spec is None:
+        pod_template.pod_spec = V1PodSpec(containers=[])
+    spec = pod_template.pod_spec
+    containers = spec.containers or []
+    if len(containers) > 1:
+        raise ValueError(
+            "the pod template has several containers, so firstfault does not know which one needs shared memory; "
+            "set increase_shared_mem=False and mount a volume at /dev/shm where it is needed"
+        )
+    container = containers[0] if containers else V1Container(name="primary")
+    mounts = container.volume_mounts or []
+    if any(mount.mount_path == _SHARED_MEMORY for mount in mounts):
+        raise ValueError(
+            "the pod template mounts a volume at /dev/shm already; remove it or set increase_shared_mem=False"
+        )
+    container.volume_mounts = [*mounts, V1VolumeMount(name="shm", mount_path=_SHARED_MEMORY)]
+    spec.containers = [container]
+    volume = V1Volume(name="shm", empty_dir=V1EmptyDirVolumeSource(medium="Memory"))
+    spec.volumes = [*(spec.volumes or []), volume]
+
+
 TaskPlugins.register_pythontask_plugin(Elastic, ElasticFunctionTask)
 TaskPlugins.register_pythontask_plugin(PyTorch, PyTorchFunctionTask)
+
+
+# --- tasks with kfpytorch's configurations ----------------------------------------------------------------------------
+
+
+class _StockConfig:
+    """Keeps kfpytorch's configuration, which ``with_overrides`` may replace, and shows it as ours."""
+
+    _task_config: Any
+
+    @property
+    def task_config(self) -> Any:
+        return _ours(self._task_config)
+
+
+class StockElasticTask(_StockConfig, ElasticFunctionTask):
+    """A task with kfpytorch's `Elastic`."""
+
+    def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        super().__init__(_ours(task_config), task_function, **kwargs)
+        self._task_config = task_config
+
+
+class StockPyTorchTask(_StockConfig, PyTorchFunctionTask):
+    """A task with kfpytorch's `PyTorch`."""
+
+    def __init__(self, task_config: Any, task_function: Callable[..., Any], **kwargs: Any) -> None:
+        super().__init__(_ours(task_config), task_function, **kwargs)
+        self._task_config = task_config
+
+
+def _ours(config: Any) -> Any:
+    """Return one of kfpytorch's configurations as ours; any other as it is."""
+    if isinstance(config, Elastic | PyTorch):
+        return config
+    values = _values(config)
+    if "nproc_per_node" not in values:
+        return PyTorch(
+            **{**values, "master": Master(**_values(config.master)), "worker": Worker(**_values(config.worker))}
+        )
+    if values["monitor_interval"] == _STOCK_INTERVAL_S:
+        del values["monitor_interval"]
+    return Elastic(**values)
+
+
+def _values(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)}

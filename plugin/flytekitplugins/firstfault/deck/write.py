@@ -22,7 +22,7 @@ from firstfault.report.data import with_attempts
 from firstfault_torch.budgets import DECK_BEFORE_S, DECK_S
 from firstfault_torch.guard import bounded, guarded
 from flytekitplugins.firstfault.deck.keep import kept_decks
-from flytekitplugins.firstfault.outputs import await_deck
+from flytekitplugins.firstfault.flyte_engine import await_deck
 
 if TYPE_CHECKING:
     import threading

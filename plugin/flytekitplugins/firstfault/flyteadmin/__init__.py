@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flyteidl.admin import common_pb2, execution_pb2, node_execution_pb2, task_execution_pb2
 from flyteidl.core import execution_pb2 as core
@@ -16,6 +17,7 @@ from flytekit.exceptions.base import FlyteException
 from flytekit.exceptions.user import FlyteEntityNotExistException
 
 from firstfault.errors import FirstFaultError, ObjectNotFoundError, UsageError
+from firstfault_torch.guard import caught
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +34,9 @@ _ATTEMPT = re.compile(r"[0-9]{1,9}")
 _DEEPEST = 8
 """Subworkflows, dynamic tasks and launch plans within each other."""
 _FORM = "flyte://project/domain/execution, then /node and /attempt if you want another than the one that failed"
+
+_FAILED = {core.NodeExecution.FAILED, core.NodeExecution.FAILING, core.NodeExecution.TIMED_OUT}
+_FAILED_TASK = {core.TaskExecution.FAILED, core.TaskExecution.ABORTED}
 
 
 def output_prefix(uri: str) -> str:
@@ -66,28 +71,21 @@ def output_prefix(uri: str) -> str:
 
 def _within(seconds: float, ask: Callable[[], T], endpoint: str) -> T:
     """Return what `ask` returns. It runs in a thread: flytekit's retries and logins have no limit of their own."""
-    found: list[T] = []
-    failed: list[Exception] = []
-
-    def run() -> None:
-        try:
-            found.append(ask())
-        except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
-            failed.append(error)
-
-    thread = threading.Thread(target=run, name="flyteadmin", daemon=True)
+    answers: list[tuple[T | None, BaseException | None]] = []
+    thread = threading.Thread(target=lambda: answers.append(caught(ask, Exception)), name="flyteadmin", daemon=True)
     thread.start()
     thread.join(seconds)
-    if found:
-        return found[0]
-    if not failed:
+    if not answers:
         raise FirstFaultError(f"flyteadmin at {endpoint} did not answer within {seconds:g} s; is the endpoint right?")
-    if isinstance(failed[0], FirstFaultError):
-        raise failed[0]
-    cause = failed[0].__cause__ or failed[0]
+    answer, error = answers[0]
+    if error is None:
+        return cast("T", answer)
+    if isinstance(error, FirstFaultError):
+        raise error
+    cause = error.__cause__ or error
     said = getattr(cause, "details", lambda: "")() or str(cause) or type(cause).__name__
-    kind = type(failed[0]).__name__ if isinstance(failed[0], FlyteException) else type(cause).__name__
-    raise FirstFaultError(f"flyteadmin at {endpoint} gave no answer ({kind}): {said}") from failed[0]
+    kind = type(error if isinstance(error, FlyteException) else cause).__name__
+    raise FirstFaultError(f"flyteadmin at {endpoint} gave no answer ({kind}): {said}") from error
 
 
 class _Admin:
@@ -137,50 +135,37 @@ class _Admin:
             which = "has run no task" if attempt is None else f"has no attempt {attempt}"
             raise ObjectNotFoundError(f"node {node.node_id!r} of {uri!r} {which}")
         task = max(tasks, key=lambda task: (task.closure.phase in _FAILED_TASK, task.id.retry_attempt))
-        prefix = _prefix_of(task)
-        if not prefix:
+        for known in (task.closure.error.error_uri, task.closure.output_uri):
+            if known:
+                return str(known.rpartition("/")[0] if known.endswith(".pb") else known.rstrip("/"))
+        # Flyte puts the attempts beside the node's inputs
+        folder = task.input_uri.rpartition("/")[0]
+        if not folder:
             raise ObjectNotFoundError(
                 f"flyteadmin does not say where node {node.node_id!r} of {uri!r} writes its outputs"
             )
-        return prefix
+        return f"{folder}/{task.id.retry_attempt}"
 
     def _nodes(self, execution: WorkflowExecutionIdentifier, parent: str) -> Iterator[NodeExecution]:
-        token = ""
-        while True:
-            request = node_execution_pb2.NodeExecutionListRequest(
-                workflow_execution_id=execution, limit=_PAGE, token=token, unique_parent_id=parent
-            )
-            page = self._client.list_node_executions_paginated(request)
+        request = partial(
+            node_execution_pb2.NodeExecutionListRequest, workflow_execution_id=execution, unique_parent_id=parent
+        )
+        for page in _pages(self._client.list_node_executions_paginated, request):
             yield from page.node_executions
-            token = page.token
-            if not token:
-                return
 
     def _tasks(self, node: NodeExecutionIdentifier) -> Iterator[TaskExecution]:
-        token = ""
-        while True:
-            request = task_execution_pb2.TaskExecutionListRequest(
-                node_execution_id=node,
-                limit=_PAGE,
-                token=token,
-                sort_by=common_pb2.Sort(key="created_at", direction=common_pb2.Sort.ASCENDING),
-            )
-            page = self._client.list_task_executions_paginated(request)
+        by_age = common_pb2.Sort(key="created_at", direction=common_pb2.Sort.ASCENDING)
+        request = partial(task_execution_pb2.TaskExecutionListRequest, node_execution_id=node, sort_by=by_age)
+        for page in _pages(self._client.list_task_executions_paginated, request):
             yield from page.task_executions
-            token = page.token
-            if not token:
-                return
 
 
-_FAILED = {core.NodeExecution.FAILED, core.NodeExecution.FAILING, core.NodeExecution.TIMED_OUT}
-_FAILED_TASK = {core.TaskExecution.FAILED, core.TaskExecution.ABORTED}
-
-
-def _prefix_of(task: TaskExecution) -> str:
-    """Return a task execution's output prefix; empty if nothing tells it."""
-    for uri in (task.closure.error.error_uri, task.closure.output_uri):
-        if uri:
-            return str(uri.rpartition("/")[0] if uri.endswith(".pb") else uri.rstrip("/"))
-    # Flyte puts the attempts beside the node's inputs
-    folder = task.input_uri.rpartition("/")[0]
-    return f"{folder}/{task.id.retry_attempt}" if folder else ""
+def _pages(ask: Callable[[Any], Any], request: Callable[..., Any]) -> Iterator[Any]:
+    """Yield flyteadmin's answers to a request, page by page."""
+    token = ""
+    while True:
+        page = ask(request(limit=_PAGE, token=token))
+        yield page
+        token = page.token
+        if not token:
+            return

@@ -5,13 +5,11 @@ Each pod is a real ``pyflyte-execute``; the rules of Kubeflow's operator and of 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
-from firstfault.lazy import lazy_names
 
-if TYPE_CHECKING:
-    from flytekitplugins.firstfault.local.runner import RunResult, RunSettings, run_task
-
-__all__ = ["RunResult", "RunSettings", "run_task"]
-
-__getattr__, __dir__ = lazy_names(__name__, {"flytekitplugins.firstfault.local.runner": __all__})
+def shown(place: str | Path) -> str:
+    """Return a path as the user would type it: relative if it is below the working folder."""
+    text = str(place)
+    return os.path.relpath(text) if Path(text).is_absolute() and Path(text).is_relative_to(Path.cwd()) else text

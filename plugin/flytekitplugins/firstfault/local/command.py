@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from firstfault.cli import EXIT, complete_files, complete_strategies, debug_option, show_report, write_file
+from firstfault_torch.guard import guarded
+from flytekitplugins.firstfault.local import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,7 +102,7 @@ def run(as_json: bool, timeout: float | None, **options: Any) -> int:
       firstfault run examples/ddp.py train --store s3://bucket/runs --timeout 600
       firstfault run examples/ddp.py train --env NCCL_DEBUG=INFO --json
     """  # noqa: D301 - click keeps the line breaks after it
-    from flytekitplugins.firstfault.local.runner import RunSettings, run_task, shown  # noqa: PLC0415 - as above
+    from flytekitplugins.firstfault.local.runner import RunSettings, run_task  # noqa: PLC0415 - as above
 
     settings = RunSettings(timeout_seconds=timeout, **options)
     with _interruptible(), _progress() as (tell, look):
@@ -172,7 +174,6 @@ def _progress() -> Iterator[tuple[_Tell, _Look]]:
 def _report(result: RunResult, attempt: Attempt) -> Report | None:
     """Return the report on an attempt, with all attempts side by side; None if the attempt has no error document."""
     from firstfault.report.data import report_of, with_attempts  # noqa: PLC0415 - as above
-    from flytekitplugins.firstfault.local.runner import shown  # noqa: PLC0415 - as above
 
     conclusion = attempt.conclusion
     if conclusion is None:
@@ -205,8 +206,6 @@ def _write_report(result: RunResult) -> Path | None:
     report = _report(result, failed[-1]) if failed else None
     if report is None:
         return None
-    from firstfault_torch.guard import guarded  # noqa: PLC0415 - as above
-
     # a failure here must not hide the run's result
     with guarded("writing the report", through=(KeyboardInterrupt, SystemExit)):
         from firstfault.render.html import page  # noqa: PLC0415 - only a failed run needs it
@@ -219,8 +218,6 @@ def _write_report(result: RunResult) -> Path | None:
 
 
 def _print_attempt(result: RunResult, attempt: Attempt) -> None:
-    from flytekitplugins.firstfault.local.runner import shown  # noqa: PLC0415 - as above
-
     click.echo(f"attempt {attempt.number}: {attempt.status} after {attempt.total_seconds:.1f} s")
     report = _report(result, attempt)
     if report is not None:
@@ -245,19 +242,16 @@ def _to_dict(result: RunResult, report: Path | None) -> dict[str, Any]:
 
 
 def _attempt_to_dict(attempt: Attempt) -> dict[str, Any]:
-    from firstfault.wire.json_schemas import (  # noqa: PLC0415 - as above
-        decision_to_dict,
-        format_timestamp,
-        verdict_to_dict,
-    )
+    from firstfault.wire import json_schemas  # noqa: PLC0415 - as above
+    from flytekitplugins.firstfault.local.pods import fault_ns  # noqa: PLC0415 - as above
 
     conclusion, seen = attempt.conclusion, attempt.seen
     return {
         "attempt": attempt.number,
         "status": attempt.status,
         "errors": attempt.errors_uri,
-        "verdict": verdict_to_dict(conclusion.verdict) if conclusion is not None else None,
-        "decision": decision_to_dict(conclusion.decision) if conclusion is not None else None,
+        "verdict": json_schemas.verdict_to_dict(conclusion.verdict) if conclusion is not None else None,
+        "decision": json_schemas.decision_to_dict(conclusion.decision) if conclusion is not None else None,
         "engine": {
             "job": attempt.job.value if attempt.job is not None else None,
             "error_seen": {
@@ -266,7 +260,7 @@ def _attempt_to_dict(attempt: Attempt) -> dict[str, Any]:
                 "kind": seen.kind.value,
                 "origin": seen.origin.value,
                 "worker": seen.worker,
-                "timestamp": format_timestamp(seen.timestamp_ns),
+                "timestamp": json_schemas.format_timestamp(fault_ns(seen)),
             }
             if seen is not None
             else None,

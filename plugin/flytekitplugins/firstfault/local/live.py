@@ -24,7 +24,7 @@ from firstfault.text import printable
 from firstfault_torch.guard import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console, RenderableType
     from typing_extensions import Self
@@ -142,16 +142,26 @@ class LiveView:
     @contextlib.contextmanager
     def watching(self, running: Running) -> Iterator[None]:
         """Show the nodes of an attempt."""
-        follower = _Follower(running.reader, self._see)
         self._running, self._cascade = running, None
+        loop = asyncio.new_event_loop()
+        following = loop.create_task(self._follow(running.reader))
+
+        def follow() -> None:
+            with _looking(), contextlib.suppress(asyncio.CancelledError):
+                loop.run_until_complete(following)
+            loop.close()
+
+        thread = threading.Thread(target=follow, name="firstfault-follow", daemon=True)
         with _looking():
-            follower.start()
+            thread.start()
         try:
             yield
         finally:
             self._running = None
             with _looking():
-                follower.stop()
+                with contextlib.suppress(RuntimeError):  # the loop has already ended
+                    loop.call_soon_threadsafe(following.cancel)
+                thread.join(_JOIN_S)
 
     def __rich__(self) -> RenderableType:
         if not self._is_broken:
@@ -162,8 +172,9 @@ class LiveView:
                 return drawn
         return self._spinner
 
-    def _see(self, cascade: Cascade) -> None:
-        self._cascade = cascade
+    async def _follow(self, reader: MultiErrorFileOutputReader) -> None:
+        async for job in reader.follow(_PAUSE_S):
+            self._cascade = picture(reader, job)
 
     def _tick(self) -> None:
         with _looking():
@@ -198,37 +209,3 @@ def _row(line: NodeLine, width: int) -> Text:
 
 def _looking() -> contextlib.AbstractContextManager[None]:
     return guarded("showing the run", through=(KeyboardInterrupt, SystemExit))
-
-
-class _Follower:
-    """Follows an attempt's documents in its own thread."""
-
-    def __init__(self, reader: MultiErrorFileOutputReader, see: Callable[[Cascade], None]) -> None:
-        self._reader = reader
-        self._see = see
-        self._stopped = threading.Event()
-        self._cancel: Callable[[], object] | None = None
-        self._thread = threading.Thread(target=self._run, name="firstfault-follow", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stopped.set()
-        if self._cancel is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has already ended
-                self._cancel()
-        self._thread.join(_JOIN_S)
-
-    def _run(self) -> None:
-        with _looking(), contextlib.suppress(asyncio.CancelledError):
-            asyncio.run(self._follow())
-
-    async def _follow(self) -> None:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        if task is not None:
-            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        if self._stopped.is_set():
-            return
-        async for job in self._reader.follow(_PAUSE_S):
-            self._see(picture(self._reader, job))

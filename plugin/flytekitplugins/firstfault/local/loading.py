@@ -11,7 +11,7 @@ import typing
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from flytekit.configuration import ImageConfig, SerializationSettings
@@ -21,11 +21,9 @@ from flytekit.interaction.click_types import FlyteLiteralConverter
 from flytekit.tools.translator import get_serializable
 
 from firstfault.errors import UsageError
+from firstfault.store import join
 from firstfault.untrusted_json import parse_json
 from flytekitplugins.firstfault.task import ElasticFunctionTask, PyTorchFunctionTask
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TrainingTask = ElasticFunctionTask | PyTorchFunctionTask
 
@@ -40,6 +38,17 @@ class Command:
     arguments: tuple[str, ...]
     """The command's arguments, with the backend's placeholders."""
     environment: dict[str, str]
+
+    def filled(self, *, inputs: str, prefix: str, raw: str, previous_raw: str = "") -> list[str]:
+        """Return the arguments of one attempt: the URIs of its inputs, outputs and raw outputs, and of those before."""
+        values = {
+            "{{.input}}": inputs,
+            "{{.outputPrefix}}": prefix,
+            "{{.rawOutputDataPrefix}}": raw,
+            "{{.checkpointOutputPrefix}}": join(raw, "checkpoints"),
+            "{{.prevCheckpointPrefix}}": join(previous_raw, "checkpoints") if previous_raw else '""',
+        }
+        return [values.get(argument, argument) for argument in self.arguments]
 
 
 def load_task(file: Path, name: str) -> tuple[TrainingTask, Path]:
@@ -104,7 +113,13 @@ def read_inputs(task: TrainingTask, text: str | None) -> Any:
     Raises:
         UsageError: `text` is not a JSON object, a name is unknown or missing, or a value has the wrong type.
     """
-    given = _json_object(text)
+    form = """--inputs must be a JSON object like '{"epochs": 3}'"""
+    try:
+        given = parse_json("{}" if text is None else text)
+    except ValueError as error:
+        raise UsageError(f"{form}; {error}") from error
+    if not isinstance(given, dict):
+        raise UsageError(f"{form}, not {type(given).__name__}")
     interface = task.python_interface
     types, defaults = interface.inputs, interface.default_inputs_as_kwargs
     unknown = sorted(set(given) - set(types))
@@ -133,18 +148,6 @@ def show_outputs(task: TrainingTask, outputs: Any) -> dict[str, Any]:
         context, LiteralMap.from_flyte_idl(outputs), task.python_interface.outputs
     )
     return {name: _showable(value) for name, value in values.items()}
-
-
-def _json_object(text: str | None) -> Mapping[str, Any]:
-    if text is None:
-        return {}
-    try:
-        given = parse_json(text)
-    except ValueError as error:
-        raise UsageError(f"""--inputs must be a JSON object like '{{"epochs": 3}}'; {error}""") from error
-    if not isinstance(given, dict):
-        raise UsageError(f"""--inputs must be a JSON object like '{{"epochs": 3}}', not {type(given).__name__}""")
-    return given
 
 
 def _native(name: str, value: Any, python_type: Any, literal_type: Any = None) -> Any:

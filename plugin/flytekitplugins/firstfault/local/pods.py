@@ -1,11 +1,17 @@
-"""Pods on this machine: each is a ``pyflyte-execute`` in its own process group, with its log in a file."""
+"""Pods on this machine, and the rules of Kubeflow's training operator and of stock Flyte for them.
+
+Each pod is a ``pyflyte-execute`` in its own process group, with its log in a file.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,9 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstfault.errors import FirstFaultError
+from firstfault.layout import ERROR_FILE, is_stock_error_file
+from firstfault.model import DocumentRef, Seal
+from firstfault.store import open_store
+from firstfault.sync import run_sync
+from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from firstfault.model import WorkerError
 
 _GRACE_S = 5.0
 _POLL_S = 0.02
@@ -74,7 +87,11 @@ def start_pod(  # noqa: PLR0913 - keywords
     Raises:
         FirstFaultError: the command is not installed.
     """
-    program = _program(arguments[0])
+    beside = Path(sys.executable).parent / arguments[0]
+    program = str(beside) if beside.exists() else shutil.which(arguments[0])
+    if program is None:
+        how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
+        raise FirstFaultError(f"{arguments[0]} is not installed in this environment; {how}")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as stream:
         process = subprocess.Popen(  # noqa: S603 - the task's own command
@@ -95,7 +112,18 @@ def end_all(pods: Iterable[Pod], grace_seconds: float = _GRACE_S) -> None:
     Ctrl-C or SIGTERM does not interrupt this: it counts when all have ended.
     """
     with _deferred(STOP_SIGNALS):
-        _end_all(pods, grace_seconds)
+        left = [pod for pod in pods if pod.has_processes()]
+        for pod in left:
+            pod.signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace_seconds
+        is_killed = False
+        while left:
+            time.sleep(_POLL_S)
+            left = [pod for pod in left if pod.has_processes()]
+            if not is_killed and time.monotonic() > deadline:
+                is_killed = True
+                for pod in left:
+                    pod.signal(signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -117,21 +145,6 @@ def _deferred(numbers: Collection[signal.Signals]) -> Iterator[None]:
         signal.raise_signal(arrived[0])
 
 
-def _end_all(pods: Iterable[Pod], grace_seconds: float) -> None:
-    left = [pod for pod in pods if pod.has_processes()]
-    for pod in left:
-        pod.signal(signal.SIGTERM)
-    deadline = time.monotonic() + grace_seconds
-    while left and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        left = [pod for pod in left if pod.has_processes()]
-    for pod in left:
-        pod.signal(signal.SIGKILL)
-    while left:
-        time.sleep(_POLL_S)
-        left = [pod for pod in left if pod.has_processes()]
-
-
 def _states_of_group(group: int) -> list[str]:
     """Return the states (proc(5), third field of stat) of all processes of a process group."""
     states = []
@@ -146,10 +159,85 @@ def _states_of_group(group: int) -> list[str]:
     return states
 
 
-def _program(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
-        raise FirstFaultError(f"{name} is not installed in this environment; {how}")
-    return found
+# --- the operator and Flyte -------------------------------------------------------------------------------------------
+
+
+class JobState(str, enum.Enum):
+    """The operator's names for a job's final states."""
+
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+def job_state(pods: Sequence[Pod]) -> JobState | None:
+    """Return the job's final state, None while it runs.
+
+    The job succeeds when the master exits with 0; without a master, when any pod does (training-operator v1.9,
+    UpdateJobStatus). It fails when a pod exits with another code.
+    """
+    deciding = [pod for pod in pods if pod.master] or list(pods)
+    codes = [pod.exit_code for pod in deciding]
+    if any(code == 0 for code in codes):
+        return JobState.SUCCEEDED
+    if any(pod.exit_code not in {None, 0} for pod in pods):
+        return JobState.FAILED
+    return None
+
+
+def error_seen(output_prefix: str, state: JobState, *, multi_file: bool) -> WorkerError | Seal | None:
+    """Return the error that stock Flyte reads now; None: no error.
+
+    Flyte reads no file for a failed job. In multi-file mode it takes the earliest ``error*.pb`` (a missing time counts
+    as 1970), otherwise ``error.pb``.
+    """
+    if state is JobState.FAILED:
+        return None
+
+    async def read() -> list[WorkerError | Seal]:
+        async with open_store(output_prefix) as store:
+            names = [item.name for item in await store.list() if is_stock_error_file(item.name)]
+            if not multi_file:
+                names = [name for name in names if name == ERROR_FILE]
+            return [decode(await store.get(name, limit=MAX_DOCUMENT_BYTES), DocumentRef(name)) for name in names]
+
+    return min(run_sync(read()), key=lambda seen: fault_ns(seen) or 0, default=None)
+
+
+def fault_ns(seen: WorkerError | Seal) -> int | None:
+    """Return when the fault of an error file happened, nanoseconds since the Unix epoch; None: not known."""
+    return seen.fault_timestamp_ns if isinstance(seen, Seal) else seen.timestamp_ns
+
+
+def elastic_environment(*, nodes: str, processes: int, max_restarts: int, job: str, port: int) -> dict[str, str]:
+    """Return the variables that the operator sets in each pod of an elastic job; the store is on this machine."""
+    return {
+        "PET_NNODES": nodes,
+        "PET_NPROC_PER_NODE": str(processes),
+        "PET_MAX_RESTARTS": str(max_restarts),
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"localhost:{port}",
+        "PET_RDZV_ID": job,
+    }
+
+
+def master_environment(*, rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return the variables that the operator sets in each pod of a job with a master."""
+    return {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(world_size),
+        "RANK": str(rank),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def free_port() -> int:
+    """Return a free port below the ephemeral range, so that the kernel does not give it to another process."""
+    for candidate in random.sample(range(20_000, 32_000), 200):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", candidate))
+            except OSError:
+                continue
+            return candidate
+    raise OSError("no free port between 20000 and 32000 on 127.0.0.1")

@@ -11,34 +11,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstfault.errors import StoreError, UsageError
-from firstfault.model import Origin
+from firstfault.model import Origin, Seal
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.retry import RetryContext
-from firstfault.store import is_remote, join, open_store
+from firstfault.store import is_remote, join
 from firstfault.strategies import get_strategy
-from firstfault.sync import run_sync
 from firstfault_torch.agent.death_documents import signal_name
 from firstfault_torch.context import TIME_LIMIT_VARIABLE
+from firstfault_torch.guard import caught
+from firstfault_torch.node.document_writer import put_file
 from flytekitplugins.firstfault.config import STRATEGY_VARIABLE, PyTorch, parse_nnodes
+from flytekitplugins.firstfault.flyte_engine import multi_error_files
+from flytekitplugins.firstfault.local import shown
 from flytekitplugins.firstfault.local.loading import load_task, read_inputs, serialized_command, show_outputs
-from flytekitplugins.firstfault.local.operator import (
-    ErrorSeen,
+from flytekitplugins.firstfault.local.pods import (
     JobState,
+    Pod,
     elastic_environment,
+    end_all,
     error_seen,
     free_port,
     job_state,
     master_environment,
+    start_pod,
 )
-from flytekitplugins.firstfault.local.pods import Pod, end_all, start_pod
-from flytekitplugins.firstfault.outputs import multi_error_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from firstfault.conclude import Conclusion
-    from firstfault.model import JobErrors, WorkerError
+    from firstfault.model import WorkerError
     from flytekitplugins.firstfault.local.loading import Command, TrainingTask
 
 _POLL_S = 0.02
@@ -89,7 +92,8 @@ class Attempt:
     conclusion: Conclusion | None
     job: JobState | None
     """The job's final state; None: the job did not end within the timeout."""
-    seen: ErrorSeen | None
+    seen: WorkerError | Seal | None
+    """The error that stock Flyte read when the job ended."""
     total_seconds: float
     fault_to_durable_seconds: float | None
     fault_to_verdict_seconds: float | None
@@ -133,6 +137,10 @@ class _Plan:
         """The file that exists as soon as an attempt has reached its time limit."""
         return self.logs / f"attempt-{number}" / "time-limit"
 
+    def prefix(self, number: int) -> str:
+        """The output prefix of an attempt."""
+        return join(self.base, str(number))
+
     @property
     def has_master(self) -> bool:
         return isinstance(self.task.task_config, PyTorch)
@@ -172,14 +180,13 @@ def run_task(
         used[budget] += 1
         tell(f"retry {used[budget]} of {limit} on the {budget.value.lower()}'s budget")
     last = attempts[-1]
-    outputs = _outputs(plan, last) if last.status == "succeeded" else {}
+    outputs = {}
+    if last.status == "succeeded":
+        values, error = _reader(plan, last.number).read()
+        if values is None:
+            raise UsageError(error.message if error else "the task left no outputs")
+        outputs = show_outputs(plan.task, values)
     return RunResult(last.status, tuple(attempts), outputs, plan.folder)
-
-
-def shown(place: str | Path) -> str:
-    """Return a path as the user would type it: relative if it is below the working folder."""
-    text = str(place)
-    return os.path.relpath(text) if Path(text).is_absolute() and Path(text).is_relative_to(Path.cwd()) else text
 
 
 # --- the plan -------------------------------------------------------------------------------------------------------
@@ -202,22 +209,10 @@ def _plan(settings: RunSettings) -> _Plan:
     name = f"f{uuid.uuid4().hex[:19]}"
     store = settings.store if "://" in settings.store else str(Path(settings.store).resolve())
     base = join(store, name)
-    run_sync(_put(base, "inputs.pb", inputs.SerializeToString()))
+    put_file(base, "inputs.pb", inputs.SerializeToString())
     local = Path(".firstfault/logs").resolve() / name if is_remote(store) else Path(base.removeprefix("file://"))
     retries = settings.retries if settings.retries is not None else task.metadata.retries
     return _Plan(task, command, root, name, base, local, nodes, pods, retries, settings)
-
-
-async def _put(uri: str, path: str, data: bytes) -> None:
-    async with open_store(uri) as store:
-        await store.put(path, data)
-
-
-def _outputs(plan: _Plan, attempt: Attempt) -> dict[str, Any]:
-    outputs, error = _reader(plan, attempt.number).read()
-    if outputs is None:
-        raise UsageError(error.message if error else "the task left no outputs")
-    return show_outputs(plan.task, outputs)
 
 
 # --- one attempt ----------------------------------------------------------------------------------------------------
@@ -232,13 +227,15 @@ def _attempt(
 ) -> Attempt:
     started = time.monotonic()
     number = len(before)
-    prefix = join(plan.base, str(number))
+    prefix, limit = plan.prefix(number), plan.settings.timeout_seconds
     tell(f"attempt {number}: starting {plan.pods} pods")
-    pods_ended_ns, killed = None, dict[str, str]()
-    with _pods(plan, number, prefix) as pods, look(Running(number, tuple(pods), _reader(plan, number), started)):
-        state = _watch(pods, plan, started)
-        multi = multi_error_files(_pod_environment(plan, number, 0, 0))
-        seen = error_seen(prefix, state, multi_file=multi) if state is not None else None
+    pods_ended_ns, seen, killed = None, None, dict[str, str]()
+    with _pods(plan, number) as pods, look(Running(number, tuple(pods), _reader(plan, number), started)):
+        _wait(lambda: job_state(pods) is not None, float("inf") if limit is None else limit)
+        state = job_state(pods)
+        if state is not None:
+            multi = multi_error_files(_pod_environment(plan, number, 0, 0))
+            seen = error_seen(prefix, state, multi_file=multi)
         ended = time.monotonic() - started
         if state is not None:
             # with exit code 0 after a failure, as Flyte's entrypoint has it, the job succeeded for Kubernetes
@@ -250,9 +247,10 @@ def _attempt(
             for text in killed.values():
                 tell(f"attempt {number}: {text}")
         else:
-            tell(f"attempt {number}: timed out after {plan.settings.timeout_seconds:g} s, ending its pods")
+            tell(f"attempt {number}: timed out after {limit:g} s, ending its pods")
             # the pods say so in their reports
-            plan.time_limit_file(number).write_text(str(plan.settings.timeout_seconds), encoding="ascii")
+            plan.time_limit_file(number).write_text(str(limit), encoding="ascii")
+    sealed_ns = seen.timestamp_ns if isinstance(seen, Seal) else None
     reader = _reader(plan, number)
     previous = before[-1].conclusion if before else None
     context = RetryContext(
@@ -262,7 +260,7 @@ def _attempt(
         pods_alive=state is JobState.SUCCEEDED,
         previous_fingerprint=previous.verdict.fingerprint if previous is not None else "",
     )
-    conclusion = _with_end_of_pod(_conclude(reader, join(plan.base, str(number)), context, tell), killed)
+    conclusion = _with_end_of_pod(_conclude(reader, prefix, context, tell), killed)
     return Attempt(
         number=number,
         status=_status(plan, reader, state, conclusion),
@@ -273,7 +271,7 @@ def _attempt(
         seen=seen,
         total_seconds=ended,
         fault_to_durable_seconds=_durable_seconds(conclusion),
-        fault_to_verdict_seconds=_seconds_after_fault(conclusion, seen.sealed_ns if seen is not None else None),
+        fault_to_verdict_seconds=_seconds_after_fault(conclusion, sealed_ns),
         fault_to_ended_seconds=_seconds_after_fault(conclusion, pods_ended_ns),
         logs=tuple(pod.log for pod in pods),
     )
@@ -283,37 +281,36 @@ def _conclude(
     reader: MultiErrorFileOutputReader, uri: str, context: RetryContext, tell: Callable[[str], None]
 ) -> Conclusion | None:
     """Conclude; if the task's strategy or policy raises, with firstfault's own, as the pods do."""
-    try:
-        return reader.conclude(context)
-    except StoreError:
-        raise
-    except Exception as error:  # noqa: BLE001 - third-party code may raise anything
-        tell(f"the task's strategy or retry policy failed ({type(error).__name__}: {error}); the defaults decide")
-        return MultiErrorFileOutputReader(uri).conclude(context)
+    conclusion, error = caught(lambda: reader.conclude(context), Exception)
+    if isinstance(error, StoreError):
+        raise error
+    if error is None:
+        return conclusion
+    tell(f"the task's strategy or retry policy failed ({type(error).__name__}: {error}); the defaults decide")
+    return MultiErrorFileOutputReader(uri).conclude(context)
 
 
 @contextlib.contextmanager
-def _pods(plan: _Plan, number: int, prefix: str) -> Iterator[list[Pod]]:
+def _pods(plan: _Plan, number: int) -> Iterator[list[Pod]]:
     """Start an attempt's pods, and end them when the block ends."""
     pods: list[Pod] = []
     port = free_port()
-    raw = join(plan.base, "raw", str(number))
-    values = {
-        "{{.input}}": join(plan.base, "inputs.pb"),
-        "{{.outputPrefix}}": prefix,
-        "{{.rawOutputDataPrefix}}": raw,
-        "{{.checkpointOutputPrefix}}": join(raw, "checkpoints"),
-        "{{.prevCheckpointPrefix}}": join(plan.base, "raw", str(number - 1), "checkpoints") if number else '""',
-    }
+    arguments = plan.command.filled(
+        inputs=join(plan.base, "inputs.pb"),
+        prefix=plan.prefix(number),
+        raw=join(plan.base, "raw", str(number)),
+        previous_raw=join(plan.base, "raw", str(number - 1)) if number else "",
+    )
     try:
         for index in range(plan.pods):
-            pods.append(  # noqa: PERF401 - if the third cannot start, the first two must be ended
+            name = _pod_name(plan, index)
+            pods.append(
                 start_pod(
-                    _pod_name(plan, index),
-                    arguments=[values.get(argument, argument) for argument in plan.command.arguments],
+                    name,
+                    arguments=arguments,
                     environment=_pod_environment(plan, number, index, port),
                     folder=plan.root,
-                    log=plan.logs / f"attempt-{number}" / f"{_pod_name(plan, index)}.log",
+                    log=plan.logs / f"attempt-{number}" / f"{name}.log",
                     master=plan.has_master and index == 0,
                 )
             )
@@ -371,15 +368,9 @@ def _pod_environment(plan: _Plan, number: int, index: int, port: int) -> dict[st
     }
 
 
-def _watch(pods: list[Pod], plan: _Plan, started: float) -> JobState | None:
-    """Wait until the operator counts the job as ended; return its state, or None after the timeout."""
-    limit = plan.settings.timeout_seconds
-    while True:
-        state = job_state(pods)
-        if state is not None:
-            return state
-        if limit is not None and time.monotonic() - started > limit:
-            return None
+def _wait(is_done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_done() and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 
@@ -389,14 +380,14 @@ def _linger(pods: list[Pod], plan: _Plan) -> int | None:
     Returns:
         When the last pod ended, nanoseconds since the Unix epoch; None: a pod is still running.
     """
-    deadline = time.monotonic() + plan.task.task_config.settle_seconds + _LINGER_S
-    while time.monotonic() < deadline and any(pod.exit_code is None for pod in pods):
-        time.sleep(_POLL_S)
-    ended_ns = None if any(pod.exit_code is None for pod in pods) else time.time_ns()
+
+    def have_ended() -> bool:
+        return all(pod.exit_code is not None for pod in pods)
+
+    _wait(have_ended, plan.task.task_config.settle_seconds + _LINGER_S)
+    ended_ns = time.time_ns() if have_ended() else None
     # workers whose agent has died still write a document about it
-    deadline = time.monotonic() + _ORPHANS_S
-    while time.monotonic() < deadline and any(pod.has_processes() for pod in pods):
-        time.sleep(_POLL_S)
+    _wait(lambda: not any(pod.has_processes() for pod in pods), _ORPHANS_S)
     return ended_ns
 
 
@@ -419,7 +410,7 @@ def _with_end_of_pod(conclusion: Conclusion | None, killed: Mapping[str, str]) -
 
 def _reader(plan: _Plan, number: int) -> MultiErrorFileOutputReader:
     return MultiErrorFileOutputReader(
-        join(plan.base, str(number)),
+        plan.prefix(number),
         strategy=plan.settings.strategy or plan.task.task_config.strategy,
         retry_policy=plan.task.task_config.retry_policy,
     )
@@ -440,16 +431,9 @@ def _durable_seconds(conclusion: Conclusion | None) -> float | None:
     if conclusion is None or conclusion.verdict.root is None:
         return None
     names = {document.name for document in conclusion.verdict.root.documents}
-    taken = [
-        receipt.fault_to_durable_ns
-        for receipt in _receipts(conclusion.job)
-        if receipt.name in names and receipt.fault_to_durable_ns is not None
-    ]
+    receipts = [item for presence in conclusion.job.roster for item in presence.receipts if item.name in names]
+    taken = [item.fault_to_durable_ns for item in receipts if item.fault_to_durable_ns is not None]
     return min(taken) / 1e9 if taken else None
-
-
-def _receipts(job: JobErrors) -> list[Any]:
-    return [receipt for presence in job.roster for receipt in presence.receipts]
 
 
 def _seconds_after_fault(conclusion: Conclusion | None, moment_ns: int | None) -> float | None:
