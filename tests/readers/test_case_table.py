@@ -364,7 +364,7 @@ def test_nothing_found_is_not_an_error(attempt: Attempt, outputs: bool) -> None:
 
 
 def _refuse_listing(monkeypatch: pytest.MonkeyPatch, error: StoreError) -> None:
-    async def refused(self: FsspecStore, folder: str = "") -> list:
+    async def refused(self: FsspecStore, *_: object) -> list:
         raise error
 
     monkeypatch.setattr(FsspecStore, "_entries", refused)
