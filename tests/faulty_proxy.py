@@ -192,19 +192,19 @@ def faulty_proxy_before(server: S3) -> Iterator[FaultyProxy]:
 
 
 class _Listener:
-    """The proxy's port, which is held also while nothing listens on it."""
+    """The proxy's port. One socket holds it all the time: the kernel gives a free port to any process."""
 
     def __init__(self, proxy: FaultyProxy, target: str) -> None:
         self._proxy = proxy
         self._target = target
-        self._socket = _bound(0)
-        self.port: int = self._socket.getsockname()[1]
+        self._held = _bound(0)
+        self.port: int = self._held.getsockname()[1]
         self._running: tuple[_Server, threading.Thread] | None = None
 
     def open(self) -> None:
         if self._running is not None:
             return
-        server = _Server(self._socket, self._proxy, self._target)
+        server = _Server(_bound(self.port), self._proxy, self._target)
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), name="faulty-proxy")
         thread.start()
         self._running = server, thread
@@ -218,17 +218,17 @@ class _Listener:
         thread.join()
         server.server_close()
         server.close_connections()
-        self._socket = _bound(self.port)
 
     def free(self) -> None:
-        self._socket.close()
+        self._held.close()
 
 
 def _bound(port: int) -> socket.socket:
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", port))
-    return held
+    bound = socket.socket()
+    for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+        bound.setsockopt(socket.SOL_SOCKET, option, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
 
 
 class _Server(http.server.ThreadingHTTPServer):

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+CROWD = 1_050
+
+
 # --- firstfault's own side ------------------------------------------------------------------------------------------
 
 
@@ -80,10 +83,10 @@ class Crowd:
 
 @pytest.fixture(scope="session")
 def crowd(s3: S3, write: Callable[..., list[str]]) -> Crowd:
-    """Write 1,500 documents to S3; that of rank 0 is the earliest, and is listed last."""
+    """Write 1,050 documents to S3; that of rank 0 is the earliest, and is listed last."""
     uri = s3.uri("crowd")
     options = {"key": s3.access_key, "secret": s3.secret_key, "endpoint_url": s3.endpoint}
-    names = write(uri, *(make_error(rank, node=f"worker-{rank}", at_ms=rank) for rank in range(1, 1500)), **options)
+    names = write(uri, *(make_error(rank, node=f"worker-{rank}", at_ms=rank) for rank in range(1, CROWD)), **options)
     client = s3.client()
     with contextlib.closing(client):
         last = "zzz.pb"

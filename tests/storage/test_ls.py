@@ -100,8 +100,8 @@ class Many:
 
 @pytest.fixture(scope="module")
 def many(s3: S3) -> Many:
-    """Write 1,000 failed executions as Flyte lays them out, each of which failed once and then succeeded."""
-    count, uri = 1000, s3.uri("many")
+    """Write 250 failed executions as Flyte lays them out, each of which failed once and then succeeded."""
+    count, uri = 250, s3.uri("many")
     template = [_sealed(_error(number)) for number in range(6)]
     files = {}
     for number in range(count):
@@ -118,22 +118,19 @@ def many(s3: S3) -> Many:
 
 
 @pytest.mark.parametrize("client", ["fsspec", "obstore"])
-def test_the_requests_of_a_thousand_attempts(
+def test_the_requests_of_many_attempts(
     many: Many, s3_environ: S3, monkeypatch: pytest.MonkeyPatch, client: str
 ) -> None:
-    """A thousand failed attempts cost one GET each, and a listing whose pages are requested at the same time."""
-    with latency_proxy(s3_environ.endpoint, 20) as proxy:
+    """Many failed attempts cost one GET each, and a listing whose pages are requested at the same time."""
+    with latency_proxy(s3_environ.endpoint, 0) as proxy:
         monkeypatch.setenv("FLYTE_AWS_ENDPOINT", proxy.endpoint)
         monkeypatch.setenv("FIRSTFAULT_STORAGE_CLIENT", client)
-        began = time.monotonic()
         attempts, found = failed_attempts(many.uri)
-        seconds = time.monotonic() - began
         asked = proxy.requests()
-    print(f"{client}: {len(attempts)} attempts in {seconds:.1f} s, {asked}")
     assert (len(attempts), found) == (many.count, 2 * many.count)
     assert asked.pop("GET") == many.count
-    # 6,000 names are 6 pages, and each of the parts may end with one that is not full
-    assert asked.pop("LIST") <= 6 + 19
+    # 1,500 names are 2 pages, and each of the parts may end with one that is not full
+    assert asked.pop("LIST") <= 2 + 19
     assert not sum(asked.values())
 
 
