@@ -65,7 +65,8 @@ def conclude(
         verdict = run_strategy(chosen or strategy_of(job.seals), job, diagnosis)
     context = context or RetryContext(pods_alive=pods_live(job))
     decision = None
-    if policy is None and seal is not None and _is_same_verdict(seal, verdict):
+    is_sealed = seal is not None and (seal.digest, seal.strategy) == (verdict.digest, verdict.strategy)
+    if policy is None and seal is not None and is_sealed:
         # sealed under the task's own policy, which this reader need not have
         decision = decision_from_json(seal.json)
         if decision is not None:
@@ -122,23 +123,12 @@ def _overrules(seal: Seal, job: JobErrors, strategy: str | AggregationStrategy |
     return not is_whole
 
 
-def _is_same_verdict(seal: Seal, verdict: Verdict) -> bool:
-    return seal.digest == verdict.digest and seal.strategy == verdict.strategy
-
-
 def _verdict_of_seal(seal: Seal, job: JobErrors) -> Verdict:
     verdict = verdict_from_json(seal.json)
     if verdict is None:
         # sealed by another version; the part that Flyte reads is readable all the same
-        as_flyte_reads = WorkerError(
-            seal.code,
-            seal.message,
-            seal.kind,
-            seal.origin,
-            seal.fault_timestamp_ns,
-            seal.worker,
-            Place(node=seal.worker),
-        )
+        what = (seal.code, seal.message, seal.kind, seal.origin)
+        as_flyte_reads = WorkerError(*what, seal.fault_timestamp_ns, seal.worker, Place(node=seal.worker))
         verdict = run_strategy(get_strategy("earliest"), replace(job, failures=(as_flyte_reads,)))
     note = "no error documents were read; this is the pods' sealed verdict"
     notes = dict.fromkeys((*verdict.coverage.notes, *job.coverage.notes, note))

@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     from firstfault.conclude import Conclusion
     from firstfault.model import Decision, Verdict
 
-_LEFT_WITH_ITS_NODE = {"preemption", "node_lost"}
-_OF_THE_MACHINE = {"gpu_hardware"}
-
 
 @dataclass(frozen=True, slots=True)
 class RestartContext:
@@ -48,38 +45,27 @@ class RestartDecision(NamedTuple):
 
 
 def decide_restart(verdict: Verdict, decision: Decision, context: RestartContext) -> RestartDecision:
-    """Return whether the workers are restarted.
+    """Return whether the workers are restarted after a round with this verdict.
 
-    Args:
-        verdict: on the round.
-        decision: the retry policy's, for `RestartContext.for_policy`.
-        context: of the restart.
+    `decision` is the retry policy's, for `RestartContext.for_policy`.
     """
-    again = is_again(verdict, context.for_policy(RetryContext()))
-    if context.nodes_left < context.min_nodes:
-        return RestartDecision(
-            restart=False, reason=f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
-        )
-    if verdict.category in _OF_THE_MACHINE or host_evidence()(verdict, RetryContext()):
-        return RestartDecision(restart=False, reason="the machine is at fault, and a restart would use it again")
-    if decision.retry:
-        if again and not _may_repeat(verdict):
-            return RestartDecision(restart=False, reason="the previous round failed with the same fault")
-        return RestartDecision(restart=True, reason=decision.reason)
-    if verdict.scope is not Scope.UNDETERMINED:
-        return RestartDecision(restart=False, reason=decision.reason)
-    if again:
-        return RestartDecision(
-            restart=False, reason="the cause is not known, and the previous round failed with the same fault"
-        )
-    return RestartDecision(restart=True, reason="the cause is not known, and torch elastic restarts after any failure")
-
-
-def _may_repeat(verdict: Verdict) -> bool:
-    """Whether the same fingerprint does not show the same fault: the code asked for it, or another node was lost."""
+    again, reason = is_again(verdict, context.for_policy(RetryContext())), decision.reason
+    is_known, restart = verdict.scope is not Scope.UNDETERMINED, decision.retry
     root = verdict.root
+    # the same fingerprint does not show the same fault: the code asked for it, or another node was lost
     is_asked_for = root is not None and root.recoverable and root.origin is not Origin.SYSTEM
-    return is_asked_for or verdict.category in _LEFT_WITH_ITS_NODE
+    may_repeat = is_asked_for or verdict.category in {"preemption", "node_lost"}
+    if context.nodes_left < context.min_nodes:
+        restart, reason = False, f"the job needs {context.min_nodes} nodes, and {context.nodes_left} are left"
+    elif verdict.category == "gpu_hardware" or host_evidence()(verdict, RetryContext()):
+        restart, reason = False, "the machine is at fault, and a restart would use it again"
+    elif decision.retry and again and not may_repeat:
+        restart, reason = False, "the previous round failed with the same fault"
+    elif not decision.retry and not is_known and again:
+        reason = "the cause is not known, and the previous round failed with the same fault"
+    elif not decision.retry and not is_known:
+        restart, reason = True, "the cause is not known, and torch elastic restarts after any failure"
+    return RestartDecision(restart, reason)
 
 
 def record_of(conclusion: Conclusion, context: RestartContext) -> RestartRecord:
@@ -105,14 +91,7 @@ def record_of(conclusion: Conclusion, context: RestartContext) -> RestartRecord:
 
 
 def with_unused_restarts(decision: Decision, verdict: Verdict, refused: RestartRecord, max_restarts: int) -> Decision:
-    """Return the decision on an attempt; its reason also tells why restarts were left when it ended.
-
-    Args:
-        decision: on the attempt.
-        verdict: on it.
-        refused: the decision against a restart.
-        max_restarts: torch's.
-    """
+    """Return the decision on an attempt; its reason also tells why a restart was `refused` although some were left."""
     used = verdict.root.place.restart_count if verdict.root is not None else 0
     count = f"{max(max_restarts - used, 0)} of {max_restarts} restarts (max_restarts) were not used"
     why = f"for the same reason, {count}" if refused.reason == decision.reason else f"{count}: {refused.reason}"

@@ -56,6 +56,11 @@ class RetryContext:
     """None: the question is whether to run another attempt. A number: whether torch elastic restarts the workers within
     this one, and how many of the task's `max_restarts` are left for it."""
 
+    @property
+    def before(self) -> str:
+        """Whose failure `previous_fingerprint` is: "attempt" or "round"."""
+        return "attempt" if self.restarts_left is None else "round"
+
 
 @dataclass(frozen=True, slots=True)
 class Vote:
@@ -79,76 +84,58 @@ RetryPolicy = Union["PolicyBase", _Combinable]
 
 
 class PolicyBase:
-    """Base class with the operators of policies: ``|`` either, ``&`` both, ``~`` not."""
+    """A policy with operators: ``|`` either, ``&`` both, ``~`` not."""
+
+    def __init__(self, function: _Combinable) -> None:
+        self._function = function
 
     def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
         """Return the policy's vote."""
-        raise NotImplementedError
-
-    def __or__(self, other: RetryPolicy) -> PolicyBase:
-        return _Any(self, as_policy(other))
-
-    def __ror__(self, other: RetryPolicy) -> PolicyBase:
-        return _Any(as_policy(other), self)
-
-    def __and__(self, other: RetryPolicy) -> PolicyBase:
-        return _All(self, as_policy(other))
-
-    def __rand__(self, other: RetryPolicy) -> PolicyBase:
-        return _All(as_policy(other), self)
-
-    def __invert__(self) -> PolicyBase:
-        return _Not(self)
-
-
-class _Any(PolicyBase):
-    def __init__(self, *policies: PolicyBase) -> None:
-        self._policies = policies
-
-    def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
-        reasons = []
-        for policy in self._policies:
-            vote = policy(verdict, context)
-            if vote:
-                return vote
-            reasons.append(vote.reason)
-        return Vote(retry=False, reason="; ".join(reasons))
-
-
-class _All(PolicyBase):
-    def __init__(self, *policies: PolicyBase) -> None:
-        self._policies = policies
-
-    def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
-        votes = []
-        for policy in self._policies:
-            vote = policy(verdict, context)
-            if not vote:
-                return vote
-            votes.append(vote)
-        # a vote that names a budget counts before one that does not
-        return next((vote for vote in votes if vote.origin is not None), votes[0])
-
-
-class _Not(PolicyBase):
-    def __init__(self, policy: PolicyBase) -> None:
-        self._policy = policy
-
-    def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
-        vote = self._policy(verdict, context)
-        return Vote(retry=not vote.retry, reason=vote.reason)
-
-
-class _Function(PolicyBase):
-    def __init__(self, function: Callable[[Verdict, RetryContext], Vote | bool]) -> None:
-        self._function = function
-        self._name = getattr(function, "__name__", type(function).__name__)
-
-    def __call__(self, verdict: Verdict, context: RetryContext) -> Vote:
         answer = self._function(verdict, context)
         if isinstance(answer, Vote):
             return answer
-        return Vote(retry=bool(answer), reason=f"the policy {self._name} says {'retry' if answer else 'do not retry'}")
+        name = getattr(self._function, "__name__", type(self._function).__name__)
+        return Vote(retry=bool(answer), reason=f"the policy {name} says {'retry' if answer else 'do not retry'}")
+
+    def __or__(self, other: RetryPolicy) -> PolicyBase:
+        return _either(self, as_policy(other))
+
+    def __ror__(self, other: RetryPolicy) -> PolicyBase:
+        return _either(as_policy(other), self)
+
+    def __and__(self, other: RetryPolicy) -> PolicyBase:
+        return _both(self, as_policy(other))
+
+    def __rand__(self, other: RetryPolicy) -> PolicyBase:
+        return _both(as_policy(other), self)
+
+    def __invert__(self) -> PolicyBase:
+        def opposite(verdict: Verdict, context: RetryContext) -> Vote:
+            vote = self(verdict, context)
+            return Vote(retry=not vote.retry, reason=vote.reason)
+
+        return PolicyBase(opposite)
+
+
+def _either(first: PolicyBase, second: PolicyBase) -> PolicyBase:
+    def vote(verdict: Verdict, context: RetryContext) -> Vote:
+        if one := first(verdict, context):
+            return one
+        other = second(verdict, context)
+        return other or Vote(retry=False, reason=f"{one.reason}; {other.reason}")
+
+    return PolicyBase(vote)
+
+
+def _both(first: PolicyBase, second: PolicyBase) -> PolicyBase:
+    def vote(verdict: Verdict, context: RetryContext) -> Vote:
+        if not (one := first(verdict, context)):
+            return one
+        other = second(verdict, context)
+        # a vote that names a budget counts before one that does not
+        return other if not other or (one.origin is None and other.origin is not None) else one
+
+    return PolicyBase(vote)
 
 
 def as_policy(policy: RetryPolicy) -> PolicyBase:
@@ -161,14 +148,14 @@ def as_policy(policy: RetryPolicy) -> PolicyBase:
         return policy
     if not callable(policy):
         raise UsageError(f"a retry policy must be callable with (verdict, context); {reprlib.repr(policy)} is not")
-    return _Function(policy)
+    return PolicyBase(policy)
 
 
 def _policy(vote: Callable[[Verdict, RetryContext], Vote]) -> Callable[[], PolicyBase]:
     """Return a public function without arguments that returns the policy `vote`."""
 
     def make() -> PolicyBase:
-        return _Function(vote)
+        return PolicyBase(vote)
 
     make.__name__, make.__qualname__, make.__doc__ = vote.__name__, vote.__qualname__, vote.__doc__
     return make
@@ -214,7 +201,7 @@ def on_category(*categories: str, origin: Origin = Origin.SYSTEM) -> PolicyBase:
             return Vote(retry=True, reason=f"{verdict.category}: {CATEGORIES[verdict.category]}", origin=origin)
         return Vote(retry=False, reason=f"{verdict.category} is not a reason to retry")
 
-    return _Function(vote)
+    return PolicyBase(vote)
 
 
 @_policy
@@ -225,18 +212,18 @@ def host_evidence(verdict: Verdict, _context: RetryContext) -> Vote:
     a GPU's driver reported a hardware fault, in an exception from native code or torch, or in the log of a crash.
     """
     root = verdict.root
-    if root is not None and verdict.category == "host_oom" and _is_hosts_memory(root.resources):
+    memory = root.resources if root is not None and verdict.category == "host_oom" else None
+    if memory is not None and memory.oom_kill and _is_below_its_limit(memory):
         return Vote(retry=True, reason="the host ran out of memory, not the container", origin=Origin.SYSTEM)
     if root is not None and verdict.category == "gpu_hardware" and _is_from_native_code(root):
         return Vote(retry=True, reason=f"gpu_hardware: {CATEGORIES['gpu_hardware']}", origin=Origin.SYSTEM)
     return Vote(retry=False, reason="no evidence that the machine is at fault")
 
 
-def _is_hosts_memory(resources: Resources) -> bool:
-    if not resources.oom_kill:
-        return False
+def _is_below_its_limit(resources: Resources) -> bool:
     limit, peak = resources.memory_limit_bytes, resources.memory_peak_bytes
-    return limit is None or (peak is not None and peak < limit * _BELOW_THE_LIMIT)
+    # the peak may be sampled, and too low: below half of the limit it certainly did not reach it
+    return limit is None or (peak is not None and peak < limit / 2)
 
 
 def _is_from_native_code(root: WorkerError) -> bool:
@@ -257,12 +244,8 @@ def same_fault_again(verdict: Verdict, context: RetryContext) -> Vote:
 
     For use with `~`.
     """
-    same, before = is_again(verdict, context), _before(context)
+    same, before = is_again(verdict, context), context.before
     return Vote(retry=same, reason=_AGAIN.format(before) if same else f"not the fault of the previous {before}")
-
-
-def _before(context: RetryContext) -> str:
-    return "attempt" if context.restarts_left is None else "round"
 
 
 def is_again(verdict: Verdict, context: RetryContext) -> bool:
@@ -273,14 +256,11 @@ def is_again(verdict: Verdict, context: RetryContext) -> bool:
 @_policy
 def exhausted(_verdict: Verdict, context: RetryContext) -> Vote:
     """True if the task's `retries` are used up; a restart within the attempt uses none."""
-    over = context.restarts_left is None and _retries_are_used_up(context)
+    left = context.retries_left
+    if left is None and context.retries is not None:
+        left = max(context.retries - context.attempt, 0)
+    over = context.restarts_left is None and left == 0
     return Vote(retry=over, reason="the task's retries are used up" if over else "retries are left")
-
-
-def _retries_are_used_up(context: RetryContext) -> bool:
-    if context.retries_left is not None:
-        return context.retries_left == 0
-    return context.retries is not None and context.attempt >= context.retries
 
 
 @_policy
@@ -308,7 +288,7 @@ def default_policy() -> PolicyBase:
     machine or a recoverable system error on the system's budget. Nothing else is retried. A text alone never uses the
     system's budget. An attempt that has reached its time limit is not retried.
     """
-    return explicit() | _Function(_lost_from_outside) | host_evidence() | declared()
+    return explicit() | PolicyBase(_lost_from_outside) | host_evidence() | declared()
 
 
 def _lost_from_outside(verdict: Verdict, context: RetryContext) -> Vote:
@@ -324,8 +304,6 @@ def _is_at_its_time_limit(verdict: Verdict) -> bool:
 _LIMITED = "the attempt had reached its time limit, and would probably reach it again"
 _AGAIN = "the previous {} failed with the same fault"
 _EVERYWHERE = "the same fault on all ranks"
-_BELOW_THE_LIMIT = 0.5
-"""A container whose peak is below this share of its limit did not reach it; the peak may be sampled, and too low."""
 _DRIVERS_ERRORS = {"RuntimeError", "AcceleratorError", "DistBackendError"}
 """Exceptions that torch raises for a driver's error."""
 _TORCH = re.compile(r"/(?:site|dist)-packages/torch/")
@@ -364,7 +342,11 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
     """
     context = context or RetryContext()
     root = verdict.root
-    vote = _checked(as_policy(policy if policy is not None else default_policy())(verdict, context))
+    vote = as_policy(policy if policy is not None else default_policy())(verdict, context)
+    try:  # a user's policy may fill the fields with other types
+        vote = Vote(bool(vote.retry), str(vote.reason), None if vote.origin is None else Origin(vote.origin))
+    except ValueError as error:
+        raise UsageError(f"a retry policy's vote has the origin {reprlib.repr(vote.origin)}") from error
     if vote.retry:
         origin = vote.origin or Origin.USER
         if context.restarts_left is not None:
@@ -380,7 +362,7 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         is_known = verdict.scope is not Scope.UNDETERMINED
         origin = root.origin if root is not None else Origin.USER if is_known else Origin.UNKNOWN
         reason = vote.reason if policy is not None else _reason_against(verdict)
-    again = _AGAIN.format(_before(context))
+    again = _AGAIN.format(context.before)
     if is_again(verdict, context) and again not in reason:
         reason = f"{reason}; {again}"
     return Decision(
@@ -391,15 +373,6 @@ def decide(verdict: Verdict, policy: RetryPolicy | None = None, context: RetryCo
         reason=reason,
         retries_left=context.retries_left,
     )
-
-
-def _checked(vote: Vote) -> Vote:
-    """Return a vote whose fields have the types that they should have; a user's policy may fill them with others."""
-    try:
-        origin = None if vote.origin is None else Origin(vote.origin)
-    except ValueError as error:
-        raise UsageError(f"a retry policy's vote has the origin {reprlib.repr(vote.origin)}") from error
-    return Vote(bool(vote.retry), str(vote.reason), origin)
 
 
 def _reason_against(verdict: Verdict) -> str:

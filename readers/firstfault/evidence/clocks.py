@@ -81,9 +81,7 @@ class Clocks:
         if _share_a_clock(first, second):
             return _around(first.monotonic_ns or 0, first).ahead_ns(_around(second.monotonic_ns or 0, second))
         one, other = self._on_storage(first), self._on_storage(second)
-        if one is None or other is None:
-            return 0
-        return one.ahead_ns(other)
+        return 0 if one is None or other is None else one.ahead_ns(other)
 
     def later(self, first: WorkerError, second: WorkerError) -> Interval | None:
         """Return between which bounds a failure was recorded after another, nanoseconds; negative: before.
@@ -119,7 +117,11 @@ class Clocks:
         # the earliest failure of each boot, by its own clock and by the storage's
         own: dict[str, int] = {}
         stored: dict[str, int] = {}
-        places = [(_boot(failure, index), failure, self._on_storage(failure)) for index, failure in enumerate(failures)]
+        places = [
+            # a clock that is not known is one of its own
+            (failure.boot_id if failure.boot_id and failure.monotonic_ns else f"#{index}", failure, moment)
+            for index, (failure, moment) in enumerate(zip(failures, map(self._on_storage, failures), strict=True))
+        ]
         for boot, failure, moment in places:
             if failure.monotonic_ns:
                 own[boot] = min(own.get(boot, failure.monotonic_ns), failure.monotonic_ns)
@@ -128,9 +130,8 @@ class Clocks:
         ends = sorted((high, boot) for boot, high in stored.items())[:2]
         found = []
         for boot, failure, moment in places:
-            here = (
-                failure.monotonic_ns is not None and own.get(boot, 1 << 63) < _around(failure.monotonic_ns, failure).low
-            )
+            ticks = failure.monotonic_ns
+            here = ticks is not None and own.get(boot, 1 << 63) < _around(ticks, failure).low
             others = next((high for high, other in ends if other != boot), None)
             elsewhere = moment is not None and others is not None and others < moment.low
             found.append(not here and not elsewhere)
@@ -141,9 +142,11 @@ class Clocks:
 
         The worst clocks have a sentence each; the last sentence counts the others.
         """
-        moved = self._stored_later()
-        if moved is not None:
-            text = f"all documents were stored about {moved} s after their faults: copies, or all clocks are behind"
+        behind = [-offset.low // _S for offset in self._offsets.values()]
+        # copies are stored later than every node's documents by the same
+        if len(behind) > 1 and min(behind) >= _COPIED_S >= max(behind) - min(behind):
+            moved = f"about {min(behind)} s after their faults"
+            text = f"all documents were stored {moved}: copies, or all clocks are behind"
             return [(text, tuple(self._offsets))]
         wrong = sorted(
             (-max(offset.low, -offset.high), node, offset)
@@ -158,16 +161,6 @@ class Clocks:
         others = "1 more clock is" if len(more) == 1 else f"{len(more)} more clocks are"
         return [*said, (f"{others} wrong, by less", more)] if more else said
 
-    def _stored_later(self) -> int | None:
-        """Return by how many seconds the storage's times are later than every node's, if by the same: copies are.
-
-        None if they differ. The number does not help to compare two nodes' clocks.
-        """
-        behind = [-offset.low // _S for offset in self._offsets.values()]
-        if len(behind) < 2 or min(behind) < _COPIED_S or max(behind) - min(behind) > _COPIED_S:  # noqa: PLR2004 - nodes
-            return None
-        return min(behind)
-
 
 def _share_a_clock(first: WorkerError, second: WorkerError) -> bool:
     """Whether both read the monotonic clock of the same boot."""
@@ -180,11 +173,6 @@ def _how_wrong(offset: Offset) -> str:
     if offset.is_known:
         return f"{where} the storage's by about {abs(offset.low + offset.high) / 2 / _S:.0f} s"
     return f"{where} the storage's by at least {max(offset.low, -offset.high) / _S:.0f} s"
-
-
-def _boot(failure: WorkerError, index: int) -> str:
-    """Return an id of the failure's monotonic clock; a unique one if it is not known."""
-    return failure.boot_id if failure.boot_id and failure.monotonic_ns else f"#{index}"
 
 
 def _around(moment_ns: int, failure: WorkerError) -> Interval:
@@ -215,7 +203,14 @@ def _offsets(job: JobErrors) -> dict[str, Offset]:
         lows[node] = max(low, lows.get(node, low))
         if document.name in took:
             highs[node].append(max(recorded + took[document.name] - stored, low))
-    return {node: _between(low, highs[node]) for node, low in lows.items()}
+    offsets = {}
+    for node, low in lows.items():
+        # a document that was stored again after its receipt, beside an upload that hung, seems to come from a clock
+        # that is behind: its upper bound may contradict another document's lower one
+        agreed = [high for high in highs[node] if high >= low]
+        unknown = max(_UNKNOWN_NS, low + _UNKNOWN_NS)
+        offsets[node] = Offset(low, min(agreed, default=unknown), is_known=bool(agreed))
+    return offsets
 
 
 def _uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef, int, int]]:
@@ -232,13 +227,3 @@ def _uploads(failures: Sequence[WorkerError]) -> Iterator[tuple[str, DocumentRef
             recorded = key.timestamp_ns if key is not None else None if several else failure.timestamp_ns
             if recorded is not None and document.last_modified_ns is not None:
                 yield failure.node, document, recorded, 0 if several else failure.upload_delay_ns or 0
-
-
-def _between(low: int, highs: Sequence[int]) -> Offset:
-    """Return the offset between the bounds.
-
-    A document that was stored again after its receipt, beside an upload that hung, seems to come from a clock that is
-    behind: its upper bound may contradict another document's lower one, and is left out.
-    """
-    agreed = [high for high in highs if high >= low]
-    return Offset(low, min(agreed), is_known=True) if agreed else Offset(low, max(_UNKNOWN_NS, low + _UNKNOWN_NS))

@@ -31,25 +31,26 @@ def earliest(job: JobErrors) -> Verdict:
     order of a listing. Clocks are not corrected, but the verdict names a clock that contradicts the storage's.
     """
     field = candidates(job)
-    root = earliest_of(field)
+    root = min(field, key=_order)
     followers = [failure for failure in field if failure is not root]
     warnings = clock_warnings(job.failures)
-    why = [_first(root, followers), *_tie_sentence(root, followers), *_same_sentence(root, followers)]
-    untimed = sum(failure.timestamp_ns is None for failure in field)
-    if untimed:
-        text = f"{untimed} of {len(field)} failures have no recorded time and were put last"
-        why.append(Reason(text, tuple(failure for failure in field if failure.timestamp_ns is None)))
+    why = [_first(root, followers)]
+    tied = tuple(item for item in followers if item.timestamp_ns == root.timestamp_ns)
+    if tied and root.timestamp_ns is not None:
+        text = f"{len(tied)} more have the same time; decided by evidence, then by the lowest rank"
+        why.append(Reason(text, tied))
+    if same := tuple(item for item in followers if item.fingerprint and item.fingerprint == root.fingerprint):
+        why.append(Reason(f"{len(same)} more recorded the same fault and are not counted as victims", same))
+    if untimed := tuple(item for item in field if item.timestamp_ns is None):
+        text = f"{len(untimed)} of {len(field)} failures have no recorded time and were put last"
+        why.append(Reason(text, untimed))
     return verdict_for(
         job, root, strategy="earliest", why=[*why, *warnings], confidence=_confidence(job, root, followers, warnings)
     )
 
 
-def earliest_of(failures: Sequence[WorkerError]) -> WorkerError:
-    """Return the failure with the earliest time; ties as `earliest` documents."""
-    return min(failures, key=_order)
-
-
 def _order(failure: WorkerError) -> tuple[object, ...]:
+    """Return the sort key of failures: ties as `earliest` documents."""
     rank = failure.rank if failure.rank is not None else 1 << 62
     return (
         failure.timestamp_ns is None,
@@ -81,34 +82,16 @@ def clock_warnings(failures: Sequence[WorkerError]) -> list[str]:
     ]
 
 
-def _is_exit(failure: WorkerError) -> bool:
-    return failure.writer is not Writer.STOCK and failure.subject is Subject.WORKER and failure.exception is None
-
-
 def _first(root: WorkerError, followers: Sequence[WorkerError]) -> Reason:
     timed = [failure for failure in followers if failure.timestamp_ns is not None]
     if root.timestamp_ns is None:
         return Reason(f"{who(root)} was picked by rank: no failure has a recorded time", (root,))
     if not timed:
         return Reason(f"{who(root)} is the only failure with a recorded time", (root,))
-    after = earliest_of(timed)
+    after = min(timed, key=_order)
     gap = ((after.timestamp_ns or 0) - root.timestamp_ns) / _MS
     text = f"{who(root)} failed first; the next, {who(after)}, was recorded {gap:.1f} ms later"
     return Reason(text, (root, after))
-
-
-def _tie_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[Reason]:
-    tied = [failure for failure in followers if failure.timestamp_ns == root.timestamp_ns]
-    if not tied or root.timestamp_ns is None:
-        return []
-    text = f"{len(tied)} more have the same time; decided by evidence, then by the lowest rank"
-    return [Reason(text, tuple(tied))]
-
-
-def _same_sentence(root: WorkerError, followers: Sequence[WorkerError]) -> list[Reason]:
-    same = [failure for failure in followers if failure.fingerprint and failure.fingerprint == root.fingerprint]
-    text = f"{len(same)} more recorded the same fault and are not counted as victims"
-    return [Reason(text, tuple(same))] if same else []
 
 
 def _confidence(job: JobErrors, root: WorkerError, followers: Sequence[WorkerError], warnings: Sequence[str]) -> str:
@@ -116,7 +99,8 @@ def _confidence(job: JobErrors, root: WorkerError, followers: Sequence[WorkerErr
         return "low"
     if any(failure.timestamp_ns == root.timestamp_ns for failure in followers):
         return "low"
-    if any(_is_exit(failure) for failure in (root, *followers)):
+    own = (item for item in (root, *followers) if item.writer is not Writer.STOCK and item.subject is Subject.WORKER)
+    if any(failure.exception is None for failure in own):
         return "low"  # the agent notices an exit late, and records its own time
     one_clock = bool(root.boot_id) and all(failure.boot_id == root.boot_id for failure in followers)
     if job.coverage.complete and (one_clock or not followers):
