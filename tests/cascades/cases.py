@@ -112,13 +112,7 @@ def _of_two_nodes(culprit: int) -> list[Case]:
 def _restarted(culprit: int) -> list[Case]:
     """Return cases with one restart: a fault that passes, and one that does not."""
     return [
-        Case(
-            fault,
-            culprit,
-            task="restarted",
-            inputs={"rounds": rounds},
-            scope="rank" if rounds > 1 else "none",
-        )
+        Case(fault, culprit, task="restarted", inputs={"rounds": rounds}, scope="rank" if rounds > 1 else "none")
         for fault in ("raise", "SIGKILL")
         for rounds in (1, 2)
     ]

@@ -34,11 +34,7 @@ _TIES = {
         6,
     ),
     "both": (
-        [
-            make_error(0, node="w-0", exception=None, exit_code=1),
-            make_error(9, node="w-1"),
-            make_error(5, node="w-2"),
-        ],
+        [make_error(0, node="w-0", exception=None, exit_code=1), make_error(9, node="w-1"), make_error(5, node="w-2")],
         5,
     ),
 }
@@ -194,8 +190,7 @@ def late(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     attempt.write(make_error(0, node="w-0", group_rank=0, at_ms=30, message="early"))
     attempt.join(
-        make_presence(node="w-0", group_rank=0, nodes=2),
-        make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2),
+        make_presence(node="w-0", group_rank=0, nodes=2), make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2)
     )
     monkeypatch.setattr(FsspecStore, "pages", later)
     return looks
@@ -220,8 +215,7 @@ def test_the_wait_is_bounded_and_its_end_is_said(attempt: Attempt) -> None:
     """If a node never reports, the reader stops waiting, says so, and names the node."""
     attempt.write(make_error(0, node="w-0", group_rank=0))
     attempt.join(
-        make_presence(node="w-0", group_rank=0, nodes=2),
-        make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2),
+        make_presence(node="w-0", group_rank=0, nodes=2), make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2)
     )
     reader = attempt.reader(settle_seconds=0.01)
     verdict = reader.verdict()

@@ -68,11 +68,7 @@ def test_an_exit_after_a_printed_traceback(printed: str, failure_class: str) -> 
     """A program that prints its exception and exits later is judged by that exception, with a traceback or not."""
     left = make_error(1, exception="SystemExit", message="1", exit_code=1, log_tail=printed)
     (judged,) = classify_failures(make_job(left))
-    wanted = {
-        "consequence": FailureClass.CONSEQUENCE,
-        "own": FailureClass.OWN_FAULT,
-        "exit": FailureClass.OWN_EXIT,
-    }
+    wanted = {"consequence": FailureClass.CONSEQUENCE, "own": FailureClass.OWN_FAULT, "exit": FailureClass.OWN_EXIT}
     assert judged.failure_class is wanted[failure_class]
 
 

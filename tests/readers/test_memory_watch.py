@@ -90,12 +90,7 @@ def test_version_2(tmp_path: Path) -> None:
     tree.write("sys/fs/cgroup", memory__current=800, memory__events="oom 4\noom_kill 5\noom_group_kill 1")
     report = watch.report()
     assert before_ns <= (report.pop("watermark_ns") or 0) <= time.time_ns()
-    assert report == {
-        "oom_kill": 3,
-        "memory_used_bytes": 800,
-        "memory_peak_bytes": 900,
-        "memory_limit_bytes": 1000,
-    }
+    assert report == {"oom_kill": 3, "memory_used_bytes": 800, "memory_peak_bytes": 900, "memory_limit_bytes": 1000}
 
 
 def test_version_1(tmp_path: Path) -> None:
@@ -106,12 +101,7 @@ def test_version_1(tmp_path: Path) -> None:
     tree.write("sys/fs/cgroup/memory/kubepods/pod1/box", memory__oom_control="under_oom 0\noom_kill 3")
     report = watch.report()
     del report["watermark_ns"]
-    assert report == {
-        "oom_kill": 1,
-        "memory_used_bytes": 700,
-        "memory_peak_bytes": 900,
-        "memory_limit_bytes": 1000,
-    }
+    assert report == {"oom_kill": 1, "memory_used_bytes": 700, "memory_peak_bytes": 900, "memory_limit_bytes": 1000}
 
 
 @pytest.mark.parametrize(
@@ -159,12 +149,7 @@ def test_a_limit_further_up(tmp_path: Path) -> None:
     tree.write("sys/fs/cgroup/job/step/task", memory__events="oom_kill 3")
     report = watch.report()
     del report["watermark_ns"]
-    assert report == {
-        "oom_kill": 1,
-        "memory_used_bytes": 3000,
-        "memory_peak_bytes": 3500,
-        "memory_limit_bytes": 4000,
-    }
+    assert report == {"oom_kill": 1, "memory_used_bytes": 3000, "memory_peak_bytes": 3500, "memory_limit_bytes": 4000}
 
 
 def test_the_watermark_is_the_highest_sample(tmp_path: Path) -> None:
@@ -199,12 +184,7 @@ def test_files_that_go_away(tmp_path: Path) -> None:
         file.unlink()
     report = watch.report()
     assert report.pop("watermark_ns") is not None
-    assert report == {
-        "oom_kill": None,
-        "memory_used_bytes": None,
-        "memory_peak_bytes": 700,
-        "memory_limit_bytes": None,
-    }
+    assert report == {"oom_kill": None, "memory_used_bytes": None, "memory_peak_bytes": 700, "memory_limit_bytes": None}
 
 
 def test_this_machine() -> None:

@@ -8,14 +8,7 @@ from dataclasses import replace
 import pytest
 
 from firstfault.evidence.hangs import progress_by_group, progress_in_text
-from firstfault.model import (
-    Collective,
-    CollectiveProgress,
-    ExceptionInfo,
-    Scope,
-    SentSignal,
-    Writer,
-)
+from firstfault.model import Collective, CollectiveProgress, ExceptionInfo, Scope, SentSignal, Writer
 from firstfault.strategies.rules import evidence
 from firstfault.testing import make_error, make_job
 

@@ -78,10 +78,7 @@ CASES: dict[str, tuple[str | JobErrors, str | JobErrors]] = {
     "raised-in-hang": (raised_in_hang(), "hang-rank3-of4"),
     "mismatch": (done(received(1), passed(0, 4), passed(2, 40), passed(3, 4)), OF_TWO),
     "hang": ("hang-rank3-of4", "deadlock-rank0-of4"),
-    "no-progress": (
-        make_job(timed_out(0, world_size=2), timed_out(1, world_size=2)),
-        "deadlock-rank0-of4",
-    ),
+    "no-progress": (make_job(timed_out(0, world_size=2), timed_out(1, world_size=2)), "deadlock-rank0-of4"),
     "left-behind": ("nccl-rubbish-version2.1-rank3-of4", "exit-1-rank3-of4"),
     "returned": (
         done(*(victim(rank, world_size=4) for rank in (0, 1, 2)), LEFT),

@@ -155,9 +155,7 @@ def test_a_long_wait_for_the_upload_is_not_skew() -> None:
     """A document that its writer held back for ten minutes does not accuse its clock."""
     ten_minutes = 600 * 1_000_000_000
     late = make_error(
-        0,
-        upload_delay_ns=ten_minutes,
-        documents=(DocumentRef("a.pb", last_modified_ns=START_NS + ten_minutes),),
+        0, upload_delay_ns=ten_minutes, documents=(DocumentRef("a.pb", last_modified_ns=START_NS + ten_minutes),)
     )
     assert not any("clock" in sentence for sentence in _verdict("earliest", late).why)
 
