@@ -9,7 +9,7 @@ import pytest
 
 from firstfault.errors import AccessDeniedError, StoreError, StoreUnavailableError
 from firstfault.layout import ErrorKey, error_key_for
-from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope, SentSignal, Writer
+from firstfault.model import DocumentRef, Kind, Origin, Phase, Receipt, Scope, Writer
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store import FsspecStore
 from firstfault.testing import START_NS, make_error, make_job, make_presence
@@ -52,19 +52,6 @@ def test_same_timestamp_is_decided_by_evidence_then_lowest_rank(attempt: Attempt
         assert any("have the same time" in sentence for sentence in verdict.why)
 
 
-def test_same_timestamp_of_different_faults(attempt: Attempt) -> None:
-    """By default the lowest rank of two simultaneous faults comes first, and the other one is named too."""
-    errors = [
-        make_error(rank, node=f"w-{9 - rank}", message=text) for rank, text in ((7, "no labels"), (2, "no shard"))
-    ]
-    for number, order in enumerate(itertools.permutations(errors)):
-        for name, error in enumerate(order):
-            attempt.put(f"{number}/firstfault/errors/{name}.pb", encode(error))
-        verdict = MultiErrorFileOutputReader(f"{attempt.uri}/{number}").verdict()
-        assert (verdict.ranks, verdict.confidence) == ((2,), "low")
-        assert [suspect.rank for suspect in verdict.suspects] == [7]
-
-
 # --- missing timestamp ----------------------------------------------------------------------------------------------
 
 
@@ -77,23 +64,6 @@ def test_missing_timestamp_comes_last_and_is_said(attempt: Attempt, folder: str)
     assert verdict.ranks == (1,)
     assert verdict.timestamp_ns == START_NS + 5_000_000
     assert "1 of 2 failures have no recorded time and were put last" in verdict.why
-
-
-def test_missing_timestamp_of_one_fault_of_two(attempt: Attempt) -> None:
-    """By default, too, it comes last, and the confidence is low."""
-    attempt.write(make_error(0, node="w-0", at_ms=None, message="no labels"), make_error(1, node="w-1", at_ms=5))
-    verdict = attempt.reader().verdict()
-    assert (verdict.ranks, verdict.confidence) == ((1,), "low")
-    assert "1 of the 2 that may be first have no recorded time" in verdict.why
-
-
-def test_no_timestamp_at_all_is_said(attempt: Attempt) -> None:
-    """Without any time the lowest rank is taken, and the verdict claims neither a time nor a tie."""
-    attempt.write(make_error(2, at_ms=None), make_error(1, at_ms=None))
-    verdict = attempt.reader(strategy="earliest").verdict()
-    assert (verdict.ranks, verdict.timestamp_ns, verdict.confidence) == ((1,), None, "low")
-    assert verdict.why[0] == "rank 1 on worker-0 was picked by rank: no failure has a recorded time"
-    assert not any("same time" in sentence for sentence in verdict.why)
 
 
 # --- empty, truncated, oversized, undecodable, forbidden ------------------------------------------------------------
@@ -172,9 +142,11 @@ def test_a_forbidden_document_is_skipped_counted_and_named(attempt: Attempt, mon
 # --- late document --------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def late(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Node w-1 writes its document and roster entry after the first listing; the listings are recorded."""
+@pytest.mark.parametrize(("settle_seconds", "message", "listings"), [(30, "late", 3), (None, "early", 1)])
+def test_a_late_document_is_waited_for(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch, settle_seconds: float | None, message: str, listings: int
+) -> None:
+    """With time to settle, a document that is written after the first listing is the root cause."""
     looks: list[str] = []
     listed = FsspecStore.pages
 
@@ -193,22 +165,10 @@ def late(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         make_presence(node="w-0", group_rank=0, nodes=2), make_presence(Phase.JOINED, node="w-1", group_rank=1, nodes=2)
     )
     monkeypatch.setattr(FsspecStore, "pages", later)
-    return looks
-
-
-def test_a_late_document_is_waited_for(attempt: Attempt, late: list[str]) -> None:
-    """With time to settle, a document that comes later is the root cause, and the verdict is settled and complete."""
-    verdict = attempt.reader(settle_seconds=30).verdict()
-    assert verdict.message == "late"
-    assert verdict.settled
-    assert (verdict.coverage.expected, verdict.coverage.reported, verdict.coverage.complete) == (2, 2, True)
-    assert len(late) == 3, "two looks while it waited, and the one that it read"
-
-
-def test_without_time_to_settle_nobody_is_waited_for(attempt: Attempt, late: list[str]) -> None:
-    """Without `settle_seconds` the reader lists once."""
-    assert attempt.reader().verdict().settled
-    assert len(late) == 1
+    verdict = attempt.reader(**({"settle_seconds": settle_seconds} if settle_seconds else {})).verdict()
+    assert (verdict.message, verdict.settled) == (message, True)
+    assert verdict.coverage.complete is (settle_seconds is not None)
+    assert len(looks) == listings, "with time: two looks while it waited, and the one that it read"
 
 
 def test_the_wait_is_bounded_and_its_end_is_said(attempt: Attempt) -> None:
@@ -319,21 +279,6 @@ def test_a_node_that_failed_may_withdraw_a_document(attempt: Attempt) -> None:
     verdict = attempt.reader().verdict()
     assert (verdict.ranks, verdict.message, verdict.document_count) == ((1,), "real", 1)
     assert (verdict.coverage.complete, verdict.victims.count) == (True, 0)
-
-
-def test_what_a_stopped_worker_had_in_flight_is_a_consequence(attempt: Attempt) -> None:
-    """A worker that its agent stopped with an exception in flight is a victim of the failure that came before it."""
-    place = {"node": "w-1", "group_rank": 1}
-    attempt.write(
-        make_error(0, node="w-0", at_ms=0, exception="KeyError"),
-        make_error(3, at_ms=5, exception="RuntimeError", message="peer is gone", in_flight=True, **place),
-        make_error(
-            3, at_ms=9, exception=None, writer=Writer.AGENT, sent_signals=(SentSignal("SIGTERM", "told"),), **place
-        ),
-    )
-    verdict = attempt.reader().verdict()
-    assert verdict.ranks == (0,)
-    assert verdict.victims.by_rank == ((3, "RuntimeError: peer is gone"),)
 
 
 # --- nothing found --------------------------------------------------------------------------------------------------
