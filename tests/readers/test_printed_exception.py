@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -273,3 +274,36 @@ def test_a_frame_that_rich_wrapped(lines: tuple[str, ...]) -> None:
     assert [(frame.file, frame.line, frame.function) for frame in printed.exception.frames] == [
         ("/a/train.py", 8, "step")
     ]
+
+
+_TWO_TRIES = """
+def again():
+    raise ValueError("trying to initialize the default process group twice!")
+
+try:
+    wrapped()
+except Exception:
+    logging.warning("trying again", exc_info=True)
+again()
+"""
+
+
+@pytest.mark.parametrize("cut", [0, 2])
+def test_a_second_try(cut: int, tmp_path: Path) -> None:
+    """A second try that found the first one's process group is told by what the first one printed, cut off or not."""
+    printed = _run(_TWO_TRIES, tmp_path)
+    first = printed.log_tail.rpartition("Traceback (most recent call last):")[0]
+    again = make_error(
+        3,
+        node="worker-1",
+        message="trying to initialize the default process group twice!",
+        log_tail="".join(first.splitlines(keepends=True)[cut:]),
+    )
+    for failure in (again, printed):
+        verdict, _ = _story(failure)
+        report = report_of(make_job(failure), verdict, decide(verdict))
+        assert verdict.headline.startswith("KeyError, rank 3 on worker-1: 'labels'; then ValueError: trying to ")
+        assert report.answers.code == "train.py:8 in step"
+        assert ("printed before" in verdict.headline) is (failure is printed)
+    alone = evidence(make_job(replace(again, log_tail="")))
+    assert alone.headline.startswith("ValueError, rank 3 on worker-1: trying to initialize")

@@ -242,7 +242,7 @@ def message_of(failure: WorkerError) -> Message:
     if exception is None:
         return _of_end(failure)
     found = _of_exception(exception)
-    if exception is not failure.exception:
+    if failure.exception is None or exception.message != failure.exception.message:
         parts = (found.wrapper, f"printed before {_end_of(failure)}")
         return replace(found, wrapper="; ".join(part for part in parts if part))
     if found.what == "SystemExit" and failure.exit_code != 0 and (line := _last_line(failure, "")):

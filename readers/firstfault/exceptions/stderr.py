@@ -57,6 +57,8 @@ _NEXT = re.compile(
 )
 """A line that cannot belong to the message of the exception before it."""
 _FATAL = re.compile(r"\b(?:fatal|critical|panic|abort\w*|giving up)\b", re.IGNORECASE)
+_SECOND_TRY = "trying to initialize the default process group twice"
+"""What torch raises if a program tries again after an error that left the process group behind."""
 _RAISED = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?::\s(?P<message>.*))?$")
 _PYTHONS = re.compile(
     r"(?P<type>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Iteration|Timeout))(?::\s(?P<message>.*))?$"
@@ -208,9 +210,12 @@ class Printed:
 def exception_of(failure: WorkerError) -> ExceptionInfo | None:
     """Return the exception that ended a process: the one that it raised, else the last one that it printed.
 
-    What it printed counts for an exit without a reason, and for an abort without native code's own reason.
+    What it printed counts for an exit without a reason, for an abort without native code's own reason, and for a
+    second try that failed only because the first one had left its process group.
     """
     raised = failure.exception
+    if raised is not None and _is_second_try(raised):
+        return _with_first_try(raised, _plain(failure.log_tail[-_READ:]))
     if raised is not None and short_name(causes_of(raised).first) != "SystemExit":
         return raised
     if failure.sent_signals or failure.expired is not None or failure.subject is Subject.AGENT:
@@ -257,16 +262,40 @@ def last_printed(stderr: str) -> Printed | None:
 @lru_cache(maxsize=256)
 def _last_printed(stderr: str) -> Printed | None:
     lines = _plain(stderr)
-    # a traceback of a member of a group is read with its group
-    begins = [at for at, line in enumerate(lines) if (match := _BEGINS.match(line)) and "|" not in match["gutter"]]
-    begins = [at for at in begins if not _is_handled(lines, at)][-_TRIED:]
+    begins = [at for at in _tracebacks(lines) if not _is_handled(lines, at)][-_TRIED:]
     while begins:
         first, last = _chain_at(lines, begins)
         found = _parsed(lines, first, last)
         if found is not None:
-            return found
+            is_second = _is_second_try(found.exception)
+            return replace(found, exception=_with_first_try(found.exception, lines[:first])) if is_second else found
         begins = [at for at in begins if at < first]
     return None
+
+
+def _tracebacks(lines: Sequence[str]) -> list[int]:
+    """Return where tracebacks begin; that of a member of a group is read with its group."""
+    return [at for at, line in enumerate(lines) if (match := _BEGINS.match(line)) and "|" not in match["gutter"]]
+
+
+def _is_second_try(exception: ExceptionInfo) -> bool:
+    return _SECOND_TRY in causes_of(exception).first.message
+
+
+def _with_first_try(exception: ExceptionInfo, lines: Sequence[str]) -> ExceptionInfo:
+    """Return the exception of a second try with the last one printed before it, handled or not, as its cause."""
+    cut = itertools.takewhile(lambda line: not line or line[0].isspace(), lines)
+    if any(line.lstrip().startswith('File "') for line in cut):  # the lines begin within a traceback
+        lines = ["Traceback (most recent call last):", *lines]
+    begins = _tracebacks(lines)[-_TRIED:]
+    while begins:
+        first, last = _chain_at(lines, begins)
+        found = _parsed(lines, first, last)
+        if found is not None and not _is_second_try(found.exception):
+            cause = replace(found.exception, relation="context", causes=())
+            return replace(exception, causes=(*exception.causes, cause, *found.exception.causes))
+        begins = [at for at in begins if at < first]
+    return exception
 
 
 def _is_handled(lines: Sequence[str], at: int) -> bool:
