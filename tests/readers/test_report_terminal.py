@@ -25,8 +25,7 @@ from firstfault.model import (
     Verdict,
 )
 from firstfault.render.html import page
-from firstfault.render.plain import terminal_text
-from firstfault.render.printer import encodable
+from firstfault.render.plain import encodable, terminal_text
 from firstfault.render.terminal import print_report
 from firstfault.report import markdown, report_of
 from firstfault.report.data import AttemptSummary, summary_of, with_attempts

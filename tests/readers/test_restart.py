@@ -13,7 +13,7 @@ from firstfault.conclude import conclude
 from firstfault.layout import ROSTER, is_bundle, is_error_file, is_restart_record, restart_record_name
 from firstfault.model import Kind, Resources, RestartKind, RestartRecord, WorkerError
 from firstfault.reading.fetch import oldest_first
-from firstfault.render.flyte_message import flyte_message
+from firstfault.render.plain import flyte_message
 from firstfault.report import report_of
 from firstfault.report.sections import recovered_lines
 from firstfault.restart import RestartContext, RestartDecision, decide_restart, record_of, with_unused_restarts

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.model import ExceptionInfo, FrameInfo
-from firstfault.render.html import page
-from firstfault.render.traceback_view import folded_traceback
+from firstfault.render.html import folded_traceback, page
 from firstfault.report.data import AttemptSummary, with_attempts
 from firstfault.report.facts import JobIdentity
 from firstfault.testing import make_error, make_job

@@ -12,7 +12,7 @@ import pytest
 from firstfault import MultiErrorFileOutputReader
 from firstfault.layout import ROSTER
 from firstfault.model import Phase
-from firstfault.render.flyte_message import flyte_message
+from firstfault.render.plain import flyte_message
 from firstfault.wire.documents import decode_presence, unpack
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.tracebacks import REMOTE, chain, format_exception, original_of, with_remote
 from firstfault.model import DocumentRef, ExceptionInfo, WorkerError
-from firstfault.render.flyte_message import flyte_message
+from firstfault.render.plain import flyte_message
 from firstfault.report import report_of
 from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from firstfault.errors import BadDocumentError
 from firstfault.layout import ERROR_FILE, bundle_path
 from firstfault.model import DocumentRef, Origin, Seal
-from firstfault.render.flyte_message import flyte_message
+from firstfault.render.plain import flyte_message
 from firstfault.report import report_of
 from firstfault.wire.documents import decode, encode_seal, pack
 from firstfault.wire.json_schemas import decision_from_json, to_json, verdict_from_json

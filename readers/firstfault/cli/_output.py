@@ -38,7 +38,7 @@ def show_report(report: Report, *, verbose: bool = False) -> None:
 
 def echo(text: str) -> None:
     """Print to stdout; escape characters that its encoding does not have."""
-    from firstfault.render.printer import encodable  # noqa: PLC0415 - as above
+    from firstfault.render.plain import encodable  # noqa: PLC0415 - as above
 
     click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
 

@@ -154,7 +154,7 @@ def print_attempt(  # noqa: PLR0913 - keywords
 
         click.echo(json_report(report))
     elif as_markdown:
-        from firstfault.render.markdown import markdown  # noqa: PLC0415 - as above
+        from firstfault.render.plain import markdown  # noqa: PLC0415 - as above
 
         echo(markdown(report).rstrip("\n"))
     elif not html:

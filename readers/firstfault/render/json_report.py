@@ -15,11 +15,14 @@ from firstfault.text import elide
 from firstfault.wire.json_schemas import SCHEMA, decision_to_dict, format_timestamp, verdict_to_dict
 
 if TYPE_CHECKING:
-    from firstfault.model import CollectiveProgress, ExpiredDeadline, FrameInfo, WorkerError
+    from firstfault.model import WorkerError
     from firstfault.report.data import Report
+    from firstfault.wire.forms import Table
 
 _FRAMES = 50
 _LINES = 200
+_TEXTS = {"file", "function", "group"}
+"""Fields that are never null."""
 
 
 def json_report(report: Report, longest: int | None = None, *, decided: bool = True) -> str:
@@ -30,22 +33,25 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         longest: characters that are kept of each message; None: all.
         decided: False for a preliminary answer on a running attempt, which then says so.
     """
-    answers = report.answers
-    verdict = replace(report.verdict, message=_kept(report.verdict.message, longest))
+    answers, identity, root = report.answers, report.identity, report.verdict.root
+    by_state: dict[str, list[int]] = {}
+    for item in report.cascade.ranks:
+        if item.state is not State.ROOT:
+            by_state.setdefault(item.state.slug, []).append(item.rank)
     document = {
         "schema": SCHEMA,
         **({} if decided else {"decided": False}),
-        "verdict": verdict_to_dict(verdict),
+        "verdict": verdict_to_dict(replace(report.verdict, message=_kept(report.verdict.message, longest))),
         "decision": decision_to_dict(report.decision),
-        "first_line": first_line(verdict, report.decision),
-        "root": _root(report, verdict.root, longest) if verdict.root is not None else None,
+        "first_line": report.first_line,
+        "root": _root(report, root, longest) if root is not None else None,
         "what": answers.what,
         "fault": answers.fault_owner.value,
         "where": answers.where,
         "retry": f"{answers.fate}; {answers.fate_reason}",
         "next": [{"text": step.text, "command": step.command or None} for step in answers.steps],
         "unknown": list(answers.unknown),
-        "victims_by_state": _by_state(report),
+        "victims_by_state": by_state,
         "followers": report.followers or None,
         "clocks": report.clocks or None,
         "attempt": report.number,
@@ -61,49 +67,53 @@ def json_report(report: Report, longest: int | None = None, *, decided: bool = T
         ],
         "changes": list(report.changes),
         "uri": report.uri or None,
-        "execution": report.identity.execution or None,
-        "versions": dict(report.identity.versions),
-        "job": _job(report),
+        "execution": identity.execution or None,
+        "versions": dict(identity.versions),
+        "job": {
+            "task": identity.task or None,
+            "image": identity.image or None,
+            "started": format_timestamp(identity.started_ns),
+            "seconds": identity.seconds,
+            "ranks": identity.ranks,
+            "nodes": identity.nodes,
+            "gpu_model": identity.gpu_model or None,
+            "gpus": identity.gpus,
+            "source": identity.source_url or None,
+            "commit": identity.commit or None,
+        },
     }
     return json.dumps(document, ensure_ascii=True, separators=(",", ":"))
 
 
 def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, Any]:
-    place, found = root.place, root.resources
     raised = exception_of(root)
     exception = first_cause(raised) if raised is not None else None
     frames = own_frames(raised) if raised is not None else ()
-    is_plain = report.engine is PLAIN
+    innermost = _fields(FRAME, frames[-1]) if frames else {}
+    place = {**_fields(PLACE, root.place), "pod": root.node or None, "pid": root.place.pid or None}
+    if report.engine is PLAIN:
+        place |= {"pod": None, "machine": place["machine"] or place["host"]}
     return {
         "type": exception.type if exception is not None else None,
         "message": _kept(exception.message, longest) if exception is not None else None,
-        "file": frames[-1].file if frames else None,
-        "line": frames[-1].line if frames else None,
-        "function": frames[-1].function if frames else None,
-        "source": (frames[-1].code or None) if frames else None,
-        "frames": [_frame(frame) for frame in frames[-_FRAMES:]],
+        **{name: innermost.get(name) for name in ("file", "line", "function", "source")},
+        "frames": [
+            {
+                **_fields(FRAME, frame),
+                "context_line": frame.context_line or None,
+                "marked": frame.marked if frame.marked[1] else None,
+            }
+            for frame in frames[-_FRAMES:]
+        ],
         "stack": stack_lines(root)[:_LINES],
         "log": log_lines(root)[-_LINES:],
         "exit_code": root.exit_code,
         "signal": root.signal or None,
-        "rank": place.rank,
-        "local_rank": place.local_rank,
-        "pod": (root.node or None) if not is_plain else None,
-        "machine": place.machine or (place.host if is_plain else "") or None,
-        "host": place.host or None,
-        "gpu": place.gpu or None,
-        "pid": place.pid or None,
+        **place,
         "time": format_timestamp(root.timestamp_ns),
-        "round": place.round,
-        "restarts": place.restart_count,
-        "memory": {
-            "peak_bytes": found.memory_peak_bytes,
-            "used_bytes": found.memory_used_bytes,
-            "limit_bytes": found.memory_limit_bytes,
-            "oom_kills": found.oom_kill,
-        },
-        "deadline": _deadline(root.expired) if root.expired is not None else None,
-        "last_collective": _collective(root.collectives[0]) if root.collectives else None,
+        "memory": _fields(RESOURCES, root.resources),
+        "deadline": _fields(EXPIRED, root.expired) if root.expired is not None else None,
+        "last_collective": _fields(PROGRESS, root.collectives[0]) if root.collectives else None,
         "threads": [
             {"name": thread.thread, "type": thread.exception.type, "message": _kept(thread.exception.message, longest)}
             for thread in root.thread_failures
@@ -111,60 +121,11 @@ def _root(report: Report, root: WorkerError, longest: int | None) -> dict[str, A
     }
 
 
-def _job(report: Report) -> dict[str, Any]:
-    identity = report.identity
-    return {
-        "task": identity.task or None,
-        "image": identity.image or None,
-        "started": format_timestamp(identity.started_ns),
-        "seconds": identity.seconds,
-        "ranks": identity.ranks,
-        "nodes": identity.nodes,
-        "gpu_model": identity.gpu_model or None,
-        "gpus": identity.gpus,
-        "source": identity.source_url or None,
-        "commit": identity.commit or None,
-    }
+def _fields(table: Table, part: Any) -> dict[str, Any]:
+    """Return the fields of a part by their names in JSON; null for an empty text that may be missing."""
+    found = {field.json: getattr(part, field.name) for field in table.fields if field.json}
+    return {name: None if value == "" and name not in _TEXTS else value for name, value in found.items()}
 
 
 def _kept(text: str, longest: int | None) -> str:
     return text if longest is None else elide(text, longest)
-
-
-def _frame(frame: FrameInfo) -> dict[str, Any]:
-    return {
-        "file": frame.file,
-        "line": frame.line,
-        "function": frame.function,
-        "source": frame.code or None,
-        "context": list(frame.context),
-        "context_line": frame.context_line or None,
-        "marked": list(frame.marked) if frame.marked[1] else None,
-    }
-
-
-def _deadline(expired: ExpiredDeadline) -> dict[str, Any]:
-    return {
-        "scope": expired.scope or None,
-        "seconds": expired.seconds,
-        "heartbeat": expired.heartbeat,
-        "since": expired.since or None,
-    }
-
-
-def _collective(progress: CollectiveProgress) -> dict[str, Any]:
-    return {
-        "group": progress.group,
-        "operation": progress.last_operation or None,
-        "enqueued": progress.enqueued,
-        "completed": progress.completed,
-    }
-
-
-def _by_state(report: Report) -> dict[str, list[int]]:
-    """Return the ranks in each state but the root cause's, by the state's name: "victim", "stopped"."""
-    found: dict[str, list[int]] = {}
-    for item in report.cascade.ranks:
-        if item.state is not State.ROOT:
-            found.setdefault(item.state.slug, []).append(item.rank)
-    return found

@@ -6,21 +6,25 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
+from rich.text import Text
+
+from firstfault.exceptions.first_cause import own_frames
 from firstfault.exceptions.stack_position import readable_stack
-from firstfault.render.printer import Printer
-from firstfault.render.traceback_view import folded_lines
+from firstfault.exceptions.tracebacks import chain, place_of, runs
+from firstfault.render.plain import encodable, one_row
 from firstfault.report.sections import log_lines, quoted_failures, sections_of
 from firstfault.report.words import State, counted, duration, few
-from firstfault.text import elide
+from firstfault.text import elide, one_line, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from rich.console import Console
 
-    from firstfault.model import WorkerError
-    from firstfault.report import Report
+    from firstfault.model import ExceptionInfo, FrameInfo, WorkerError
     from firstfault.report.cascade import Group
+    from firstfault.report.data import Report
     from firstfault.report.sections import Sections
 
 _ROWS = 23
@@ -64,6 +68,12 @@ _FOLDERS = re.compile(r"(?:/[\w.+-]+){2,}/")
 _STYLES = {State.ROOT: "bold red", State.SUSPECT: "yellow", State.UNCLEAR: "yellow"}
 _WITH_WHERE = ("host", "exit code", "time")
 _NS = 1_000_000_000
+_LABEL = 9
+"""Columns of the labels."""
+_NARROW = 50
+"""On fewer columns a label is before its value instead of beside it."""
+_WIDTH = 80
+"""Lines that must fit one screen are cut for at least this many columns."""
 
 
 def print_report(report: Report, console: Console, *, verbose: bool = False) -> None:
@@ -74,7 +84,7 @@ def print_report(report: Report, console: Console, *, verbose: bool = False) -> 
         console: where to print; quoted texts cannot steer it and are not markup.
         verbose: everything that is known, instead of one screen.
     """
-    printer = Printer(console)
+    printer = _Printer(console)
     parts = sections_of(report)
     if verbose:
         _print_all(printer, report, parts)
@@ -86,7 +96,7 @@ def print_report(report: Report, console: Console, *, verbose: bool = False) -> 
         if len(printer.rows) <= room:
             break
         limits = {**_ALL, **dict(_STEPS[:step])}
-        printer = Printer(console, limits.get(_ROWS_OF_TEXT, 0))
+        printer = _Printer(console, limits.get(_ROWS_OF_TEXT, 0))
         _print_screen(printer, report, parts, limits)
     printer.flush()
 
@@ -94,7 +104,7 @@ def print_report(report: Report, console: Console, *, verbose: bool = False) -> 
 # --- one screen -----------------------------------------------------------------------------------------------------
 
 
-def _print_screen(printer: Printer, report: Report, parts: Sections, limits: Mapping[str, int]) -> None:
+def _print_screen(printer: _Printer, report: Report, parts: Sections, limits: Mapping[str, int]) -> None:
     answers, more = report.answers, f"{_SHOW}-v {report.uri}" if report.uri else ""
     has_more = bool(more) and printer.fits(more)
     _print_head(printer, report, report.verdict.category)
@@ -106,18 +116,17 @@ def _print_screen(printer: Printer, report: Report, parts: Sections, limits: Map
     if has_more:
         printer.beside(more)
     printer.labelled("Unknown", few(answers.unknown, limits["Unknown"], _COUNTED))
-    job = _short_job(report)
-    printer.labelled("Job", [job] if job and limits["Job"] else [])
+    printer.labelled("Job", [_short_job(report)] if limits["Job"] else [])
     printer.labelled("Attempts", few(parts.changes.lines[::-1], limits["Attempts"], _COUNTED)[::-1])
     printer.gap()
     _print_code(printer, report, parts, limits["Code"])
     _print_groups(printer, report, limits["Failed"])
-    printer.labelled("Victims", [report.followers] if report.followers and limits["Victims"] else [])
+    printer.labelled("Victims", [report.followers] if limits["Victims"] else [])
     printer.labelled("Why", parts.evidence.lines[: limits["Why"]])
     _print_reported(printer, report, "" if has_more else "-v shows more")
 
 
-def _print_head(printer: Printer, report: Report, category: str) -> None:
+def _print_head(printer: _Printer, report: Report, category: str) -> None:
     answers = report.answers
     printer.line(report.first_line, style="bold")
     printer.gap()
@@ -127,10 +136,10 @@ def _print_head(printer: Printer, report: Report, category: str) -> None:
     place = f"{answers.where}, {answers.code}" if answers.code else answers.where
     known = {fact.name: fact.value for fact in report.facts if fact.name in _WITH_WHERE}
     beside = ", ".join(f"{name} {value}" for name, value in known.items())  # the machine stands beside the rank
-    printer.labelled("Where", [place, beside] if beside else [place])
+    printer.labelled("Where", [place, beside])
 
 
-def _print_next(printer: Printer, texts: Sequence[str], commands: Sequence[str]) -> None:
+def _print_next(printer: _Printer, texts: Sequence[str], commands: Sequence[str]) -> None:
     printer.labelled("Next", texts)
     for command in commands:
         if not command.startswith(_SHOW):
@@ -146,7 +155,7 @@ def _short_job(report: Report) -> str:
     return ", ".join(filter(None, [job.task or job.execution, nodes, gpus, after]))
 
 
-def _print_code(printer: Printer, report: Report, parts: Sections, limit: int) -> None:
+def _print_code(printer: _Printer, report: Report, parts: Sections, limit: int) -> None:
     """Print the program's own frames; if the process raised nothing, its last log lines."""
     root = report.verdict.root
     if parts.code.lines:
@@ -156,7 +165,7 @@ def _print_code(printer: Printer, report: Report, parts: Sections, limit: int) -
         printer.labelled("Log", [printer.short(line) for line in parts.log.lines[-_LOG_LINES:]])
 
 
-def _print_groups(printer: Printer, report: Report, limit: int) -> None:
+def _print_groups(printer: _Printer, report: Report, limit: int) -> None:
     groups = report.cascade.groups
     shown = groups if len(groups) <= limit + 1 else groups[:limit]
     # paths of build machines, as in gloo's messages, help least
@@ -166,12 +175,12 @@ def _print_groups(printer: Printer, report: Report, limit: int) -> None:
     _print_failed(printer, lines, shown)
 
 
-def _print_failed(printer: Printer, lines: Sequence[str], groups: Sequence[Group]) -> None:
+def _print_failed(printer: _Printer, lines: Sequence[str], groups: Sequence[Group]) -> None:
     styles = [_STYLES.get(group.state, "") for group in groups]
     printer.labelled("Failed", lines or ["no readable error document"], styles)
 
 
-def _print_reported(printer: Printer, report: Report, more: str) -> None:
+def _print_reported(printer: _Printer, report: Report, more: str) -> None:
     nodes = report.engine.nodes
     coverage = f"{report.coverage} {nodes}" if "," not in report.coverage else f"{nodes}: {report.coverage}"
     parts = list(filter(None, [coverage, report.clocks, more]))
@@ -181,14 +190,13 @@ def _print_reported(printer: Printer, report: Report, more: str) -> None:
 # --- everything -----------------------------------------------------------------------------------------------------
 
 
-def _print_all(printer: Printer, report: Report, parts: Sections) -> None:
+def _print_all(printer: _Printer, report: Report, parts: Sections) -> None:
     answers = report.answers
     _print_head(printer, report, answers.category)
     printer.labelled("Retry", [f"{answers.fate}; {answers.fate_reason}"])
     _print_next(printer, [step.text for step in answers.steps if not step.command], parts.commands.lines)
     printer.labelled("Unknown", answers.unknown)
-    job = "; ".join(report.identity.parts(report.engine))
-    printer.labelled("Job", [job] if job else [])
+    printer.labelled("Job", ["; ".join(report.identity.parts(report.engine))])
     printer.labelled("Attempts", parts.changes.lines)
     printer.gap()
     _print_quoted(printer, report, parts)
@@ -198,7 +206,7 @@ def _print_all(printer: Printer, report: Report, parts: Sections) -> None:
         later = group.first.later if group.first is not None and group.state is not State.ROOT else ""
         lines.append(f"{group.head()}: {group.said}" + (f" ({later})" if later else ""))
     _print_failed(printer, lines, report.cascade.groups)
-    printer.labelled("Victims", [report.followers] if report.followers else [])
+    printer.labelled("Victims", [report.followers])
     _print_reported(printer, report, "")
     _print_nodes(printer, report)
     facts = [fact for fact in (*parts.answers, *parts.details) if fact.name != "unknown"]  # it stands above
@@ -216,7 +224,7 @@ def _below(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def _print_quoted(printer: Printer, report: Report, parts: Sections) -> None:
+def _print_quoted(printer: _Printer, report: Report, parts: Sections) -> None:
     """Print the traceback, or first the stack of a process that raised nothing, and its log."""
     failures, root = quoted_failures(report), report.verdict.root
     raised = root.exception if root is not None else None
@@ -233,7 +241,7 @@ def _print_quoted(printer: Printer, report: Report, parts: Sections) -> None:
         printer.section(f"{parts.log.title}: {name}", _bounded(log_lines(failure)))
 
 
-def _print_nodes(printer: Printer, report: Report) -> None:
+def _print_nodes(printer: _Printer, report: Report) -> None:
     by_node = report.cascade.ranks_by_node()
     lines = []
     for node in report.cascade.nodes:
@@ -243,7 +251,7 @@ def _print_nodes(printer: Printer, report: Report) -> None:
     printer.line(", ".join(f"{state.mark} {state.value}" for state in State), indent=2)
 
 
-def _print_stacks(printer: Printer, failure: WorkerError, title: str) -> None:
+def _print_stacks(printer: _Printer, failure: WorkerError, title: str) -> None:
     for dump in failure.stack_dumps:
         of = f"rank {dump.rank}" if dump.rank is not None else f"process {dump.pid}"
         printer.section(f"{title}: {of}", _bounded(readable_stack(dump.text).strip("\n").split("\n")))
@@ -256,3 +264,132 @@ def _bounded(lines: Sequence[str]) -> list[str]:
     shown = [*lines[:half], f"... {left} lines left out ...", *lines[-half:]] if left > 1 else lines
     found = [elide(line, _TEXT_LINE).replace("\n", " ") for line in shown]
     return found if left <= 1 and found == list(lines) else [*found, f"({_TO_SEE_ALL})"]
+
+
+def folded_lines(exception: ExceptionInfo) -> Iterator[str]:
+    """Yield a traceback with consecutive frames of a library in one line; unfolded if no frame is the program's own."""
+    fold = bool(own_frames(exception))
+    for link in chain(exception):
+        if link.follows:
+            yield from ("", link.follows, "")
+        yield from _folded_link(link.exception, fold=fold)
+
+
+def _folded_link(exception: ExceptionInfo, *, fold: bool) -> Iterator[str]:
+    frames = exception.frames
+    if frames:
+        yield "Traceback (most recent call last):"
+    half = len(frames) // 2 if exception.frames_omitted else 0
+    yield from _folded_frames(frames[:half], fold=fold, innermost=False)
+    if exception.frames_omitted:
+        yield f"  ... {exception.frames_omitted} frames left out"
+    yield from _folded_frames(frames[half:], fold=fold, innermost=True)
+    yield f"{exception.type}: {exception.message}" if exception.message else exception.type
+    yield from exception.notes
+    for number, member in enumerate(exception.members, 1):
+        yield f"  ---- member {number} ----"
+        yield from (f"  {line}" for line in folded_lines(member))
+
+
+def _folded_frames(frames: Sequence[FrameInfo], *, fold: bool, innermost: bool) -> Iterator[str]:
+    found = runs(frames)
+    for run in found:
+        if run.library and fold:
+            count = f"{len(run.frames)} frame{'s' if len(run.frames) > 1 else ''}"
+            where = f", the last is {place_of(run.frames[-1])}" if innermost and run is found[-1] else ""
+            yield f"  ... {count} of {run.library}{where}"
+            continue
+        for frame in run.frames:
+            yield f'  File "{frame.file}", line {frame.line}, in {frame.function}'
+            if frame.code:
+                yield f"    {frame.code}"
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+class _Printer:
+    """Collects labelled rows and prints them folded, with a hanging indent. Quoted texts are never markup."""
+
+    def __init__(self, console: Console, most_rows: int = 0) -> None:
+        self._console = console
+        self.most_rows = most_rows
+        """Rows that one value beside a label may have; 0: any number."""
+        self.width = console.width
+        self.rows: list[Text] = []
+        self._hang = _LABEL if self.width >= _NARROW else 2
+
+    def gap(self) -> None:
+        """Add an empty row."""
+        self.rows.append(Text())
+
+    def flush(self) -> None:
+        """Print the rows."""
+        for row in self.rows:
+            self._console.print(row, soft_wrap=True)
+
+    def section(self, title: str, lines: Iterable[str]) -> None:
+        """Add a heading and lines, each folded with a deeper indent; nothing if there are no lines."""
+        for index, line in enumerate(lines):
+            if index == 0:
+                self.gap()
+                self.line(title, style="bold")
+            inner = min(2 + len(line) - len(line.lstrip(" ")), self.width // 2)
+            self._rows(" " * inner, " " * (inner + 2), line.lstrip(" "))
+
+    def line(self, text: str, *, indent: int = 0, style: str = "") -> None:
+        """Add one line; where it is folded, its other rows are indented, so that none of them begins like a label."""
+        self._rows(" " * indent, " " * (indent + 2), text, style)
+
+    def labelled(self, label: str, values: Sequence[str], styles: Sequence[str] = ()) -> None:
+        """Add values beside their label, without empty ones; on a narrow terminal the first after it, others below."""
+        hang = " " * self._hang
+        styled = itertools.zip_longest(values, styles, fillvalue="")
+        for index, (text, style) in enumerate(pair for pair in styled if pair[0]):
+            value = self.short(text, self.most_rows) if self.most_rows else text
+            if index:
+                self._rows(hang, hang, value, style)
+            elif self.width >= _NARROW:
+                self._rows(label.ljust(_LABEL), hang, value, style, head_style="bold")
+            else:
+                self._rows("", hang, f"{label}: {value}", style)
+
+    def short(self, text: str, rows: int = 1) -> str:
+        """Return a text cut to so many rows of a wide terminal beside a label."""
+        return one_line(text, rows * (max(self.width, _WIDTH) - _LABEL))
+
+    def beside(self, text: str) -> None:
+        """Add a line below the values of a label."""
+        self.line(text, indent=self._hang)
+
+    def fits(self, text: str) -> bool:
+        """Whether a text fits one row below a label's values."""
+        return self._hang + self._cells(text).cell_len <= self.width
+
+    def command(self, command: str) -> None:
+        """Add a shell command that can be copied: below a label's values, or in several rows from the first column."""
+        if self.fits(command):
+            self.beside(command)
+            return
+        rows, used = [""], 0
+        for character in self._clean(one_row(command)):
+            cells = cell_len(character)
+            if used + cells >= self.width:
+                rows.append("")
+                used = 0
+            rows[-1] += character
+            used += cells
+        self.rows += map(Text, "\\\n".join(rows).split("\n"))
+
+    def _rows(self, head: str, hang: str, text: str, style: str = "", *, head_style: str = "") -> None:
+        room = max(self.width - max(len(head), len(hang)), 1)
+        for index, row in enumerate(self._cells(one_row(text)).wrap(self._console, room, overflow="fold")):
+            shown = Text(hang) if index else Text().append(head, head_style or None)
+            shown.append(row.plain, style or None).rstrip()
+            self.rows.append(shown)
+
+    def _cells(self, text: str) -> Text:
+        return Text(self._clean(text))
+
+    def _clean(self, text: str) -> str:
+        return encodable(printable(text), self._console.encoding)

@@ -13,12 +13,11 @@ from firstfault.report.data import Report, report_of
 from firstfault.wire.json_schemas import to_json, verdict_from_json, verdict_to_dict
 
 if TYPE_CHECKING:
-    from firstfault.render.flyte_message import flyte_message
-    from firstfault.render.markdown import markdown
+    from firstfault.render.plain import flyte_message, markdown
 
 __all__ = ["Report", "flyte_message", "markdown", "report_of", "to_json", "verdict_from_json", "verdict_to_dict"]
 
 __getattr__, _ = lazy_names(
     __name__,
-    {"firstfault.render.flyte_message": ("flyte_message",), "firstfault.render.markdown": ("markdown",)},
+    {"firstfault.render.plain": ("flyte_message", "markdown")},
 )

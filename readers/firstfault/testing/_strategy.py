@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from firstfault.model import CATEGORIES, JobErrors, Kind, Scope, SentSignal, Subject, Verdict, Writer
-from firstfault.render.flyte_message import flyte_message
-from firstfault.render.markdown import markdown
+from firstfault.render.plain import flyte_message, markdown
 from firstfault.report import report_of
 from firstfault.retry import decide
 from firstfault.strategies import AggregationStrategy, get_strategy, run_strategy

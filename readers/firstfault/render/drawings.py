@@ -1,4 +1,4 @@
-"""The page's time line of the cascade, as coordinates: each failure's point and bounds."""
+"""The page's drawings, as coordinates: the time line of the cascade, and the map of a large job's nodes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ _LABEL = 26
 _TICKS_MS = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000)
 _LEFT, _RIGHT = 222.0, 622.0
 """The ends of the time axis in the drawing's units, between the names and the times."""
-_TEXT = _RIGHT + 10
-_WIDTH = 790
 _TOP, _LANE_HEIGHT, _BOTTOM = 24.0, 26.0, 8.0
 
 
@@ -95,24 +93,24 @@ class Bar:
 class Timeline:
     """A drawing of `width` by `height` units: lanes, or of many failures bars."""
 
-    width: int
     height: int
-    text: float
-    """x of the lanes' times."""
-    lanes: tuple[Lane, ...]
-    bars: tuple[Bar, ...]
-    """A histogram: each failure at its most likely time."""
-    most: int
-    """Failures in the highest bar."""
-    base: float
-    """y of the bars' feet."""
     ticks: tuple[Tick, ...]
     zero: float
     """x of the origin."""
-    left_out: int
-    """Number of lanes that are not drawn."""
     untimed: int
     """Number of failures without a recorded time."""
+    lanes: tuple[Lane, ...] = ()
+    left_out: int = 0
+    """Number of lanes that are not drawn."""
+    bars: tuple[Bar, ...] = ()
+    """A histogram: each failure at its most likely time."""
+    most: int = 0
+    """Failures in the highest bar."""
+    base: float = 0.0
+    """y of the bars' feet."""
+    width: int = 790
+    text: float = _RIGHT + 10
+    """x of the lanes' times."""
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -131,37 +129,29 @@ def timeline_of(cascade: Cascade) -> Timeline | None:
     The scale is logarithmic to both sides of the root cause, linear below a millisecond.
     """
     timed = [event for event in cascade.events if event.at_ns is not None]
+    untimed = len(cascade.events) - len(timed)
     if len(timed) < 2:  # noqa: PLR2004 - a line needs two
         return None
     if len(timed) > _LINES_UP_TO:
-        return _histogram(cascade, timed)
-    rows = [[event] for event in timed] if len(timed) <= _EACH else _by_group(timed)
-    shown = rows[:_LANES]
-    low = min(min(_bounds(event)[0] for event in row) for row in shown)
-    high = max(max(_bounds(event)[1] for event in row) for row in shown)
-    scale = _Scale(min(low, 0), max(high, _MS))
-    lanes = [_lane(index, row, cascade, scale) for index, row in enumerate(shown)]
-    return Timeline(
-        width=_WIDTH,
-        height=int(_TOP + len(lanes) * _LANE_HEIGHT + _BOTTOM),
-        text=_TEXT,
-        lanes=tuple(lanes),
-        bars=(),
-        most=0,
-        base=0.0,
-        ticks=tuple(scale.ticks()),
-        zero=scale.x(0),
-        left_out=len(rows) - len(shown),
-        untimed=len(cascade.events) - len(timed),
-    )
+        # of a rank that hung only its stop has a time, which says nothing
+        timed = [event for event in timed if cascade.from_root or event.state is not State.ROOT]
+        return _histogram(timed, untimed) if timed else None
+    rows: dict[object, list[Event]] = defaultdict(list)
+    for number, event in enumerate(timed):
+        rows[number if len(timed) <= _EACH else event.key].append(event)
+    ordered = list(rows.values())
+    if len(timed) > _EACH:
+        ordered.sort(key=lambda row: (row[0].state is not State.ROOT, row[0].at_ns or 0))
+    shown = ordered[:_LANES]
+    bounds = [_bounds(event) for row in shown for event in row]
+    scale = _Scale(min(0, *(low for low, _ in bounds)), max(_MS, *(high for _, high in bounds)))
+    lanes = tuple(_lane(index, row, cascade, scale) for index, row in enumerate(shown))
+    height = int(_TOP + len(lanes) * _LANE_HEIGHT + _BOTTOM)
+    return Timeline(height, scale.ticks(), scale.x(0), untimed, lanes, left_out=len(ordered) - len(shown))
 
 
-def _histogram(cascade: Cascade, timed: Sequence[Event]) -> Timeline | None:
+def _histogram(timed: Sequence[Event], untimed: int) -> Timeline:
     """Return the drawing of many failures: how many of each state at each time, on the same scale."""
-    # of a rank that hung only its stop has a time, which says nothing
-    timed = [event for event in timed if cascade.from_root or event.state is not State.ROOT]
-    if not timed:
-        return None
     times = [event.at_ns or 0 for event in timed]
     scale = _Scale(min(*times, 0), max(*times, _MS))
     width = (_RIGHT - _LEFT) / _BARS
@@ -178,26 +168,11 @@ def _histogram(cascade: Cascade, timed: Sequence[Event]) -> Timeline | None:
             at = states[state]
             height = round(max(len(at) / most * _BARS_HEIGHT, _LEAST), 1)
             foot = round(foot - height, 1)
-            when = _signed_range(min(at), max(at))
+            when = " to ".join(dict.fromkeys([_tick(min(at)), _tick(max(at))]))
             x = round(_LEFT + index * width, 1)
             bars.append(Bar(x, foot, round(width - 1, 1), height, state, f"{len(at)} {state.value}, {when}"))
-    return Timeline(
-        width=_WIDTH,
-        height=int(base + _BOTTOM),
-        text=_TEXT,
-        lanes=(),
-        bars=tuple(bars),
-        most=most,
-        base=base,
-        ticks=tuple(scale.ticks()),
-        zero=scale.x(0),
-        left_out=0,
-        untimed=len(cascade.events) - len(timed),
-    )
-
-
-def _signed_range(low_ns: int, high_ns: int) -> str:
-    return _tick(low_ns) if low_ns == high_ns else f"{_tick(low_ns)} to {_tick(high_ns)}"
+    height = int(base + _BOTTOM)
+    return Timeline(height, scale.ticks(), scale.x(0), untimed, bars=tuple(bars), most=most, base=base)
 
 
 class _Scale:
@@ -208,14 +183,14 @@ class _Scale:
         share = (_log(at_ns) - self._low) / (self._high - self._low)
         return round(_LEFT + min(max(share, 0.0), 1.0) * (_RIGHT - _LEFT), 1)
 
-    def ticks(self) -> list[Tick]:
+    def ticks(self) -> tuple[Tick, ...]:
         moments = [0, *(sign * tick * _MS for tick in _TICKS_MS for sign in (1, -1))]
         found = [Tick(self.x(at), _tick(at)) for at in moments if self._low <= _log(at) <= self._high]
         kept: list[Tick] = []
         for tick in found:  # zero first, then those whose labels do not overlap
             if all(abs(tick.x - other.x) > 56 for other in kept):  # noqa: PLR2004 - the width of "-100 ms"
                 kept.append(tick)
-        return sorted(kept, key=lambda tick: tick.x)
+        return tuple(sorted(kept, key=lambda tick: tick.x))
 
 
 def _log(at_ns: int) -> float:
@@ -224,13 +199,6 @@ def _log(at_ns: int) -> float:
 
 def _tick(at_ns: int) -> str:
     return "0" if at_ns == 0 else f"{'-' if at_ns < 0 else ''}{duration(at_ns).replace('.0 ', ' ')}"
-
-
-def _by_group(timed: Sequence[Event]) -> list[list[Event]]:
-    rows: dict[tuple[str, State], list[Event]] = defaultdict(list)
-    for event in timed:
-        rows[event.key].append(event)
-    return sorted(rows.values(), key=lambda row: (row[0].state is not State.ROOT, row[0].at_ns or 0))
 
 
 def _bounds(event: Event) -> tuple[int, int]:
@@ -281,3 +249,78 @@ def _cut(name: str, room: int) -> str:
         return name
     head = max(room - 2, 0) // 2
     return f"{name[:head]}..{name[len(name) - max(room - 2, 0) + head :]}"
+
+
+# --- the map of nodes -------------------------------------------------------------------------------------------------
+
+_FROM = 17
+"""Fewer nodes have no map: their ranks are seen at once."""
+_MAP_WIDTH = 760
+_SIZES = (14, 9, 6)
+"""Widths of a cell; a smaller one where the map would have too many rows."""
+_ROWS = 24
+_MARKS = 200
+"""Cells with a sign in them."""
+_QUIET = (State.VICTIM, State.STOPPED, State.FINISHED)
+"""States of cells without a sign."""
+_ORDER = (State.ROOT, State.SUSPECT, State.UNCLEAR, State.UNREPORTED, *_QUIET)
+"""What a person should see first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The cells of a map that have one state."""
+
+    state: State
+    path: str
+    """As SVG draws it."""
+    marks: tuple[tuple[float, float], ...]
+    """Where the cells with a sign are."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMap:
+    """One cell for each node, in the order of group ranks."""
+
+    width: int
+    height: int
+    cell: int
+    columns: int
+    cells: tuple[Cells, ...]
+    summary: str
+    """"1 root cause, 998 victim, 1 sent no report"."""
+
+
+def node_map(cascade: Cascade) -> NodeMap | None:
+    """Return one cell for each node, with the worst state of its ranks; None for few nodes."""
+    nodes = cascade.nodes
+    if len(nodes) < _FROM:
+        return None
+    size = next((size for size in _SIZES if len(nodes) * size / _MAP_WIDTH <= _ROWS), _SIZES[-1])
+    columns, side = _MAP_WIDTH // size, size - 1
+    worst = _worst_states(cascade)
+    places: dict[State, list[tuple[int, int]]] = {}
+    for index, node in enumerate(nodes):
+        state = worst.get(node.name) or node.state or State.UNCLEAR
+        places.setdefault(state, []).append((index % columns * size, index // columns * size))
+    cells = []
+    for state in filter(places.get, State):
+        path = "".join(f"M{x} {y}h{side}v{side}h-{side}z" for x, y in places[state])
+        marked = places[state][:_MARKS] if size == _SIZES[0] and state not in _QUIET else []
+        cells.append(Cells(state, path, tuple((x + side / 2, y + side - 3) for x, y in marked)))
+    summary = ", ".join(f"{len(places[item.state])} {item.state.value}" for item in cells)
+    return NodeMap(columns * size, -(-len(nodes) // columns) * size, size, columns, tuple(cells), summary)
+
+
+def _worst_states(cascade: Cascade) -> dict[str, State]:
+    """Return for each node what a person should see first: its own state, else the first in order of its ranks'."""
+    found: dict[str, State] = {}
+    for item in cascade.ranks:
+        before = found.get(item.node)
+        if before is None or _ORDER.index(item.state) < _ORDER.index(before):
+            found[item.node] = item.state
+    for event in cascade.events:  # of agents, and of files that name no rank
+        if event.failure.rank is None and event.failure.node not in found:
+            found[event.failure.node] = event.state
+    own = {State.ROOT, State.SUSPECT, State.UNREPORTED}
+    return found | {node.name: node.state for node in cascade.nodes if node.state in own}
