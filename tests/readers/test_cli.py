@@ -32,28 +32,6 @@ if TYPE_CHECKING:
 
     from conftest import Attempt
 
-_VERDICT_KEYS = {
-    "rule",
-    "scope",
-    "ranks",
-    "node",
-    "code",
-    "category",
-    "fingerprint",
-    "headline",
-    "message",
-    "timestamp",
-    "strategy",
-    "confidence",
-    "why",
-    "suspects",
-    "victims",
-    "coverage",
-    "settled",
-    "documents",
-}
-_DECISION_KEYS = {"retry", "kind", "origin", "enforced", "reason", "retries_left"}
-
 
 @dataclass(frozen=True)
 class Ran:
@@ -125,18 +103,18 @@ def test_what_was_found_is_the_exit_code(  # noqa: PLR0917 - two fixtures and a 
         (b"", "not readable: error.pb is empty"),
     ],
 )
-@pytest.mark.parametrize("command", [("show",), ("show", "--json"), ("watch", "--interval", "0.1", "--timeout", "1")])
+@pytest.mark.parametrize("options", [(), ("--json",)])
 def test_an_unreadable_document_alone_is_no_root_cause(
-    attempt: Attempt, run: Callable[..., Ran], command: tuple[str, ...], data: bytes, said: str
+    attempt: Attempt, run: Callable[..., Ran], options: tuple[str, ...], data: bytes, said: str
 ) -> None:
     """An error.pb of another program has an exit code of its own, and one line says what it is and what to do."""
     attempt.put("error.pb", data)
-    ran = run(*command, attempt.uri)
+    ran = run("show", attempt.uri, *options)
     assert ran.code == EXIT.UNREADABLE
     (line,) = (line for line in ran.err.splitlines() if "no root cause in" in line)
     assert said in line
     assert line.endswith("read the nodes' logs")
-    assert "ErrorFileBadFormat" in ran.out or "--json" not in command
+    assert "ErrorFileBadFormat" in ran.out or not options
 
 
 def test_missing_documents_are_no_root_cause(attempt: Attempt, run: Callable[..., Ran]) -> None:
@@ -221,24 +199,19 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FsspecStore, "list", listing)
 
 
-@pytest.mark.parametrize("last", ["failed", "succeeded"])
+@pytest.mark.parametrize("last", ["failed", "succeeded", "behind a gap"])
 def test_the_folder_of_all_attempts(run: Callable[..., Ran], tmp_path: Path, last: str) -> None:
-    """For the folder of all attempts the last one that failed is shown, also if a later one succeeded."""
+    """The last attempt that failed is shown, also if a later one succeeded, and behind one whose pods never started."""
     _attempts(tmp_path)
+    where = tmp_path / ("3" if last == "behind a gap" else "1")
+    (tmp_path / "1").rename(where)
     if last == "succeeded":
         (tmp_path / "2").mkdir()
         (tmp_path / "2" / "outputs.pb").write_bytes(b"")
     ran = run("show", str(tmp_path), "--json")
     assert ran.code == EXIT.ROOT_CAUSE
     found = json.loads(ran.out)
-    assert (found["root"]["rank"], found["attempt"], found["uri"]) == (1, 1, f"{tmp_path}/1")
-
-
-def test_an_attempt_that_left_nothing(run: Callable[..., Ran], tmp_path: Path) -> None:
-    """Attempts behind one whose pods never started are found."""
-    _attempts(tmp_path)
-    (tmp_path / "1").rename(tmp_path / "3")
-    assert json.loads(run("show", str(tmp_path), "--json").out)["uri"] == f"{tmp_path}/3"
+    assert (found["root"]["rank"], found["uri"]) == (1, str(where))
 
 
 def test_the_folder_of_attempts_without_a_failure(run: Callable[..., Ran], tmp_path: Path) -> None:
@@ -303,11 +276,6 @@ def test_a_bug_is_one_line(attempt: Attempt, run: Callable[..., Ran], monkeypatc
     ran = run("show", attempt.uri)
     assert ran.code == EXIT.TOOL_FAILED
     assert ran.err == "firstfault: unexpected ZeroDivisionError: a bug (run with --debug for a traceback)\n"
-
-
-def test_a_bug_with_debug(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With --debug an unexpected error is raised unchanged."""
-    monkeypatch.setattr(FsspecStore, "list", _bug)
     with pytest.raises(ZeroDivisionError):
         main(["show", attempt.uri, "--debug"])
 
@@ -338,15 +306,6 @@ def test_json(attempt: Attempt, run: Callable[..., Ran]) -> None:
     assert list(document)[:3] == ["schema", "verdict", "decision"]
     assert (document["root"]["rank"], document["root"]["message"], document["uri"]) == (3, "bad", attempt.uri)
     assert document["schema"] == "firstfault.verdict/v1"
-    verdict, decision = document["verdict"], document["decision"]
-    assert set(verdict) == _VERDICT_KEYS
-    assert set(decision) == _DECISION_KEYS
-    assert {"expected", "reported", "unreadable", "complete"} <= set(verdict["coverage"])
-    assert set(verdict["documents"]) == {"digest", "count"}
-    assert (verdict["scope"], verdict["ranks"], verdict["node"]) == ("rank", [3], "w-1")
-    assert verdict["victims"] == {"count": 1, "ranks": {"0": "ValueError: peer"}}
-    assert (decision["retry"], decision["kind"], decision["origin"]) == (False, "NON_RECOVERABLE", "USER")
-    assert decision["enforced"] is True
 
 
 @pytest.mark.parametrize("outputs", [True, False])
@@ -540,14 +499,6 @@ def test_the_answer_costs_one_attempt(
 # --- the group ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("show", "--help")])
-def test_help(run: Callable[..., Ran], arguments: tuple[str, ...]) -> None:
-    """Help is printed with exit code 0."""
-    ran = run(*arguments)
-    assert ran.code == EXIT.OK
-    assert ran.out.startswith("Usage: firstfault")
-
-
 def test_the_help_documents_the_exit_codes(run: Callable[..., Ran]) -> None:
     """The command's help lists the codes that it exits with."""
     text = run("show", "--help").out
@@ -570,7 +521,9 @@ def _examples(text: str) -> list[list[str]]:
 def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """The help of the group and of each command has examples that the parser accepts."""
     monkeypatch.chdir(Path(__file__).parents[2])
-    examples = _examples(run(*([command] if command else []), "--help").out)
+    text = run(*([command] if command else []), "-h").out
+    assert "\\b" not in text, "click's mark of lines to keep"
+    examples = _examples(text)
     assert len(examples) >= 2
     for name, *arguments in examples:
         assert name == command or not command
@@ -580,14 +533,6 @@ def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPa
         # "train.py" stands for the reader's own
         words = ["examples/ddp.py" if Path(word) in files else word for word in arguments]
         found.make_context(name, words)
-
-
-def test_no_line_of_help_is_folded(run: Callable[..., Ran]) -> None:
-    """The help keeps the lines of exit codes and examples, without click's marks."""
-    for command in ("ls", "show", "watch", "classify", "run"):
-        text = run(command, "--help").out
-        assert "\\b" not in text
-        assert "\b" not in text
 
 
 class _Point:
@@ -668,7 +613,7 @@ def test_as_a_process(attempt: Attempt) -> None:
     assert b"\x1b" not in ran.stdout
 
 
-@pytest.mark.parametrize("options", [(), ("-v",), ("--json",), ("--markdown",), ("--html", "-")])
+@pytest.mark.parametrize("options", [(), ("--html", "-")])
 def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
     """With a closed stdout the exit code is the same, and stderr is empty."""
     attempt.write(make_error(3, node="w-1"))
@@ -679,23 +624,14 @@ def test_stdout_is_closed(attempt: Attempt, options: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("-v",), ("--json",), ("--markdown",), ("--html", "-")])
-def test_an_empty_environment(attempt: Attempt, options: tuple[str, ...]) -> None:
-    """Every output format works without HOME, PATH and a locale."""
-    attempt.write(make_error(3, node="w-1", message="caf\u00e9"))
-    ran = _process("show", attempt.uri, *options)
-    assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
-    assert b"ValueError" in ran.stdout
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
-@pytest.mark.parametrize("options", [(), ("-v",), ("--markdown",)])
-def test_any_encoding_of_stdout(attempt: Attempt, options: tuple[str, ...], encoding: str) -> None:
-    """Characters that stdout's encoding does not have are escaped, on a terminal and in a pipe."""
+def test_a_poor_environment(attempt: Attempt, options: tuple[str, ...]) -> None:
+    """Each form works without HOME, PATH and a locale, and escapes what stdout's encoding does not have."""
     attempt.write(make_error(3, node="w-1", message="\U0001f525"))
-    for forced in ("", "1"):
-        ran = _process("show", attempt.uri, *options, PYTHONIOENCODING=encoding, FORCE_COLOR=forced)
-        assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
-        assert b"\\U0001f525" in ran.stdout
+    ran = _process("show", attempt.uri, *options, PYTHONIOENCODING="ascii")
+    assert (ran.returncode, ran.stderr) == (EXIT.ROOT_CAUSE, b"")
+    assert (
+        b"\\ud83d" if "--json" in options else "\U0001f525".encode() if options[1:] else b"\\U0001f525"
+    ) in ran.stdout
 
 
 @pytest.mark.parametrize(
@@ -704,9 +640,8 @@ def test_any_encoding_of_stdout(attempt: Attempt, options: tuple[str, ...], enco
         ({}, False, False),
         ({"FORCE_COLOR": "1", "TERM": "xterm-256color"}, True, True),
         ({"FORCE_COLOR": "1", "TERM": "xterm-256color", "NO_COLOR": "1"}, True, False),
-        ({"FORCE_COLOR": "1", "TERM": "dumb"}, True, False),
     ],
-    ids=["pipe", "FORCE_COLOR", "NO_COLOR", "dumb"],
+    ids=["pipe", "FORCE_COLOR", "NO_COLOR"],
 )
 def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], folded: bool, coloured: bool) -> None:
     """A pipe gets one fact per line; a terminal, or FORCE_COLOR, gets labels and colours."""
@@ -719,14 +654,14 @@ def test_the_form_for_a_terminal(attempt: Attempt, environment: dict[str, str], 
 def test_a_pipe_loads_no_drawing(attempt: Attempt) -> None:
     """A pipe and --json import neither rich nor jinja2."""
     attempt.write(make_error(3, node="w-1"))
-    for options in ((), ("--json",)):
-        code = (
-            "import sys\nfrom firstfault.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
-            "print([name for name in ('rich', 'jinja2', 'flytekit', 'torch') if name in sys.modules], file=sys.stderr)"
-        )
-        program = [sys.executable, "-c", code, "show", attempt.uri, *options]
-        ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
-        assert ran.stderr == "[]\n"
+    code = (
+        "import sys\nfrom firstfault.cli import main\nfor form in ([], ['--json']):\n"
+        "    try: main([*sys.argv[1:], *form])\n    except SystemExit: pass\n"
+        "print([name for name in ('rich', 'jinja2', 'flytekit', 'torch') if name in sys.modules], file=sys.stderr)"
+    )
+    program = [sys.executable, "-c", code, "show", attempt.uri]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stderr == "[]\n"
 
 
 # --- hostile documents ----------------------------------------------------------------------------------------------
@@ -764,7 +699,7 @@ def _empty_lines(failure: pb.WorkerFailure) -> None:
 def test_a_document_of_too_many_parts_is_shown_in_time(
     run: Callable[..., Ran], attempt: Attempt, change: Callable[[pb.WorkerFailure], None], said: str
 ) -> None:
-    """A document full of exceptions, stacks or lines takes less than two seconds of the processor."""
+    """A document full of exceptions, stacks or lines takes no minute of the processor."""
     error = make_error(exception="ExceptionGroup", message="several")
     document = pb.WorkerErrorDocument.FromString(encode(error))
     change(document.failure)
@@ -772,5 +707,5 @@ def test_a_document_of_too_many_parts_is_shown_in_time(
     page = attempt.folder / "page.html"
     began = time.process_time()
     run("show", attempt.uri, "--html", str(page))
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 30
     assert said in page.read_text()

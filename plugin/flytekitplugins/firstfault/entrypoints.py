@@ -102,7 +102,7 @@ def _keep(decks: list[flytekit.Deck], monitor: WorkerMonitor) -> None:
     recording, place = monitor.recording, monitor.place
     if recording is None or place is None or place.rank != 0 or recording.files is None:
         return
-    from flytekitplugins.firstfault.deck.keep import DeckKeeper  # noqa: PLC0415 - rank 0 alone needs it
+    from flytekitplugins.firstfault.deck import DeckKeeper  # noqa: PLC0415 - rank 0 alone needs it
 
     keeper = DeckKeeper(recording.files, place.round, decks)
     monitor.at_close(keeper.end)

@@ -81,7 +81,7 @@ def _conclude(
 
 def _tell(verdict: SealedVerdict) -> None:
     """Notify others, if this is the one of the failed pods that does."""
-    from flytekitplugins.firstfault.deck.write import is_elected  # noqa: PLC0415 - only a failure needs it
+    from flytekitplugins.firstfault.deck import is_elected  # noqa: PLC0415 - only a failure needs it
 
     report = verdict.report
     if report is not None and is_elected(verdict.recording, report.job, (Phase.FAILED,)):

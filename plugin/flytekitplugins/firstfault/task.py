@@ -179,7 +179,7 @@ class _ReportingTask(PythonFunctionTask[Any]):
     def _write_deck(self, verdict: SealedVerdict, give_up: threading.Event | None) -> bool:
         if not self.leaves_deck:
             return not self._disable_deck
-        from flytekitplugins.firstfault.deck.write import leave_deck  # noqa: PLC0415 - only a failure needs it
+        from flytekitplugins.firstfault.deck import leave_deck  # noqa: PLC0415 - only a failure needs it
 
         return leave_deck(verdict, self.name, staying=self._deck_writers, give_up=give_up)
 

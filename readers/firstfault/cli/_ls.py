@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from firstfault.cli._output import echo
-from firstfault.cli._support import EXIT, debug_option, fail, uri_argument
+from firstfault.cli._support import EXIT, debug_option, echo, fail, uri_argument
 from firstfault.text import one_line, printable
 
 if TYPE_CHECKING:

@@ -1,28 +1,30 @@
-"""The command group, and the handling of errors."""
+"""The command group with its small commands ``help`` and ``classify``, and the handling of errors."""
 
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from firstfault.cli._classify import classify
-from firstfault.cli._help import help_
 from firstfault.cli._ls import ls
 from firstfault.cli._show import show
 from firstfault.cli._support import EXIT, debug_option, debugging, fail, missing_package
 from firstfault.cli._watch import watch
-from firstfault.errors import FirstFaultError
+from firstfault.errors import FirstFaultError, UsageError
 from firstfault.text import printable
+from firstfault.untrusted_json import parse_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from importlib.metadata import EntryPoint
+
+    from click.shell_completion import CompletionItem
 
 COMMANDS_GROUP = "firstfault.commands"
 """Entry-point group for the commands of other distributions, such as our plugin."""
@@ -66,23 +68,22 @@ def _entry_points() -> tuple[EntryPoint, ...]:
 
 
 def _loaded(point: EntryPoint) -> click.Command:
+    """Return a command of another distribution; if its packages are missing, one that says so."""
     try:
         command: click.Command = point.load()
     except ImportError as error:
-        return _unavailable(point.name, missing_package(f"`firstfault {point.name}`", error))
+        reason = missing_package(f"`firstfault {point.name}`", error)
+
+        def explain() -> None:
+            raise FirstFaultError(reason)
+
+        return click.Command(
+            point.name,
+            callback=explain,
+            short_help=f"(not available: {reason})",
+            context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+        )
     return command
-
-
-def _unavailable(name: str, reason: str) -> click.Command:
-    def explain() -> None:
-        raise FirstFaultError(reason)
-
-    return click.Command(
-        name,
-        callback=explain,
-        short_help=f"(not available: {reason})",
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-    )
 
 
 @click.group(
@@ -106,15 +107,107 @@ def group(context: click.Context) -> None:
       firstfault watch s3://bucket/metadata/propeller/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
     if context.invoked_subcommand is None:
-        known = _listed(context.command.list_commands(context)) if isinstance(context.command, click.Group) else ""
-        raise click.UsageError(f"missing command; commands are {known}", context)
+        raise click.UsageError(f"missing command; commands are {_listed(group.list_commands(context))}", context)
 
 
-group.add_command(classify)
-group.add_command(help_)
-group.add_command(ls)
-group.add_command(show)
-group.add_command(watch)
+# --- small commands -------------------------------------------------------------------------------------------------
+
+
+def _commands(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem | str]:
+    del parameter
+    return [name for name in group.list_commands(context) if name.startswith(incomplete)]
+
+
+@click.command("help")
+@click.argument("command", required=False, shell_complete=_commands)
+@click.pass_context
+def help_(context: click.Context, command: str | None) -> int:
+    """Show the help of COMMAND; without it the list of commands.
+
+    \b
+    Examples:
+      firstfault help
+      firstfault help show
+    """  # noqa: D301 - click's mark of lines to keep
+    shown = root = context.find_root()
+    if command is not None:
+        name, found, _ = group.resolve_command(root, [command])
+        shown = click.Context(found, root, name) if found is not None else root
+    click.echo(shown.get_help())
+    return EXIT.OK
+
+
+@click.command()
+@click.option(
+    "--signatures",
+    "files",
+    multiple=True,
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="A TOML file of signatures, matched before the built-in ones; may be repeated.",
+)
+@debug_option
+def classify(files: tuple[str, ...]) -> int:
+    """Classify error texts: a fault of the process that wrote the text, or a reaction to another one.
+
+    Reads JSON lines {"id", "exception_type", "message"} on stdin, writes for each
+    {"id", "role", "category", "pointer", "signature"}: role is primary (the process's own fault), secondary
+    (a reaction to another failure) or ambiguous; pointer is the peer that the text names, or null.
+
+    \b
+    Examples:
+      echo '{"id": 1, "message": "Connection closed by peer [10.0.0.7]:4242"}' | firstfault classify
+      firstfault classify --signatures ours.toml < errors.jsonl
+    """  # noqa: D301 - click's mark of lines to keep
+    from firstfault.evidence import built_in_signatures, load_signatures  # noqa: PLC0415 - `--help` needs none of these
+    from firstfault.evidence import classify as classified  # noqa: PLC0415
+
+    signatures = built_in_signatures()
+    for file in reversed(files):
+        signatures = load_signatures(file) + signatures
+    for number, row in _rows():
+        message, kind = _text(row, "message", number), _text(row, "exception_type", number)
+        found = classified(message, kind, signatures=signatures)
+        answer = {
+            "id": row.get("id"),
+            "role": found.role.value,
+            "category": found.category,
+            "pointer": found.pointer.as_dict() if found.pointer is not None else None,
+            "signature": found.signature or None,
+        }
+        click.echo(json.dumps(answer))
+    return EXIT.OK
+
+
+def _rows() -> Iterator[tuple[int, dict[str, Any]]]:
+    if sys.stdin is None:
+        raise UsageError("stdin is closed; give it lines of JSON")
+    for number, line in enumerate(sys.stdin, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise UsageError(f"line {number} of stdin is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise UsageError(f'line {number} of stdin must be an object such as {{"id": 1, "message": "..."}}')
+        yield number, row
+
+
+def _text(row: dict[str, Any], key: str, number: int) -> str:
+    value = row.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UsageError(f"{key!r} in line {number} of stdin must be a string")
+    return value
+
+
+for _command in (classify, help_, ls, show, watch):
+    group.add_command(_command)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 def _explained(error: click.ClickException) -> str:

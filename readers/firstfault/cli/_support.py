@@ -1,19 +1,29 @@
-"""Shared by all commands: exit codes, --debug, the argument URI, error lines."""
+"""Shared by all commands: exit codes, options, the argument URI, error lines, and the output."""
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from firstfault.errors import UsageError
+from firstfault.store import protocol_of
 from firstfault.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from click.shell_completion import CompletionItem
+
+    from firstfault.output_reader import MultiErrorFileOutputReader
+    from firstfault.report import Report
 
 
 class EXIT(enum.IntEnum):
@@ -30,22 +40,38 @@ class EXIT(enum.IntEnum):
     INTERRUPTED = 130
 
 
-_DEBUG = "firstfault.debug"
+def fail(message: str) -> None:
+    """Print one line to stderr."""
+    click.echo(f"firstfault: {' '.join(printable(message).split())}", err=True)
 
 
-def _remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    del parameter
-    if value:
-        context.meta[_DEBUG] = True
-        # `main` handles errors after the context is gone
-        os.environ["FIRSTFAULT_DEBUG"] = "1"
+def missing_package(what: str, error: ImportError) -> str:
+    """Return a sentence that says what `what` needs, and how to install it."""
+    missing = getattr(error, "name", None) or str(error)
+    how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
+    return f"{what} needs {missing}, which is not installed; {how}"
+
+
+# --- options and arguments ------------------------------------------------------------------------------------------
 
 
 def debug_option(command: Any) -> Any:
     """Give a command ``--debug``: a traceback instead of one line."""
+
+    def remember(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+        del context, parameter
+        if value:
+            # `main` handles errors after the context is gone
+            os.environ["FIRSTFAULT_DEBUG"] = "1"
+
     return click.option(
-        "--debug", is_flag=True, expose_value=False, callback=_remember, help="Show a traceback when the tool fails."
+        "--debug", is_flag=True, expose_value=False, callback=remember, help="Show a traceback when the tool fails."
     )(command)
+
+
+def debugging() -> bool:
+    """Whether --debug was given."""
+    return bool(os.environ.get("FIRSTFAULT_DEBUG"))
 
 
 def complete_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -64,29 +90,159 @@ def complete_strategies(context: click.Context, parameter: click.Parameter, inco
     return [name for name in strategy_names() if name.startswith(incomplete)]
 
 
-def _not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not value.strip():
-        raise click.UsageError(f"{parameter.human_readable_name} is empty; name the attempt's output prefix", context)
-    return value
-
-
 def uri_argument(*, required: bool = True) -> Callable[[Any], Any]:
     """Return a decorator that gives a command the argument ``URI``. It must not be empty, as an unset variable is."""
-    return click.argument("uri", required=required, callback=_not_empty, shell_complete=complete_files)
+
+    def not_empty(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            name = parameter.human_readable_name
+            raise click.UsageError(f"{name} is empty; name the attempt's output prefix", context)
+        return value
+
+    return click.argument("uri", required=required, callback=not_empty, shell_complete=complete_files)
 
 
-def missing_package(what: str, error: ImportError) -> str:
-    """Return a sentence that says what `what` needs, and how to install it."""
-    missing = getattr(error, "name", None) or str(error)
-    how = "install the extra elastic: pip install '<wheel>[elastic]', or 'firstfault[elastic]' from your index"
-    return f"{what} needs {missing}, which is not installed; {how}"
+@dataclass(frozen=True, slots=True)
+class ReaderOptions:
+    """How to read an attempt and find its root cause; `reader_options` gives a command the first two."""
+
+    strategy: str | None
+    expected_nodes: int | None
+    fresh: bool = False
+
+    def reader(self, uri: str) -> MultiErrorFileOutputReader:
+        """Return a reader of an attempt."""
+        from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415 - `--help` needs none of it
+
+        return MultiErrorFileOutputReader(
+            uri, strategy=self.strategy, expected_nodes=self.expected_nodes, fresh=self.fresh
+        )
 
 
-def debugging() -> bool:
-    """Whether --debug was given."""
-    return bool(os.environ.get("FIRSTFAULT_DEBUG"))
+def reader_options(command: Any) -> Any:
+    """Give a command ``--strategy`` and ``--expected-nodes``."""
+    strategy = click.option(
+        "--strategy",
+        shell_complete=complete_strategies,
+        help="Strategy that finds the root cause; default: that of the job.",
+    )
+    nodes = "Number of nodes that should have reported."
+    return strategy(click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help=nodes)(command))
 
 
-def fail(message: str) -> None:
-    """Print one line to stderr."""
-    click.echo(f"firstfault: {' '.join(printable(message).split())}", err=True)
+SCHEMES_GROUP = "firstfault.schemes"
+"""Entry-point group: the scheme, and a function from a URI to the attempt's output prefix."""
+_STORAGES = {"file", "local", "memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https"}
+
+
+def resolved(uri: str) -> str:
+    """Return the output prefix that a URI stands for; `uri` itself if no distribution knows its scheme.
+
+    Raises:
+        UsageError: the package that knows the scheme is not complete.
+    """
+    scheme = protocol_of(uri)
+    if scheme in _STORAGES:
+        return uri
+    import importlib.metadata  # noqa: PLC0415 - slow, and storages do not need it
+
+    for point in importlib.metadata.entry_points(group=SCHEMES_GROUP):
+        if point.name == scheme:
+            try:
+                find = point.load()
+            except ImportError as error:
+                raise UsageError(missing_package(f"{scheme}://", error)) from error
+            prefix = str(find(uri))
+            fail(f"{uri} is {prefix}")
+            return prefix
+    return uri
+
+
+# --- output ---------------------------------------------------------------------------------------------------------
+
+
+def on_terminal() -> bool:
+    """Whether stdout is a terminal, or FORCE_COLOR is set."""
+    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
+
+
+def show_report(report: Report, *, verbose: bool = False) -> None:
+    """Print a report: folded and coloured on a terminal, else one fact per line."""
+    if on_terminal():
+        from rich.console import Console  # noqa: PLC0415 - a pipe needs none of it
+
+        from firstfault.render.terminal import print_report  # noqa: PLC0415 - as above
+
+        print_report(report, Console(), verbose=verbose)
+    else:
+        from firstfault.render.plain import terminal_text  # noqa: PLC0415 - `--help` needs none of it
+
+        echo(terminal_text(report, verbose=verbose))
+
+
+def echo(text: str) -> None:
+    """Print to stdout; escape characters that its encoding does not have."""
+    from firstfault.render.plain import encodable  # noqa: PLC0415 - as above
+
+    click.echo(encodable(text, sys.stdout.encoding or "utf-8"))
+
+
+def check_file(path: str) -> None:
+    """Check that a file can be written, before the work for its content.
+
+    Raises:
+        UsageError: `path` is empty or a folder, or its folder is missing or not writable.
+    """
+    target, obstacle = Path(path), ""
+    try:
+        if not path:
+            obstacle = "the name is empty; name a file"
+        elif target.is_dir():
+            obstacle = "it is a folder; name a file in it"
+        elif not target.parent.is_dir():
+            obstacle = f"there is no folder {str(target.parent)!r}; make it first"
+        # a file is written beside and renamed, a device is opened
+        elif not all(os.access(place, os.W_OK) for place in _written(target)):
+            obstacle = "permission denied; name a file where you may write"
+    except (OSError, ValueError) as error:  # not a valid file name
+        obstacle = f"{_reason(error)}; name another file"
+    if obstacle:
+        raise UsageError(f"cannot write {path!r}: {obstacle}")
+
+
+def _written(target: Path) -> list[Path]:
+    is_there = target.exists()
+    return [*([target] if is_there else []), *([target.parent] if target.is_file() or not is_there else [])]
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def write_file(path: str | Path, text: str) -> None:
+    """Write a UTF-8 text file atomically.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    target = Path(path)
+    data = text.encode("utf-8", "backslashreplace")
+    try:
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)  # a device or a pipe must not be replaced
+            return
+        whole = target.resolve()
+        handle, beside = tempfile.mkstemp(dir=whole.parent, prefix=".firstfault-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.chmod(beside, 0o666 & ~mask)  # noqa: PTH101 - mkstemp makes it private
+            Path(beside).replace(whole)
+        except OSError:
+            with contextlib.suppress(OSError):
+                Path(beside).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise UsageError(f"cannot write {str(path)!r}: {_reason(error)}; name another file") from error

@@ -10,9 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from firstfault.cli._schemes import resolved
-from firstfault.cli._show import print_attempt
-from firstfault.cli._support import EXIT, complete_strategies, debug_option, fail, uri_argument
+from firstfault.cli._show import Forms, print_attempt
+from firstfault.cli._support import (
+    EXIT,
+    ReaderOptions,
+    debug_option,
+    echo,
+    fail,
+    reader_options,
+    resolved,
+    uri_argument,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -32,12 +40,7 @@ _NEXT_LOOKS = 5
 
 @click.command()
 @uri_argument()
-@click.option(
-    "--strategy",
-    shell_complete=complete_strategies,
-    help="Strategy that finds the root cause; default: that of the job.",
-)
-@click.option("--expected-nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes that should report.")
+@reader_options
 @click.option(
     "--interval",
     type=click.FloatRange(min=0, min_open=True),
@@ -57,7 +60,7 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
     interval: float,
     timeout: float | None,
     follow: bool,
-    as_json: bool,
+    **given: Any,
 ) -> int:
     """Follow a running attempt and print its root cause as soon as it is known.
 
@@ -76,20 +79,17 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
       firstfault watch --timeout 3600 --json s3://bucket/metadata/f3a9/n0/data/0
     """  # noqa: D301 - click's mark of lines to keep
     from firstfault.attempts import read_attempt  # noqa: PLC0415 - `--help` needs none of it
-    from firstfault.output_reader import MultiErrorFileOutputReader  # noqa: PLC0415
 
-    def reader_of(uri: str) -> MultiErrorFileOutputReader:
-        return MultiErrorFileOutputReader(uri, strategy=strategy, expected_nodes=expected_nodes)
-
+    forms, options = Forms(**given), ReaderOptions(strategy, expected_nodes)
     deadline = time.monotonic() + timeout if timeout is not None else None
     following: str | None = resolved(uri)
     code: int = EXIT.OK
     while following is not None:
         uri, following = following, _next_of(following) if follow else None
-        reader = reader_of(uri)
-        progress = _Progress(reader, as_json=as_json)
+        reader = options.reader(uri)
+        progress = _Progress(reader, as_json=forms.as_json)
         fail(f"watching {reader.errors_uri}")
-        in_time = asyncio.run(_watched(progress, interval, reader_of(following) if following else None, deadline))
+        in_time = asyncio.run(_watched(progress, interval, options.reader(following) if following else None, deadline))
         if progress.last is None:
             if not in_time:
                 fail(f"no failure in {reader.errors_uri} within {timeout:g} s")
@@ -97,9 +97,9 @@ def watch(  # noqa: PLR0913, PLR0917 - click's options
             code = EXIT.OK
             following = following if progress.is_superseded else None
             continue
-        read = read_attempt(uri, reader_of)
+        read = read_attempt(uri, options.reader)
         progress.note_end(read)
-        code = print_attempt(read, uri, strategy, as_json=as_json)
+        code = print_attempt(read, uri, strategy, forms)
         is_over = read.conclusion is None or not read.conclusion.decision.retry or read.conclusion.decision.is_spent
         if not in_time or (is_over and not progress.is_superseded):
             following = None
@@ -245,8 +245,7 @@ class _Progress:
             self._note("decided, and corrected by later documents")
 
     def _print(self, conclusion: Conclusion) -> None:
-        from firstfault.cli._output import echo  # noqa: PLC0415 - as above
-        from firstfault.render.json_report import json_report  # noqa: PLC0415
+        from firstfault.render.json_report import json_report  # noqa: PLC0415 - as above
 
         report = self.reader.report(conclusion)
         if self._as_json:

@@ -1,0 +1,261 @@
+"""The deck of a failed attempt: rank 0 keeps its decks in a file, and one pod writes the deck, the report first.
+
+It is the pod that concluded for all. If the pods could not settle on a verdict, each elects the same one; the others
+wait for it. Kubeflow counts the job as succeeded when the first pod exits with 0, and Flyte shows a deck only if it
+exists at that moment. Without this, the entrypoint of every pod would write its own deck over the others'.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flytekit import Deck
+from flytekit.core.context_manager import FlyteContextManager
+from flytekit.deck.deck import TimeLineDeck, _output_deck
+
+from firstfault.model import Phase, Subject, Writer
+from firstfault_torch.budgets import DECK_BEFORE_S, DECK_S, DECKS_INTERVAL_S, DECKS_LAST_S
+from firstfault_torch.guard import bounded, guarded, logger
+from flytekitplugins.firstfault.flyte_engine import await_deck
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from firstfault.model import JobErrors, Place
+    from firstfault.report.data import AttemptSummary, Report
+    from firstfault_torch.context import Recording
+    from firstfault.recorder import NodeFolder
+    from firstfault_torch.verdict.seal import SealedVerdict
+
+_LOOK_SHARE = 20
+"""The pause after a slow check is this many times its duration, so that large decks do not slow the training."""
+_MAX_BYTES = 20 * 1024 * 1024
+"""Limit for all decks together."""
+TAB = "firstfault"
+"""Name of the report's tab."""
+_MARK = "<!-- firstfault: why this attempt failed -->"
+"""Tells the other pods that this is the deck with the report: a task may have published one before it failed."""
+_ENDED = (Phase.FAILED, Phase.SUCCEEDED)
+
+
+# --- rank 0's decks -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class KeptDeck:
+    """A deck as text."""
+
+    name: str
+    html: str
+
+
+class DeckKeeper:
+    """Writes rank 0's decks to a file in the node's folder, which is still there if the process crashes.
+
+    A thread of the worker checks the decks about once a second, also while the main thread waits inside C++. The agent
+    reads the file after its node has failed. It leaves out flytekit's timeline, which has no text until flytekit
+    renders it; the agent has its own timeline.
+
+    Args:
+        files: the node's files.
+        round_: the worker's round.
+        decks: flytekit's list, to which the task function adds.
+    """
+
+    def __init__(self, files: NodeFolder, round_: int, decks: list[Deck]) -> None:
+        self._file = files.decks(round_)
+        self._decks = decks
+        self._kept: tuple[KeptDeck, ...] = ()
+        self._left_out: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._ended = False
+        self._wake = threading.Event()
+        self._looked = threading.Event()
+        threading.Thread(target=self._run, name="firstfault-decks", daemon=True).start()
+
+    def look_now(self, seconds: float) -> None:
+        """Check now, because this process is about to be stopped; wait at most `seconds` for it."""
+        self._looked.clear()
+        self._wake.set()
+        self._looked.wait(seconds)
+
+    def end(self) -> None:
+        """Check for the last time, and end the thread."""
+        self._ended = True
+        self._wake.set()
+        bounded(self._look, DECKS_LAST_S, "keeping the decks")
+
+    def _run(self) -> None:
+        # a failure ends the thread, with one warning
+        with guarded("keeping the decks"):
+            pause: float = DECKS_INTERVAL_S
+            while not self._ended:
+                self._wake.wait(pause)
+                self._wake.clear()
+                began = time.monotonic()
+                self._look()
+                self._looked.set()
+                pause = max(DECKS_INTERVAL_S, _LOOK_SHARE * (time.monotonic() - began))
+
+    def _look(self) -> None:
+        with self._lock:
+            # unchanged texts are the same objects, so comparing them costs nothing
+            decks = [deck for deck in list(self._decks) if not isinstance(deck, TimeLineDeck)]
+            found = tuple(KeptDeck(deck.name, deck.html) for deck in decks)
+            if found != self._kept and self._file.parent.is_dir():
+                self._write(found)
+                self._kept = found
+
+    def _write(self, decks: Sequence[KeptDeck]) -> None:
+        entries: list[bytes] = []
+        left_out: list[str] = []
+        room = _MAX_BYTES
+        for deck in decks:
+            entry = json.dumps({"name": deck.name, "html": deck.html}, ensure_ascii=False)
+            # UTF-8 cannot encode a lone surrogate
+            data = entry.encode("utf-8", "replace")
+            if len(data) <= room:
+                entries.append(data)
+                room -= len(data)
+            else:
+                left_out.append(deck.name)
+        if left_out and tuple(left_out) != self._left_out:
+            self._left_out = tuple(left_out)
+            logger.warning(
+                "if this attempt fails, its deck leaves out %s: all decks together have more than %d MB",
+                ", ".join(map(repr, left_out)),
+                _MAX_BYTES // 1024**2,
+            )
+        # an atomic rename: this process may be killed at any moment
+        part = self._file.with_suffix(".part")
+        part.write_bytes(b"[" + b",\n".join(entries) + b"]")
+        part.replace(self._file)
+
+
+def kept_decks(files: NodeFolder, round_: int) -> tuple[KeptDeck, ...]:
+    """Return rank 0's decks of a round; none if rank 0 made none, or was on another node.
+
+    Args:
+        files: the node's files.
+        round_: the workers' round.
+    """
+    try:
+        data = files.decks(round_).read_bytes()
+    except FileNotFoundError:
+        return ()
+    return tuple(KeptDeck(str(item["name"]), str(item["html"])) for item in json.loads(data))
+
+
+# --- one pod writes -------------------------------------------------------------------------------------------------
+
+
+def leave_deck(
+    verdict: SealedVerdict,
+    task_name: str,
+    *,
+    staying: Collection[Phase] = _ENDED,
+    give_up: threading.Event | None = None,
+) -> bool:
+    """Write the deck, or wait a few seconds for the elected pod to write it; raise nothing.
+
+    Return whether this pod's entrypoint is to write the deck after the task: it has not been written.
+
+    Args:
+        verdict: the verdict on the failure.
+        task_name: for flytekit's log.
+        staying: last phases of nodes whose pods can still write.
+        give_up: ends the wait.
+    """
+    recording = verdict.recording
+    if verdict.report is None:
+        return False  # the pod that concluded for all has written it
+    with guarded("publishing the deck"):
+        if not verdict.for_all and not is_elected(recording, verdict.report.job, staying):
+            wait = partial(await_deck, recording.output_prefix, _MARK.encode(), give_up, DECK_S)
+            bounded(wait, DECK_S, "waiting for the deck", give_up)
+            return False
+        # flytekit's context is a context variable of this thread
+        write = partial(contextvars.copy_context().run, _write, verdict, verdict.report, task_name)
+        return bounded(write, DECK_S, "writing the deck", give_up) is None
+    return True
+
+
+def is_elected(recording: Recording, job: JobErrors, staying: Collection[Phase] = _ENDED) -> bool:
+    """Whether this node is the elected one, or there is none."""
+    place = elected(job, staying)
+    return place is None or (place.node, place.incarnation) == (recording.identity.node, recording.incarnation)
+
+
+def elected(job: JobErrors, staying: Collection[Phase] = _ENDED) -> Place | None:
+    """Return the node that writes the deck: rank 0's, which has its decks, else the first one that failed.
+
+    All nodes that have read the same roster elect the same node. None: no node can still write.
+
+    Args:
+        job: the documents that were read.
+        staying: last phases of nodes whose pods can still write.
+    """
+    # a worker or the recorder wrote the document of an agent that died, and perhaps its roster entry
+    lost = {
+        (failure.place.node, failure.place.group_rank)
+        for failure in job.failures
+        if failure.subject is Subject.AGENT and failure.writer in {Writer.WORKER, Writer.RECORDER}
+    }
+    living = [
+        entry
+        for entry in job.roster
+        if entry.phase in staying and (entry.place.node, entry.place.group_rank) not in lost
+    ]
+    of_rank_0 = [entry for entry in living if 0 in entry.ranks]
+    failed = [entry for entry in living if entry.phase is Phase.FAILED]
+
+    def order(place: Place) -> tuple[float, str, int]:
+        return (float("inf") if place.group_rank is None else place.group_rank, place.node, place.incarnation)
+
+    return min((entry.place for entry in of_rank_0 or failed), key=order, default=None)
+
+
+def _write(verdict: SealedVerdict, said: Report, task_name: str) -> bool:
+    """Add the report's tab and rank 0's to flytekit's list of decks, and write it as flytekit does; return True."""
+    from firstfault.render.html import deck_html  # noqa: PLC0415 - only a failure needs it
+    from firstfault.report.data import with_attempts  # noqa: PLC0415 - as above
+
+    recording = verdict.recording
+    report = _deck(TAB, f"{_MARK}\n{deck_html(with_attempts(said, _attempts(verdict)))}")
+    children: list[Deck] = []
+    if recording.files is not None:
+        with guarded("reading rank 0's decks"):
+            kept = kept_decks(recording.files, recording.round)
+            children = [_deck(deck.name, deck.html) for deck in kept]
+    parameters = FlyteContextManager.current_context().user_space_params
+    parameters.decks[:] = _tabs(report, children, parameters.decks)
+    _output_deck(task_name.rpartition(".")[2], parameters)
+    return True
+
+
+def _attempts(verdict: SealedVerdict) -> tuple[AttemptSummary, ...]:
+    """Return the earlier attempts, if they can be read in time."""
+    from firstfault.attempts import sibling_attempts  # noqa: PLC0415 - only a failure needs it
+
+    identity = verdict.recording.identity
+    if identity.attempt == 0 or verdict.conclusion is None:
+        return ()
+    read = partial(sibling_attempts, identity.output_prefix, verdict.conclusion, seconds=DECK_BEFORE_S)
+    return bounded(read, DECK_BEFORE_S, "reading the attempts before") or ()
+
+
+def _tabs(report: Deck, children: Sequence[Deck], others: Sequence[Deck]) -> list[Deck]:
+    """Return all decks in the order of their tabs, one for each name: flytekit shows only one of two with one name."""
+    names = {deck.name for deck in children}
+    tabs = [*children, *(deck for deck in others if deck.name not in names)]
+    return [report, *(_deck(f"{TAB} (task)", deck.html) if deck.name == TAB else deck for deck in tabs)]
+
+
+def _deck(name: str, html: str) -> Deck:
+    return Deck(name, html, auto_add_to_deck=False)
