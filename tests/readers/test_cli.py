@@ -501,6 +501,7 @@ def test_the_answer_costs_one_attempt(
 
 def test_the_help_documents_the_exit_codes(run: Callable[..., Ran]) -> None:
     """The command's help lists the codes that it exits with."""
+    assert run("-h").out.startswith("Usage: firstfault")
     text = run("show", "--help").out
     for code in (EXIT.OK, EXIT.ROOT_CAUSE, EXIT.ROOT_CAUSE_RETRYABLE, EXIT.NOTHING_FOUND, EXIT.USAGE):
         assert f"{code.value} " in text
@@ -521,7 +522,7 @@ def _examples(text: str) -> list[list[str]]:
 def test_help_has_examples(run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     """The help of the group and of each command has examples that the parser accepts."""
     monkeypatch.chdir(Path(__file__).parents[2])
-    text = run(*([command] if command else []), "-h").out
+    text = run(*([command] if command else []), "--help").out
     assert "\\b" not in text, "click's mark of lines to keep"
     examples = _examples(text)
     assert len(examples) >= 2

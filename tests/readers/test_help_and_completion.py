@@ -27,7 +27,7 @@ def _run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     return subprocess.run(program, capture_output=True, text=True, timeout=60, check=False, env=environment)
 
 
-@pytest.mark.parametrize("command", ["", "show", "ls", "help"])
+@pytest.mark.parametrize("command", ["", "show"])
 def test_help_is_that_of_the_option(command: str) -> None:
     """`firstfault help COMMAND` prints what `firstfault COMMAND --help` prints."""
     names = [command] if command else []
@@ -41,16 +41,18 @@ def test_help_on_an_unknown_command() -> None:
     assert (ran.returncode, ran.stderr) == (EXIT.USAGE, "firstfault: unknown command 'shwo'; did you mean 'show'?\n")
 
 
-@pytest.mark.parametrize("command", ["", "show", "ls", "watch", "classify", "help", _RUN])
-def test_help_imports_little(command: str) -> None:
+@pytest.mark.parametrize("commands", [("", "show", "ls", "watch", "classify", "help"), _RUN])
+def test_help_imports_little(commands: str | tuple[str, ...]) -> None:
     """The help of the group and of every command imports neither flytekit nor torch, nor what reads and judges."""
     code = (
-        "import sys\nfrom firstfault.cli import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "import sys\nfrom firstfault.cli import main\nfor name in sys.argv[1:]:\n"
+        "    try: main([*name.split(), '--help'])\n    except SystemExit: pass\n"
         f"print([name for name in {_LAZY!r} if name in sys.modules], file=sys.stderr)"
     )
-    program = [sys.executable, "-c", code, *([command] if command else []), "--help"]
+    names = [commands] if isinstance(commands, str) else commands
+    program = [sys.executable, "-c", code, *names]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
-    assert (ran.stderr, ran.stdout.startswith("Usage: firstfault")) == ("[]\n", True)
+    assert (ran.stderr, ran.stdout.count("Usage: firstfault")) == ("[]\n", len(names))
 
 
 @pytest.mark.flyte

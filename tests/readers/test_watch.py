@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from firstfault.cli import EXIT, main
-from firstfault.errors import AccessDeniedError, StoreUnavailableError, UsageError
+from firstfault.cli._watch import _Progress
+from firstfault.errors import AccessDeniedError, StoreUnavailableError
 from firstfault.model import Kind, Phase
 from firstfault.output_reader import MultiErrorFileOutputReader
 from firstfault.store import FsspecStore
@@ -218,11 +219,18 @@ def test_the_timeout(watching: Watch) -> None:
     assert "within 0.2 s" in err
 
 
-def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch) -> None:
+def test_the_timeout_with_an_answer(attempt: Attempt, watching: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a node never reports, the last answer decides the exit code."""
+    show = _Progress.show
+
+    def last(self: _Progress, job: JobErrors) -> None:
+        show(self, job)
+        raise asyncio.TimeoutError
+
+    monkeypatch.setattr(_Progress, "show", last)
     attempt.write(root())
     attempt.join(node(0, Phase.JOINED), node(1, Phase.JOINED))
-    code, out, _ = watching(options=("--interval", "0.01", "--timeout", "3"))
+    code, out, _ = watching(options=("--interval", "0.01", "--timeout", "60"))
     assert code == EXIT.ROOT_CAUSE
     assert out.count("root cause:") == 1
 
@@ -296,9 +304,3 @@ def test_a_storage_that_is_away_for_a_while(
     errors.append(AccessDeniedError("refused"))
     with pytest.raises(AccessDeniedError):
         _followed(attempt.reader(), looks)
-
-
-def test_a_document_is_not_followed(attempt: Attempt) -> None:
-    """A single document cannot be followed."""
-    with pytest.raises(UsageError, match="single document"):
-        _followed(MultiErrorFileOutputReader(f"{attempt.uri}/a.pb"), [])

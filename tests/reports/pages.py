@@ -72,7 +72,7 @@ def until(page: Page, condition: str) -> None:
     page.evaluate(
         f"""() => new Promise((done, fail) => {{
           const look = async () => ((await ({condition})) ? done() : requestAnimationFrame(look));
-          setTimeout(fail, 5000);
+          setTimeout(fail, 60000);
           look();
         }})"""
     )

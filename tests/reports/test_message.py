@@ -1,4 +1,4 @@
-"""The message that Flyte shows."""
+"""The message that Flyte shows, and the facts and quoted texts that it shares with the other forms."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from firstfault.render.html import page
 from firstfault.render.plain import terminal_text
 from firstfault.report import flyte_message, markdown, report_of
 from firstfault.report.headline import first_line
+from firstfault.report.sections import sections_of
 from firstfault.report.words import FaultOwner, State
-from firstfault.retry import decide
 from firstfault.strategies import get_strategy, run_strategy, undetermined
 from firstfault.testing import make_error, make_job, make_presence
 from firstfault.wire.documents import decode, encode
@@ -151,42 +151,6 @@ def test_lists_keep_the_answer(decision: Decision, node: str, rank: int, excepti
     assert "detail" in line
 
 
-_HOSTILE = "\x1b[31mE\x1b[0m\r\x07 \u202e\u00e9\U0001f525\udc80\nsecond"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        make_error(3, node=_HOSTILE),
-        make_error(3, message=_HOSTILE),
-        make_error(3, exception=_HOSTILE),
-        make_error(3, exception=None, signal=_HOSTILE),
-        make_error(3, exception=None, code=_HOSTILE),
-        make_error(3, host=_HOSTILE, category=_HOSTILE, exit_code=1, signal=_HOSTILE),
-        make_error(3, exception=_HOSTILE * 50, node=_HOSTILE * 50, message=_HOSTILE * 50, kind=Kind.RECOVERABLE),
-        make_error(
-            3,
-            exception=None,
-            log_tail=_HOSTILE,
-            stack_dumps=(StackDump(7, 3, _HOSTILE),),
-            thread_failures=(ThreadFailure(_HOSTILE, 1, ExceptionInfo(_HOSTILE, _HOSTILE)),),
-            collectives=(CollectiveProgress(_HOSTILE, _HOSTILE, 41, 40),),
-            caused_by=CausedBy(3, _HOSTILE, _HOSTILE),
-        ),
-    ],
-    ids=["node", "message", "exception", "signal", "code", "facts", "everything", "evidence"],
-)
-def test_a_hostile_document_cannot_forge_the_message(error: WorkerError) -> None:
-    """A document's text cannot add colours, control characters, non-ASCII or lines to the facts."""
-    verdict = _verdict(error, make_error(1, at_ms=5, node=_HOSTILE, message=_HOSTILE, exception="KeyError"))
-    message = _message(verdict, decide(verdict), uri=_URI)
-    assert message.isascii()
-    assert all(character == "\n" or character.isprintable() for character in message)
-    facts = message.split("\n\n")[:2]
-    assert not [line for part in facts for line in part.splitlines() if line.startswith("second")]
-    assert len(message.splitlines()[0]) <= _FIRST_LINE
-
-
 @given(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80), st.integers(0, 10**7), st.booleans())
 def test_the_first_line_is_one_short_line_of_ascii(
     exception: str, node: str, message: str, rank: int, retry: bool
@@ -234,12 +198,6 @@ def _cascade() -> Verdict:
         (replace(_cascade(), coverage=Coverage(None, 3)), _NO, "pods reported: 3 of an unknown number, incomplete"),
         (_verdict(make_error(at_ms=None)), _NO, "time: not recorded"),
         (_verdict(make_error(exception=None, signal="SIGKILL", exit_code=-9, pid=7)), _NO, "exit code: -9"),
-        (
-            _verdict(make_error(exception=None, signal="SIGKILL")),
-            _NO,
-            "signal: SIGKILL: killed, sender unknown, OOM kills could not be counted",
-        ),
-        (_verdict(make_error(exception=None, signal="SIGRTMIN+3")), _NO, "signal: SIGRTMIN+3"),
         (_verdict(make_error(), notes=("x was refused",)), _NO, "unknown: x was refused"),
         (_verdict(make_error(), make_error(None, node="w-9", at_ms=1, message="x")), _NO, "victims: 1"),
     ],
@@ -260,17 +218,13 @@ def test_what_is_not_known_is_not_a_fact(name: str) -> None:
     assert not [line for line in _message(verdict, _NO).splitlines() if line.startswith(name)]
 
 
-def test_many_victims_are_counted() -> None:
-    """Eight victims are shown and the others counted."""
+def test_long_lists_are_counted() -> None:
+    """Of victims, and of sentences on what is not known, eight are shown and the others counted."""
     verdict = _verdict(make_error(0, at_ms=-1), *(make_error(n, message="peer gone by") for n in range(1, 500)))
     lines = _message(verdict, _NO).splitlines()
     assert "victims: 499" in lines
     assert sum(line.startswith("  rank ") for line in lines) == 8
     assert "  and 491 more" in lines
-
-
-def test_many_notes_are_counted() -> None:
-    """Eight notes are shown and the others counted."""
     lines = _message(_verdict(make_error(), notes=tuple(map(str, range(500)))), _NO).splitlines()
     found = [line for line in lines if line.startswith("unknown: ")]
     assert found[-2:] == ["unknown: 6", "unknown: and 494 more"]  # the confidence and the number of nodes are two more
@@ -281,21 +235,13 @@ def test_many_notes_are_counted() -> None:
     [
         _verdict(make_error(message="x" * 1_000_000)),
         _verdict(make_error(message="\U0001f525\n" * 500_000)),
-        _verdict(make_error(message="\n" * 1_000_000)),
         _verdict(make_error(), notes=tuple("note " * 500 for _ in range(10_000))),
         replace(_cascade(), why=tuple("because " * 500 for _ in range(10_000))),
         replace(_cascade(), headline="h" * 100_000, category="c" * 100_000, node="n" * 100_000),
         _verdict(make_error(node="n" * 100_000, host="h" * 100_000, exception="E" * 100_000)),
         _verdict(make_error(exception=None, log_tail=_LONG_TEXT, stack_dumps=(StackDump(7, 0, _LONG_TEXT),))),
-        _verdict(make_error(message="x" * 1_000_000, log_tail=_LONG_TEXT)),
-        _verdict(
-            make_error(
-                thread_failures=(ThreadFailure("t" * 1_000, 1, ExceptionInfo("OSError", "x" * 1_000)),) * 100,
-                collectives=(CollectiveProgress("g" * 1_000, "allreduce", 41, 40),) * 100,
-            )
-        ),
     ],
-    ids=["letters", "emoji", "newlines", "notes", "why", "facts", "names", "stack and log", "log", "threads"],
+    ids=["letters", "emoji", "notes", "why", "facts", "names", "stack and log"],
 )
 def test_the_message_is_bounded(verdict: Verdict) -> None:
     """A message on large documents is below 16 KB, and its first and last lines are the answer."""
@@ -311,54 +257,37 @@ def test_the_message_is_bounded(verdict: Verdict) -> None:
 _GIB = 1024**3
 
 
-def _shown(**fields: Any) -> list[str]:
-    """Return the lines of the message on one failure of rank 3, pid 99."""
-    verdict = _verdict(make_error(3, **{"pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields}))
-    return _message(verdict, _NO, uri=_URI).splitlines()
+def _shown(**fields: Any) -> Report:
+    """Return the report on one failure of rank 3, pid 99."""
+    failure = make_error(3, **{"pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields})
+    return report_of(make_job(), _verdict(failure), _NO, uri=_URI)
 
 
 def _facts(**fields: Any) -> list[str]:
-    """Return the facts of the report on that failure."""
-    failure = make_error(3, **{"pid": 99, "exception": None, "exit_code": -9, "signal": "SIGKILL", **fields})
-    return [fact.line for fact in report_of(make_job(), _verdict(failure), _NO).facts]
-
-
-@pytest.mark.parametrize(
-    ("resources", "fact"),
-    [
-        (
-            Resources(oom_kill=2, memory_peak_bytes=16 * _GIB - 2**26, memory_limit_bytes=16 * _GIB),
-            "peak 15.9 GiB of 16.0 GiB, 2 OOM kills counted",
-        ),
-        (Resources(1, 3 * 2**20, 4 * 2**20, 2**20), "peak 3.0 MiB of 4.0 MiB, in use 1.0 MiB, 1 OOM kill counted"),
-        (Resources(oom_kill=0), "no OOM kill counted"),
-        (Resources(memory_limit_bytes=900), "limit 900 B"),
-        (Resources(memory_used_bytes=2048, memory_limit_bytes=4096), "in use 2.0 KiB of 4.0 KiB"),
-        (Resources(memory_peak_bytes=0), "peak 0 B"),
-        (Resources(memory_peak_bytes=2**60), "peak 1048576.0 TiB"),
-    ],
-)
-def test_memory(resources: Resources, fact: str) -> None:
-    """The known figures of the node's memory are a fact, in readable units."""
-    assert [line for line in _facts(resources=resources) if line.startswith("memory: ")] == [f"memory: {fact}"]
-
-
-@pytest.mark.parametrize(
-    ("oom_kill", "said"),
-    [
-        (None, "killed, sender unknown, OOM kills could not be counted"),
-        (0, "killed, sender unknown, no OOM kill counted"),
-        (1, "killed by the kernel's OOM killer"),
-    ],
-)
-def test_a_kill_is_explained_by_the_memory(oom_kill: int | None, said: str) -> None:
-    """The explanation of SIGKILL follows the cgroup's oom_kill counter."""
-    assert f"signal: SIGKILL: {said}" in _facts(resources=Resources(oom_kill=oom_kill))
+    return [fact.line for fact in _shown(**fields).facts]
 
 
 @pytest.mark.parametrize(
     ("fields", "fact"),
     [
+        (
+            {"resources": Resources(2, 16 * _GIB - 2**26, 16 * _GIB)},
+            "memory: peak 15.9 GiB of 16.0 GiB, 2 OOM kills counted",
+        ),
+        (
+            {"resources": Resources(1, 3 * 2**20, 4 * 2**20, 2**20)},
+            "memory: peak 3.0 MiB of 4.0 MiB, in use 1.0 MiB, 1 OOM kill counted",
+        ),
+        ({"resources": Resources(oom_kill=0)}, "memory: no OOM kill counted"),
+        ({"resources": Resources(memory_limit_bytes=900)}, "memory: limit 900 B"),
+        (
+            {"resources": Resources(memory_used_bytes=2048, memory_limit_bytes=4096)},
+            "memory: in use 2.0 KiB of 4.0 KiB",
+        ),
+        ({"resources": Resources(memory_peak_bytes=2**60)}, "memory: peak 1048576.0 TiB"),
+        ({"resources": Resources(oom_kill=0)}, "signal: SIGKILL: killed, sender unknown, no OOM kill counted"),
+        ({"resources": Resources(oom_kill=1)}, "signal: SIGKILL: killed by the kernel's OOM killer"),
+        ({"signal": "SIGRTMIN+3"}, "signal: SIGRTMIN+3"),
         (
             {"thread_failures": (ThreadFailure("loader", None, ExceptionInfo("lib.DiskError", "full\nvery")),)},
             "thread: loader ended by DiskError: full",
@@ -371,26 +300,17 @@ def test_a_kill_is_explained_by_the_memory(oom_kill: int | None, said: str) -> N
             {"collectives": (CollectiveProgress("default_pg", "allreduce", 41, 40),)},
             "last collective: allreduce #41, 40 completed (group default_pg)",
         ),
-        ({"collectives": (CollectiveProgress("tp", "", 0, None),)}, "last collective: #0 (group tp)"),
+        ({"collectives": (CollectiveProgress("tp", "", 0, None),) * 20}, "last collective: #0 (group tp)"),
+        ({"collectives": (CollectiveProgress("tp", "", 0, None),) * 20}, "last collective: and 15 more"),
         ({"caused_by": CausedBy(3, "w-1", "e1.pb")}, "stopped after a failure of: rank 3 on w-1"),
         ({"caused_by": CausedBy(3, "", "e1.pb")}, "stopped after a failure of: rank 3"),
         ({"caused_by": CausedBy(None, "w-1", "e1.pb")}, "stopped after a failure of: w-1"),
         ({"caused_by": CausedBy(None, "", "")}, "stopped after a failure of: another node"),
     ],
 )
-def test_evidence_in_one_line(fields: dict[str, Any], fact: str) -> None:
-    """Failed threads, collectives, and the failure for which the rank was stopped have one line each."""
+def test_facts_about_the_root_cause(fields: dict[str, Any], fact: str) -> None:
+    """What was counted and recorded where the root cause was has one line each, in readable units."""
     assert fact in _facts(**fields)
-
-
-def test_many_threads_and_groups_are_counted() -> None:
-    """Five of each are shown and the others counted."""
-    threads = tuple(ThreadFailure(f"t{number}", None, ExceptionInfo("OSError", "")) for number in range(10))
-    groups = tuple(CollectiveProgress(f"g{number}", "send", 1, 1) for number in range(20))
-    lines = _facts(thread_failures=threads, collectives=groups)
-    assert sum(line.startswith("thread: ") for line in lines) == 6
-    assert sum(line.startswith("last collective: ") for line in lines) == 6
-    assert {"thread: and 5 more", "last collective: and 15 more"} <= set(lines)
 
 
 def _block(lines: list[str], title: str) -> list[str]:
@@ -399,45 +319,39 @@ def _block(lines: list[str], title: str) -> list[str]:
     return below[: below.index("")]
 
 
-def test_where_the_root_stood() -> None:
-    """For a root without a traceback, the first 30 lines of its own stack are shown, not of other ranks'."""
-    own = "\n\n".join(f"frame {number}" for number in range(50))
-    dumps = (StackDump(7, 0, "of rank 0"), StackDump(99, None, own), StackDump(98, 3, "of an earlier process"))
-    shown = _block(_shown(stack_dumps=dumps), "where it stood:")
-    assert shown == [*(f"  frame {number}" for number in range(30)), "  ... 20 more lines"]
-
-
 @pytest.mark.parametrize(
     ("fields", "shown"),
     [
-        ({"stack_dumps": (StackDump(7, 3, "by rank"),)}, True),
-        ({"stack_dumps": (StackDump(99, None, "by pid"),)}, True),
-        ({"stack_dumps": (StackDump(99, 3, " \n"),)}, False),
-        ({"stack_dumps": (StackDump(7, 2, "another's"),)}, False),
-        ({"stack_dumps": (StackDump(99, 3, "x"),), "exception": ExceptionInfo("lib.Error", "boom")}, True),
-        ({"stack_dumps": (StackDump(99, 3, "x"),), "exception": "ValueError"}, False),
-        ({"stack_dumps": (StackDump(0, None, "x"),), "rank": None, "pid": 0}, False),
+        ({"stack_dumps": (StackDump(7, 3, "by rank"),)}, ["by rank"]),
+        ({"stack_dumps": (StackDump(7, 0, "another's"), StackDump(99, None, "by\n\npid"))}, ["by", "pid"]),
+        ({"stack_dumps": (StackDump(99, 3, " \n"),)}, []),
+        ({"stack_dumps": (StackDump(7, 2, "another's"),)}, []),
+        ({"stack_dumps": (StackDump(99, 3, "x"),), "exception": ExceptionInfo("lib.Error", "boom")}, ["x"]),
+        ({"stack_dumps": (StackDump(99, 3, "x"),), "exception": "ValueError"}, []),
+        ({"stack_dumps": (StackDump(0, None, "x"),), "rank": None, "pid": 0}, []),
     ],
 )
-def test_when_a_stack_is_shown(fields: dict[str, Any], shown: bool) -> None:
+def test_when_a_stack_is_shown(fields: dict[str, Any], shown: list[str]) -> None:
     """A stack is shown if it is the root's own and the root has no traceback."""
     verdict = _verdict(make_error(**{"rank": 3, "pid": 99, "exception": None, **fields}))
-    assert ("where it stood:" in _message(verdict, _NO).splitlines()) is shown
+    report = report_of(make_job(), verdict, _NO)
+    assert list(sections_of(report).stack.lines) == shown
 
 
-def test_the_end_of_the_log() -> None:
-    """The last 20 non-empty lines are shown; a progress bar has its last state, and long lines are cut."""
-    log = "\n".join([*(f"step {number}\n" for number in range(50)), "10%\r20%\r\x1b[1m30%\x1b[0m\r", "x" * 500, ""])
-    shown = _block(_shown(log_tail=log, exception="ValueError"), "last lines of its log:")
-    assert shown == [*(f"  step {number}" for number in range(32, 50)), "  30%", f"  {'x' * 197}..."]
+def test_the_lines_of_a_log() -> None:
+    """They are not empty; a progress bar has its last state, and long lines are cut."""
+    log = "step 1\n\n" + "10%\r20%\r\x1b[1m30%\x1b[0m\r\n" + "x" * 500 + "\n"
+    lines = sections_of(_shown(log_tail=log, exception="ValueError")).log.lines
+    assert lines == ("step 1", "30%", f"{'x' * 197}...")
 
 
 def test_a_short_message_leaves_room_for_stack_and_log() -> None:
-    """Stack and log of full length, and the message, are all in Flyte's text."""
-    text = "\n".join(f"{number} {'x' * 100}" for number in range(30))
-    lines = _shown(stack_dumps=(StackDump(99, 3, text),), log_tail=text, message="the message")
-    assert len(_block(lines, "where it stood:")) == 30
-    assert len(_block(lines, "last lines of its log:")) == 20
+    """The first 30 lines of the stack, the last 20 of the log, and the message are all in Flyte's text."""
+    text = "\n".join(f"{number} {'x' * 100}" for number in range(50))
+    report = _shown(stack_dumps=(StackDump(99, 3, text),), log_tail=text, message="the message")
+    lines = flyte_message(report).splitlines()
+    stack, log = _block(lines, "where it stood:"), _block(lines, "last lines of its log:")
+    assert (len(stack), stack[-1], len(log), log[-1][:4]) == (31, "  ... 20 more lines", 20, "  49")
     assert _block(lines, "message:") == ["  the message"]
 
 
@@ -490,16 +404,21 @@ def _recorded(name: str) -> Report:
     return scenes.report_on(load(RECORDED / f"{name}.zip").job)
 
 
-def _named(report: Report, *names: str) -> list[str]:
-    return [line for line in flyte_message(report).splitlines() if line.startswith(names)]
-
-
-def test_a_rank_stopped_by_the_roots_signal_is_a_victim() -> None:
-    """A rank that its agent stopped by SIGKILL is a victim, also if SIGKILL is the root cause."""
-    report = _recorded("SIGKILL-earlyTrue-rank0-of4")
-    assert report.verdict.victims.count == 3
-    (line,) = _named(report, "victims: ")
-    assert line.startswith("victims: 3 stopped by their agents; ")
+@pytest.mark.parametrize(
+    ("name", "followers"),
+    [
+        ("SIGKILL-earlyTrue-rank0-of4", "3 stopped by their agents; "),
+        ("SIGKILL-clock-600-rank0-of4", "1 lost a peer, 1 agent failed after it; "),
+        ("terminate-rank3-of4", "3 lost a peer; "),
+        ("two-ranks-rank0-of4", "1 lost a peer, 1 stopped by its agent; "),
+    ],
+    ids=["stopped by the root's own signal", "agents apart", "ambiguous, if the verdict is certain", "no suspect"],
+)
+def test_who_is_a_victim(name: str, followers: str) -> None:
+    """The victims are counted by what happened to them; the line is the same in each form."""
+    report = _recorded(name)
+    assert report.followers.startswith(followers)
+    assert f"victims: {report.followers}" in flyte_message(report).splitlines()
 
 
 def test_a_suspect_is_no_victim() -> None:
@@ -508,25 +427,11 @@ def test_a_suspect_is_no_victim() -> None:
     victims, besides = (
         next(i for i, line in enumerate(message) if line.startswith(name)) for name in ("vic", "failed t")
     )
-    assert message[victims].startswith("victims: 1 lost a peer, 1 stopped by its agent; ")
     assert [line[:9] for line in message[victims + 1 : besides]] == ["  rank 2:", "  rank 3:"]
     assert message[besides : besides + 2] == [
         "failed too: 1",
         "  rank 1: ValueError: the batch of rank 1 has no labels",
     ]
-
-
-def test_agents_that_failed_are_counted_apart() -> None:
-    """Agents are not ranks and are counted separately; the times include theirs."""
-    (line,) = _named(_recorded("SIGKILL-clock-600-rank0-of4"), "victims: ")
-    assert line.startswith("victims: 1 lost a peer, 1 agent failed after it; ")
-
-
-def test_a_certain_verdict_leaves_no_suspect() -> None:
-    """If the root cause is certain, an ambiguous failure is a victim."""
-    report = _recorded("terminate-rank3-of4")
-    assert report.verdict.confidence == "high"
-    assert report.followers.startswith("3 lost a peer; ")
 
 
 def test_a_clock_an_hour_off_is_corrected() -> None:

@@ -73,7 +73,7 @@ def test_printers_keep_words_and_order(name: str) -> None:
 # --- whose fault ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", _SCENES)
+@pytest.mark.parametrize("name", [name for name in _SCENES if not name.startswith("ten-thousand")])
 def test_an_undetermined_failure_is_nobodys_fault(name: str) -> None:
     """Of any scene whose root cause is not known, no form says that code or infrastructure is at fault."""
     report = _SCENES[name]()
