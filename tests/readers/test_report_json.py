@@ -22,26 +22,6 @@ from firstfault.wire.json_schemas import (
     verdict_to_dict,
 )
 
-_VERDICT_KEYS = [
-    "scope",
-    "ranks",
-    "node",
-    "code",
-    "category",
-    "fingerprint",
-    "headline",
-    "message",
-    "timestamp",
-    "strategy",
-    "rule",
-    "confidence",
-    "why",
-    "suspects",
-    "victims",
-    "coverage",
-    "settled",
-    "documents",
-]
 _TEXT = st.text(st.sampled_from(string.printable + "\u00e9\u2192\U0001f525\x00\x1b\u2028"), max_size=30)
 _COUNT = st.integers(0, 2**32)
 _LAST_NS = 253_402_300_800 * 10**9 - 1
@@ -158,25 +138,19 @@ def test_the_contract() -> None:
 def test_every_key_is_there_when_nothing_is_known() -> None:
     """A verdict with few known fields has the same keys, with null and empty values."""
     bare = verdict_to_dict(Verdict(Scope.UNDETERMINED, "", "unknown", "", "", "earliest"))
-    assert list(bare) == _VERDICT_KEYS
+    assert list(bare) == list(verdict_to_dict(_VERDICT))
     assert (bare["node"], bare["timestamp"], bare["ranks"]) == (None, None, [])
     assert bare["coverage"]["expected"] is None
 
 
 @given(_VERDICTS, _DECISIONS)
 def test_verdict_and_decision_come_back(verdict: Verdict, decision: Decision) -> None:
-    """Verdict and decision survive the round trip."""
+    """Verdict and decision survive the round trip, in one line of ASCII without control characters."""
     text = to_json(verdict, decision)
-    assert verdict_from_json(text) == verdict
-    assert decision_from_json(text) == decision
-
-
-@given(_VERDICTS)
-def test_it_is_one_line_of_ascii(verdict: Verdict) -> None:
-    """The JSON is one line of ASCII without control characters, for any message."""
-    text = to_json(verdict, _DECISION)
     assert text.isascii()
     assert text.isprintable()
+    assert verdict_from_json(text) == verdict
+    assert decision_from_json(text) == decision
 
 
 def test_a_lone_surrogate_can_be_written() -> None:

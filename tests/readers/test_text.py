@@ -2,113 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstfault.text import clean, clean_end, elide, one_line, printable, redact, sentence_of
+from firstfault.text import clean, clean_end, elide, one_line, printable, sentence_of
 
 _ANY_TEXT = st.text(st.characters(exclude_categories=()))
-_FRAGMENTS = [
-    "password",
-    "api_key",
-    "=",
-    ": ",
-    "'",
-    " ",
-    "hunter22",
-    "authorization",
-    "Bearer ",
-    "https://",
-    "me:",
-    "@",
-]
-_FRAGMENTS += ["***", "sig", "hf_"]
-_CPU_SECONDS = 15.0
-"""Far longer than linear work on 64 KiB takes, far shorter than quadratic work."""
-
-
-@pytest.mark.parametrize(
-    ("text", "secret"),
-    [
-        ("postgresql://train:hunter22@db:5432/x", "hunter22"),
-        ("redis+sentinel://me:pa55.word@cache", "pa55.word"),
-        ("AKIAIOSFODNN7EXAMPLE is not allowed", "IOSFODNN7EXAMPLE"),
-        ("GET /b/o?X-Amz-Signature=8d9e0f&X-Amz-Date=1", "8d9e0f"),
-        ("password=hunter22", "hunter22"),
-        ("{'password': 'hunter22'}", "hunter22"),
-        ('{"api_key": "abcd1234"}', "abcd1234"),
-        ("DB_PASSWORD=hunter22", "hunter22"),
-        ("WANDB_API_KEY=0123456789abcdef", "0123456789abcdef"),
-        ("AWS_SECRET_ACCESS_KEY: wJalrXUtnFEMI/K7MDENG", "wJalrXUtnFEMI/K7MDENG"),
-        ("client_secret = s3cr3t-s3cr3t", "s3cr3t-s3cr3t"),
-        ("Authorization: Bearer eyJhbGciOi.J9", "eyJhbGciOi.J9"),
-        ("{'Authorization': 'Bearer eyJhbGciOi.J9'}", "eyJhbGciOi.J9"),
-        ("authorization: basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
-        ("token hf_abcdefghijklmnopqrst was refused", "abcdefghijklmnopqrst"),
-        ("ghp_0123456789abcdefghij", "0123456789abcdefghij"),
-        ("glpat-0123456789abcdefghij", "0123456789abcdefghij"),
-    ],
-)
-def test_secrets_are_redacted(text: str, secret: str) -> None:
-    """A credential is replaced by three stars, also at the end of a longer text."""
-    redacted = redact(f"before {text} after")
-    assert secret not in redacted
-    assert "***" in redacted
-    assert redacted.startswith("before ")
-    assert redacted.endswith("after")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "shape '[4, 16]' is invalid for input of size 60",
-        "s3://bucket/key/of/a/file.pb was not found",
-        "http://10.0.0.3:29500 refused the connection",
-        "git@github.com:torch/torch.git",
-        "KeyError: 'password'",
-        "missing 1 required keyword-only argument: 'secret'",
-        "hf_hub",
-        "the design=oversized",
-    ],
-)
-def test_other_text_is_left_alone(text: str) -> None:
-    """A text that only resembles a credential stays readable."""
-    assert redact(text) == text
-
-
-@given(st.lists(st.sampled_from(_FRAGMENTS)).map("".join))
-def test_redacting_twice_changes_nothing(text: str) -> None:
-    """Redacting twice changes nothing more."""
-    assert redact(redact(text)) == redact(text)
-
-
-@pytest.mark.parametrize(
-    "unit",
-    [
-        "a",
-        "ab.",
-        "://",
-        "a://",
-        "a://b:",
-        "://x:y",
-        "secret ",
-        "password=",
-        "authorization: ",
-        "0x",
-        "AKIA",
-        "-_",
-        "hf_",
-    ],
-)
-def test_redacting_is_linear(unit: str) -> None:
-    """Redacting a message of maximal length takes little time."""
-    text = unit * (65_536 // len(unit))
-    started = time.process_time()
-    redact(text)
-    assert time.process_time() - started < _CPU_SECONDS
 
 
 @given(_ANY_TEXT, st.integers(0, 80))
