@@ -10,10 +10,8 @@ import pytest
 
 from firstfault.evidence.clocks import Interval
 from firstfault.evidence.diagnosis import diagnose
-from firstfault.model import Phase, Scope, SentSignal, Subject, Suspect, Unopened, Victims, Writer
-from firstfault.model.failure import explain_signal
-from firstfault.render.drawings import node_map
-from firstfault.render.drawings import timeline_of
+from firstfault.model import Phase, SentSignal, Subject, Unopened, Victims, Writer
+from firstfault.render.drawings import node_map, timeline_of
 from firstfault.report import flyte_message, report_of
 from firstfault.report.cascade import Event, cascade_of
 from firstfault.report.data import AttemptSummary, changes_between, summary_of, with_attempts

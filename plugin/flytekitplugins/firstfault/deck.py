@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from firstfault.model import JobErrors, Place
+    from firstfault.recorder import NodeFolder
     from firstfault.report.data import AttemptSummary, Report
     from firstfault_torch.context import Recording
-    from firstfault.recorder import NodeFolder
     from firstfault_torch.verdict.seal import SealedVerdict
 
 _LOOK_SHARE = 20

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from firstfault.exceptions.first_cause import first_cause, own_frames
 from firstfault.exceptions.stderr import exception_of
-from firstfault.report.headline import first_line
 from firstfault.report.sections import log_lines, stack_lines
 from firstfault.report.words import PLAIN, State
 from firstfault.text import elide
+from firstfault.wire.fields import EXPIRED, FRAME, PLACE, PROGRESS, RESOURCES
 from firstfault.wire.json_schemas import SCHEMA, decision_to_dict, format_timestamp, verdict_to_dict
 
 if TYPE_CHECKING:
