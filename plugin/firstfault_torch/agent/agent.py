@@ -49,11 +49,7 @@ _NO_PAUSE = 1e-6
 
 
 class PeerFailedError(Exception):
-    """Another node failed; this node's workers were stopped because of it.
-
-    Args:
-        failure: the notice from the other node.
-    """
+    """Another node failed; this node's workers were stopped because of it."""
 
     def __init__(self, failure: FirstFailure) -> None:
         super().__init__(failure.reason)
@@ -71,12 +67,6 @@ class ReportingAgent(HookedAgent):
     - `stop_workers` and `shut_down` end the workers before a new round and when the agent ends.
 
     What follows is not the agent's: `launch_agent` returns how the last round ended, `run_node` settles on a verdict.
-
-    Args:
-        recording: where and how to report.
-        settings: beside torch's.
-        spec: torch's; it is not changed.
-        kwargs: as LocalElasticAgent takes them.
     """
 
     def __init__(self, recording: Recording, settings: AgentSettings, *, spec: WorkerSpec, **kwargs: Any) -> None:

@@ -89,15 +89,8 @@ def launch_agent(  # noqa: PLR0913, PLR0917 - torch's three, and ours
 ) -> RoundEnd:
     """Run the workers of this node to their end; return how they ended.
 
-    It does what ``torch.distributed.launcher.api.launch_agent`` does, with a `ReportingAgent`.
-
-    Args:
-        config: torch's.
-        entrypoint: what each worker runs.
-        args: its arguments.
-        recording: where and how to report.
-        settings: the agent's.
-        last_resort: ends the pod from another thread if the main thread does not handle a signal.
+    It does what ``torch.distributed.launcher.api.launch_agent`` does, with a `ReportingAgent`. `last_resort` ends the
+    pod from another thread if the main thread does not handle a signal.
     """
     agent: ReportingAgent | None = None
     shutdown: Callable[[], Any] | None = None

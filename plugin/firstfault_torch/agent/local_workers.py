@@ -100,12 +100,7 @@ class LocalWorkers:
         return self._timers
 
     def prepare(self, environments: dict[int, dict[str, str]], logs: LogsDest) -> None:
-        """Prepare for workers whose environment and log files torch has just chosen.
-
-        Args:
-            environments: get the workers' variables, by local rank.
-            logs: where torch sends what they write.
-        """
+        """Add to the workers' environments, by local rank, and read their stderr; torch has just chosen both."""
         recording = self._reporter.recording
         with guarded_in_main("listening to the workers' stderr"):
             if recording.files is not None:
@@ -116,12 +111,7 @@ class LocalWorkers:
             environment[LOCAL_RANK_VARIABLE] = str(local_rank)
 
     def started(self, context: Any, ranks: tuple[int, ...]) -> None:
-        """Watch the workers that torch has just started.
-
-        Args:
-            context: torch's process context.
-            ranks: the workers' global ranks.
-        """
+        """Watch the workers that torch has just started in its process context; `ranks` are their global ranks."""
         self._context = context
         if self._stderr is not None:
             # first: a worker must not wait for a reader
@@ -214,11 +204,7 @@ class LocalWorkers:
     # --- deadlines ----------------------------------------------------------------------------------------------
 
     def _expire(self, timers: dict[int, Timer]) -> None:
-        """Ask workers for stacks and state, then kill them; called by the thread that watches their deadlines.
-
-        Args:
-            timers: the expired deadlines by process id.
-        """
+        """Ask workers for stacks and state, then kill them; called by the thread that watches their deadlines."""
         ranks = {process.pid: rank for rank, process in enumerate(worker_processes(self._context))}
         asked = {ranks[pid]: pid for pid in timers}
         observations: dict[int, Observation] = {}
@@ -247,14 +233,7 @@ class LocalWorkers:
         caused_by: CausedBy | None = None,
         sent: signal.Signals = signal.SIGTERM,
     ) -> None:
-        """Ask the workers for stacks and state, then stop them.
-
-        Args:
-            reason: for a person.
-            first: local ranks that failed by themselves; they may end by themselves.
-            caused_by: the failure on another node because of which they are stopped.
-            sent: the signal.
-        """
+        """Ask the workers for stacks and state, then stop them; those in `first` failed, and may end by themselves."""
         processes = worker_processes(self._context)
         began = time.monotonic_ns()
         killed_ns = began + int(self._stop_seconds * 1e9)
@@ -281,11 +260,7 @@ class LocalWorkers:
 
 
 class ObservedLogs(LogsSpecs):
-    """A user's LogsSpecs that tells where each worker's output goes.
-
-    Args:
-        specs: the user's; they alone decide.
-    """
+    """A user's LogsSpecs that tells where each worker's output goes."""
 
     def __init__(self, specs: LogsSpecs) -> None:
         super().__init__()
@@ -463,9 +438,7 @@ def _send(process: Any, number: signal.Signals) -> None:
 def end_what_workers_left(recording: Recording, seconds: float) -> None:
     """End the processes that this node's workers started, after the workers have ended; not those in other sessions.
 
-    Args:
-        recording: of the node.
-        seconds: how long they may take after SIGTERM before they are killed.
+    They get SIGTERM, and SIGKILL after `seconds`.
     """
     if recording.files is not None:
         with guarded("ending the processes that workers have left"):

@@ -51,12 +51,7 @@ class AgentSettings:
 
 
 class Places:
-    """The places of a node's agent and of its workers in the present round.
-
-    Args:
-        group: torch's, which the rendezvous changes.
-        recording: of the node.
-    """
+    """The places of a node's agent and of its workers in the present round."""
 
     def __init__(self, group: WorkerGroup, recording: Recording) -> None:
         self._group = group
@@ -103,11 +98,6 @@ class NodeRound:
     Neither this object nor one of its parts holds the agent: an agent that is part of a reference cycle ends when the
     garbage collector runs. If that is in a worker that this process forked later, the end of the agent's store aborts
     that worker: it waits for a thread that no fork copies.
-
-    Args:
-        group: torch's: this node's workers, with the round's store.
-        recording: where and how to report.
-        settings: the agent's.
     """
 
     def __init__(self, group: WorkerGroup, recording: Recording, settings: AgentSettings) -> None:
@@ -149,11 +139,7 @@ class NodeRound:
         self.peers = None
 
     def listen_to_peers(self, interval: float) -> None:
-        """Connect to the other agents, after the workers were started.
-
-        Args:
-            interval: seconds between two looks at the workers.
-        """
+        """Connect to the other agents, after the workers were started; `interval` is torch's, in seconds."""
         if self.places.nodes > 1:
             self.peers = Peers(
                 self._group,
@@ -168,8 +154,7 @@ class NodeRound:
     def end(self, *, is_last: bool) -> None:
         """End all threads of the round, after the uploads: the next round may fork.
 
-        Args:
-            is_last: no other round follows, and the agents may still settle on a verdict.
+        After the last round the agents may still settle on a verdict.
         """
         self.workers.stop_watching()
         if self.peers is not None and is_last:

@@ -185,12 +185,7 @@ class Reporter:
             self._documented[death.local_rank] = self._submit(upload)
 
     def finish(self, ranks: tuple[int, ...], first: FirstFailure | None) -> None:
-        """Announce that this node has failed and written all its documents, after it has.
-
-        Args:
-            ranks: its workers'.
-            first: the failure that ended the round; None if it is not known.
-        """
+        """Announce that this node has failed, and because of which failure, after all its documents are written."""
         for upload in self._documented.values():
             with guarded("uploading a worker's document"):
                 upload.result()

@@ -111,11 +111,7 @@ class Restarts:
         return record
 
     def began_again(self, world_size: int) -> None:
-        """Complete the record of the last round: the workers run again.
-
-        Args:
-            world_size: ranks of the new round.
-        """
+        """Complete the record of the last round: the workers run again, so many ranks as `world_size`."""
         if self._written is None:
             return
         path, record = self._written

@@ -56,12 +56,9 @@ class SignalReceived:
 
 
 class SignalWatch:
-    """Receives the signals to this process while it is entered.
+    """Receives the signals that terminate this process while it is entered.
 
     Only the main thread can install handlers: entered in another thread, it changes and receives nothing.
-
-    Args:
-        handled: the signals that terminate it.
     """
 
     def __init__(self, handled: tuple[signal.Signals, ...] = HANDLED) -> None:

@@ -111,11 +111,9 @@ class TimerServer:
         return {TIMERS_VARIABLE: path, TORCH_FILE_VARIABLE: path, HEARTBEAT_VARIABLE: timeout}
 
     def start(self, pids: Iterable[int], expired: Callable[[dict[int, Timer]], None]) -> None:
-        """Begin to watch. Call it after the workers were forked: they must not inherit the thread's locks.
+        """Watch the workers with these process ids, after they were forked: they must not inherit the thread's locks.
 
-        Args:
-            pids: the workers'.
-            expired: called in the watching thread with the expired deadline of each worker, by process id.
+        The thread calls `expired` with the expired deadline of each worker, by process id.
         """
         self._pids, self._expired = frozenset(pids), expired
         thread = threading.Thread(target=self._run, name="firstfault-timers", daemon=True)

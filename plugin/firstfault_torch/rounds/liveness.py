@@ -94,14 +94,7 @@ class _Greeting:
 
 
 class _Clients:
-    """The connections of all other agents, and of strangers that have not introduced themselves yet.
-
-    Args:
-        listener: takes new connections.
-        secret: an agent's greeting contains it.
-        node: the first agent's name.
-        on_death: called once for each agent that died.
-    """
+    """The connections of all other agents, and of strangers that have not introduced themselves yet."""
 
     def __init__(self, listener: socket.socket, secret: str, node: str, on_death: Callable[[int, str], None]) -> None:
         self._listener = listener

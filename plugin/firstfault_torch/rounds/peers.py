@@ -90,9 +90,7 @@ class Peers:
     def end_for_good(self, failure: FirstFailure, *, tell: bool) -> None:
         """Take a failure for fatal, because the agents have decided against a restart.
 
-        Args:
-            failure: that asked.
-            tell: also tell agents that were not there when this was decided: they may be on their way to a new round.
+        With `tell`, also tell agents that were not there then: they may be on their way to a new round.
         """
         if tell:
             self.notify(replace(failure, fatal=True, asks=False))
@@ -125,10 +123,6 @@ class Peers:
 
         Unlike torch's own barrier it reacts to signals and failures, and has no limit: a pod that exits while others
         train makes the whole job succeed.
-
-        Args:
-            wake: is set when the round's outcome is known.
-            recording: of the round.
         """
         if await_all(self._group.store, self._group.group_world_size or 1, self.broadcast, wake, recording):
             return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Rendezvous:
-    """torch's rendezvous handler, without two faults.
+    """torch's rendezvous handler, or another one, without two faults.
 
     It never blocks the agent's main loop. After each look at its workers torch's agent asks how many nodes wait to
     join, and the answer comes from the store's host. If that machine is frozen or unreachable, the question blocks for
@@ -25,9 +25,6 @@ class Rendezvous:
     It gives the workers of each round a store of their own. torch 2.6 to 2.13 keep that of the first round, so that
     workers who are started again find the addresses of those before them, and gloo and NCCL cannot connect
     (pytorch#135712).
-
-    Args:
-        handler: torch's, or any other; all else is passed to it.
     """
 
     def __init__(self, handler: Any) -> None:
@@ -44,14 +41,9 @@ class Rendezvous:
 
 
 def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
-    """Return the number of this rendezvous, the same on all nodes.
+    """Return the number of this rendezvous, the same on all nodes; `fallback` if the first node does not set one.
 
     Each rendezvous has its own store on top of one that all rounds share, in which the first node counts the rounds.
-
-    Args:
-        store: the round's own.
-        group_rank: this node's.
-        fallback: the number if the first node does not set one.
     """
     if group_rank == 0:
         shared = getattr(store, "underlying_store", store)
@@ -67,23 +59,14 @@ def begin_round(store: Any, group_rank: int | None, fallback: int) -> int:
 
 
 def round_store(store: Any, number: int) -> Any:
-    """Return the store of a round of which another connection can be opened: torch's own, or one beside it.
-
-    Args:
-        store: torch's, of this round.
-        number: the round's, the same on all nodes.
-    """
+    """Return the store of a round of which another connection can be opened: torch's own, or one beside it."""
     return store if hasattr(store, "clone") else RoundStore(store, number)
 
 
 class RoundStore(dist.PrefixStore):  # type: ignore[name-defined]
-    """The store of one round, of which another connection can be opened.
+    """The store of one round, of which another connection can be opened; its number is the same on all nodes.
 
     The stores of torch before 2.8 have no ``clone``, and cannot tell under which prefix they keep a round.
-
-    Args:
-        store: torch's, of this or any other round; the agents share the one below it.
-        number: the round's, the same on all nodes.
     """
 
     def __init__(self, store: Any, number: int) -> None:

@@ -3,6 +3,16 @@
 Each agent hands its report to the round's store and counts its arrival there, so no agent polls the storage. When all
 agents that live have arrived, one of them names an order in which agents conclude: the first does it; if it does not
 deliver in time, the next one does. An agent sends about ten requests to the store, however many agents there are.
+
+A settlement on a topic has these keys in the store, below ``firstfault/`` and the topic:
+
+- ``heard``: group ranks of the agents that know of the failure, each followed by a space.
+- ``reports``: what each agent handed in after the failure: frames, one behind the other.
+- ``arrived``: group ranks of the agents that have handed in their report, each followed by a space; ``!`` marks one
+  that leaves. ``arrivals`` is their number.
+- ``order``: set once, when all expected agents have arrived: who concludes, in turn.
+- ``sealer``: whose turn it is to conclude; ``!`` behind it: that one publishes, and is not replaced meanwhile.
+- ``seal``: the verdict.
 """
 
 from __future__ import annotations
@@ -42,34 +52,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _JOINED = "firstfault/joined"
 """What each agent handed in when its workers started: frames, one behind the other."""
-
-
-class _Keys:
-    """The names in the store of one settlement.
-
-    Args:
-        topic: what the agents settle on. A round may settle on several things, one after the other.
-    """
-
-    def __init__(self, topic: str) -> None:
-        prefix = f"firstfault/{topic}/" if topic else "firstfault/"
-        self.heard = f"{prefix}heard"
-        """Group ranks of the agents that know of the failure, each followed by a space."""
-        self.reports = f"{prefix}reports"
-        """What each agent handed in after the failure: frames, one behind the other."""
-        self.arrived = f"{prefix}arrived"
-        """Group ranks of the agents that have handed in their report, each followed by a space; ``!`` marks one that
-        leaves."""
-        self.arrivals = f"{prefix}arrivals"
-        """Their number."""
-        self.order = f"{prefix}order"
-        """Set once, when all expected agents have arrived: who concludes, in turn."""
-        self.sealer = f"{prefix}sealer"
-        """Whose turn it is to conclude; ``!`` behind it: that one publishes, and is not replaced meanwhile."""
-        self.seal = f"{prefix}seal"
-        """The verdict."""
-
-
 _DOCUMENT = "error.pb"
 _DURABLE = "durable"
 _FRAME = struct.Struct(">II")
@@ -102,18 +84,12 @@ class Reports:
 
 
 class Settlement:
-    """One agent's part in the settlement of a round.
-
-    Args:
-        group_rank: this node's.
-        nodes: of the round.
-        topic: what the agents settle on; empty: on the verdict on the attempt.
-    """
+    """One agent's part in the settlement of a round, on the verdict or on another topic, one after the other."""
 
     def __init__(self, group_rank: int, nodes: int, topic: str = "") -> None:
         self._own = group_rank
         self._nodes = nodes
-        self._keys = _Keys(topic)
+        self._prefix = f"firstfault/{topic}/" if topic else "firstfault/"
         self._store: Any = None
         """The connection of `settle`."""
         self._results: queue.SimpleQueue[bytes | BaseException] = queue.SimpleQueue()
@@ -126,7 +102,7 @@ class Settlement:
 
     def heard(self, store: Any) -> None:
         """Tell the others that this node knows of a fatal failure: its agent lives."""
-        store.append(self._keys.heard, f"{self._own} ")
+        store.append(self._key("heard"), f"{self._own} ")
 
     def settle(
         self, connections: tuple[Any, Any], copies: Mapping[str, bytes], seconds: float, give_up: threading.Event
@@ -147,9 +123,8 @@ class Settlement:
         arrive = partial(self._arrive, self._store, copies, leaving=give_up.is_set())
         if not self._bounded(arrive, "handing in this node's report"):
             return
-        threading.Thread(
-            target=_wait_for_both, args=(waiting, self._keys, self._results), name="firstfault-settlement", daemon=True
-        ).start()
+        wait = partial(self._wait_for_both, waiting)
+        threading.Thread(target=wait, name="firstfault-settlement", daemon=True).start()
         order = self._await_order(seconds, give_up) or {"sealers": []}
         for group_rank in order["sealers"]:
             if group_rank == self._own:
@@ -158,8 +133,9 @@ class Settlement:
                     yield turn
                 if isinstance(turn, SettledDocument):
                     return
-            found = self._next_result(self._turn_seconds, give_up, TERMINATED_VERDICT_S)
-            if found is None and self._bounded(self._is_publishing, "asking whose turn it is"):
+            found = self._next_result(TURN_S + TURN_FOR_NODE_S * self._nodes, give_up, TERMINATED_VERDICT_S)
+            sealer = b"" if found is not None else self._bounded(self._sealer, "asking whose turn it is")
+            if sealer and sealer.endswith(b"!"):
                 found = self._next_result(PUBLISHING_S, give_up, TERMINATED_PUBLISHED_S)
             if isinstance(found, bytes):
                 yield _unpacked(found)
@@ -169,18 +145,15 @@ class Settlement:
     def claim(self) -> bool:
         """Announce that this agent publishes what it has concluded; False if another agent has taken over."""
         mine = str(self._own).encode()
-
-        def claim() -> bool:
-            return bytes(self._store.compare_set(self._keys.sealer, mine, mine + b"!")) == mine + b"!"
-
-        return self._bounded(claim, "announcing that this node publishes") is not False
+        claim = partial(self._store.compare_set, self._key("sealer"), mine, mine + b"!")
+        return self._bounded(claim, "announcing that this node publishes") in {None, mine + b"!"}
 
     def hand_over(self, document: bytes, *, durable: bool) -> SettledDocument:
         """Hand a published verdict to the other agents; return theirs if another agent has been faster."""
         settled = SettledDocument(document, durable)
         value = _packed(settled)
         found = self._bounded(
-            lambda: _unpacked(set_once(self._store, self._keys.seal, value)), "handing the verdict to the other nodes"
+            lambda: _unpacked(set_once(self._store, self._key("seal"), value)), "handing the verdict to the other nodes"
         )
         return found if found is not None else settled
 
@@ -200,25 +173,24 @@ class Settlement:
         """
 
         def end() -> SettledDocument:
-            set_once(store, self._keys.order, json.dumps({"sealers": [], "complete": False}))
-            return _unpacked(set_once(store, self._keys.seal, _packed(SettledDocument(b"", durable=False))))
+            set_once(store, self._key("order"), json.dumps({"sealers": [], "complete": False}))
+            return _unpacked(set_once(store, self._key("seal"), _packed(SettledDocument(b"", durable=False))))
 
         return self._bounded(end, "telling the other agents that there is no conclusion")
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}{name}"
 
     def _bounded(self, call: Callable[[], _T], doing: str) -> _T | None:
         """Return what the store answers; None if it does not in time: all agents may ask at the same moment."""
         return bounded(call, STEP_S + STEP_FOR_NODE_S * self._nodes, doing)
 
-    @property
-    def _turn_seconds(self) -> float:
-        return TURN_S + TURN_FOR_NODE_S * self._nodes
-
     # --- arriving -----------------------------------------------------------------------------------------------
 
     def _arrive(self, store: Any, copies: Mapping[str, bytes], *, leaving: bool) -> bool:
-        store.append(self._keys.reports, _framed(self._own, copies))
-        store.append(self._keys.arrived, f"{self._own}{'!' if leaving else ''} ")
-        self._arrived_as = int(store.add(self._keys.arrivals, 1))
+        store.append(self._key("reports"), _framed(self._own, copies))
+        store.append(self._key("arrived"), f"{self._own}{'!' if leaving else ''} ")
+        self._arrived_as = int(store.add(self._key("arrivals"), 1))
         if self._arrived_as == self._nodes:
             self._set_order(store, complete=True)
         return True
@@ -262,11 +234,24 @@ class Settlement:
                 if time.monotonic() >= deadline:
                     return None
 
+    def _wait_for_both(self, waiting: Any) -> None:
+        """Put the order, then the verdict into the queue; the error if the store is lost."""
+
+        def wait() -> None:
+            for key in (self._key("order"), self._key("seal")):
+                waiting.wait([key], _FOREVER)
+                self._results.put(bytes(waiting.get(key)))
+
+        _, error = caught(wait, Exception)
+        if error is not None:
+            self._results.put(error)
+            logger.info("lost the store that the agents share: %s", error)
+
     def _close(self, is_over: bool) -> bool:
         """Set the order if every agent that lives has arrived, or if the wait is over."""
         store = self._store
         arrived = {group_rank for group_rank, _ in self._arrivals(store)}
-        key = self._keys.heard
+        key = self._key("heard")
         heard = {int(word) for word in store.get(key).split()} if store.check([key]) else set()
         complete = bool(heard) and heard <= arrived
         if complete or is_over:
@@ -279,11 +264,11 @@ class Settlement:
         """Return what to conclude from, or another agent's verdict; None if another agent has taken over."""
         store, mine = self._store, str(self._own).encode()
         # set before the order was
-        before = bytes(store.get(self._keys.sealer))
-        if before.endswith(b"!") or bytes(store.compare_set(self._keys.sealer, before, mine)) != mine:
+        before = self._sealer()
+        if before.endswith(b"!") or bytes(store.compare_set(self._key("sealer"), before, mine)) != mine:
             return None
-        if store.check([self._keys.seal]):
-            return _unpacked(bytes(store.get(self._keys.seal)))
+        if store.check([self._key("seal")]):
+            return _unpacked(bytes(store.get(self._key("seal"))))
         return self._reports(bool(order["complete"]))
 
     def _reports(self, complete: bool) -> Reports:
@@ -298,38 +283,24 @@ class Settlement:
                 if group_rank not in arrived:
                     copies.update(files)
                     lost |= {group_rank} if complete else set()
-        for _, files in _frames(bytes(store.get(self._keys.reports))):
+        for _, files in _frames(bytes(store.get(self._key("reports")))):
             copies.update(files)
         return Reports(copies, complete, frozenset(lost))
 
-    def _is_publishing(self) -> bool:
-        return bytes(self._store.get(self._keys.sealer)).endswith(b"!")
+    def _sealer(self) -> bytes:
+        return bytes(self._store.get(self._key("sealer")))
 
     def _set_order(self, store: Any, *, complete: bool) -> None:
         """Name the agents that conclude: by group rank, as rank 0's node also writes what a person sees."""
         candidates = sorted(self._arrivals(store), key=lambda arrival: (arrival[1], arrival[0]))
         sealers = [group_rank for group_rank, _ in candidates[:_MAX_TURNS]]
-        store.compare_set(self._keys.sealer, "", str(sealers[0]))
-        set_once(store, self._keys.order, json.dumps({"sealers": sealers, "complete": complete}))
+        store.compare_set(self._key("sealer"), "", str(sealers[0]))
+        set_once(store, self._key("order"), json.dumps({"sealers": sealers, "complete": complete}))
 
     def _arrivals(self, store: Any) -> list[tuple[int, bool]]:
         """Return the group rank of each agent that has arrived, and whether it leaves."""
-        words = bytes(store.get(self._keys.arrived)).split()
+        words = bytes(store.get(self._key("arrived"))).split()
         return [(int(word.rstrip(b"!")), word.endswith(b"!")) for word in words]
-
-
-def _wait_for_both(waiting: Any, keys: _Keys, results: queue.SimpleQueue[bytes | BaseException]) -> None:
-    """Put the order, then the verdict into the queue; the error if the store is lost."""
-
-    def wait() -> None:
-        for key in (keys.order, keys.seal):
-            waiting.wait([key], _FOREVER)
-            results.put(bytes(waiting.get(key)))
-
-    _, error = caught(wait, Exception)
-    if error is not None:
-        results.put(error)
-        logger.info("lost the store that the agents share: %s", error)
 
 
 def _framed(group_rank: int, copies: Mapping[str, bytes]) -> bytes:

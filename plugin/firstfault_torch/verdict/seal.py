@@ -82,12 +82,7 @@ class SealedVerdict:
 
 
 def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdict:
-    """Return a conclusion with its report, its ``error.pb``, and copies of what it rests on.
-
-    Args:
-        concluded: on the attempt.
-        recording: whose node seals.
-    """
+    """Return a conclusion of this node with its report, its ``error.pb``, and copies of what it rests on."""
     conclusion = concluded.conclusion
     report = report_of(
         conclusion.job,
@@ -117,12 +112,7 @@ def seal_verdict(concluded: NodeConclusion, recording: Recording) -> SealedVerdi
 
 
 def sealed_elsewhere(document: bytes, recording: Recording, *, durable: bool) -> SealedVerdict:
-    """Return the verdict that another node, or another attempt, sealed.
-
-    Args:
-        document: its ``error.pb``.
-        recording: this node's.
-        durable: whether the document is in the storage.
+    """Return the verdict that another node, or another attempt, sealed in this ``error.pb``.
 
     Raises:
         BadDocumentError: the document is not a sealed verdict of a version that can be read.
@@ -169,13 +159,7 @@ def turn_of(group_rank: int) -> float:
 def await_turn(
     find: Callable[[], SealedVerdict | None], seconds: float, give_up: threading.Event
 ) -> SealedVerdict | None:
-    """Look for another node's verdict until this node's turn has come; None if there is none.
-
-    Args:
-        find: returns the verdict that another node published, None if there is none.
-        seconds: until this node's turn.
-        give_up: once set, ends the wait.
-    """
+    """Look for another node's verdict until this node's turn has come; None if there is none."""
     deadline = time.monotonic() + seconds
     pause = TURN_PAUSE_S * (1 + random.random())  # noqa: S311 - as above
     while True:
@@ -195,13 +179,7 @@ def await_turn(
 
 
 def leave_verdict(recording: Recording, document: bytes, give_up: threading.Event | None = None) -> None:
-    """Write a sealed verdict for the next attempt; a failure is only logged.
-
-    Args:
-        recording: where.
-        document: the sealed verdict, as Flyte gets it.
-        give_up: once set, ends the wait.
-    """
+    """Write a sealed ``error.pb`` for the next attempt; a failure is only logged."""
     where = recording.identity.handover_uri
     if where and document:
         doing = "leaving the verdict for the next attempt"
@@ -211,13 +189,7 @@ def leave_verdict(recording: Recording, document: bytes, give_up: threading.Even
 def previous_attempt(
     recording: Recording, seconds: float = PREVIOUS_S, give_up: threading.Event | None = None
 ) -> SealedVerdict | None:
-    """Return how the attempt before ended; None if it left no verdict, or none that can be read in time.
-
-    Args:
-        recording: where.
-        seconds: longest wait, at most a few.
-        give_up: once set, ends the wait.
-    """
+    """Return how the attempt before ended; None if it left no verdict, or none that can be read in time."""
     where = recording.identity.previous_handover_uri
     if not where:
         return None
@@ -231,14 +203,9 @@ def previous_attempt(
 
 
 def retries_left(attempt: int, retries: int | None, previous: Decision | None) -> int | None:
-    """Return how many of the task's retries are left; None if it is not known.
+    """Return how many of the task's retries are left after the previous attempt's decision; None if it is not known.
 
-    The attempt's number is not enough: attempts that the platform lost do not use up the task's retries.
-
-    Args:
-        attempt: number of this attempt, from 0.
-        retries: the task's.
-        previous: the decision on the attempt before.
+    The attempt's number, from 0, is not enough: attempts that the platform lost do not use up the task's retries.
     """
     if not retries or attempt == 0:
         return retries
