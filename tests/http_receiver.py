@@ -37,7 +37,7 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.received.append(Received(self.path, self.headers, body))
-                receiver.goes_on.wait(30)
+                receiver.goes_on.wait(60)
                 self.send_response(receiver.status)
                 self.send_header("Location", receiver.location)
                 self.send_header("Content-Length", "0")

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tests.prefix import Prefix
 
 PATH = "T0/B0/not-for-the-log"
+LONG_S = 60.0
 
 
 @pytest.fixture
@@ -102,9 +103,7 @@ def test_a_notifier_that_fails(
 
     seen: list[Report] = []
     installed(broken=fails, whole=seen.append)
-    began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
-    assert time.monotonic() - began < 2
     assert len(seen) == 1
     assert f"the notifier broken failed ({type(error).__name__}: {error})" in caplog.text
 
@@ -114,10 +113,11 @@ def test_a_webhook_that_does_not_answer(
 ) -> None:
     """It delays the end of the pod by a limit."""
     monkeypatch.setattr(seal, "NOTIFIERS_S", 0.5)
+    monkeypatch.setattr("firstfault_torch.notifiers.webhook.WEBHOOK_S", LONG_S)
     webhook.goes_on.clear()
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < LONG_S / 2
     assert "the notifier webhook" in caplog.text
     assert PATH not in caplog.text
 
@@ -165,10 +165,10 @@ def test_a_slow_lookup_of_installed_notifiers(
     """A disk that does not answer delays the end of the pod by a limit, and a warning says what was not called."""
     goes_on = threading.Event()
     monkeypatch.setattr(seal, "NOTIFIERS_S", 0.5)
-    monkeypatch.setattr(seal, "entry_points", lambda group: [] if goes_on.wait(30) else [group])
+    monkeypatch.setattr(seal, "entry_points", lambda group: [] if goes_on.wait(LONG_S) else [group])
     began = time.monotonic()
     notify(SCOPE_SCENES["rank"]())
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < LONG_S / 2
     goes_on.set()
     assert "installed notifiers are not called: they were not found within 0.5 s" in caplog.text
 

@@ -15,7 +15,7 @@ from firstfault.model import Phase
 from firstfault.recorder import Recorder
 from firstfault.testing import make_presence
 from firstfault_torch.node.document_writer import node_recorder
-from firstfault_torch.rounds import liveness as roster_look
+from firstfault_torch.rounds import liveness
 from firstfault_torch.rounds.liveness import RosterPoll
 
 if TYPE_CHECKING:
@@ -28,15 +28,15 @@ OWN = 1
 ROUND = 2
 OLD, NEW = 1_700_000_000_000, 1_800_000_000_000
 """Incarnations."""
-SOON_S = 10.0
-NEVER_S = 1.0
+SOON_S = 30.0
+NEVER_S = 0.5
 
 
 @pytest.fixture
 def look(prefix: Prefix, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., queue.Queue[int]]]:
     """Begin to poll as node 1, round 2; return the queue of reported failures."""
-    monkeypatch.setattr(roster_look, "ROSTER_POLL_S", 0.1)
-    monkeypatch.setattr(roster_look, "_POLLS_PER_SECOND", 100.0)
+    monkeypatch.setattr(liveness, "ROSTER_POLL_S", 0.1)
+    monkeypatch.setattr(liveness, "_POLLS_PER_SECOND", 100.0)
     looks: list[RosterPoll] = []
     with node_recorder(replace(prefix.recording(), round=ROUND)) as recording:
         assert recording.files is not None
@@ -82,6 +82,7 @@ def test_a_failure_that_was_not_broadcast(look: Callable[..., queue.Queue[int]],
         heard.get(timeout=NEVER_S)
     enter(prefix, Phase.FAILED, 5)
     assert heard.get(timeout=SOON_S) == 5
+    enter(prefix, Phase.FAILED, 6)
     with pytest.raises(queue.Empty):
         heard.get(timeout=NEVER_S)
 
@@ -90,15 +91,15 @@ def test_patience(look: Callable[..., queue.Queue[int]], prefix: Prefix) -> None
     """A failure after which the workers may restart is not reported at once."""
     enter(prefix, Phase.FAILED, 0)
     began = time.monotonic()
-    heard = look(patience=1.0)
+    heard = look(patience=0.5)
     assert heard.get(timeout=SOON_S) == 0
-    assert time.monotonic() - began >= 1.0
+    assert time.monotonic() - began >= 0.5
 
 
 @pytest.mark.parametrize(
     "joined",
-    [[(0, NEW)], [(0, NEW), (OWN, NEW)], [(OWN, NEW)], [], [(0, OLD - 1)]],
-    ids=["the other", "both", "this node", "neither", "a clock that is behind"],
+    [[(0, NEW)], [(OWN, NEW)], [], [(0, OLD - 1)]],
+    ids=["the other", "this node", "neither", "a clock that is behind"],
 )
 def test_an_earlier_run_in_the_same_prefix(
     joined: list[tuple[int, int]], look: Callable[..., queue.Queue[int]], prefix: Prefix
@@ -123,8 +124,6 @@ def test_an_entry_of_an_earlier_run_that_arrives_late(look: Callable[..., queue.
     """A failure that is older than the same group rank's newest entry is not reported, whenever it is uploaded."""
     enter(prefix, Phase.JOINED, 0, incarnation=NEW)
     heard = look(incarnation=NEW)
-    with pytest.raises(queue.Empty):
-        heard.get(timeout=NEVER_S)
     enter(prefix, Phase.FAILED, 0)
     with pytest.raises(queue.Empty):
         heard.get(timeout=NEVER_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from dataclasses import dataclass, field
@@ -14,21 +13,18 @@ from torch.distributed import TCPStore
 from firstfault_torch.rounds import settlement as settlement_module
 from firstfault_torch.rounds.rendezvous import RoundStore
 from firstfault_torch.rounds.settlement import Reports, SettledDocument, Settlement
+from tests.torch_agent.stores import Counting, hosted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
-LONG_S = 30.0
-TURN_S = 0.6
-
-
-@pytest.fixture(autouse=True)
-def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settlement_module, "TURN_S", TURN_S)
-    monkeypatch.setattr(settlement_module, "NO_ANSWER_S", 0.5)
+LONG_S = 60.0
+"""A wait that is expected not to end."""
+SOON_S = 30.0
+SHORT_S = 0.4
+"""A wait that is expected to end."""
 
 
 @dataclass
@@ -38,20 +34,20 @@ class Agent:
     store: Any
     group_rank: int
     nodes: int
-    thinks_s: float = 0.0
-    """How long it takes to conclude."""
+    thinks: threading.Event | None = None
+    """It concludes once this is set."""
     publishes_s: float = 0.0
     """How long it takes to publish."""
     fails: bool = False
     leaving: bool = False
     durable: bool = True
     report_size: int = 0
+    seconds: float = LONG_S
     reports: list[Reports] = field(default_factory=list)
-    published: list[float] = field(default_factory=list)
+    published: int = 0
     settled: SettledDocument | None = None
     took_s: float = 0.0
     give_up: threading.Event = field(default_factory=threading.Event)
-    hears: bool = True
 
     def __post_init__(self) -> None:
         self.settlement = Settlement(self.group_rank, self.nodes)
@@ -64,14 +60,12 @@ class Agent:
         return thread
 
     def _run(self) -> None:
-        if self.hears:
-            self.settlement.heard(self.store.clone())
         copies = {f"report-{self.group_rank}": b"x" * self.report_size or b"it failed"}
         if self.leaving:
             self.give_up.set()
         began = time.monotonic()
         connections = (self.store.clone(), self.store.clone())
-        self.settled = self._settled(self.settlement.settle(connections, copies, 4.0, self.give_up))
+        self.settled = self._settled(self.settlement.settle(connections, copies, self.seconds, self.give_up))
         self.took_s = time.monotonic() - began
 
     def _settled(self, steps: Iterator[Reports | SettledDocument]) -> SettledDocument | None:
@@ -79,24 +73,27 @@ class Agent:
             if isinstance(step, SettledDocument):
                 return step
             self.reports.append(step)
-            time.sleep(self.thinks_s)
+            if self.thinks is not None:
+                self.thinks.wait(LONG_S)
             if not self.fails and self.settlement.claim():
-                self.published.append(time.monotonic())
+                self.published += 1
                 time.sleep(self.publishes_s)
                 return self.settlement.hand_over(f"sealed by {self.group_rank}".encode(), durable=self.durable)
         return None
 
 
-@pytest.fixture(params=[True, False], ids=["libuv", "no libuv"])
+@pytest.fixture
 def store(request: pytest.FixtureRequest) -> RoundStore:
-    """Return the store of a round."""
-    shared = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=request.param)
-    return RoundStore(shared, 0)
+    """Return the store of a round; without libuv if the parameter is False."""
+    libuv = getattr(request, "param", True)
+    return RoundStore(TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv), 0)
 
 
 @pytest.fixture
-def agents(store: RoundStore) -> Callable[..., list[Agent]]:
-    """Make the agents of a round; fields by group rank."""
+def agents(store: RoundStore, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Agent]]:
+    """Make the agents of a round; fields by group rank. An agent has a long turn, and a dead one a long time."""
+    monkeypatch.setattr(settlement_module, "TURN_S", LONG_S)
+    monkeypatch.setattr(settlement_module, "NO_ANSWER_S", LONG_S)
 
     def make(nodes: int, **fields: dict[int, Any]) -> list[Agent]:
         return [
@@ -107,92 +104,92 @@ def agents(store: RoundStore) -> Callable[..., list[Agent]]:
     return make
 
 
+@pytest.fixture
+def short_turns(agents: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next agent take over after a moment."""
+    monkeypatch.setattr(settlement_module, "TURN_S", SHORT_S)
+
+
+@pytest.fixture
+def short_life(agents: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look after a moment which agents live."""
+    monkeypatch.setattr(settlement_module, "NO_ANSWER_S", SHORT_S)
+
+
 def _run(agents: list[Agent]) -> None:
+    for agent in agents:
+        agent.settlement.heard(agent.store)
     for thread in [agent.begin() for agent in agents]:
-        thread.join(LONG_S)
+        thread.join(SOON_S)
+        assert not thread.is_alive()
+
+
+def _until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def _documents(agents: list[Agent]) -> set[bytes | None]:
     return {agent.settled.document if agent.settled is not None else None for agent in agents}
 
 
-def test_the_lowest_one_concludes_for_all(agents: Callable[..., list[Agent]]) -> None:
-    """It gets the reports of all, publishes once, and the others take its verdict; no agent waits for a limit."""
-    made = agents(5)
+@pytest.mark.parametrize("store", [True, False], ids=["libuv", "no libuv"], indirect=True)
+@pytest.mark.parametrize("durable", [True, False])
+def test_the_lowest_one_concludes_for_all(durable: bool, agents: Callable[..., list[Agent]]) -> None:
+    """It gets the reports of all, publishes once, and the others take its verdict; no agent waits for a limit.
+
+    Each learns whether the verdict is durable: otherwise it publishes it, too.
+    """
+    made = agents(5, durable={0: durable})
     _run(made)
-    assert _documents(made) == {b"sealed by 0"}
-    assert {agent.settled.durable for agent in made if agent.settled} == {True}
-    assert [len(agent.published) for agent in made] == [1, 0, 0, 0, 0]
-    (reports,) = made[0].reports
-    assert reports == Reports({f"report-{rank}": b"it failed" for rank in range(5)}, complete=True)
-    assert max(agent.took_s for agent in made) < TURN_S
+    assert {agent.settled for agent in made} == {SettledDocument(b"sealed by 0", durable)}
+    assert [agent.published for agent in made] == [1, 0, 0, 0, 0]
+    assert made[0].reports == [Reports({f"report-{rank}": b"it failed" for rank in range(5)}, complete=True)]
 
 
-def test_a_verdict_that_is_not_durable(agents: Callable[..., list[Agent]]) -> None:
-    """Each agent learns that it has to publish the verdict itself."""
-    made = agents(3, durable={0: False})
-    _run(made)
-    assert _documents(made) == {b"sealed by 0"}
-    assert {agent.settled.durable for agent in made if agent.settled} == {False}
+@pytest.mark.parametrize(("nodes", "sealer"), [(3, 2), (1, 0)])
+def test_one_that_leaves(nodes: int, sealer: int, agents: Callable[..., list[Agent]]) -> None:
+    """A process that was terminated concludes only if there is no other."""
+    made = agents(nodes, leaving={0: True, 1: True})
+    thread = made[-1].begin()
+    _until(lambda: made[-1].settlement._arrived_as)
+    _run(made[:-1])
+    thread.join(SOON_S)
+    assert _documents(made) == {f"sealed by {sealer}".encode()}
 
 
-def test_one_that_leaves_does_not_conclude(agents: Callable[..., list[Agent]]) -> None:
-    """A process that was terminated lets another one conclude."""
-    made = agents(3, leaving={0: True, 1: True})
-    _run(made)
-    assert _documents(made) == {b"sealed by 2"}
+@pytest.mark.usefixtures("short_turns")
+@pytest.mark.parametrize("first", ["is slow", "fails", "is dead"])
+def test_one_that_does_not_conclude_is_replaced(first: str, agents: Callable[..., list[Agent]]) -> None:
+    """Another one concludes after the time limit; a slow one then takes its verdict and publishes nothing."""
+    concludes = threading.Event()
+    made = agents(4, thinks={0: concludes if first == "is slow" else None}, fails={0: first == "fails"})
+    if first == "is dead":
+        assert made[0].settlement._arrive(made[0].store.clone(), {"report-0": b"it failed"}, leaving=False)
+    for agent in made:
+        agent.settlement.heard(agent.store)
+    threads = [agent.begin() for agent in made[first == "is dead" :]]
+    for thread in threads[-3:]:
+        thread.join(SOON_S)
+    concludes.set()
+    threads[0].join(SOON_S)
+    settled = _documents([agent for agent in made if agent.took_s])
+    assert len(settled) == 1
+    assert settled < {f"sealed by {rank}".encode() for rank in (1, 2, 3)}
+    assert (made[0].published, sum(agent.published for agent in made)) == (0, 1)
 
 
-def test_one_that_leaves_alone_concludes(agents: Callable[..., list[Agent]]) -> None:
-    """A process that was terminated concludes itself if there is no other."""
-    made = agents(1, leaving={0: True})
-    _run(made)
-    assert _documents(made) == {b"sealed by 0"}
-
-
-def test_a_slow_one_is_replaced(agents: Callable[..., list[Agent]]) -> None:
-    """The next one concludes after the time limit; the slow one then takes its verdict and publishes nothing."""
-    made = agents(4, thinks_s={0: 3 * TURN_S})
-    _run(made)
-    assert _documents(made) == {b"sealed by 1"}
-    assert [len(agent.published) for agent in made] == [0, 1, 0, 0]
-    assert [agent.group_rank for agent in made if agent.reports] == [0, 1]
-
-
+@pytest.mark.usefixtures("short_turns")
 def test_one_that_publishes_slowly_is_not_replaced(agents: Callable[..., list[Agent]]) -> None:
     """A node that has concluded and publishes keeps its turn: two nodes must not write the same file."""
-    made = agents(6, publishes_s={0: 6 * TURN_S})
+    made = agents(6, publishes_s={0: 4 * SHORT_S})
     _run(made)
-    assert _documents(made) == {b"sealed by 0"}
-    assert [len(agent.published) for agent in made] == [1, 0, 0, 0, 0, 0]
+    assert len(_documents(made)) == sum(agent.published for agent in made) == 1
 
 
-def test_one_that_died_before_its_turn_is_replaced(agents: Callable[..., list[Agent]], store: RoundStore) -> None:
-    """The next one takes over at once after the time limit, and the others take its verdict."""
-    made = agents(3)
-    assert made[0].settlement._arrive(store.clone(), {"report-0": b"it failed"}, leaving=False)
-    _run(made[1:])
-    assert _documents(made[1:]) == {b"sealed by 1"}
-    assert [len(agent.published) for agent in made] == [0, 1, 0]
-    assert max(agent.took_s for agent in made[1:]) < 3 * TURN_S
-
-
-def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., list[Agent]]) -> None:
-    """While another node concludes, it waits some seconds for that."""
-    made = agents(3, publishes_s={0: 2.0})
-    for agent in made[1:]:
-        threading.Timer(0.3, agent.give_up.set).start()
-    _run(made)
-    assert _documents(made) == {b"sealed by 0"}
-
-
-def test_one_that_cannot_conclude_is_replaced(agents: Callable[..., list[Agent]]) -> None:
-    """So is one that fails to conclude; it takes the other's verdict too."""
-    made = agents(3, fails={0: True})
-    _run(made)
-    assert _documents(made) == {b"sealed by 1"}
-
-
+@pytest.mark.usefixtures("short_turns")
 def test_no_agent_can_conclude(agents: Callable[..., list[Agent]]) -> None:
     """The agents do not settle: each node concludes alone."""
     made = agents(2, fails={0: True, 1: True})
@@ -200,122 +197,90 @@ def test_no_agent_can_conclude(agents: Callable[..., list[Agent]]) -> None:
     assert _documents(made) == {None}
 
 
+def test_a_process_that_is_told_to_go_takes_the_verdict(agents: Callable[..., list[Agent]]) -> None:
+    """While another node concludes, it waits some seconds for that."""
+    made = agents(3, publishes_s={0: 0.8})
+    threads = [agent.begin() for agent in made]
+    _until(lambda: made[0].published)
+    for agent in made[1:]:
+        agent.give_up.set()
+    for thread in threads:
+        thread.join(SOON_S)
+    assert _documents(made) == {b"sealed by 0"}
+
+
+def test_a_process_that_is_told_to_go_meanwhile(agents: Callable[..., list[Agent]]) -> None:
+    """It waits shortly, and names who concludes if no other agent has."""
+    made = agents(2)
+    threading.Timer(0.2, made[1].give_up.set).start()
+    _run(made[1:])
+    assert _documents(made[1:]) == {b"sealed by 1"}
+
+
+@pytest.mark.usefixtures("short_life")
 def test_a_dead_node_is_not_waited_for(agents: Callable[..., list[Agent]]) -> None:
     """A node that never heard of the failure counts as dead; what it said when it began is in the reports."""
     made = agents(4)
     _run(made[1:])
     assert _documents(made[1:]) == {b"sealed by 1"}
     (reports,) = made[1].reports
-    assert reports.complete
+    assert (reports.complete, reports.lost) == (True, {0})
     assert set(reports.copies) == {"joined-0", "report-1", "report-2", "report-3"}
-    assert 0.5 <= max(agent.took_s for agent in made[1:]) < 2.5
 
 
-def test_a_node_that_lives_is_waited_for(agents: Callable[..., list[Agent]], store: RoundStore) -> None:
+@pytest.mark.usefixtures("short_life")
+def test_a_node_that_lives_is_waited_for(agents: Callable[..., list[Agent]]) -> None:
     """A node that has heard is waited for until the limit; without it the reports are not complete."""
-    made = agents(3)
-    made[0].settlement.heard(store)
+    made = agents(3, seconds={1: 3 * SHORT_S})
+    made[0].settlement.heard(made[0].store)
     _run(made[1:])
     assert _documents(made[1:]) == {b"sealed by 1"}
-    (reports,) = made[1].reports
-    assert not reports.complete
-    assert 3.5 <= max(agent.took_s for agent in made[1:]) < 8
+    assert not made[1].reports[0].complete
+    assert made[1].took_s >= 3 * SHORT_S
 
 
+@pytest.mark.usefixtures("short_life")
 def test_a_late_node_takes_the_verdict(agents: Callable[..., list[Agent]]) -> None:
     """A node that reports after the others have settled takes their verdict."""
     made = agents(3)
     _run(made[:2])
     _run(made[2:])
     assert _documents(made) == {b"sealed by 0"}
-    assert made[2].took_s < TURN_S
-
-
-def test_a_process_that_is_told_to_go_meanwhile(agents: Callable[..., list[Agent]]) -> None:
-    """It waits shortly, and names who concludes if no other agent has."""
-    made = agents(2)
-    threading.Timer(0.3, made[1].give_up.set).start()
-    _run(made[1:])
-    assert _documents(made[1:]) == {b"sealed by 1"}
-    assert made[1].took_s < 3
 
 
 def test_a_report_that_is_too_large(agents: Callable[..., list[Agent]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is left out: the node that concludes reads it from the storage."""
+    """It is left out: the node that concludes reads it from the storage. So is a value that is not a report."""
     monkeypatch.setattr(settlement_module, "_MAX_REPORT", 200)
     made = agents(2, report_size={1: 1_000_000})
+    made[0].store.append("firstfault/reports", settlement_module._FRAME.pack(7, 3) + b"abc")
     _run(made)
     (reports,) = made[0].reports
     assert set(reports.copies) == {"report-0"}
 
 
-def test_what_is_not_a_report(agents: Callable[..., list[Agent]], store: RoundStore) -> None:
-    """A value that cannot be unpacked is left out."""
-    made = agents(1)
-    store.append(settlement_module._Keys("").reports, settlement_module._FRAME.pack(7, 3) + b"abc")
-    _run(made)
-    assert _documents(made) == {b"sealed by 0"}
-
-
+@pytest.mark.usefixtures("agents")
 def test_the_requests_of_one_agent_do_not_grow(store: RoundStore) -> None:
     """Each agent sends the store few requests, however many there are; one more reads."""
     counts = {nodes: _most_requests(RoundStore(store, nodes), nodes) for nodes in (4, 32)}
     assert max(counts.values()) <= 14, counts
 
 
-class _Counting:
-    """A connection that counts its requests."""
-
-    def __init__(self, store: Any, requests: list[str]) -> None:
-        self._store = store
-        self._requests = requests
-
-    def clone(self) -> _Counting:
-        return _Counting(self._store.clone(), self._requests)
-
-    def __getattr__(self, name: str) -> Any:
-        self._requests.append(name)
-        return getattr(self._store, name)
-
-
 def _most_requests(store: Any, nodes: int) -> int:
     requests: list[list[str]] = [[] for _ in range(nodes)]
-    made = [Agent(_Counting(store, requests[rank]), rank, nodes) for rank in range(nodes)]
+    made = [Agent(Counting(store, requests[rank]), rank, nodes) for rank in range(nodes)]
     _run(made)
     assert _documents(made) == {b"sealed by 0"}
     return max(len(sent) for sent, agent in zip(requests, made, strict=True) if not agent.reports)
 
 
-# --- the store's host is lost ---------------------------------------------------------------------------------------
-
-
-def _host(port: Connection) -> None:
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    port.send(store.port)
-    time.sleep(LONG_S)
-
-
-@pytest.fixture
-def host() -> Iterator[tuple[multiprocessing.process.BaseProcess, RoundStore]]:
-    """Return the process that hosts a store, and the store as another one sees it."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_host, args=(theirs,))
-    process.start()
-    client = TCPStore("127.0.0.1", ours.recv(), is_master=False, wait_for_workers=False)
-    yield process, RoundStore(client, 0)
-    process.kill()
-    process.join()
-
-
-def test_the_host_is_killed_meanwhile(host: tuple[multiprocessing.process.BaseProcess, RoundStore]) -> None:
+def test_the_host_is_killed_meanwhile(agents: Callable[..., list[Agent]]) -> None:
     """The agents notice at once that they cannot settle."""
-    process, store = host
-    made = [Agent(store, rank, 3) for rank in range(3)]
-    threads = [agent.begin() for agent in made[:2]]
-    time.sleep(0.3)
-    process.kill()
-    for thread in threads:
-        thread.join(LONG_S)
+    with hosted() as (process, store):
+        made = [Agent(store, rank, 3) for rank in range(3)]
+        threads = [agent.begin() for agent in made[:2]]
+        _until(lambda: all(agent.settlement._arrived_as for agent in made[:2]))
+        process.kill()
+        for thread in threads:
+            thread.join(SOON_S)
+            assert not thread.is_alive()
     assert _documents(made[:2]) == {None}
-    assert max(agent.took_s for agent in made[:2]) < 2

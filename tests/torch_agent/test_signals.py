@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # Python 3.12 and later warn of a fork beside threads; a pod's agent is a process of its own, these are forked
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
-LONG_S = 30.0
-SOON_S = 2.0
+LONG_S = 60.0
+SOON_S = 30.0
 """Milliseconds are usual; the machine may be busy."""
 LAST_RESORT_S = 1.0
 """Time for the main thread to handle a signal."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _fork = multiprocessing.get_context("fork")
-LONG_S = 20.0
+LONG_S = 60.0
 
 
 def _ignores_sigterm(ready: Any) -> None:
@@ -36,10 +36,10 @@ def _plain(ready: Any) -> None:
 
 
 def _leaving(ready: Any) -> None:
-    """Take a second for the exit; a SIGTERM meanwhile would be seen in the exit code."""
+    """Take a moment for the exit; a SIGTERM meanwhile would be seen in the exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ready.set()
-    time.sleep(1.0)
+    time.sleep(0.5)
     raise SystemExit(7)
 
 

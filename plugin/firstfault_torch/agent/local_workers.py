@@ -418,16 +418,15 @@ def _end(processes: Sequence[Any], deadline: float, seconds: float) -> None:
 
     SIGKILL does not end a process in uninterruptible sleep: after `seconds` it is left to torch, which gives up on it.
     """
-    _wait(processes, deadline)
-    left = [process for process in processes if process.exitcode is None]
-    for process in left:
+
+    def wait(until: float) -> list[Any]:
+        while (left := [one for one in processes if one.exitcode is None]) and time.monotonic() < until:
+            time.sleep(STOP_POLL_S)
+        return left
+
+    for process in wait(deadline):
         _send(process, signal.SIGKILL)
-    _wait(left, time.monotonic() + seconds)
-
-
-def _wait(processes: Sequence[Any], deadline: float) -> None:
-    while time.monotonic() < deadline and any(process.exitcode is None for process in processes):
-        time.sleep(STOP_POLL_S)
+    wait(time.monotonic() + seconds)
 
 
 def _send(process: Any, number: signal.Signals) -> None:

@@ -14,7 +14,7 @@ from firstfault.model import TERMINATED, TERMINATED_BY
 from firstfault_torch.agent.death_documents import Stop, about_agent
 from firstfault_torch.agent.local_workers import LocalWorkers, end_what_workers_left
 from firstfault_torch.agent.reporter import Reporter
-from firstfault_torch.agent.restarts import Node, Restarts
+from firstfault_torch.agent.restarts import Restarts
 from firstfault_torch.agent.signals import guarded_in_main
 from firstfault_torch.agent.timers import watchdog_of
 from firstfault_torch.budgets import COMING_BACK_S
@@ -295,14 +295,7 @@ class NodeRound:
         with guarded_in_main("deciding on a restart"):
             place = self.places.of()
             first = broadcast.first_failure if broadcast is not None else None
-            node = Node(
-                group_rank=place.group_rank or 0,
-                nodes=self.places.nodes,
-                restarts_left=self._restarts_left,
-                copies=self.reporter.report.copies,
-                peers=self.peers,
-                first=first or FirstFailure("its workers", place.node, place.group_rank),
-            )
-            record = self.restarts.decided(node)
+            first = first or FirstFailure("its workers", place.node, place.group_rank)
+            record = self.restarts.decided(place, self._restarts_left, self.peers, first)
             allowed = record is None or record.restart
         return allowed and not (broadcast is not None and broadcast.is_fatal)

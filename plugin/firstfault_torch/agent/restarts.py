@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from firstfault.layout import ROSTER, restart_record_name
@@ -20,8 +21,7 @@ from firstfault_torch.guard import guarded, logger
 from firstfault_torch.rounds.settlement import Reports, SettledDocument
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from firstfault.model import Place
     from firstfault_torch.agent.reporter import Reporter
     from firstfault_torch.rounds.failure_broadcast import FirstFailure
     from firstfault_torch.rounds.peers import Peers
@@ -37,22 +37,6 @@ class RefusedRestart(NamedTuple):
     record: RestartRecord
     max_restarts: int
     """Torch's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """What a node knows when its round has failed."""
-
-    group_rank: int
-    nodes: int
-    """Of the round."""
-    restarts_left: int
-    copies: Mapping[str, bytes]
-    """Its documents and roster entries, by path below the output prefix."""
-    peers: Peers | None
-    """None: there is no other node, or the agents are not connected."""
-    first: FirstFailure
-    """That ended the round."""
 
 
 class Restarts:
@@ -89,25 +73,41 @@ class Restarts:
         """Whether the job continues if one of so many nodes is lost."""
         return nodes - 1 >= self._min_nodes
 
-    def decided(self, node: Node) -> RestartRecord | None:
+    def decided(
+        self, place: Place, restarts_left: int, peers: Peers | None, first: FirstFailure
+    ) -> RestartRecord | None:
         """Return what the agents have decided about the round, and keep it; None if a node failed for good meanwhile.
 
         With other nodes the call waits for them; see `Settlement.settle`.
+
+        Args:
+            place: this agent's.
+            restarts_left: on this node.
+            peers: None: there is no other node, or the agents are not connected.
+            first: the failure that ended the round.
         """
-        found = self._decided_alone(node) if node.nodes == 1 else self._agreed(node)
-        if found is None and node.peers is not None and node.peers.broadcast.is_fatal:
+        nodes, group_rank = place.group_world_size or 1, place.group_rank or 0
+        judge = partial(self._judged, nodes, restarts_left)
+        found: tuple[RestartRecord, bool] | None = None
+        if nodes > 1 and peers is not None:
+            found = self._agreed(peers, judge)
+        elif nodes == 1 and (judged := judge(Reports(dict(self._reporter.report.copies)))) is not None:
+            found = judged, True
+        if found is None and peers is not None and peers.broadcast.is_fatal:
             return None
-        record, is_mine = found or (self._without_agreement(node.first), node.first.group_rank == node.group_rank)
+        record, is_mine = found or (self._without_agreement(first), first.group_rank == group_rank)
         if record.is_agreed:
             logger.info("%s: %s", "restarting the workers" if record.restart else "not restarting", record.reason)
             self._previous_fingerprint = record.fingerprint
         else:
             logger.warning("restarting the workers: %s", record.reason)
         if is_mine:
-            self._write(record, node.group_rank)
+            path = f"{ROSTER}/{restart_record_name(record.kind.value, record.number, group_rank)}"
+            self._written = (path, record) if record.restart else None
+            self._reporter.put(path, restart_to_json(record))
         self.refused = None if record.restart else RefusedRestart(record, self._max_restarts)
-        if not record.restart and node.peers is not None:
-            node.peers.end_for_good(node.first, tell=is_mine)
+        if not record.restart and peers is not None:
+            peers.end_for_good(first, tell=is_mine)
         return record
 
     def began_again(self, world_size: int) -> None:
@@ -120,33 +120,29 @@ class Restarts:
         complete = replace(record, lost_seconds=lost, world_size_after=world_size or None)
         self._reporter.put(path, restart_to_json(complete))
 
-    def _decided_alone(self, node: Node) -> tuple[RestartRecord, bool] | None:
-        record = self._judged(node, Reports(dict(node.copies)))
-        return (record, True) if record is not None else None
-
-    def _agreed(self, node: Node) -> tuple[RestartRecord, bool] | None:
+    def _agreed(
+        self, peers: Peers, judge: Callable[[Reports], RestartRecord | None]
+    ) -> tuple[RestartRecord, bool] | None:
         """Return the decision of all agents, and whether this one took it; None if they have not agreed."""
-        if node.peers is None:
-            return None
         own = document = b""
-        for step in node.peers.agree(node.copies, self._seconds):
+        for step in peers.agree(self._reporter.report.copies, self._seconds):
             if isinstance(step, SettledDocument):
                 document = step.document
                 break
-            judged = self._judged(node, step)
+            judged = judge(step)
             own = restart_to_json(judged) if judged is not None else b""
-            if own and node.peers.agreement.claim():
-                document = node.peers.agreement.hand_over(own, durable=True).document
+            if own and peers.agreement.claim():
+                document = peers.agreement.hand_over(own, durable=True).document
                 break
-        record = restart_from_json(document) if document and not node.peers.broadcast.is_fatal else None
+        record = restart_from_json(document) if document and not peers.broadcast.is_fatal else None
         return (record, own == document) if record is not None else None
 
-    def _judged(self, node: Node, reports: Reports) -> RestartRecord | None:
+    def _judged(self, nodes: int, restarts_left: int, reports: Reports) -> RestartRecord | None:
         recording = self._reporter.recording
         context = RestartContext(
             round=recording.round,
-            restarts_left=node.restarts_left,
-            nodes_left=node.nodes - len(reports.lost),
+            restarts_left=restarts_left,
+            nodes_left=nodes - len(reports.lost),
             min_nodes=self._min_nodes,
             previous_fingerprint=self._previous_fingerprint,
         )
@@ -166,8 +162,3 @@ class Restarts:
             is_agreed=False,
             timestamp_ns=time.time_ns(),
         )
-
-    def _write(self, record: RestartRecord, group_rank: int) -> None:
-        path = f"{ROSTER}/{restart_record_name(record.kind.value, record.number, group_rank)}"
-        self._written = (path, record) if record.restart else None
-        self._reporter.put(path, restart_to_json(record))

@@ -74,14 +74,21 @@ class SignalWatch:
         self._last_resort: Callable[[signal.Signals], None] | None = None
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
-        self._wakeup_reader: socket.socket | None = None
         self._wakeup_writer: socket.socket | None = None
         self._owner = os.getpid()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             with guarded("listening to signals"):
-                self._listen()
+                reader, self._wakeup_writer = socket.socketpair()
+                self._wakeup_writer.setblocking(False)  # noqa: FBT003 - the socket's own signature
+                self._before = {number: signal.getsignal(number) for number in self._handled}
+                self.install()
+                self._wakeup_before = signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
+                # a forked worker inherits descriptor and handlers, but its signals are not the agent's
+                os.register_at_fork(after_in_child=self._forget_in_child)
+                read = partial(self._read_signals, reader)
+                threading.Thread(target=read, name="firstfault-signals", daemon=True).start()
         return self
 
     def __exit__(
@@ -89,7 +96,7 @@ class SignalWatch:
     ) -> None:
         self._phase = SignalPhase.LEAVING
         self._on_received = self._last_resort = None  # they hold the agent, and `_forget_in_child` holds this object
-        if self._wakeup_writer is None or self._wakeup_reader is None:
+        if self._wakeup_writer is None:
             return
         with guarded("ceasing to listen to signals"):
             signal.set_wakeup_fd(self._wakeup_before)
@@ -132,16 +139,6 @@ class SignalWatch:
         """Call `call`, which ends the pod, in the watching thread if the main thread ignores a signal for too long."""
         self._last_resort = call
 
-    def _listen(self) -> None:
-        self._wakeup_reader, self._wakeup_writer = socket.socketpair()
-        self._wakeup_writer.setblocking(False)  # noqa: FBT003 - the socket's own signature
-        self._before = {number: signal.getsignal(number) for number in self._handled}
-        self.install()
-        self._wakeup_before = signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
-        # a forked worker inherits descriptor and handlers, but its signals are not the agent's
-        os.register_at_fork(after_in_child=self._forget_in_child)
-        threading.Thread(target=self._read_signals, name="firstfault-signals", daemon=True).start()
-
     def _forget_in_child(self) -> None:
         if self._phase is not SignalPhase.LEAVING and self._wakeup_writer is not None:
             signal.set_wakeup_fd(-1)
@@ -157,10 +154,7 @@ class SignalWatch:
             sent = signal.Signals(number)
             raise SignalException(f"Process {os.getpid()} got signal: {sent.name}", sigval=sent)
 
-    def _read_signals(self) -> None:
-        reader = self._wakeup_reader
-        if reader is None:
-            return
+    def _read_signals(self, reader: socket.socket) -> None:
         with reader:
             while data := reader.recv(64):
                 number = next((signal.Signals(byte) for byte in data if byte in set(self._handled)), None)
@@ -168,11 +162,11 @@ class SignalWatch:
                     self.received = SignalReceived(number, Moment.now())
                     self.gave_up.set()
                     with guarded("answering a signal"):
-                        self._answer(self.received)
+                        if self._phase is SignalPhase.WORKING:
+                            self._answer(self.received)
 
     def _answer(self, received: SignalReceived) -> None:
-        if self._phase is not SignalPhase.WORKING:
-            return
+        """Report the signal, and end the pod if the main thread does not handle it."""
         with guarded("reporting that this pod is terminated"):
             if self._on_received is not None:
                 self._on_received(received)

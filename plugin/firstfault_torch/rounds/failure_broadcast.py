@@ -114,32 +114,32 @@ class FailureBroadcast:
     @property
     def failure(self) -> FirstFailure | None:
         """Another node's fatal failure; None if there is none."""
-        failure = self._failure_elsewhere
-        return failure if failure is not None and failure.fatal else None
+        failure = self._received
+        return failure if failure and failure.fatal and failure.group_rank != self._group_rank else None
 
     @property
     def asking(self) -> FirstFailure | None:
         """Another node's failure after which the agents decide whether to restart; None if there is none."""
-        failure = self._failure_elsewhere
-        return failure if failure is not None and failure.asks and not failure.fatal else None
-
-    @property
-    def _failure_elsewhere(self) -> FirstFailure | None:
-        failure = self._outcome.failure if self._outcome is not None else None
-        return failure if failure is not None and failure.group_rank != self._group_rank else None
+        failure = self._received
+        if failure is None or failure.fatal or not failure.asks or failure.group_rank == self._group_rank:
+            return None
+        return failure
 
     @property
     def is_fatal(self) -> bool:
         """Whether a node, also this one, has failed for good."""
-        failure = self._outcome.failure if self._outcome is not None else None
+        failure = self._received
         return failure is not None and failure.fatal
 
     @property
     def first_failure(self) -> FirstFailure | None:
         """The failure that ended the round, another node's or this one's own; None if none is known."""
-        received = self._outcome.failure if self._outcome is not None else None
-        known = received or self._sent
+        known = self._received or self._sent
         return known if known is not None and (known.fatal or known.asks) else None
+
+    @property
+    def _received(self) -> FirstFailure | None:
+        return self._outcome.failure if self._outcome is not None else None
 
     def send(self, failure: FirstFailure) -> None:
         """Tell the other agents; the first failure counts, but a restart never hides a fatal one."""

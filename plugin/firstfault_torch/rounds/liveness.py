@@ -228,8 +228,7 @@ class Liveness:
         self._on_death = on_death
         self._ended = threading.Event()
         self._waker, self._wake = socket.socketpair()
-        run = self._serve if group_rank == 0 else self._connect_to_first
-        self._thread = threading.Thread(target=self._guarded, args=(run,), name="firstfault-liveness", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="firstfault-liveness", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
@@ -242,13 +241,15 @@ class Liveness:
         self._thread.join(RECONNECT_S)
         self._wake.close()
 
-    def _guarded(self, run: Callable[[], None]) -> None:
+    def _run(self) -> None:
         with guarded("holding the connections between the agents"), self._waker:
-            run()
-
-    # --- the first agent's end ----------------------------------------------------------------------------------
+            if self._own.group_rank == 0:
+                self._serve()
+            else:
+                self._connect_to_first()
 
     def _serve(self) -> None:
+        """Be the first agent, to which the others connect."""
         secret = secrets.token_hex(16)
         with _listening() as listener, _Clients(listener, secret, self._own.node, self._on_death) as clients:
             self._store.clone().set(_KEY, json.dumps({"port": listener.getsockname()[1], "secret": secret}))
@@ -262,9 +263,8 @@ class Liveness:
                 clients.look_at_the_clock()
             clients.say_farewell()
 
-    # --- every other agent's end --------------------------------------------------------------------------------
-
     def _connect_to_first(self) -> None:
+        """Be one of the other agents."""
         try:
             where = self._first_address()
         except (dist.DistNetworkError, dist.DistStoreError) as error:

@@ -1,0 +1,54 @@
+"""Stores that agents share in tests: one in a process that can be killed, and one that counts its requests."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed import TCPStore
+
+from firstfault_torch.rounds.rendezvous import RoundStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+
+Host = tuple[multiprocessing.process.BaseProcess, RoundStore]
+"""The process that hosts a store, and the store as another one sees it."""
+
+
+class Counting:
+    """Passes all requests on, and keeps their names."""
+
+    def __init__(self, store: Any, requests: list[str]) -> None:
+        self._store = store
+        self._requests = requests
+
+    def clone(self) -> Counting:
+        """Connect once more."""
+        return Counting(self._store.clone(), self._requests)
+
+    def __getattr__(self, name: str) -> Any:
+        self._requests.append(name)
+        return getattr(self._store, name)
+
+
+@contextlib.contextmanager
+def hosted() -> Iterator[Host]:
+    """Host a store in a process of its own."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_host, args=(theirs,))
+    process.start()
+    client = TCPStore("127.0.0.1", ours.recv(), is_master=False, wait_for_workers=False)
+    yield process, RoundStore(client, 0)
+    process.kill()
+    process.join()
+
+
+def _host(port: Connection) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.send(store.port)
+    time.sleep(300)
