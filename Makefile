@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 # Without compiled modules each of hundreds of processes would compile torch again: seconds of work for each.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors newest pythons sizes wheel process chaos clean
+.PHONY: help demo test quick timing matrix frameworks nvrx agent-faults cascades generated replay simulation scale bench bench-restart soak fuzz golden pictures lint format types proto proto-check floors newest pythons sizes walk wheel process chaos clean
 
 BIN := .venv/bin
 VENV := .venv/.made-for
@@ -115,6 +115,9 @@ pythons: ## run the quick tests and one job on Python 3.10, 3.12 and 3.13, if th
 
 sizes: $(VENV) ## print how large the product and the tests are: lines, modules, functions, parameters
 	@$(BIN)/python tools/sizes.py
+
+walk: $(VENV) ## list the modules that a failure passes from `raise` to the error that Flyte shows
+	@$(BIN)/python tools/walk.py
 
 wheel: $(VENV) ## build the source distribution and the wheel into dist/
 	@rm -rf dist
