@@ -118,27 +118,25 @@ def client_for(uri: str, given: Mapping[str, Any] | None) -> Any:
     segments = path.split("/") if path else []
     if not _BUCKET.fullmatch(bucket) or any(segment in {"", ".", ".."} for segment in segments):
         return None  # obstore refuses such names, fsspec does not
-    makers: dict[str, Callable[[str, Mapping[str, Any] | None], Any]] = {
-        "s3": _s3,
-        "s3a": _s3,
-        "gs": _gcs,
-        "gcs": _gcs,
-        "az": _azure,
-    }
-    maker = makers.get(protocol_of(uri))
-    return maker(bucket, given) if maker is not None else None
+    protocol = protocol_of(uri)
+    if protocol in {"s3", "s3a"}:
+        return _s3(bucket, given)
+    if protocol in {"gs", "gcs"}:
+        return _gcs(bucket, given)
+    return _azure(bucket, given) if protocol == "az" else None
 
 
-def _client_options(endpoint: str) -> Any:
-    return {
+def _client(kind: str, bucket: str, endpoint: str, config: Mapping[str, Any]) -> Any:
+    import obstore.store  # noqa: PLC0415 - fsspec's settings do not need it
+
+    options = {
         "allow_http": endpoint.startswith("http://"),
         "connect_timeout": dt.timedelta(seconds=CONNECT_TIMEOUT_S),
         "timeout": dt.timedelta(seconds=READ_TIMEOUT_S),
     }
-
-
-_RETRIES: Any = {"max_retries": 0}
-"""The store retries; retries inside obstore would multiply the timeouts."""
+    # the store retries; retries inside obstore would multiply the timeouts
+    retries = {"max_retries": 0}
+    return getattr(obstore.store, kind)(bucket, client_options=options, retry_config=retries, **config)
 
 
 # --- S3 -------------------------------------------------------------------------------------------------------------
@@ -165,9 +163,7 @@ def _s3(bucket: str, given: Mapping[str, Any] | None) -> Any:
         provider = _fixed(key, secret, token) if key else _credentials()
         if provider is not None:
             config["credential_provider"] = provider
-    from obstore.store import S3Store  # noqa: PLC0415 - only where it is used
-
-    return S3Store(bucket, client_options=_client_options(endpoint), retry_config=_RETRIES, **config)
+    return _client("S3Store", bucket, endpoint, config)
 
 
 def _region(endpoint: str) -> str:
@@ -193,28 +189,25 @@ def _credentials() -> Callable[[], dict[str, Any]] | None:
     if not environment.get("AWS_PROFILE") and any(all(map(environment.get, names)) for names in _NATIVE_VARIABLES):
         return None
     session = _botocore_session()
-    return _Botocore(session) if session is not None else None
+    return _of_botocore(session) if session is not None else None
 
 
-class _Botocore:
-    """Provides credentials of a profile, single sign-on or an instance; looks them up on first use."""
+def _of_botocore(session: Any) -> Callable[[], dict[str, Any]]:
+    """Return a provider of a profile's, single sign-on's or an instance's credentials, looked up on first use."""
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
-        self._found: Any = None
-
-    def __call__(self) -> dict[str, Any]:
-        if self._found is None:
-            self._found = self._session.get_credentials()
-        if self._found is None:
+    def provide() -> dict[str, Any]:
+        found = session.get_credentials()  # which botocore keeps
+        if found is None:
             raise NoCredentialsError(NoCredentialsError.__name__)
-        frozen = self._found.get_frozen_credentials()
+        frozen = found.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
             "token": frozen.token,
             "expires_at": dt.datetime.now(dt.timezone.utc) + _CREDENTIALS_LAST,
         }
+
+    return provide
 
 
 def _botocore_session() -> Any:
@@ -239,16 +232,15 @@ def _gcs(bucket: str, given: Mapping[str, Any] | None) -> Any:
     token = options.get("token") or ("anon" if endpoint else None)
     if token == "anon":  # noqa: S105 - gcsfs's word for no credentials
         config["skip_signature"] = True
-    elif token not in {None, "google_default"} or not _is_known(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")):
+    elif token not in {None, "google_default"} or not _google_key_is_known():
         return None
     if endpoint:
         config["base_url"] = endpoint
-    from obstore.store import GCSStore  # noqa: PLC0415 - only where it is used
-
-    return GCSStore(bucket, client_options=_client_options(endpoint), retry_config=_RETRIES, **config)
+    return _client("GCSStore", bucket, endpoint, config)
 
 
-def _is_known(file: str | None) -> bool:
+def _google_key_is_known() -> bool:
+    file = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
     if not file:
         return True
     try:
@@ -270,6 +262,4 @@ def _azure(container: str, given: Mapping[str, Any] | None) -> Any:
     config = {option: options[option] for option in _AZURE if options.get(option)}
     if not (config.get("account_name") or os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")):
         return None
-    from obstore.store import AzureStore  # noqa: PLC0415 - only where it is used
-
-    return AzureStore(container, client_options=_client_options(""), retry_config=_RETRIES, **config)
+    return _client("AzureStore", container, "", config)

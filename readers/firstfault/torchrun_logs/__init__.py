@@ -17,7 +17,7 @@ from firstfault.reading.assemble import Snapshot, Unreadable
 from firstfault.text import clean, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
 _ATTEMPT = re.compile(r"attempt_(\d{1,6})")
@@ -83,9 +83,17 @@ def snapshot_of_torchrun(folder: Path) -> Snapshot | None:
         found = [_read(node, local_rank, path) for local_rank, path in node.workers]
         unreadable += [item for item in found if isinstance(item, Unreadable)]
         failures = [item for item in found if isinstance(item, WorkerError)]
-        offset = _offset(failures)
+        # torchrun numbers the workers of a node one after the other
+        first = {
+            failure.place.rank - failure.place.local_rank
+            for failure in failures
+            if failure.place.rank is not None and failure.place.local_rank is not None
+        }
+        offset = first.pop() if len(first) == 1 else None
         are_global = are_global and offset is not None
-        documents += [_ranked(failure, offset, alone=len(nodes) == 1) for failure in failures]
+        if offset is None and len(nodes) == 1:
+            offset = 0  # local ranks: there is no other node's to mistake
+        documents += [_ranked(failure, offset) for failure in failures]
     if all(document.writer is Writer.AGENT for document in documents) and not unreadable:
         return Snapshot(notes=("no worker left an error.json, and no stderr.log ends with a traceback",))
     notes = [*_NOTES]
@@ -169,13 +177,15 @@ def _read(node: _Node, local_rank: int | None, folder: Path) -> WorkerError | Un
     stderr = _tail(folder / _STDERR)
     path = folder / _ERROR
     document = DocumentRef(f"{node.name}/attempt_{node.number}/{local_rank}/{_ERROR}", str(path))
+    # torch puts the global rank before a traceback's lines
+    ranks = {int(match["rank"]) for match in _OF_RANK.finditer(stderr)}
     silent = WorkerError(
         "SYSTEM:NoErrorFile",
         "",
         Kind.NON_RECOVERABLE,
         Origin.UNKNOWN,
         worker=node.name,
-        place=replace(place, rank=_rank_in(stderr)),
+        place=replace(place, rank=ranks.pop() if len(ranks) == 1 else None),
         writer=Writer.AGENT,
         log_tail=clean(_OF_RANK.sub(r"\g<line>", stderr), _LOG_BYTES),
         documents=(replace(document, name=document.name.replace(_ERROR, _STDERR), uri=str(folder / _STDERR)),),
@@ -183,7 +193,10 @@ def _read(node: _Node, local_rank: int | None, folder: Path) -> WorkerError | Un
     if not path.is_file():
         return _by_log(silent, stderr)
     try:
-        return _by_error_file(silent, _message_of(path), document)
+        if path.stat().st_size > _MAX_ERROR_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes, more than the limit of {_MAX_ERROR_BYTES}")  # noqa: TRY301
+        said = json.loads(path.read_text(encoding="utf-8", errors="replace"))["message"]
+        return _by_error_file(silent, said if isinstance(said, dict) else {"message": said}, document)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return Unreadable(document.name, f"no error.json of torchrun: {error}")
 
@@ -222,19 +235,15 @@ def _by_error_file(silent: WorkerError, said: dict[str, Any], document: Document
     type_, _, message = text.partition(": ")
     raised = _exception(stack) or ExceptionInfo(type_, message)
     seconds = str(extra.get("timestamp") or "")
+    if seconds.isdecimal() and int(seconds) > _LAST_SECOND:
+        raise ValueError(f"the timestamp {one_line(seconds, 30)} is later than the year 9999")
     code = said.get("errorCode")
     return replace(
         _raising(silent, raised, stack or text),
-        timestamp_ns=_time_ns(seconds) if seconds.isdecimal() else None,
+        timestamp_ns=int(seconds) * _SECOND_NS if seconds.isdecimal() else None,
         exit_code=code if isinstance(code, int) and code > 0 else None,
         documents=(document,),
     )
-
-
-def _time_ns(seconds: str) -> int:
-    if int(seconds) > _LAST_SECOND:
-        raise ValueError(f"the timestamp {one_line(seconds, 30)} is later than the year 9999")
-    return int(seconds) * _SECOND_NS
 
 
 def _raising(silent: WorkerError, raised: ExceptionInfo, text: str) -> WorkerError:
@@ -248,24 +257,15 @@ def _raising(silent: WorkerError, raised: ExceptionInfo, text: str) -> WorkerErr
     )
 
 
-def _message_of(path: Path) -> dict[str, Any]:
-    if path.stat().st_size > _MAX_ERROR_BYTES:
-        raise ValueError(f"{path.stat().st_size} bytes, more than the limit of {_MAX_ERROR_BYTES}")
-    said = json.loads(path.read_text(encoding="utf-8", errors="replace"))["message"]
-    return said if isinstance(said, dict) else {"message": said}
-
-
 def _exception(traceback: str, *, whole: bool = True) -> ExceptionInfo | None:
     """Return the exception of a traceback; its causes are those that Python printed before it."""
     found = exceptions_in(clean(traceback, _MAX_TEXT), whole=whole)
     if not found:
         return None
-    first, *causes = (replace(link, frames=tuple(_own(link.frames))) for link in found)
+    first, *causes = (
+        replace(link, frames=tuple(frame for frame in link.frames if _WRAPPER not in frame.file)) for link in found
+    )
     return replace(first, relation="", causes=tuple(causes))
-
-
-def _own(frames: Iterable[Any]) -> Iterable[Any]:
-    return (frame for frame in frames if _WRAPPER not in frame.file)
 
 
 def _tail(path: Path) -> str:
@@ -279,29 +279,8 @@ def _tail(path: Path) -> str:
         return ""
 
 
-# --- ranks ----------------------------------------------------------------------------------------------------------
-
-
-def _rank_in(stderr: str) -> int | None:
-    """Return the global rank that torch put before a traceback's lines; None if it is not there."""
-    ranks = {int(match["rank"]) for match in _OF_RANK.finditer(stderr)}
-    return ranks.pop() if len(ranks) == 1 else None
-
-
-def _offset(failures: Sequence[WorkerError]) -> int | None:
-    """Return a node's first global rank: torchrun numbers the workers of a node one after the other."""
-    known = {
-        failure.place.rank - failure.place.local_rank
-        for failure in failures
-        if failure.place.rank is not None and failure.place.local_rank is not None
-    }
-    return known.pop() if len(known) == 1 else None
-
-
-def _ranked(failure: WorkerError, offset: int | None, *, alone: bool) -> WorkerError:
-    """Return a failure with its rank: the global one, else the local one if there is no other node's to mistake."""
+def _ranked(failure: WorkerError, offset: int | None) -> WorkerError:
+    """Return a failure with its rank, counted from its node's first one."""
     local_rank = failure.place.local_rank
-    rank = None
-    if local_rank is not None and (offset is not None or alone):
-        rank = local_rank + (offset or 0)
+    rank = local_rank + offset if local_rank is not None and offset is not None else None
     return replace(failure, place=replace(failure.place, rank=rank))
