@@ -162,10 +162,8 @@ def sibling_attempts(
         return MultiErrorFileOutputReader(join(folder, str(other)), strategy=strategy)
 
     others = run_sync(_around(folder, number, reader_of, seconds))
-    if not others:
-        return ()
-    own = _concluded(number, conclusion)
-    return tuple(sorted((*others, own), key=lambda attempt: attempt.number))
+    everyone = [*others, _concluded(number, conclusion)] if others else []
+    return tuple(sorted(everyone, key=lambda attempt: attempt.number))
 
 
 async def _around(
@@ -221,16 +219,12 @@ def _concluded(number: int, conclusion: Conclusion) -> AttemptSummary:
     job, verdict = conclusion.job, conclusion.verdict
     if job.failures or verdict.scope is not Scope.UNDETERMINED:
         return summary_of(number, job, verdict, conclusion.decision)
-    return AttemptSummary(number, note=f"could not be read: {_why_unread(job)}")
-
-
-def _why_unread(job: JobErrors) -> str:
     count = job.coverage.unreadable
+    notes = [note.removeprefix(_NOT_READABLE) for note in job.coverage.notes if note.startswith(_NOT_READABLE)]
     if not count:
-        return "a node reported that it failed, but its error documents are not there"
-    unreadable = (note.removeprefix(_NOT_READABLE) for note in job.coverage.notes if note.startswith(_NOT_READABLE))
-    name, _, reason = next(unreadable, "").partition(": ")
-    if not reason:
-        return counted(count, "document")
-    why = one_line(reason if reason.startswith(name) else f"{name}: {reason}")
-    return f"{why}, and {counted(count - 1, 'more document')}" if count > 1 else why
+        why = "a node reported that it failed, but its error documents are not there"
+    elif not notes:
+        why = counted(count, "document")
+    else:
+        why = one_line(notes[0]) + (f", and {counted(count - 1, 'more document')}" if count > 1 else "")
+    return AttemptSummary(number, note=f"could not be read: {why}")

@@ -11,7 +11,7 @@ from firstfault.errors import BadDocumentError, ObjectNotFoundError, StoreError
 from firstfault.layout import RosterKey, bundle_name, bundle_path, join_name, roster_key_for
 from firstfault.model import DocumentRef, NodePresence, Place, Seal, WorkerError
 from firstfault.reading.assemble import Snapshot, Unreadable
-from firstfault.store import ObjectInfo, Page, join
+from firstfault.store import ObjectInfo, Page, by_name, join
 from firstfault.sync import gathered
 from firstfault.wire.documents import MAX_DOCUMENT_BYTES, decode, decode_presence, unpack
 from firstfault.wire.json_schemas import MAX_RESTART_BYTES, restart_from_json
@@ -85,7 +85,7 @@ async def read_document(
     """
     name = path.rsplit("/", 1)[-1]
     if item is not None and item.size > MAX_DOCUMENT_BYTES:
-        return _too_large(name, item.size)
+        return _too_large(item)
     try:
         data = _copy(copies or {}, path, item)
         if data is None:
@@ -118,8 +118,8 @@ def no_room(item: ObjectInfo) -> Unreadable:
     )
 
 
-def _too_large(name: str, size: int) -> Unreadable:
-    return Unreadable(name, f"{size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
+def _too_large(item: ObjectInfo) -> Unreadable:
+    return Unreadable(item.name, f"{item.size} bytes, more than the limit of {MAX_DOCUMENT_BYTES}")
 
 
 # --- the roster -------------------------------------------------------------------------------------------------------
@@ -144,16 +144,19 @@ async def read_roster(
 
     async def read(item: ObjectInfo) -> NodePresence | Unreadable:
         if item.size > MAX_DOCUMENT_BYTES:
-            return _too_large(item.name, item.size)
+            return _too_large(item)
         if not admits(item):
             return no_room(item)
         path = join_name(folder, item.name)
         try:
             data = _copy(copies or {}, path, item)
             entry = decode_presence(await store.get(path) if data is None else data, item.name)
-            return entry if _is_named(entry, item.name) else Unreadable(item.name, "it contradicts its name")
         except (StoreError, BadDocumentError) as error:
             return Unreadable(item.name, str(error))
+        key = RosterKey.parse(item.name)
+        # a wrong round would turn failures into those of an earlier round
+        agrees = key is None or key == RosterKey.parse(roster_key_for(entry, key.uuid))
+        return entry if agrees else Unreadable(item.name, "it contradicts its name")
 
     results = dict(zip((item.name for item in names), await each(read, names), strict=True))
     entries = {name: result for name, result in results.items() if isinstance(result, NodePresence)}
@@ -164,12 +167,6 @@ async def read_roster(
             place = Place(round=key.round, group_rank=key.group_rank, incarnation=key.incarnation)
             entries[item.name] = NodePresence(key.phase, place)
     return entries, bad
-
-
-def _is_named(entry: NodePresence, name: str) -> bool:
-    """Whether an entry agrees with its name: a wrong round would turn failures into those of an earlier round."""
-    key = RosterKey.parse(name)
-    return key is None or key == RosterKey.parse(roster_key_for(entry, key.uuid))
 
 
 # --- records of restarts ----------------------------------------------------------------------------------------------
@@ -204,16 +201,16 @@ async def read_restarts(store: ReadableStore, folder: str, names: Sequence[Objec
 
 def oldest_first(records: Iterable[RestartRecord]) -> tuple[RestartRecord, ...]:
     """Return one record of each restart: if several nodes wrote one, that of the agents' common decision."""
+
+    def rank(record: RestartRecord) -> tuple[bool, bool]:
+        return record.is_agreed, record.lost_seconds is not None
+
     best: dict[tuple[RestartKind, int], RestartRecord] = {}
     for record in records:
         key = (record.kind, record.number)
-        if key not in best or _known(record) > _known(best[key]):
+        if key not in best or rank(record) > rank(best[key]):
             best[key] = record
     return tuple(sorted(best.values(), key=lambda item: (item.timestamp_ns or 0, item.kind.value, item.number)))
-
-
-def _known(record: RestartRecord) -> tuple[bool, bool]:
-    return record.is_agreed, record.lost_seconds is not None
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
@@ -290,7 +287,7 @@ class StoreWithCopies:
 
     async def list(self, folder: str = "") -> list[ObjectInfo]:
         """Return the objects directly in `folder`, by name."""
-        return sorted([item async for page in self.pages(folder) for item in page], key=_by_name)
+        return by_name([item async for page in self.pages(folder) for item in page])
 
     async def pages(self, folder: str = "") -> AsyncIterator[Sequence[ObjectInfo]]:
         """Yield the objects of `list` page by page; the copies that the store lacks come last."""
@@ -301,7 +298,7 @@ class StoreWithCopies:
                     copies.pop(item.name, None)
                 yield page
         if copies:
-            yield sorted(copies.values(), key=_by_name)
+            yield by_name(copies.values())
 
     async def page(self, folder: str = "", *, after: str = "") -> Page:
         """Return at most 1,000 objects of the store whose names sort after `after`, and the copies between them."""
@@ -315,7 +312,7 @@ class StoreWithCopies:
             for item in self._below(folder)
             if item.name > after and (last is None or item.name < last) and item.name not in listed
         ]
-        return Page(tuple(sorted([*found.objects, *lacking], key=_by_name)), found.more) if lacking else found
+        return Page(tuple(by_name([*found.objects, *lacking])), found.more) if lacking else found
 
     async def get(self, path: str, *, limit: int | None = None) -> bytes:
         """Return an object's bytes; its copy's, if there is one.
@@ -324,12 +321,12 @@ class StoreWithCopies:
             ObjectNotFoundError: the object does not exist.
         """
         data = self._copies.get(path)
-        if data is None and self._store is None:
-            raise ObjectNotFoundError(f"there is no copy of {join(self._uri, path)}")
-        if data is None and self._store is not None:
+        if data is None:
+            if self._store is None:
+                raise ObjectNotFoundError(f"there is no copy of {join(self._uri, path)}")
             data = await self._store.get(path, limit=limit)
-        self.read[path] = data or b""
-        return data or b""
+        self.read[path] = data
+        return data
 
     def _below(self, folder: str) -> Sequence[ObjectInfo]:
         beginning = f"{folder}/" if folder else ""
@@ -338,10 +335,6 @@ class StoreWithCopies:
             for path, data in self._copies.items()
             if path.startswith(beginning)
         ]
-
-
-def _by_name(item: ObjectInfo) -> str:
-    return item.name
 
 
 # --- many at once -----------------------------------------------------------------------------------------------------

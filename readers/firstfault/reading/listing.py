@@ -143,7 +143,13 @@ class KeyTable:
         for row in rows if not newest else ():
             node = _or_none(self._group[row])
             incarnations[node] = max(incarnations.get(node, 0), self._incarnation[row])
-        return [row for row in rows if self._round[row] > number or self._is_newest(row, incarnations)]
+
+        def is_newest(row: int) -> bool:
+            node, incarnation = _or_none(self._group[row]), self._incarnation[row]
+            # without a group rank or an incarnation, treat it as the newest
+            return node is None or not incarnation or incarnation >= incarnations.get(node, 0)
+
+        return [row for row in rows if self._round[row] > number or is_newest(row)]
 
     def rows_unconfirmed(self, rows: Iterable[int], number: int, newest: Mapping[int | None, int]) -> list[int]:
         """Return those of `rows` that name a later round than `number`, or a newer incarnation than the roster's."""
@@ -153,11 +159,6 @@ class KeyTable:
             if self._round[row] > number or self._incarnation[row] > known:
                 found.append(row)
         return found
-
-    def _is_newest(self, row: int, incarnations: Mapping[int | None, int]) -> bool:
-        node, incarnation = _or_none(self._group[row]), self._incarnation[row]
-        # without a group rank or an incarnation, treat it as the newest
-        return node is None or not incarnation or incarnation >= incarnations.get(node, 0)
 
     def by_fault(self, rows: Iterable[int]) -> dict[str, array[int]]:
         """Return rows by the fingerprint in their names, each group sorted by time."""
@@ -219,7 +220,13 @@ class Listing:
         for item in objects:
             folder, _, name = item.name.rpartition("/")
             if layout.errors is not None and folder == layout.errors:
-                self._add_document(name, item)
+                key = ErrorKey.parse(name)
+                if key is not None:
+                    self.table.add(key, item)
+                elif is_error_file(name):
+                    self.others.append(_named(item, name))
+                else:
+                    self.foreign.append(name)
             elif layout.roster is not None and folder == layout.roster:
                 if is_error_file(name):
                     self.roster.append(_named(item, name))
@@ -229,15 +236,6 @@ class Listing:
                     self.restarts.append(_named(item, name))
             elif layout.stock is not None and folder == layout.stock and is_stock_error_file(name):
                 self.stock.append(_named(item, name))
-
-    def _add_document(self, name: str, item: ObjectInfo) -> None:
-        key = ErrorKey.parse(name)
-        if key is not None:
-            self.table.add(key, item)
-        elif is_error_file(name):
-            self.others.append(_named(item, name))
-        else:
-            self.foreign.append(name)
 
 
 def _named(item: ObjectInfo, name: str) -> ObjectInfo:
@@ -317,10 +315,6 @@ def _end_of_keys(layout: Layout) -> str:
     return f"{layout.errors}/{_AFTER_KEYS}"
 
 
-def _last(page: Page) -> str:
-    return page.objects[-1].name if page.objects else ""
-
-
 def _take(listing: Listing, page: Page, layout: Layout, end: str | None) -> str | None:
     """Add a page up to the name `end`; return the name behind which to continue, None if there is no need."""
     listing.add((item for item in page.objects if end is None or item.name <= end), layout)
@@ -329,7 +323,7 @@ def _take(listing: Listing, page: Page, layout: Layout, end: str | None) -> str 
 
 def _continues(page: Page, layout: Layout, end: str | None) -> str | None:
     """Return the name behind which to continue after a page of names up to `end`, None if there is no need."""
-    last = _last(page)
+    last = page.objects[-1].name if page.objects else ""
     if not page.more or (end is not None and last >= end):
         return None
     if end is None:

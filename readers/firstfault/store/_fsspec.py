@@ -237,13 +237,11 @@ class FsspecStore(StoreOfClient):
     async def _retried(self, verb: str, full: str, call: Callable[[], Awaitable[T]]) -> T:
         if self._fs is None:
             raise RuntimeError("the store is closed; use it inside `async with`")
-        ask = functools.partial(self._bounded, call) if self._protocol in {"s3", "s3a"} else call
-        return await retried(ask, lambda error: self._typed(error, verb, full), self._attempts)
-
-    @staticmethod
-    async def _bounded(call: Callable[[], Awaitable[T]]) -> T:
-        """Bound one request as obstore does; botocore's own limit begins again with each byte that comes."""
-        return await asyncio.wait_for(call(), _settings.CONNECT_TIMEOUT_S + _settings.READ_TIMEOUT_S)
+        # as obstore bounds one request; botocore's own limit begins again with each byte that comes
+        limit = _settings.CONNECT_TIMEOUT_S + _settings.READ_TIMEOUT_S if self._protocol in self.ordered else None
+        return await retried(
+            lambda: asyncio.wait_for(call(), limit), lambda error: self._typed(error, verb, full), self._attempts
+        )
 
     def _typed(self, error: Exception, verb: str, full: str) -> Exception:
         """Return the `StoreError` for an error of fsspec, botocore or aiohttp; any other error as it is."""
@@ -252,7 +250,9 @@ class FsspecStore(StoreOfClient):
         region = _region_of(error)
         if region is not None:
             return StoreError(f"{where}: {other_region(region)}")
-        if _no_bucket(error):
+        # s3fs raises one error for a missing bucket and a missing object
+        cause = getattr(error.__cause__, "response", None) or {}
+        if cause.get("Error", {}).get("Code") == "NoSuchBucket":
             return StoreError(f"{where}: {_line(error)}; check the bucket's name")
         if isinstance(error, FileNotFoundError | NotADirectoryError) and verb != "write":
             return ObjectNotFoundError(f"{where}: there is no such object")
@@ -264,7 +264,9 @@ class FsspecStore(StoreOfClient):
             )
         transient = (ConnectionError, TimeoutError, asyncio.TimeoutError)
         names = {base.__name__ for base in type(error).__mro__}
-        if isinstance(error, transient) or names & _TRANSIENT_NAMES or _busy(error):
+        # s3fs makes the last ones of SlowDown, 503 and 500
+        is_busy = isinstance(error, OSError) and error.errno in _BUSY
+        if isinstance(error, transient) or names & _TRANSIENT_NAMES or is_busy:
             return StoreUnavailableError(
                 f"{where}: the storage did not answer ({name}: {_line(error)}); check the endpoint"
             )
@@ -325,17 +327,6 @@ def _region_of(error: Exception) -> str | None:
         return None
     headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     return str(headers.get("x-amz-bucket-region") or response["Error"].get("Region") or "")
-
-
-def _no_bucket(error: Exception) -> bool:
-    """Whether the bucket does not exist: s3fs raises one error for a missing bucket and a missing object."""
-    response = getattr(error.__cause__, "response", None) or {}
-    return bool(response.get("Error", {}).get("Code") == "NoSuchBucket")
-
-
-def _busy(error: Exception) -> bool:
-    """Whether s3fs made this error from SlowDown, 503 or 500."""
-    return isinstance(error, OSError) and error.errno in _BUSY
 
 
 def _line(error: Exception) -> str:

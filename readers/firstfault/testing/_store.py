@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +20,21 @@ if TYPE_CHECKING:
 _NANO = 1_000_000_000
 _CLOCKS_MAY_DIFFER_S = 60
 _UNICODE = "w\u00f6rker 3 \u2192 \U0001f525.pb"
+
+
+def _opened(test: Callable[[Any, Store], Awaitable[None]]) -> Callable[[StoreTests], None]:
+    """Run an asynchronous test with an open store."""
+
+    def run(self: StoreTests) -> None:
+        async def entered() -> None:
+            async with self.open_store() as store:
+                await test(self, store)
+
+        run_sync(entered())
+
+    # not functools.wraps: pytest would look for a fixture of the name `store`
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
 
 
 class StoreTests:
@@ -40,222 +55,164 @@ class StoreTests:
         """Return a store that is not yet entered. All stores of a test share one folder, which is empty at first."""
         raise NotImplementedError
 
-    def test_gives_back_what_was_put(self) -> None:
+    @_opened
+    async def test_gives_back_what_was_put(self, store: Store) -> None:
         """`get` returns the bytes that were put."""
         data = bytes(range(256)) * 33
+        await store.put("errors/a.pb", data)
+        assert await store.get("errors/a.pb") == data
 
-        async def scenario(store: Store) -> None:
-            await store.put("errors/a.pb", data)
-            assert await store.get("errors/a.pb") == data
-
-        self._run(scenario)
-
-    def test_an_object_may_be_empty(self) -> None:
+    @_opened
+    async def test_an_object_may_be_empty(self, store: Store) -> None:
         """An empty object exists, is listed with size 0, and is read as no bytes."""
+        await store.put("errors/a.pb", b"")
+        assert await store.get("errors/a.pb") == b""
+        assert await store.exists("errors/a.pb")
+        assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", 0)]
 
-        async def scenario(store: Store) -> None:
-            await store.put("errors/a.pb", b"")
-            assert await store.get("errors/a.pb") == b""
-            assert await store.exists("errors/a.pb")
-            assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", 0)]
-
-        self._run(scenario)
-
-    def test_a_name_may_be_unicode(self) -> None:
+    @_opened
+    async def test_a_name_may_be_unicode(self, store: Store) -> None:
         """A name with a space and characters outside of ASCII is listed and found unchanged."""
+        await store.put(f"errors/{_UNICODE}", b"x")
+        assert [item.name for item in await store.list("errors")] == [_UNICODE]
+        assert await store.get(f"errors/{_UNICODE}") == b"x"
 
-        async def scenario(store: Store) -> None:
-            await store.put(f"errors/{_UNICODE}", b"x")
-            assert [item.name for item in await store.list("errors")] == [_UNICODE]
-            assert await store.get(f"errors/{_UNICODE}") == b"x"
-
-        self._run(scenario)
-
-    def test_lists_by_name_with_sizes(self) -> None:
+    @_opened
+    async def test_lists_by_name_with_sizes(self, store: Store) -> None:
         """A listing is sorted by name and has the size of each object."""
+        for name in ("c", "a", "b", "B"):
+            await store.put(f"errors/{name}.pb", name.encode() * ord(name))
+        listed = [(item.name, item.size) for item in await store.list("errors")]
+        assert listed == [("B.pb", 66), ("a.pb", 97), ("b.pb", 98), ("c.pb", 99)]
 
-        async def scenario(store: Store) -> None:
-            for name in ("c", "a", "b", "B"):
-                await store.put(f"errors/{name}.pb", name.encode() * ord(name))
-            listed = [(item.name, item.size) for item in await store.list("errors")]
-            assert listed == [("B.pb", 66), ("a.pb", 97), ("b.pb", 98), ("c.pb", 99)]
-
-        self._run(scenario)
-
-    def test_lists_the_root(self) -> None:
+    @_opened
+    async def test_lists_the_root(self, store: Store) -> None:
         """Objects directly in the store's own folder are listed without naming a folder."""
+        await store.put("error.pb", b"x")
+        assert [item.name for item in await store.list()] == ["error.pb"]
 
-        async def scenario(store: Store) -> None:
-            await store.put("error.pb", b"x")
-            assert [item.name for item in await store.list()] == ["error.pb"]
-
-        self._run(scenario)
-
-    def test_pages_hold_what_a_list_holds(self) -> None:
+    @_opened
+    async def test_pages_hold_what_a_list_holds(self, store: Store) -> None:
         """`pages` yields the objects of `list`, without those of subfolders."""
+        for name in ("c", "a", "old/b", "b"):
+            await store.put(f"errors/{name}.pb", b"x")
+        found = [item for page in [page async for page in store.pages("errors")] for item in page]
+        assert sorted(found, key=lambda item: item.name) == await store.list("errors")
+        assert [page async for page in store.pages("never/written") if page] == []
 
-        async def scenario(store: Store) -> None:
-            for name in ("c", "a", "old/b", "b"):
-                await store.put(f"errors/{name}.pb", b"x")
-            found = [item for page in [page async for page in store.pages("errors")] for item in page]
-            assert sorted(found, key=lambda item: item.name) == await store.list("errors")
-            assert [page async for page in store.pages("never/written") if page] == []
-
-        self._run(scenario)
-
-    def test_a_page_is_of_all_that_lies_below(self) -> None:
+    @_opened
+    async def test_a_page_is_of_all_that_lies_below(self, store: Store) -> None:
         """A page has the objects in and below a folder behind a name, and tells whether more follow."""
+        for name in ("errors/a.pb", "errors/b.pb", "roster/c.pb", "z.pb"):
+            await store.put(f"out/{name}", b"xyz")
+        await store.put("outer/d.pb", b"x")
+        page = await store.page("out", after="errors/a.pb")
+        assert [(item.name, item.size) for item in page.objects] == [
+            ("errors/b.pb", 3),
+            ("roster/c.pb", 3),
+            ("z.pb", 3),
+        ]
+        assert not page.more
+        assert (await store.page("out", after="zz")).objects == ()
+        assert [item.name for item in (await store.page(after="out/s")).objects] == ["out/z.pb", "outer/d.pb"]
+        assert (await store.page("never/written")).objects == ()
 
-        async def scenario(store: Store) -> None:
-            for name in ("errors/a.pb", "errors/b.pb", "roster/c.pb", "z.pb"):
-                await store.put(f"out/{name}", b"xyz")
-            await store.put("outer/d.pb", b"x")
-            page = await store.page("out", after="errors/a.pb")
-            assert [(item.name, item.size) for item in page.objects] == [
-                ("errors/b.pb", 3),
-                ("roster/c.pb", 3),
-                ("z.pb", 3),
-            ]
-            assert not page.more
-            assert (await store.page("out", after="zz")).objects == ()
-            assert [item.name for item in (await store.page(after="out/s")).objects] == ["out/z.pb", "outer/d.pb"]
-            assert (await store.page("never/written")).objects == ()
-
-        self._run(scenario)
-
-    def test_a_page_ends(self) -> None:
+    @_opened
+    async def test_a_page_ends(self, store: Store) -> None:
         """A page has at most 1,000 objects, or all without an order; successive pages have each object once."""
         names = [f"{number:04d}.pb" for number in range(1_003)]
+        gate = asyncio.Semaphore(32)
 
-        async def scenario(store: Store) -> None:
-            gate = asyncio.Semaphore(32)
+        async def put(name: str) -> None:
+            async with gate:
+                await store.put(f"errors/{name}", b"")
 
-            async def put(name: str) -> None:
-                async with gate:
-                    await store.put(f"errors/{name}", b"")
+        await asyncio.gather(*map(put, names))
+        page = await store.page("errors")
+        assert (len(page.objects), page.more) == ((1_000, True) if store.pages_in_order else (1_003, False))
+        first = [item.name for item in page.objects]
+        rest = await store.page("errors", after=max(first))
+        assert not rest.more
+        assert [*first, *(item.name for item in rest.objects)] == names
+        pages = [page async for page in store.pages("errors")]
+        assert sorted(item.name for page in pages for item in page) == names
 
-            await asyncio.gather(*map(put, names))
-            page = await store.page("errors")
-            assert (len(page.objects), page.more) == ((1_000, True) if store.pages_in_order else (1_003, False))
-            first = [item.name for item in page.objects]
-            rest = await store.page("errors", after=max(first))
-            assert not rest.more
-            assert [*first, *(item.name for item in rest.objects)] == names
-            pages = [page async for page in store.pages("errors")]
-            assert sorted(item.name for page in pages for item in page) == names
-
-        self._run(scenario)
-
-    def test_a_missing_folder_is_empty(self) -> None:
+    @_opened
+    async def test_a_missing_folder_is_empty(self, store: Store) -> None:
         """The listing of a missing folder is empty."""
+        assert await store.list("never/written") == []
+        assert await store.list() == []
 
-        async def scenario(store: Store) -> None:
-            assert await store.list("never/written") == []
-            assert await store.list() == []
-
-        self._run(scenario)
-
-    def test_a_folder_is_not_an_object(self) -> None:
+    @_opened
+    async def test_a_folder_is_not_an_object(self, store: Store) -> None:
         """A listing has neither subfolders nor their objects, and `exists` is False for a folder."""
+        await store.put("errors/a.pb", b"x")
+        await store.put("errors/old/b.pb", b"x")
+        await store.put("errors-of-another/c.pb", b"x")
+        assert [item.name for item in await store.list("errors")] == ["a.pb"]
+        assert not await store.exists("errors/old")
+        assert not await store.exists("errors")
 
-        async def scenario(store: Store) -> None:
-            await store.put("errors/a.pb", b"x")
-            await store.put("errors/old/b.pb", b"x")
-            await store.put("errors-of-another/c.pb", b"x")
-            assert [item.name for item in await store.list("errors")] == ["a.pb"]
-            assert not await store.exists("errors/old")
-            assert not await store.exists("errors")
-
-        self._run(scenario)
-
-    def test_every_listing_is_fresh(self) -> None:
+    @_opened
+    async def test_every_listing_is_fresh(self, store: Store) -> None:
         """A listing shows objects that were put, or overwritten, after the previous listing."""
+        assert await store.list("errors") == []
+        await store.put("errors/a.pb", b"x")
+        assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", 1)]
+        await store.put("errors/a.pb", b"xyz")
+        await store.put("errors/b.pb", b"")
+        assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", 3), ("b.pb", 0)]
 
-        async def scenario(store: Store) -> None:
-            assert await store.list("errors") == []
-            await store.put("errors/a.pb", b"x")
-            assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", 1)]
-            await store.put("errors/a.pb", b"xyz")
-            await store.put("errors/b.pb", b"")
-            assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", 3), ("b.pb", 0)]
-
-        self._run(scenario)
-
-    def test_two_stores_see_each_others_writes_at_once(self) -> None:
+    @_opened
+    async def test_two_stores_see_each_others_writes_at_once(self, first: Store) -> None:
         """A second instance sees what the first one puts, also after it has listed the folder."""
+        async with self.open_store() as second:
+            assert await second.list("errors") == []
+            assert not await second.exists("errors/a.pb")
+            await first.put("errors/a.pb", b"first")
+            assert [item.name for item in await second.list("errors")] == ["a.pb"]
+            assert await second.exists("errors/a.pb")
+            assert await second.get("errors/a.pb") == b"first"
+            await second.put("errors/a.pb", b"second")
+            assert await first.get("errors/a.pb") == b"second"
 
-        async def scenario(first: Store) -> None:
-            async with self.open_store() as second:
-                assert await second.list("errors") == []
-                assert not await second.exists("errors/a.pb")
-                await first.put("errors/a.pb", b"first")
-                assert [item.name for item in await second.list("errors")] == ["a.pb"]
-                assert await second.exists("errors/a.pb")
-                assert await second.get("errors/a.pb") == b"first"
-                await second.put("errors/a.pb", b"second")
-                assert await first.get("errors/a.pb") == b"second"
-
-        self._run(scenario)
-
-    def test_overwriting_replaces_the_whole_object(self) -> None:
+    @_opened
+    async def test_overwriting_replaces_the_whole_object(self, store: Store) -> None:
         """A put replaces all bytes of a longer object, and leaves no other object behind."""
+        await store.put("errors/a.pb", b"a long one" * 1_000)
+        await store.put("errors/a.pb", b"short")
+        assert await store.get("errors/a.pb") == b"short"
+        assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", 5)]
 
-        async def scenario(store: Store) -> None:
-            await store.put("errors/a.pb", b"a long one" * 1_000)
-            await store.put("errors/a.pb", b"short")
-            assert await store.get("errors/a.pb") == b"short"
-            assert [(item.name, item.size) for item in await store.list("errors")] == [("a.pb", 5)]
-
-        self._run(scenario)
-
-    def test_getting_what_is_not_there(self) -> None:
+    @_opened
+    async def test_getting_what_is_not_there(self, store: Store) -> None:
         """`get` of a missing object raises ObjectNotFoundError with its path, and `exists` is False."""
+        await store.put("errors/a.pb", b"x")
+        for path in ("errors/b.pb", "elsewhere/a.pb", "errors/a.pb/c.pb"):
+            assert not await store.exists(path)
+            with pytest.raises(ObjectNotFoundError, match=path):
+                await store.get(path)
+            with pytest.raises(ObjectNotFoundError, match=path):
+                await store.get(path, limit=1_000)
 
-        async def scenario(store: Store) -> None:
-            await store.put("errors/a.pb", b"x")
-            for path in ("errors/b.pb", "elsewhere/a.pb", "errors/a.pb/c.pb"):
-                assert not await store.exists(path)
-                with pytest.raises(ObjectNotFoundError, match=path):
-                    await store.get(path)
-                with pytest.raises(ObjectNotFoundError, match=path):
-                    await store.get(path, limit=1_000)
-
-        self._run(scenario)
-
-    def test_the_limit_is_the_largest_size_allowed(self) -> None:
+    @_opened
+    async def test_the_limit_is_the_largest_size_allowed(self, store: Store) -> None:
         """`get` returns an object of `limit` bytes, and raises ObjectTooLargeError for one byte more."""
+        await store.put("errors/a.pb", b"x" * 1_000)
+        assert len(await store.get("errors/a.pb", limit=1_000)) == 1_000
+        with pytest.raises(ObjectTooLargeError, match=r"a\.pb"):
+            await store.get("errors/a.pb", limit=999)
 
-        async def scenario(store: Store) -> None:
-            await store.put("errors/a.pb", b"x" * 1_000)
-            assert len(await store.get("errors/a.pb", limit=1_000)) == 1_000
-            with pytest.raises(ObjectTooLargeError, match=r"a\.pb"):
-                await store.get("errors/a.pb", limit=999)
-
-        self._run(scenario)
-
-    def test_the_time_of_a_write_is_plausible(self) -> None:
+    @_opened
+    async def test_the_time_of_a_write_is_plausible(self, store: Store) -> None:
         """A modification time, if there is one, is about now in nanoseconds."""
+        await store.put("errors/a.pb", b"x")
+        (item,) = await store.list("errors")
+        if item.last_modified_ns is not None:
+            assert abs(item.last_modified_ns - time.time_ns()) < _CLOCKS_MAY_DIFFER_S * _NANO
 
-        async def scenario(store: Store) -> None:
-            await store.put("errors/a.pb", b"x")
-            (item,) = await store.list("errors")
-            if item.last_modified_ns is not None:
-                assert abs(item.last_modified_ns - time.time_ns()) < _CLOCKS_MAY_DIFFER_S * _NANO
-
-        self._run(scenario)
-
-    def test_the_uri_has_no_slash_at_its_end(self) -> None:
+    @_opened
+    async def test_the_uri_has_no_slash_at_its_end(self, store: Store) -> None:
         """`uri` is not empty and has no trailing slash."""
-
-        async def scenario(store: Store) -> None:
-            assert store.uri
-            assert not store.uri.endswith("/")
-
-        self._run(scenario)
-
-    def _run(self, scenario: Callable[[Store], Awaitable[None]]) -> None:
-        async def entered() -> None:
-            async with self.open_store() as store:
-                await scenario(store)
-
-        run_sync(entered())
+        assert store.uri
+        assert not store.uri.endswith("/")
