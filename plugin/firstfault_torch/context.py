@@ -159,7 +159,7 @@ def node_place(recording: Recording) -> Place:
     return Place(
         attempt=identity.attempt,
         node=identity.node,
-        host=host_name(),
+        host=socket.gethostname(),
         ip=recording.ip,
         pid=os.getpid(),
         namespace=identity.namespace,
@@ -217,19 +217,9 @@ def time_limit() -> str:
 def node_address() -> str:
     """Look up the node's own address; empty if there is none. The name service may take long."""
     try:
-        return socket.gethostbyname(host_name())
+        return socket.gethostbyname(socket.gethostname())
     except (OSError, UnicodeError):  # Linux allows 64 characters, a name service 63
         return ""
-
-
-def host_name() -> str:
-    """Return the host's name as the kernel has it."""
-    return socket.gethostname()
-
-
-def new_incarnation() -> int:
-    """Return the incarnation of the node's container: its start in milliseconds since the Unix epoch."""
-    return time.time_ns() // 1_000_000
 
 
 def _number(environment: Mapping[str, str], name: str) -> int | None:
@@ -249,7 +239,10 @@ def setup_of_node(identity: Identity) -> NodeSetup:
 
 
 def _with_files(known: NodeSetup) -> NodeSetup:
-    models = list(_gpu_models())
+    models = []  # of each GPU that NVIDIA's driver shows to this container
+    for file in sorted(_GPUS.glob("*/information")):
+        with contextlib.suppress(OSError):
+            models += _MODEL.findall(file.read_text(encoding="utf-8", errors="replace"))[:1]
     url, root = _source()
     return NodeSetup(
         task=known.task,
@@ -259,15 +252,6 @@ def _with_files(known: NodeSetup) -> NodeSetup:
         source_url=url,
         source_root=str(root) if url else "",
     )
-
-
-def _gpu_models() -> list[str]:
-    """Return the model of each GPU that NVIDIA's driver shows to this container."""
-    found = []
-    for file in sorted(_GPUS.glob("*/information")):
-        with contextlib.suppress(OSError):
-            found += _MODEL.findall(file.read_text(encoding="utf-8", errors="replace"))[:1]
-    return found
 
 
 # --- source code ----------------------------------------------------------------------------------------------------

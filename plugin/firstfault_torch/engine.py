@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from firstfault.layout import ERROR_FILE
 from firstfault.store import join
 from firstfault_torch.budgets import PUBLISH_S, TERMINATED_PUBLISH_S
-from firstfault_torch.context import Identity, host_name
+from firstfault_torch.context import Identity
 from firstfault_torch.node.document_writer import get_file, put_on_node
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ class PlainEngine:
             output_prefix=join(folder, str(attempt)),
             engine="plain",
             attempt=attempt,
-            node=self.node or os.environ.get("FIRSTFAULT_NODE", "") or host_name(),
+            node=self.node or os.environ.get("FIRSTFAULT_NODE", "") or socket.gethostname(),
             handover_uri=join(folder, str(attempt)),
             previous_handover_uri=join(folder, str(attempt - 1)) if attempt else "",
         )

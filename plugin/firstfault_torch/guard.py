@@ -15,7 +15,6 @@ from firstfault_torch.budgets import ANSWER_S, GIVE_UP_POLL_S, HURRIED_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
-    from types import FrameType
 
 logger = logging.getLogger("firstfault_torch")
 
@@ -44,7 +43,8 @@ def guarded(doing: str, *, through: tuple[type[BaseException], ...] = ()) -> Ite
     except through:
         raise
     except BaseException as error:
-        text = _text(error)
+        text, hidden = caught(lambda error=error: str(error))  # type: ignore[misc]
+        text = "<no text>" if hidden is not None else text
         if isinstance(error, RuntimeError) and text == _NO_THREAD:
             if not _refused_threads.is_set():
                 _refused_threads.set()
@@ -193,16 +193,12 @@ def undisturbed(numbers: Collection[signal.Signals], *, handled_only: bool = Fal
     }
     for number in ignored:
         # SIGCHLD keeps a handler: if it were ignored, the kernel would reap children that others wait for
-        signal.signal(number, _do_nothing if number == signal.SIGCHLD else signal.SIG_IGN)
+        signal.signal(number, (lambda *_: None) if number == signal.SIGCHLD else signal.SIG_IGN)
     try:
         yield
     finally:
         for number, handler in ignored.items():
             signal.signal(number, handler)
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Handle a signal by doing nothing."""
 
 
 def caught(call: Callable[[], T], kind: type[BaseException] = BaseException) -> tuple[T | None, BaseException | None]:
@@ -219,8 +215,3 @@ def caught(call: Callable[[], T], kind: type[BaseException] = BaseException) -> 
         return call(), None
     except kind as error:
         return None, error
-
-
-def _text(error: BaseException) -> str:
-    text, _ = caught(lambda: str(error))
-    return "<no text>" if text is None else text

@@ -16,7 +16,7 @@ from firstfault_torch.agent.local_workers import end_what_workers_left
 from firstfault_torch.agent.node_round import AgentSettings
 from firstfault_torch.agent.signals import SignalWatch
 from firstfault_torch.budgets import LEAVING_FILES_S, LEAVING_SLACK_S, NAME_SERVICE_S, NOW_S, TERMINATED_SETTLE_S
-from firstfault_torch.context import Recording, new_incarnation, node_address
+from firstfault_torch.context import Recording, node_address
 from firstfault_torch.error_file import ERROR_FILE_VARIABLE, remove_error_files, write_error_file
 from firstfault_torch.guard import begun, bounded, guarded, logger
 from firstfault_torch.node.document_writer import end_node_recorder, node_recorder, put_on_node
@@ -162,7 +162,7 @@ def recording_of(engine: Engine, options: Options) -> Recording:
         strategy=options.strategy,
         identity=engine.identity(),
         upload_deadline_seconds=options.upload_deadline_seconds,
-        incarnation=new_incarnation(),
+        incarnation=time.time_ns() // 1_000_000,
         ip=bounded(node_address, NAME_SERVICE_S, "looking up the node's address") or "",
     )
 

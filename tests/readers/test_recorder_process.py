@@ -31,11 +31,13 @@ from firstfault.recorder import (
     RecorderUnavailableError,
     Spool,
     Target,
+    server,
     start_recorder,
 )
 from firstfault.recorder.client import RECEIVED
 from firstfault.recorder.folder import DOCUMENT, PRESENCE, Settings
-from firstfault.recorder.server import _Server
+from firstfault.recorder.process import IGNORED_SIGNALS
+from firstfault.recorder.server import Uploads, _Server
 from firstfault.testing import make_error, make_presence
 from firstfault.wire.documents import decode, decode_presence, encode, encode_presence
 
@@ -204,47 +206,35 @@ def receipt_of(folder: NodeFolder, spool: str = "0-1") -> Receipt | None:
 # --- uploads --------------------------------------------------------------------------------------------------------
 
 
-def test_an_upload(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """The file is in the storage before the answer, and both receipts have the time from fault to durable."""
+def test_requests(
+    start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is durable is in the storage before the answer; the receipts tell how long it took, or the reason."""
     process = start(out.uri)
+    recorder = Recorder(process.folder)
     began = time.monotonic_ns()
-    receipt = Recorder(process.folder).put(
-        Target(f"{ERRORS}/b.pb", fault_monotonic_ns=began, rank=3), spooled(process, "b.pb"), HANG_S
-    )
+    target = Target(f"{ERRORS}/b.pb", fault_monotonic_ns=began, rank=3)
+    receipt = recorder.put(target, spooled(process, "b.pb"), HANG_S)
     took = time.monotonic_ns() - began
     assert out.files() == {"b.pb": b"said"}
     assert receipt == Receipt("b.pb", durable=True, fault_to_durable_ns=receipt.fault_to_durable_ns, rank=3)
     assert 0 < (receipt.fault_to_durable_ns or 0) <= took
     assert receipt_of(process.folder) == receipt
-
-
-def test_a_file_outside_of_the_spool(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
-    """A file outside of a spool is uploaded without a receipt file; without a fault the receipt has no time."""
-    process = start(out.uri)
-    file = tmp_path / "entry.pb"
-    file.write_bytes(b"joined")
-    receipt = Recorder(process.folder).put(Target(f"{ROSTER}/r.pb"), file, HANG_S)
-    assert receipt == Receipt("r.pb", durable=True)
-    assert out.files(ROSTER) == {"r.pb": b"joined"}
-    assert [path.name for path in tmp_path.glob("entry*")] == ["entry.pb"]
-
-
-def test_a_relative_file(
-    start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A relative path is resolved against the client's working directory, not the recorder's."""
-    process = start(out.uri)
+    # a file outside of a spool has no receipt file; a relative path is the client's, not the recorder's
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    Path("a.pb").write_bytes(b"here")
-    assert Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), Path("a.pb"), HANG_S).durable
-
-
-def test_a_file_that_is_not_there(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
-    """The receipt of an unreadable file is not durable and has the reason."""
-    process = start(out.uri)
-    receipt = Recorder(process.folder).put(Target(f"{ERRORS}/a.pb", rank=1), tmp_path / "a.pb", HANG_S)
-    assert receipt == Receipt("a.pb", durable=False, error=f"{tmp_path / 'a.pb'} could not be read", rank=1)
+    Path("entry.pb").write_bytes(b"joined")
+    assert recorder.roster(HANG_S) == []
+    for name in ("r.pb", "a.pb"):
+        assert recorder.put(Target(f"{ROSTER}/{name}"), Path("entry.pb"), HANG_S) == Receipt(name, durable=True)
+    assert out.files(ROSTER) == {"a.pb": b"joined", "r.pb": b"joined"}
+    assert [path.name for path in Path().iterdir()] == ["entry.pb"]
+    assert recorder.roster(HANG_S) == ["a.pb", "r.pb"]
+    missing = recorder.put(Target(f"{ERRORS}/c.pb", rank=1), tmp_path / "c.pb", HANG_S)
+    assert missing == Receipt("c.pb", durable=False, error=f"{tmp_path / 'c.pb'} could not be read", rank=1)
+    report = recorder.resources(HANG_S)
+    numbers = {"oom_kill", "memory_used_bytes", "memory_peak_bytes", "memory_limit_bytes", "watermark_ns"}
+    assert (report.keys(), report["oom_kill"] in {None, 0}) == (numbers, True)
 
 
 def test_many_at_once(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
@@ -264,19 +254,33 @@ def test_many_at_once(start: Callable[..., RecorderProcess], out: Out, gate: Gat
     assert out.files() == {f"{rank}.pb": str(rank).encode() for rank in range(_CLIENTS)}
 
 
-def test_the_same_document_twice(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
-    """A second request joins the upload in progress, and begins another one if that still hangs a second later."""
-    process = start(gate.uri(out), environment=gate.environment())
-    file = spooled(process)
-    recorder = Recorder(process.folder)
-    recorder.resources(HANG_S)  # it is up
-    with ThreadPoolExecutor(2) as pool:
-        both = [pool.submit(recorder.put, Target(f"{ERRORS}/a.pb"), file, HANG_S) for _ in range(2)]
-        until("a second upload at the gate", lambda: gate.waiting() == len(both))
-        gate.open()
-        assert all(receipt.result().durable for receipt in both)
-    first, second = sorted(path.stat().st_mtime for path in gate.folder.glob("write-*"))
-    assert second - first > SHORT_S, "it has joined the first one"
+@pytest.mark.parametrize(("slow_s", "uploads"), [(HANG_S, 1), (0.0, 2)])
+def test_the_same_document_twice(slow_s: float, uploads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second request joins the upload in progress, and begins another one if that is slow."""
+    monkeypatch.setattr(server, "SLOW_UPLOAD_S", slow_s)
+    begun: list[str] = []
+
+    async def serve() -> None:
+        there = Uploads(str(tmp_path))
+        both, first = asyncio.Event(), asyncio.Event()
+
+        async def put(path: str, _: bytes) -> None:
+            begun.append(path)
+            first.set()
+            await both.wait()
+
+        there._store = SimpleNamespace(put=put)
+        there._warm.set()
+        requests = [asyncio.create_task(there.put(Target("errors/a.pb"), b"said"))]
+        await first.wait()
+        requests.append(asyncio.create_task(there.put(Target("errors/a.pb"), b"said")))
+        while len(begun) < uploads:  # noqa: ASYNC110 - an event would be set before
+            await asyncio.sleep(0)
+        both.set()
+        assert [receipt.durable for receipt in await asyncio.gather(*requests)] == [True, True]
+
+    asyncio.run(serve())
+    assert len(begun) == uploads
 
 
 def test_a_deadline_that_passes(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
@@ -320,27 +324,9 @@ def test_a_storage_that_cannot_be(start: Callable[..., RecorderProcess], uri: st
     assert (receipt.durable, receipt.rank, receipt.fault_to_durable_ns) == (False, 2, None)
     assert reason in receipt.error
     assert receipt_of(process.folder) == receipt
-
-
-def test_resources(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """The recorder reports the container's memory figures."""
-    report = Recorder(start(out.uri).folder).resources(HANG_S)
-    numbers = {"oom_kill", "memory_used_bytes", "memory_peak_bytes", "memory_limit_bytes", "watermark_ns"}
-    assert report.keys() == numbers
-    assert report["oom_kill"] in {None, 0}
-
-
-def test_the_roster(start: Callable[..., RecorderProcess], out: Out, tmp_path: Path) -> None:
-    """The recorder lists the roster, and reports why if it cannot."""
-    recorder = Recorder(start(out.uri).folder)
-    assert recorder.roster(HANG_S) == []
-    file = tmp_path / "entry"
-    file.write_bytes(b"1")
-    for name in ("b.pb", "a.pb"):
-        recorder.put(Target(f"{ROSTER}/{name}"), file, HANG_S)
-    assert recorder.roster(HANG_S) == ["a.pb", "b.pb"]
-    with pytest.raises(StoreError, match="nothing-like-that"):
-        Recorder(start("nothing-like-that://bucket/x").folder).roster(HANG_S)
+    if uri.startswith("nosuch"):
+        with pytest.raises(StoreError, match="nosuch"):
+            Recorder(process.folder).roster(HANG_S)
 
 
 # --- no recorder ----------------------------------------------------------------------------------------------------
@@ -355,16 +341,6 @@ def test_no_recorder(tmp_path: Path) -> None:
         recorder.resources()
     with pytest.raises(RecorderUnavailableError):
         recorder.end()
-
-
-def test_a_recorder_that_was_killed(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """A socket without a listener raises RecorderUnavailableError."""
-    process = start(out.uri)
-    Recorder(process.folder).resources(HANG_S)
-    os.kill(process.pid, signal.SIGKILL)
-    until("the recorder's end", lambda: not process.alive())
-    with pytest.raises(RecorderUnavailableError):
-        Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S)
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
@@ -383,6 +359,9 @@ def test_a_recorder_that_is_killed_while_one_waits(
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(RecorderUnavailableError):
             asked.result()
+    until("the recorder's end", lambda: not process.alive())
+    with pytest.raises(RecorderUnavailableError):  # a socket without a listener
+        Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), file, HANG_S)
 
 
 @contextlib.contextmanager
@@ -422,31 +401,33 @@ def test_a_full_queue(short: str) -> None:
 
 
 @pytest.mark.parametrize("up", [True, False], ids=["up", "starting"])
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGPIPE"])
-def test_signals_do_not_end_it(start: Callable[..., RecorderProcess], out: Out, name: str, up: bool) -> None:
-    """Signals that terminate a pod do not end its recorder, not even during its start."""
+def test_signals_do_not_end_it(start: Callable[..., RecorderProcess], out: Out, up: bool) -> None:
+    """Signals that terminate a pod do not end its recorder, not even during its start; the caller gets them again."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     process = start(out.uri)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
     if up:
         Recorder(process.folder).resources(HANG_S)
-    os.kill(process.pid, getattr(signal, name))
+    for number in IGNORED_SIGNALS:
+        os.kill(process.pid, number)
     assert Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S).durable
     assert process.alive()
-
-
-def test_starting_leaves_the_callers_signals_alone(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """Signals are unblocked in this process after the recorder has started."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    start(out.uri)
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
 def test_the_end(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """`end` removes process and folder and uploads no spooled document; a second call does nothing."""
+    """`end` removes process and folder and uploads no spooled document; a second call does nothing.
+
+    The folder is private, and neither start nor requests leave a thread or an open file in the caller, which may fork.
+    """
+    descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208 - names only
     process = start(out.uri)
     assert process.alive()
+    assert process.folder.path.stat().st_mode & 0o777 == 0o700
     assert Recorder(process.folder).put(Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S).durable
+    assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - as above
+    assert threading.active_count() == threads
     spooled(process, "b.pb")
-    process.folder.spool("agent").add("c.pb", b"held", held=True)
+    process.folder.agent_spool.add("c.pb", b"held", held=True)
     process.folder.last_words.add(DOCUMENT, encode(make_error(None)))
     process.folder.last_words.add(PRESENCE, encode_presence(make_presence()))
     process.end(HANG_S)
@@ -456,14 +437,6 @@ def test_the_end(start: Callable[..., RecorderProcess], out: Out) -> None:
     assert list(out.files()) == ["a.pb"]
     assert out.roster() == []
     process.end()
-
-
-def test_an_end_before_the_beginning(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """A recorder can be ended right after its start."""
-    process = start(out.uri)
-    process.end(HANG_S)
-    assert not process.alive()
-    assert not process.folder.path.exists()
 
 
 def test_an_end_waits_for_what_is_in_hand(start: Callable[..., RecorderProcess], out: Out, gate: Gate) -> None:
@@ -484,11 +457,12 @@ def test_an_end_does_not_wait_for_ever(
 ) -> None:
     """A hanging upload is named on stderr, and the recorder exits."""
     process = start(gate.uri(out), environment=gate.environment())
-    recorder = Recorder(process.folder)
-    recorder.resources(HANG_S)  # it listens
-    recorder.put(Target(f"{ERRORS}/a.pb"), spooled(process), 6.0)
-    until("the upload at the gate", lambda: gate.waiting() == 1)
-    process.end(1.0)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(Recorder(process.folder).put, Target(f"{ERRORS}/a.pb"), spooled(process), HANG_S)
+        until("the upload at the gate", lambda: gate.waiting() == 1)
+        process.end(HANG_S)
+        with pytest.raises(RecorderUnavailableError):
+            asked.result()
     assert not process.alive()
     assert not process.folder.path.exists()
     assert capfd.readouterr().err == (
@@ -507,19 +481,6 @@ def test_an_end_of_a_frozen_recorder(start: Callable[..., RecorderProcess], out:
     assert not process.folder.path.exists()
 
 
-def test_a_folder_that_is_removed(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """A recorder exits when its folder is gone."""
-    process = start(out.uri)
-    Recorder(process.folder).resources(HANG_S)
-    shutil.rmtree(process.folder.path)
-    until("the recorder's end", lambda: not process.alive())
-
-
-def test_the_folder_is_private(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """No other user may read the spool or connect to the recorder."""
-    assert start(out.uri).folder.path.stat().st_mode & 0o777 == 0o700
-
-
 def test_a_folder_too_deep_for_a_socket(
     start: Callable[..., RecorderProcess], out: Out, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -530,6 +491,8 @@ def test_a_folder_too_deep_for_a_socket(
     process = start(out.uri, parent=None)
     assert process.folder.path.parent == Path("/tmp")  # noqa: S108 - what is expected
     Recorder(process.folder).resources(HANG_S)
+    shutil.rmtree(process.folder.path)  # a recorder exits when its folder is gone
+    until("the recorder's end", lambda: not process.alive())
     with pytest.raises(UsageError, match="107 bytes"):
         start(out.uri, parent=str(deep))
     assert list(deep.iterdir()) == []
@@ -764,24 +727,17 @@ def test_a_process_that_outlives_a_killed_agent(
 
 
 def test_an_agent_that_exits_without_ending_its_recorder(agent: Callable[..., Agent], out: Out) -> None:
-    """An agent that exits without ending its recorder counts as dead."""
-    dying = agent(out.uri)
-    write_last_words(dying.folder)
-    assert dying.process.stdin is not None
-    dying.process.stdin.close()
-    dying.wait_for_recorder()
-    assert [failure.writer for failure in out.failures()] == [Writer.RECORDER]
-
-
-def test_an_agent_that_dies_before_its_recorder_is_up(agent: Callable[..., Agent], out: Out) -> None:
-    """The recorder notices a death that happened before it started to watch."""
+    """It counts as dead, also if it ended before its recorder began to watch."""
     dying = agent(out.uri)
     os.kill(dying.recorder_pid, signal.SIGSTOP)
     write_last_words(dying.folder)
-    dying.kill()
+    assert dying.process.stdin is not None
+    dying.process.stdin.close()
+    dying.process.wait(HANG_S)
     os.kill(dying.recorder_pid, signal.SIGCONT)
     dying.wait_for_recorder()
-    assert len(out.failures()) == len(out.roster()) == 1
+    assert [failure.writer for failure in out.failures()] == [Writer.RECORDER]
+    assert len(out.roster()) == 1
 
 
 def test_an_agent_that_dies_before_its_first_round(agent: Callable[..., Agent], out: Out) -> None:
@@ -904,12 +860,3 @@ def test_a_dying_process_imports_next_to_nothing(module: str) -> None:
     code += f"; print([name for name in {heavy!r} if name in after])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S, check=True)
     assert ran.stdout.strip() == "[]"
-
-
-def test_nothing_is_left_in_the_caller(start: Callable[..., RecorderProcess], out: Out) -> None:
-    """Start and requests leave no thread and no open file in the caller, which may fork afterwards."""
-    descriptors, threads = set(os.listdir("/proc/self/fd")), threading.active_count()  # noqa: PTH208 - names only
-    process = start(out.uri)
-    Recorder(process.folder).resources(HANG_S)
-    assert set(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208 - as above
-    assert threading.active_count() == threads

@@ -59,14 +59,14 @@ def of_data_loader_as_runtime_error() -> None:
 
 def of_process_pool() -> None:
     """As `concurrent.futures` raises it: with the text as its cause."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         list(pool.map(parse, [1]))
 
 
 def of_pool() -> None:
     """As `multiprocessing.Pool` raises it."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
         pool.map(parse, [1])
 
 
@@ -86,7 +86,7 @@ def of_the_program() -> None:
 
 def nested() -> None:
     """A data loader in a process of a pool."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
         try:
             pool.apply(of_the_program)
         except RuntimeError as error:

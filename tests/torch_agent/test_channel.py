@@ -51,7 +51,10 @@ def agent(folder: Path) -> Iterator[Agent]:
     """Open an agent's channel; its thread does not outlive the test."""
     one = Agent(folder)
     yield one
+    threads = [thread for thread in threading.enumerate() if thread.name == "firstfault-channel"]
     one.channel.close()
+    threads[0].join(LONG_S)
+    assert not threads[0].is_alive()
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def worker(folder: Path) -> Iterator[Callable[..., WorkerChannel]]:
 
     yield begin
     for one in made:
-        one.close()
+        one._listener.close()
 
 
 def test_an_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
@@ -102,14 +105,15 @@ def test_a_worker_of_another_process(agent: Agent, folder: Path) -> None:
     assert answers[0]["pid"] == process.pid
 
 
-def test_earlier_rounds_are_forgotten(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
+def test_earlier_rounds_are_forgotten(agent: Agent, worker: Callable[..., WorkerChannel], folder: Path) -> None:
     """Messages of workers from before a round are dropped, so that an agent that restarts them often does not grow."""
     for round_ in range(2):
         one = worker(0, lambda: {"stack": "x"}, round_)
         one.report_failure({"type": "ValueError"})
         assert agent.woken.acquire(timeout=LONG_S)
         assert list(agent.channel.ask(round_, [0], LONG_S)) == [0]
-        one.close()
+        one._listener.close()
+        NodeFolder(folder).worker_socket(round_, 0).unlink()
     agent.channel.forget_before(1)
     # a worker whose socket is gone keeps the answer that it gave before
     assert [list(agent.channel.ask(round_, [0], 0)) for round_ in range(2)] == [[], [0]]
@@ -140,10 +144,16 @@ def test_a_worker_that_does_not_answer(
     release.set()
 
 
-def test_workers_without_a_channel(agent: Agent) -> None:
-    """The agent does not wait for workers that ended or never opened a channel."""
+def test_an_end_without_the_other(
+    folder: Path, worker: Callable[..., WorkerChannel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing waits for workers that ended or never opened a channel, nor a failing worker for an agent that died."""
+    monkeypatch.setattr(channel, "SENDING_S", LONG_S)
     began = time.monotonic()
-    assert agent.channel.ask(0, [0, 1], LONG_S) == {}
+    worker(5).report_failure({"what": "ValueError"})
+    agent = AgentChannel(NodeFolder(folder), lambda: None)
+    assert agent.ask(0, [0, 1], LONG_S) == {}
+    agent.close()
     assert time.monotonic() - began < TOLERANCE_S
 
 
@@ -203,19 +213,14 @@ def test_many_fail_at_once(folder: Path, worker: Callable[..., WorkerChannel]) -
         line.close()
 
 
-@pytest.mark.parametrize("fails_first", [True, False])
-def test_a_worker_that_is_asked_and_fails(
-    fails_first: bool, agent: Agent, worker: Callable[..., WorkerChannel]
-) -> None:
+def test_a_worker_that_is_asked_and_fails(agent: Agent, worker: Callable[..., WorkerChannel]) -> None:
     """A worker's state and its failure report do not replace each other."""
     line = worker(0, lambda: {"ok": True})
-    if fails_first:
+    for _ in range(2):
         line.report_failure({"what": "ValueError"})
-    assert agent.channel.ask(0, [0], LONG_S)[0]["ok"]
-    if not fails_first:
-        line.report_failure({"what": "ValueError"})
-    assert agent.woken.acquire(timeout=LONG_S)
-    assert agent.channel.failed(0)[0]["what"] == "ValueError"
+        assert agent.woken.acquire(timeout=LONG_S)
+        assert agent.channel.ask(0, [0], LONG_S)[0]["ok"]
+        assert agent.channel.failed(0)[0]["what"] == "ValueError"
 
 
 @pytest.mark.parametrize(
@@ -255,33 +260,3 @@ def test_a_large_answer(agent: Agent, worker: Callable[..., WorkerChannel]) -> N
     worker(0, lambda: {"thread_failures": failures})
     answer = agent.channel.ask(0, [0], LONG_S)
     assert json.dumps(answer[0]["thread_failures"]) == json.dumps(failures)
-
-
-def test_a_worker_without_an_agent(worker: Callable[..., WorkerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose agent has died does not wait when it reports a failure."""
-    monkeypatch.setattr(channel, "SENDING_S", LONG_S)
-    began = time.monotonic()
-    worker(0).report_failure({"what": "ValueError"})
-    assert time.monotonic() - began < TOLERANCE_S
-
-
-def test_a_line_that_is_closed(folder: Path) -> None:
-    """A closed channel has no thread and leaves no socket; closing it in a forked child leaves the parent's open."""
-    before = set(threading.enumerate())
-    agent, worker = (
-        AgentChannel(NodeFolder(folder), lambda: None),
-        WorkerChannel(NodeFolder(folder), 0, 0, lambda: {"ok": True}),
-    )
-    process = multiprocessing.get_context("fork").Process(target=worker.close)
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    assert agent.ask(0, [0], LONG_S)[0]["ok"]
-    threads = set(threading.enumerate()) - before
-    assert len(threads) == 2
-    worker.close()
-    agent.close()
-    for thread in threads:
-        thread.join(LONG_S)
-        assert not thread.is_alive()
-    assert not (folder / "worker-0-0.line").exists()

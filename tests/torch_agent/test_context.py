@@ -11,7 +11,6 @@ from firstfault_torch.context import (
     Identity,
     Recording,
     boot_id,
-    new_incarnation,
     node_address,
     node_place,
     versions,
@@ -37,19 +36,14 @@ def test_recording_is_off(name: str, value: str | None) -> None:
     assert Recording.from_environment(present) is None
 
 
-def test_node_place() -> None:
-    """A node's place has attempt, node, host, address and pid, and no rank."""
-    place = node_place(RECORDING)
-    assert (place.attempt, place.node, place.host) == (2, "worker-1", socket.gethostname())
-    assert (place.ip, place.pid, place.rank) == ("10.0.0.7", os.getpid(), None)
-
-
-def test_the_machine_is_named_where_the_pod_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod's host name is the pod's; its template gives the machine's in NODE_NAME."""
-    monkeypatch.delenv("NODE_NAME", raising=False)
-    assert node_place(RECORDING).machine == ""
+def test_node_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node's place has attempt, node, host, address, pid, and the machine if the pod's template names it."""
     monkeypatch.setenv("NODE_NAME", "gpu-node-7")
     assert node_place(RECORDING).machine == worker_place(RECORDING, {}).machine == "gpu-node-7"
+    monkeypatch.delenv("NODE_NAME")
+    place = node_place(RECORDING)
+    assert (place.attempt, place.node, place.host) == (2, "worker-1", socket.gethostname())
+    assert (place.ip, place.pid, place.rank, place.machine) == ("10.0.0.7", os.getpid(), None, "")
 
 
 def test_worker_place() -> None:
@@ -76,24 +70,14 @@ def test_worker_place_without_torch_elastic() -> None:
     assert place.group_world_size == 2
 
 
-def test_boot_id() -> None:
-    """All processes of a boot share an id, by which their monotonic clocks are comparable."""
-    assert boot_id() == boot_id() != ""
-
-
-def test_versions() -> None:
-    """The versions of loaded packages are listed, and Python's always."""
+def test_boot_and_versions() -> None:
+    """All processes of a boot share an id; the versions of loaded packages are listed, and Python's always."""
     import torch  # noqa: PLC0415 - loaded by now, as in a worker
 
+    assert boot_id() == boot_id() != ""
     found = dict(versions())
     assert found["torch"] == torch.__version__
     assert found["python"].count(".") == 2
-
-
-def test_incarnation() -> None:
-    """A container's incarnation is its start in milliseconds: a later one is greater."""
-    first = new_incarnation()
-    assert 1_500_000_000_000 < first <= new_incarnation()
 
 
 def test_an_address_that_cannot_be_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:

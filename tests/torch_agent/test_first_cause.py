@@ -36,17 +36,19 @@ def _failure(way: Callable[[Exception], None], error: Exception, rank: int = 3) 
 
 
 @pytest.mark.parametrize("way", _ALL)
-def test_a_peers_error_is_a_consequence(way: str) -> None:
-    """A victim stays a victim, whatever its program made of the peer's error."""
-    (judged,) = classify_failures(make_job(_failure(_ALL[way], RuntimeError(PEER))))
-    assert judged.failure_class is FailureClass.CONSEQUENCE
+def test_the_first_cause_is_judged(way: str) -> None:
+    """A victim stays a victim, and a fault one, whatever the program or its clean-up made of it.
 
-
-@pytest.mark.parametrize("way", _ALL)
-def test_an_error_of_the_program_is_its_own_fault(way: str) -> None:
-    """A fault stays one, also if the clean-up then met a full disk or a peer that had gone."""
-    (judged,) = classify_failures(make_job(_failure(_ALL[way], TypeError("3 columns"))))
-    assert (judged.failure_class, judged.category) == (FailureClass.OWN_FAULT, "")
+    Faults under one wrapper have fingerprints of their own, in which numbers and clean-ups do not matter.
+    """
+    errors = (RuntimeError(PEER), TypeError("3 columns"), ValueError("3 columns"), TypeError("7 columns"))
+    failures = [_failure(_ALL[way], error) for error in errors]
+    (victim,), (culprit,) = (classify_failures(make_job(failure)) for failure in failures[:2])
+    assert victim.failure_class is FailureClass.CONSEQUENCE
+    assert (culprit.failure_class, culprit.category) == (FailureClass.OWN_FAULT, "")
+    found = [fingerprint_of(failure) for failure in failures]
+    assert len(set(found[:3])) == 3
+    assert found[3] == found[1]
 
 
 @pytest.mark.parametrize("way", _ALL)
@@ -66,15 +68,6 @@ def test_the_report_tells_the_first_cause(way: str) -> None:
         assert verdict.headline.endswith(f"; raised as TrainingError: {TrainingError()}")
     if way in AFTERMATH:
         assert "; then " in verdict.headline
-
-
-@pytest.mark.parametrize("way", _ALL)
-def test_the_fingerprint_is_that_of_the_first_cause(way: str) -> None:
-    """Faults under one wrapper differ, a victim's and the culprit's too; numbers and clean-ups do not matter."""
-    errors = (TypeError("3 columns"), ValueError("3 columns"), RuntimeError(PEER), TypeError("7 columns"))
-    found = [fingerprint_of(_failure(_ALL[way], error)) for error in errors]
-    assert len(set(found[:3])) == 3
-    assert found[3] == found[0]
 
 
 def test_a_wrapped_victim_is_not_the_same_fault() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstfault.exceptions.first_cause import own_frames
@@ -23,6 +23,8 @@ from tests.torch_agent.remote_failures import WAYS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# Python 3.12 and later warn of a fork beside threads
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 RAY = """\x1b[36mray::train()\x1b[39m (pid=812, ip=10.0.0.7)
   File "/root/train.py", line 41, in train
     loss = step(batch)
@@ -172,6 +174,7 @@ LINES = st.lists(
 )
 
 
+@settings(max_examples=40)
 @given(
     LINES, st.lists(st.builds(ExceptionInfo, st.sampled_from(["KeyError", "a._RemoteTraceback"]), LINES.map("\n".join)))
 )

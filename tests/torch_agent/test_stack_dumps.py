@@ -141,11 +141,16 @@ def test_where_a_process_hangs(
     start: Callable[..., multiprocessing.process.BaseProcess],
     tmp_path: Path,
 ) -> None:
-    """The stack names file, line and function, also where no Python code can run; the process continues."""
+    """The stack names file, line and function, also where no Python code can run; the process continues.
+
+    It is there within a fraction of a second, whatever the limit is.
+    """
     process = start(where)
+    began = time.monotonic()
     stacks = _ask_until(tmp_path, {0: process.pid}, where.__name__)
     found = re.search(rf'File "{re.escape(__file__)}", line (\d+) in {where.__name__}', stacks[0])
     assert found is not None
+    assert time.monotonic() - began < SOON_S
     assert linecache.getline(__file__, int(found[1])).strip() in lines
     assert process.is_alive()
 
@@ -160,16 +165,6 @@ def test_all_threads_of_all_processes(
         assert "in in_c_without_the_lock" in stack
         assert "in in_python" in stack
         assert stack.count("most recent call first") >= 2
-
-
-def test_an_answer_is_not_waited_for_long(
-    start: Callable[..., multiprocessing.process.BaseProcess], tmp_path: Path
-) -> None:
-    """Stacks are there within a fraction of a second, whatever the limit is."""
-    process = start(in_c_with_the_lock)
-    began = time.monotonic()
-    assert ask_for_stacks(NodeFolder(tmp_path), ROUND, {0: process.pid}, LONG_S)
-    assert time.monotonic() - began < SOON_S
 
 
 def test_a_process_that_offers_nothing(

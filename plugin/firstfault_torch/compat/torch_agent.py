@@ -275,10 +275,7 @@ def unfinished(context: Any) -> frozenset[int]:
     """
     if hasattr(context, "subprocess_handlers"):
         return frozenset()
-    taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
-    if taken is None or queues is None:
-        warn_once("the workers' results", "a worker that exits with 0 in the middle is not noticed")
-        return frozenset()
+    taken, queues = _results(context, "a worker that exits with 0 in the middle is not noticed")
     return frozenset(rank for rank, queue in queues.items() if rank not in taken and queue.empty())
 
 
@@ -289,14 +286,20 @@ def handed_over(context: Any, local_ranks: Collection[int]) -> dict[int, Any]:
         context: torch's MultiprocessContext.
         local_ranks: whose results are read; one that died while it wrote would block.
     """
-    taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
-    if taken is None or queues is None:
-        warn_once("the workers' results", "the workers of a node cannot continue after one of them has ended")
-        return {}
+    taken, queues = _results(context, "the workers of a node cannot continue after one of them has ended")
     for rank, queue in queues.items():
         if rank in local_ranks and rank not in taken and not queue.empty():
             taken[rank] = queue.get()
     return dict(taken)
+
+
+def _results(context: Any, consequence: str) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return the results that were taken so far, and the queues of all workers; empty if torch has no such names."""
+    taken, queues = getattr(context, "_return_values", None), getattr(context, "_ret_vals", None)
+    if taken is None or queues is None:
+        warn_once("the workers' results", consequence)
+        return {}, {}
+    return taken, queues
 
 
 def let_workers_end(context: Any) -> None:

@@ -119,14 +119,11 @@ class AgentChannel:
         ]
         deadline = time.monotonic() + seconds
         with self._arrived:
-            while not all(self._answered(worker, number) for worker in asked):
+            while any(worker not in self._answers or self._answers[worker]["question"] < number for worker in asked):
                 if (left := deadline - time.monotonic()) <= 0:
                     break
                 self._arrived.wait(left)
             return {local: answer for (number, local), answer in self._answers.items() if number == round_}
-
-    def _answered(self, worker: tuple[int, int], question: int) -> bool:
-        return worker in self._answers and bool(self._answers[worker]["question"] >= question)
 
     def close(self) -> None:
         """Stop listening."""
@@ -156,20 +153,11 @@ class WorkerChannel:
         self._agent = files.agent_socket
         self._who = {"round": round_, "local_rank": local_rank}
         self._answer = answer
-        self._owner = os.getpid()
-        self._path = files.worker_socket(round_, local_rank)
-        self._listener = _Listener(self._path, self._reply, "answering the agent")
+        self._listener = _Listener(files.worker_socket(round_, local_rank), self._reply, "answering the agent")
 
     def report_failure(self, content: dict[str, Any]) -> None:
         """Tell the agent that this worker's exception has left the task function."""
         _send(self._agent, {**self._who, **content, "kind": "failed"})
-
-    def close(self) -> None:
-        """Stop listening."""
-        if os.getpid() != self._owner:
-            return
-        self._listener.close()
-        self._path.unlink(missing_ok=True)
 
     def _reply(self, message: dict[str, Any]) -> None:
         answer: dict[str, Any] = {}

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING
 from firstfault_torch.budgets import STACK_POLL_S, STACK_SETTLED_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from firstfault.recorder import NodeFolder
 
 _SIGNAL = int(signal.SIGRTMIN) + 12
@@ -53,10 +51,10 @@ def ask_for_stacks(files: NodeFolder, round_: int, pids: dict[int, int], seconds
         pids: local rank to process id.
         seconds: longest wait for all of them together.
     """
-    asked = {local: pid for local, pid in pids.items() if _signalled(files, round_, local, pid)}
-    sizes = _settled([files.stacks(round_, local) for local in asked], seconds)
+    asked = [local for local, pid in pids.items() if _signalled(files, round_, local, pid)]
+    _await_content([files.stacks(round_, local) for local in asked], seconds)
     texts = {local: written_stacks(files, round_, local) for local in asked}
-    return {local: text for local, text in texts.items() if text and sizes}
+    return {local: text for local, text in texts.items() if text}
 
 
 def write_unasked(files: NodeFolder, round_: int, local_rank: int) -> None:
@@ -100,20 +98,18 @@ def _handles_signal(pid: int) -> bool:
     return bool(caught) and bool(int(caught[0], 16) >> (_SIGNAL - 1) & 1)
 
 
-def _settled(files: Iterable[Path], seconds: float) -> dict[Path, int]:
-    """Wait until all files have content and none grows any more; return the sizes."""
-    files = list(files)
+def _await_content(files: list[Path], seconds: float) -> None:
+    """Wait until all files have content and none grows any more."""
     deadline = time.monotonic() + seconds
-    sizes: dict[Path, int] = {}
+    sizes: list[int] = []
     since = time.monotonic()
     while time.monotonic() < deadline:
-        now = {file: file.stat().st_size for file in files}
+        now = [file.stat().st_size for file in files]
         if now != sizes:
             sizes, since = now, time.monotonic()
-        elif all(sizes.values()) and time.monotonic() - since >= STACK_SETTLED_S:
-            break
+        elif all(sizes) and time.monotonic() - since >= STACK_SETTLED_S:
+            return
         time.sleep(STACK_POLL_S)
-    return sizes
 
 
 def _opened(path: Path) -> int:

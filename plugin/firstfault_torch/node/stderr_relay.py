@@ -41,9 +41,10 @@ def redirect_stderr(files: NodeFolder, round_: int, local_rank: int) -> None:
 
     A stderr that is closed stays closed.
     """
-    if os.isatty(_STDERR) or not _is_open(_STDERR):
+    if os.isatty(_STDERR):
         return
     try:
+        os.fstat(_STDERR)
         # fails if no process has the FIFO open for reading
         descriptor = os.open(files.stderr_fifo(round_, local_rank), os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
@@ -206,14 +207,6 @@ class StderrRelay:
 
     def _text(self, local_rank: int) -> str:
         return _whole_lines(bytes(self._tails.get(local_rank, b"")))
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 def _end_of(file: str) -> bytes:

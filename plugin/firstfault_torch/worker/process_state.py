@@ -95,7 +95,8 @@ def collective_progress() -> tuple[CollectiveProgress, ...]:
             break  # a torch whose two functions dump the same recorder
         for progress in _groups(trace):
             # one process group may have a backend for each device
-            name = progress.group if progress.group not in found else f"{progress.group}, {_backend(progress)}"
+            name, backend = progress.group, progress.last_operation.partition(":")[0] or "other backend"
+            name = f"{name}, {backend}" if name in found else name
             found[name] = replace(progress, group=name)
     return tuple(found[name] for name in sorted(found))
 
@@ -183,10 +184,6 @@ def _name_of(name: Any, description: Any = "") -> str:
     return f"{description} ({name})" if description and description != "undefined" else str(name)
 
 
-def _backend(progress: CollectiveProgress) -> str:
-    return progress.last_operation.partition(":")[0] or "other backend"
-
-
 def _members(trace: dict[str, Any], group: str) -> tuple[int, ...]:
     """Return the global ranks of a small group, which torch writes as text."""
     try:
@@ -207,7 +204,9 @@ def system_state(error: BaseException, exception: ExceptionInfo) -> SystemState:
         error: the exception; an OSError has the path that it is about.
         exception: the same as data.
     """
-    if not any(map(_may_be_explained, all_links(exception))):
+    if not any(
+        {link.type, *link.bases} & _TYPES or _OF_RESOURCES.search(link.message[:1000]) for link in all_links(exception)
+    ):
         return SystemState()
     found: list[FileSystem] = []
     bounded(partial(_measure, _paths_of(error), found), FILE_SYSTEMS_S, "asking for the space of file systems")
@@ -230,8 +229,7 @@ def _paths_of(error: BaseException) -> list[str]:
 def _measure(paths: Iterable[str], found: list[FileSystem]) -> None:
     """Add the file systems one by one: those that were measured count, also if a later one does not answer."""
     for path in list(dict.fromkeys(paths))[:_MAX_PATHS]:
-        existing, _ = caught(lambda path=path: _existing(path), Exception)  # type: ignore[misc]
-        space, _ = caught(lambda existing=existing: os.statvfs(existing), Exception)  # type: ignore[misc]
+        space, _ = caught(lambda path=path: os.statvfs(_existing(path)), Exception)  # type: ignore[misc]
         if space is not None and not space.f_flag & os.ST_RDONLY:  # a read-only image has no free space
             size = space.f_frsize
             sizes = (space.f_bavail * size, space.f_blocks * size, space.f_favail, space.f_files)
@@ -252,7 +250,3 @@ def _limits() -> Iterable[tuple[str, int]]:
         soft, _ = resource.getrlimit(getattr(resource, name))
         if soft != resource.RLIM_INFINITY and not (name in _OF_MEMORY and soft > memory):
             yield name, soft
-
-
-def _may_be_explained(link: ExceptionInfo) -> bool:
-    return bool({link.type, *link.bases} & _TYPES) or _OF_RESOURCES.search(link.message[:1000]) is not None

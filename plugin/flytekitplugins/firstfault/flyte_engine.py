@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 import uuid
@@ -29,7 +30,7 @@ from firstfault_torch.budgets import (
     PUBLISH_S,
     TERMINATED_PUBLISH_S,
 )
-from firstfault_torch.context import Identity, host_name
+from firstfault_torch.context import Identity
 from firstfault_torch.engine import ErrorName
 from firstfault_torch.guard import bounded, caught, logger
 from firstfault_torch.node.document_writer import get_file, put_on_node
@@ -170,7 +171,7 @@ class FlyteEngine:
 def node_name(environment: Mapping[str, str] = os.environ) -> str:
     """Return the pod's name from the backend, else the host's name."""
     names = (environment[name] for name in ("FLYTE_INTERNAL_WORKER_NAME", "_F_WN") if name in environment)
-    return next(names, "") or environment.get("HOSTNAME") or host_name()
+    return next(names, "") or environment.get("HOSTNAME") or socket.gethostname()
 
 
 def namespace(environment: Mapping[str, str] = os.environ) -> str:

@@ -10,18 +10,14 @@ _NO_LIMIT_BYTES = 2**60
 """A larger limit means no limit: version 1 writes the largest number of whole pages for that."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """File names of one version of control groups. Each file has one number; `oom` has lines of a name and a number."""
-
-    used: str
-    peak: str
-    limit: str
-    oom: str
-
-
-_V1 = _Files("memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.limit_in_bytes", "memory.oom_control")
-_V2 = _Files("memory.current", "memory.peak", "memory.max", "memory.events")
+# file names of each version of control groups; each file has one number, "oom" has lines of a name and a number
+_V1 = {
+    "used": "memory.usage_in_bytes",
+    "peak": "memory.max_usage_in_bytes",
+    "limit": "memory.limit_in_bytes",
+    "oom": "memory.oom_control",
+}
+_V2 = {"used": "memory.current", "peak": "memory.peak", "limit": "memory.max", "oom": "memory.events"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +26,12 @@ class _Group:
 
     folder: Path
     mount: Path
-    files: _Files
+    files: dict[str, str]
 
     def limited(self) -> Path:
         """Return the folder of the nearest group upwards that has a limit; of this group if none has."""
         folder = self.folder
-        while _bytes(folder / self.files.limit) is None:
+        while _bytes(folder / self.files["limit"]) is None:
             if folder == self.mount:
                 return self.folder
             folder = folder.parent
@@ -90,12 +86,12 @@ class MemoryWatch:
     def _number(self, which: str) -> int | None:
         if self._group is None or self._limited is None:
             return None
-        return _bytes(self._limited / getattr(self._group.files, which))
+        return _bytes(self._limited / self._group.files[which])
 
     def _kills(self) -> int | None:
         if self._group is None:
             return None
-        for line in _text(self._group.folder / self._group.files.oom).splitlines():
+        for line in _text(self._group.folder / self._group.files["oom"]).splitlines():
             name, _, number = line.partition(" ")
             if name == "oom_kill" and number.isdigit():
                 return int(number)
